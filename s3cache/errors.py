@@ -1,0 +1,158 @@
+"""Every error s3cache raises, in one tree.
+
+::
+
+    S3CacheError
+    ├── ConfigError (ValueError)     a URL, setting or key that cannot be used; nothing was tried
+    ├── CorruptError                 bytes that are not what they claim to be; becomes a miss
+    │   └── TruncatedError           ... because they end too early
+    ├── ClosedError                  used after close()
+    └── StoreError                   a store could not do what it was asked
+        ├── PreconditionError        someone else was first; success for content-addressed data
+        ├── TransientError           worth another try: time-outs, resets, 5xx, throttling
+        │   └── CircuitOpenError     not tried: too many failures in a row just now
+        └── PermanentError           no use trying again
+            ├── AccessDeniedError    credentials missing, wrong, expired or not allowed to
+            ├── MissingContainerError  the bucket, or the root of a directory, is not there
+            ├── ReadOnlyError        the store was opened for reading only
+            └── NoSpaceError         disk or quota full
+
+An object that is not there is no error: ``get`` and ``head`` return ``None``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AccessDeniedError",
+    "CircuitOpenError",
+    "ClosedError",
+    "ConfigError",
+    "CorruptError",
+    "MissingContainerError",
+    "NoSpaceError",
+    "PermanentError",
+    "PreconditionError",
+    "ReadOnlyError",
+    "S3CacheError",
+    "StoreError",
+    "TransientError",
+    "TruncatedError",
+]
+
+
+class S3CacheError(Exception):
+    """Root of every error s3cache raises on purpose."""
+
+
+class ConfigError(S3CacheError, ValueError):
+    """Bad input from the user: the message names the thing, the cause and the fix.
+
+    >>> str(ConfigError("setting timeout_s", "'soon' is no number", "give seconds, e.g. 10"))
+    "setting timeout_s: 'soon' is no number; give seconds, e.g. 10"
+    """
+
+    def __init__(self, thing: str, cause: str, fix: str) -> None:
+        super().__init__(f"{thing}: {cause}; {fix}")
+        self.thing = thing
+        self.cause = cause
+        self.fix = fix
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, str]]:
+        return type(self), (self.thing, self.cause, self.fix)
+
+
+class CorruptError(S3CacheError):
+    """Bytes are malformed or do not match their digest; ``where`` says in which part."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[CorruptError], tuple[str, str]]:
+        return type(self), (self.where, self.problem)
+
+
+class TruncatedError(CorruptError):
+    """The bytes end too early; ``needed`` is how many there must be at least to go on."""
+
+    def __init__(self, where: str, have: int, needed: int) -> None:
+        super().__init__(where, f"ends after {have} bytes, needs at least {needed}")
+        self.have = have
+        self.needed = needed
+
+    def __reduce__(self) -> tuple[type[TruncatedError], tuple[str, int, int]]:  # type: ignore[override]
+        return type(self), (self.where, self.have, self.needed)
+
+
+class ClosedError(S3CacheError):
+    """The object was used after it was closed."""
+
+
+class StoreError(S3CacheError):
+    """A store operation failed.
+
+    Attributes:
+        op: the protocol verb that failed (``get``, ``put``, ...).
+        store: the store's URL, without credentials.
+        key: the object concerned, or ``""`` for the store as a whole.
+        attempts: how often the operation was tried in all.
+        elapsed_s: seconds from the first try to giving up.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: str = "",
+        store: str = "",
+        key: str = "",
+        attempts: int = 1,
+        elapsed_s: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.op = op
+        self.store = store
+        self.key = key
+        self.attempts = attempts
+        self.elapsed_s = elapsed_s
+
+    def __str__(self) -> str:
+        where = " ".join(part for part in (self.op, self.store, self.key) if part)
+        text = f"{where}: {self.message}" if where else self.message
+        if self.attempts > 1:
+            text += f" (gave up after {self.attempts} attempts in {self.elapsed_s:.1f} s)"
+        return text
+
+
+class PreconditionError(StoreError):
+    """``put(mode="create")`` found an object already there; nothing was written."""
+
+
+class TransientError(StoreError):
+    """The same call may succeed a moment later."""
+
+
+class CircuitOpenError(TransientError):
+    """The circuit breaker is open: the call failed at once, nothing was sent."""
+
+
+class PermanentError(StoreError):
+    """The same call will fail again until somebody changes something."""
+
+
+class AccessDeniedError(PermanentError):
+    """Credentials are missing, wrong or expired, or do not allow the operation."""
+
+
+class MissingContainerError(PermanentError):
+    """The bucket or root directory does not exist."""
+
+
+class ReadOnlyError(PermanentError):
+    """The store was opened read-only."""
+
+
+class NoSpaceError(PermanentError):
+    """The disk, bucket or quota is full."""
