@@ -1,0 +1,277 @@
+"""The local tier: a bounded, least-recently-used directory that knows what is still to upload.
+
+Beside the ``objects/`` and ``staging/`` of the :class:`Directory` underneath, its root holds::
+
+    usage               how much is in objects/            (s3cache.tier._accounts)
+    pending/<owner>/    what is not uploaded yet           (s3cache.tier._pending)
+    quarantine/         the last few files found corrupt
+    CACHEDIR.TAG        tells backup programs to leave all this out
+
+An object's modification time is its last use. Evicting in that order needs a scan of all objects;
+one scan finds the oldest tenth, which lasts for as many evictions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from s3cache.errors import NoSpaceError
+from s3cache.store._base import Buffer, ObjectInfo
+from s3cache.store._directory import Directory, os_errors
+from s3cache.tier._accounts import Accounts, Books, Usage
+from s3cache.tier._pending import Pending
+
+__all__ = ["LocalTier"]
+
+_QUARANTINED_FILES = 8
+# Trimming starts above the first fraction of a bound and ends at the second, so that a writer
+# seldom has to make room itself.
+_HIGH_WATER = 0.95
+_LOW_WATER = 0.90
+_SCAN_YIELDS_AT_LEAST = 64
+
+# https://bford.info/cachedir/
+_CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by s3cache.\n"
+
+
+class LocalTier:
+    """Objects on the local disk, at most ``max_bytes`` and ``max_files`` of them. Synchronous.
+
+    Any number of threads and processes of one machine may use the same root at once. The bounds
+    hold for the objects; each writer may have one more in staging. Objects that are recorded as
+    pending are never evicted.
+
+    Every method may raise :class:`~s3cache.errors.StoreError`.
+
+    Raises:
+        ConfigError: the root is not a private directory of this user.
+        StoreError: it cannot be created or written.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, max_bytes: int, max_files: int) -> None:
+        self._directory = Directory(root)
+        self.root = self._directory.root
+        self.max_bytes = max_bytes
+        self.max_files = max_files
+        self._accounts = Accounts(self._directory)
+        self._pending = Pending(os.path.join(self.root, "pending"))
+        self._quarantine = os.path.join(self.root, "quarantine")
+        # Names with their last use, latest first; touched only with the accounts locked.
+        self._victims: list[ObjectInfo] = []
+        with os_errors("open", self.url):
+            _tag_as_cache(self.root)
+        self.usage()  # counts what is there if nobody has yet; fails now if it cannot be kept
+        self._directory.sweep()
+
+    @property
+    def url(self) -> str:
+        return self._directory.url
+
+    def usage(self) -> Usage:
+        """Bytes and files held, exact at the moment of the call."""
+        with os_errors("usage", self.url), self._accounts.locked() as books:
+            return Usage(books.bytes, books.files)
+
+    # -- objects
+
+    def get(self, name: str) -> bytes | None:
+        """The object's bytes, or ``None``; marks it as used just now."""
+        data = self._directory.read(name)
+        if data is not None:
+            now = time.time_ns()
+            # Evicted meanwhile, or a disk that became read-only: the bytes are good all the same.
+            with contextlib.suppress(OSError):
+                os.utime(self._directory.path(name), ns=(now, now))
+        return data
+
+    def get_range(self, name: str, start: int, length: int) -> bytes | None:
+        """Some of the object's bytes, or ``None``; does not count as a use."""
+        return self._directory.read(name, start, length)
+
+    def objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects whose name starts with ``prefix``; ``modified`` is the time of last use."""
+        return self._directory.walk(prefix)
+
+    def put(self, name: str, data: Buffer) -> None:
+        """Write or replace an object, evicting the least recently used to make room.
+
+        It survives this process but perhaps not a power failure, after which it is had again.
+
+        Raises:
+            NoSpaceError: it is larger than the tier, or the rest may not be evicted.
+        """
+        self._put(name, data, durable=False)
+
+    def put_pending(self, name: str, data: Buffer) -> None:
+        """Like :meth:`put`, for an object that nobody else has yet.
+
+        When this returns, the bytes have reached the disk and are recorded as this process's to
+        upload until :meth:`uploaded` is called. If the process ends before, exactly one other
+        gets the record from :meth:`adopt`.
+        """
+        with os_errors("put", self.url, name):
+            # First the record: one without an object is dropped by whoever would upload it, but
+            # an object without a record would never be uploaded.
+            added = self._record(name)
+        try:
+            self._put(name, data, durable=True)
+        except BaseException:
+            if added:
+                self.uploaded(name)
+            raise
+
+    def _record(self, name: str) -> bool:
+        try:
+            return self._pending.add(name)
+        except FileNotFoundError:  # somebody removed the whole root under us
+            self._directory.ensure()
+            self._pending.release()
+            return self._pending.add(name)
+
+    def _put(self, name: str, data: Buffer, *, durable: bool) -> None:
+        size = memoryview(data).nbytes
+        with (
+            os_errors("put", self.url, name),
+            self._directory.staged(name, data, durable=durable) as staged,
+            self._accounts.locked() as books,
+        ):
+            if not self._make_room(books, books.growth(name, size)):
+                raise NoSpaceError(
+                    f"{size} bytes do not fit: {books.bytes} of {self.max_bytes} bytes and "
+                    f"{books.files} of {self.max_files} files are taken and may not be evicted",
+                    op="put",
+                    store=self.url,
+                    key=name,
+                )
+            with books.changing(name):
+                self._directory.rename(staged, name)
+
+    def delete(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        with (
+            os_errors("delete", self.url, name),
+            self._accounts.locked() as books,
+            books.changing(name),
+        ):
+            self._directory.delete(name)
+
+    def quarantine(self, name: str) -> None:
+        """Set a corrupt object aside, where a person can look at it; only the last few are kept."""
+        with os_errors("quarantine", self.url, name), self._accounts.locked() as books:
+            os.makedirs(self._quarantine, mode=0o700, exist_ok=True)
+            kept = sorted(os.listdir(self._quarantine))
+            for old in kept[: max(len(kept) + 1 - _QUARANTINED_FILES, 0)]:
+                os.unlink(os.path.join(self._quarantine, old))
+            aside = f"{time.time_ns():020d}-{quote(name, safe='')}"[:255]
+            with books.changing(name), contextlib.suppress(FileNotFoundError):
+                os.replace(self._directory.path(name), os.path.join(self._quarantine, aside))
+
+    # -- what is still to upload
+
+    def uploaded(self, name: str) -> None:
+        """Forget that ``name`` is to be uploaded; from now on it may be evicted."""
+        with os_errors("uploaded", self.url, name):
+            self._pending.remove(name)
+
+    def pending(self, prefix: str = "") -> list[str]:
+        """Names that this process has recorded or adopted and not uploaded yet."""
+        with os_errors("pending", self.url):
+            return self._pending.mine(prefix)
+
+    def adopt(self, prefix: str = "") -> list[str]:
+        """Take over what processes that are gone have left to upload; returns the names.
+
+        Of any number of processes that try at once, exactly one gets each name.
+        """
+        # With the accounts locked, for whoever is about to evict must not overlook a record that
+        # is on its way from one owner to the other.
+        with os_errors("adopt", self.url), self._accounts.locked():
+            return self._pending.adopt(prefix)
+
+    def close(self) -> None:
+        """Let go of what is not uploaded, for another process to adopt."""
+        self._pending.release()
+
+    # -- bounds
+
+    def trim(self) -> int:
+        """Evict down to the low-water mark if above the high one; returns how many objects.
+
+        For a background thread: the scan it takes then does not happen in a writer.
+        """
+        if not _above(self.usage(), self, _HIGH_WATER):
+            return 0
+        found = list(self.objects())
+        removed = 0
+        with os_errors("trim", self.url):
+            with self._accounts.locked():
+                victims = self._oldest(found)
+            while victims:
+                # Not one long hold of the lock: writers get their turns in between.
+                with self._accounts.locked() as books:
+                    if not _above(Usage(books.bytes, books.files), self, _LOW_WATER):
+                        break
+                    removed += self._evict(books, victims.pop())
+        return removed
+
+    def _make_room(self, books: Books, growth: Usage) -> bool:
+        """Evict until ``growth`` fits; false if it cannot be made to."""
+        if growth.bytes > self.max_bytes:
+            return False
+        scanned = False
+        while (
+            books.bytes + growth.bytes > self.max_bytes
+            or books.files + growth.files > self.max_files
+        ):
+            if self._victims:
+                self._evict(books, self._victims.pop())
+            elif scanned:
+                return False
+            else:
+                found = list(self.objects())
+                # Files that somebody removed by hand were still booked until here.
+                books.set(sum(info.size for info in found), len(found))
+                self._victims = self._oldest(found)
+                scanned = True
+        return True
+
+    def _oldest(self, found: list[ObjectInfo]) -> list[ObjectInfo]:
+        """The least recently used tenth of the objects found that may go, latest use first.
+
+        Called with the accounts locked: no record moves from a dead owner to its heir meanwhile.
+        What became pending after ``found`` was made has a later time than it says.
+        """
+        pinned = self._pending.everybodys()
+        free = sorted((info for info in found if info.key not in pinned), key=_last_use)
+        return free[: max(len(free) // 10, _SCAN_YIELDS_AT_LEAST)][::-1]
+
+    def _evict(self, books: Books, victim: ObjectInfo) -> bool:
+        """Remove the victim, unless it was used or replaced since it was chosen."""
+        now = self._directory.stat(victim.key)
+        if now is None or now.modified != victim.modified:
+            return False
+        with books.changing(victim.key):
+            self._directory.delete(victim.key)
+        return True
+
+
+def _last_use(info: ObjectInfo) -> float:
+    return info.modified
+
+
+def _above(usage: Usage, tier: LocalTier, fraction: float) -> bool:
+    return usage.bytes > fraction * tier.max_bytes or usage.files > fraction * tier.max_files
+
+
+def _tag_as_cache(root: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        path = os.path.join(root, "CACHEDIR.TAG")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, _CACHEDIR_TAG)
+        finally:
+            os.close(fd)
