@@ -1,0 +1,122 @@
+"""Coverage-guided fuzzing of the frame's reader, with atheris (libFuzzer).
+
+    python tests/fuzz/fuzz_frame.py --write-seeds build/fuzz/frame
+    python tests/fuzz/fuzz_frame.py -max_total_time=60 build/fuzz/frame
+
+Digests stop a fuzzer at the door, so each input is tried three times: as it is, with the prelude's
+digest made right, and with the sections' digests made right as well. Whatever comes in, only
+CorruptError may come out; what is read must survive being written and read again.
+
+It needs atheris, msgpack and zstandard, not torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import sys
+
+import atheris
+import msgpack
+
+with atheris.instrument_imports(include=["s3cache"]):
+    from s3cache.errors import CorruptError
+    from s3cache.frame import MAGIC, PRELUDE_BYTES, decode, decode_header, encode
+
+# What lies in front of the digest, in the grammar at the top of s3cache/frame.py.
+FIELDS = struct.Struct(">8sHHI")
+
+
+def seeds() -> dict[str, bytes]:
+    """Small well-formed frames that between them use every part of the grammar."""
+    text = b"the same words over and over; " * 20
+    meta = {"n": None, "i": -1, "f": 0.5, "s": "ü", "b": b"\0", "l": [[True]], "d": {"": {}}}
+    cases: dict[str, dict[str, object]] = {
+        "empty": {"sections": {}},
+        "stored": {"sections": {"a": b"abc", "b": b""}, "codec": "none"},
+        "zstd": {"sections": {"text": text}, "variant": "v"},
+        "mixed": {"sections": {"text": text, "small": b"x"}, "meta": meta, "schema": 3},
+    }
+    return {
+        name: encode(kind="fuzz", key="k", created_ns=1, **arguments)  # type: ignore[arg-type]
+        for name, arguments in cases.items()
+    }
+
+
+def seal(header: bytes, payload: bytes) -> bytes:
+    fields = FIELDS.pack(MAGIC, 1, 0, len(header))
+    return fields + hashlib.sha256(fields + header).digest() + header + payload
+
+
+def split(data: bytes) -> tuple[bytes, bytes]:
+    """Header and payload, the header cut where the data end."""
+    size = FIELDS.unpack_from(data)[3]
+    return data[PRELUDE_BYTES : PRELUDE_BYTES + size], data[PRELUDE_BYTES + size :]
+
+
+def with_section_digests(header: bytes, payload: bytes) -> bytes:
+    """The header with the digests its sections ought to have.
+
+    Raises some Exception where it is too broken to have any.
+    """
+    fields = msgpack.unpackb(header)
+    at = 0
+    for record in fields["sections"]:
+        end = at + record[2]
+        record[4] = hashlib.sha256(payload[at:end]).digest()
+        at = end
+    return bytes(msgpack.packb(fields))
+
+
+def read(data: bytes) -> None:
+    with contextlib.suppress(CorruptError):
+        decode_header(data)
+    try:
+        found = decode(data)
+        sections = {name: bytes(found.section(name)) for name in found.names}
+        found.verify()
+    except CorruptError:
+        return
+    header = found.header
+    again = decode(
+        encode(
+            kind=header.kind,
+            key=header.key,
+            variant=header.variant,
+            schema=header.schema,
+            created_ns=header.created_ns,
+            meta=header.meta,
+            sections=sections,
+        )
+    )
+    # repr, because NaN does not equal itself.
+    assert repr(again.header.meta) == repr(header.meta)
+    assert {name: bytes(again.section(name)) for name in again.names} == sections
+
+
+def try_one_input(data: bytes) -> None:
+    read(data)
+    if len(data) < PRELUDE_BYTES:
+        return
+    header, payload = split(data)
+    read(seal(header, payload))
+    with contextlib.suppress(Exception):
+        header = with_section_digests(header, payload)
+    read(seal(header, payload))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--write-seeds"]:
+        os.makedirs(sys.argv[2], exist_ok=True)
+        for name, data in seeds().items():
+            with open(os.path.join(sys.argv[2], name), "wb") as file:
+                file.write(data)
+        return
+    atheris.Setup(sys.argv, try_one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
