@@ -1,0 +1,39 @@
+"""Fixtures for every test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def loop_blocking() -> Iterator[None]:
+    """Fail a test in which s3cache blocks the event loop: a slow disk would stop every transfer.
+
+    Only calls made from s3cache's own files count; tests may touch the disk as they like.
+    """
+    with blockbuster_ctx("s3cache"):
+        yield
+
+
+class FakeClock:
+    """A monotonic clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()

@@ -1,0 +1,164 @@
+"""The contract, for the stores that need no server and for every wrapper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.errors import ConfigError, ReadOnlyError
+from s3cache.store import (
+    BreakerPolicy,
+    BreakingStore,
+    FaultRates,
+    FaultyStore,
+    LatencyStore,
+    LimitingStore,
+    LocalStore,
+    MemoryStore,
+    MeteredStore,
+    ReadOnlyStore,
+    RetryingStore,
+    RetryPolicy,
+    WrapperStore,
+)
+from tests.contract.suite import StoreContract, listed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from s3cache.store import Store
+
+RETRIES = RetryPolicy(
+    attempts=3, total_timeout_s=30, attempt_timeout_s=20, base_delay_s=0.0, max_delay_s=0.0
+)
+BREAKER = BreakerPolicy(failures=3, reset_after_s=10)
+
+
+class MemoryContract(StoreContract):
+    """Over memory: override ``wrap``, which must change no answer."""
+
+    def wrap(self, store: Store) -> Store:
+        return store
+
+    @pytest.fixture
+    async def store(self) -> AsyncIterator[Store]:
+        store = self.wrap(MemoryStore("contract"))
+        yield store
+        await store.aclose()
+
+
+class TestMemory(MemoryContract):
+    pass
+
+
+class TestWrapper(MemoryContract):
+    def wrap(self, store: Store) -> Store:
+        return WrapperStore(store)
+
+
+class TestRetrying(MemoryContract):
+    def wrap(self, store: Store) -> Store:
+        return RetryingStore(store, RETRIES)
+
+
+class TestLimitingToOne(MemoryContract):
+    def wrap(self, store: Store) -> Store:
+        return LimitingStore(store, 1)
+
+
+class TestMetered(MemoryContract):
+    def wrap(self, store: Store) -> Store:
+        return MeteredStore(store)
+
+
+class TestBreaking(MemoryContract):
+    def wrap(self, store: Store) -> Store:
+        return BreakingStore(store, BREAKER)
+
+
+class TestLatency(MemoryContract):
+    def wrap(self, store: Store) -> Store:
+        return LatencyStore(store, 0.0001, bytes_per_s=1e9)
+
+
+class TestFaultyWithoutFaults(MemoryContract):
+    def wrap(self, store: Store) -> Store:
+        return FaultyStore(store, FaultRates())
+
+
+class TestNested(MemoryContract):
+    def wrap(self, store: Store) -> Store:
+        return RetryingStore(LimitingStore(MeteredStore(BreakingStore(store, BREAKER)), 2), RETRIES)
+
+
+class TestRetryingHidesFaults(MemoryContract):
+    """Under retries a store that fails one call in five keeps every promise."""
+
+    many = 200
+
+    def wrap(self, store: Store) -> Store:
+        rates = FaultRates(error=0.1, slow=0.05, fail_after_commit=0.1)
+        return RetryingStore(
+            FaultyStore(store, rates, seed=7, slow_s=0.0005),
+            RetryPolicy(
+                attempts=30,
+                total_timeout_s=30,
+                attempt_timeout_s=20,
+                base_delay_s=0.0,
+                max_delay_s=0.0,
+            ),
+        )
+
+
+class TestLocal(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        # Opening touches the disk: outside of the loop.
+        return LocalStore(tmp_path / "root")
+
+
+class TestReadOnly:
+    """The part of the contract that a store without writers can keep."""
+
+    @pytest.fixture
+    async def inner(self) -> MemoryStore:
+        inner = MemoryStore()
+        await inner.put("a/key", b"content")
+        return inner
+
+    async def test_reads_pass(self, inner: MemoryStore) -> None:
+        store = ReadOnlyStore(inner)
+        assert await store.get("a/key") == b"content"
+        assert await store.get_range("a/key", 3, 2) == b"te"
+        assert await store.head("a/key") == await inner.head("a/key")
+        assert set(await listed(store, "a/")) == {"a/key"}
+        assert await store.get("absent") is None
+
+    async def test_writes_are_refused(self, inner: MemoryStore) -> None:
+        store = ReadOnlyStore(inner)
+        with pytest.raises(ReadOnlyError, match="a/key"):
+            await store.put("a/key", b"other")
+        with pytest.raises(ReadOnlyError):
+            await store.put("new", b"other", mode="create")
+        with pytest.raises(ReadOnlyError):
+            await store.delete("a/key")
+        assert await inner.get("a/key") == b"content"
+        assert set(await listed(inner)) == {"a/key"}
+
+    async def test_an_illegal_key_is_named_first(self, inner: MemoryStore) -> None:
+        store = ReadOnlyStore(inner)
+        for call in (store.get("../x"), store.put("../x", b""), store.delete("../x")):
+            with pytest.raises(ConfigError):
+                await call
+
+    async def test_never_writes_to_find_out_about_atomic_create(self) -> None:
+        class Probing(MemoryStore):
+            async def atomic_create(self) -> bool:
+                await self.put("probe", b"")
+                return True
+
+        inner = Probing()
+        assert await ReadOnlyStore(inner).atomic_create() is False
+        assert await listed(inner) == {}

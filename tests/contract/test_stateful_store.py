@@ -1,0 +1,95 @@
+"""The state machine over stores that need no server, and over one that fails."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from s3cache.store import FaultyStore, LocalStore, MemoryStore, RetryingStore, RetryPolicy
+from tests.contract.stateful import StoreMachine
+
+if TYPE_CHECKING:
+    from s3cache.store import Store
+    from s3cache.store._faulty import Fault, FaultyVerb
+
+SETTINGS = settings(
+    max_examples=25,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+class MemoryMachine(StoreMachine):
+    def open_store(self) -> Store:
+        return MemoryStore()
+
+
+class LocalMachine(StoreMachine):
+    def open_store(self) -> Store:
+        self.directory = tempfile.TemporaryDirectory()
+        return LocalStore(self.directory.name)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.directory.cleanup()
+
+
+class FaultyMachine(StoreMachine):
+    """Faults that retries must hide; ``create`` after a lost answer included.
+
+    Never are as many faults on order as there are attempts, so the retries always win.
+    """
+
+    ATTEMPTS = 30
+
+    def open_store(self) -> Store:
+        self.faulty = FaultyStore(MemoryStore(), slow_s=0.0)
+        policy = RetryPolicy(
+            attempts=self.ATTEMPTS,
+            total_timeout_s=60,
+            attempt_timeout_s=60,
+            base_delay_s=0.0,
+            max_delay_s=0.0,
+        )
+        return RetryingStore(self.faulty, policy)
+
+    @rule(
+        verb=st.sampled_from(["get", "get_range", "head", "put", "delete", "list"]),
+        times=st.integers(1, 2),
+    )
+    def order_errors(self, verb: FaultyVerb, times: int) -> None:
+        self._order(verb, "error", times)
+
+    @rule(verb=st.sampled_from(["put", "delete"]))
+    def order_lost_answer(self, verb: FaultyVerb) -> None:
+        self._order(verb, "fail_after_commit", 1)
+
+    @rule(verb=st.sampled_from(["get", "put", "list"]))
+    def order_slowness(self, verb: FaultyVerb) -> None:
+        self._order(verb, "slow", 1)
+
+    def _order(self, verb: FaultyVerb, fault: Fault, times: int) -> None:
+        if self.faulty.pending() + times < self.ATTEMPTS:
+            self.faulty.inject(verb, fault, times=times)
+
+
+MemoryMachine.TestCase.settings = SETTINGS
+LocalMachine.TestCase.settings = SETTINGS
+FaultyMachine.TestCase.settings = SETTINGS
+
+
+class TestMemoryMachine(MemoryMachine.TestCase):
+    pass
+
+
+class TestLocalMachine(LocalMachine.TestCase):
+    pass
+
+
+class TestFaultyMachine(FaultyMachine.TestCase):
+    pass

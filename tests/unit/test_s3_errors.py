@@ -1,0 +1,199 @@
+"""Every failure of botocore, aiohttp and the socket becomes one of ours, and says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+import aiohttp
+import pytest
+from botocore import exceptions as boto
+from botocore.exceptions import ClientError
+
+from s3cache.errors import (
+    AccessDeniedError,
+    MissingContainerError,
+    NoSpaceError,
+    PermanentError,
+    PreconditionError,
+    StoreError,
+    TransientError,
+)
+from s3cache.store._s3_errors import is_absent, refuses_condition, translate
+
+
+def answer(status: int, code: str = "", message: str = "", **more: Any) -> ClientError:
+    return ClientError(
+        {
+            "Error": {"Code": code, "Message": message, **more},
+            "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": {}},
+        },
+        "GetObject",
+    )
+
+
+def translated(error: Exception) -> StoreError:
+    result = translate(error, op="get", store="s3://b", key="k")
+    assert isinstance(result, StoreError)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (500, "InternalError"),
+        (502, ""),
+        (503, "SlowDown"),
+        (503, "ServiceUnavailable"),
+        (504, "whatever"),
+        (429, "TooManyRequests"),
+        (429, ""),
+        (400, "RequestTimeout"),
+        (400, "BadDigest"),
+        (400, "XAmzContentSHA256Mismatch"),
+        (400, "IncompleteBody"),
+        (409, "ConditionalRequestConflict"),
+        (409, "OperationAborted"),
+        (200, "InternalError"),
+        (200, ""),
+        (404, "NoSuchUpload"),
+    ],
+)
+def test_answers_that_pass_are_transient(status: int, code: str) -> None:
+    assert type(translated(answer(status, code))) is TransientError
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "says"),
+    [
+        (403, "InvalidAccessKeyId", AccessDeniedError, "AWS_ACCESS_KEY_ID"),
+        (403, "SignatureDoesNotMatch", AccessDeniedError, "secret key"),
+        (400, "ExpiredToken", AccessDeniedError, "expired"),
+        (403, "AccessDenied", AccessDeniedError, "s3:ListBucket"),
+        (403, "403", AccessDeniedError, "s3:ListBucket"),
+        (401, "", AccessDeniedError, "credentials"),
+        (403, "RequestTimeTooSkewed", PermanentError, "clock"),
+        (404, "NoSuchBucket", MissingContainerError, "create it"),
+        (404, "", PermanentError, "endpoint_url"),
+        (301, "PermanentRedirect", PermanentError, "region="),
+        (301, "301", PermanentError, "region="),
+        (400, "AuthorizationHeaderMalformed", PermanentError, "region="),
+        (403, "QuotaExceeded", NoSpaceError, "quota"),
+        (507, "XMinioStorageFull", NoSpaceError, "full"),
+        (501, "NotImplemented", PermanentError, "conditional_create=check"),
+        (400, "InvalidArgument", PermanentError, "refuses"),
+        (418, "Teapot", PermanentError, "refuses"),
+        (412, "PreconditionFailed", PreconditionError, "already there"),
+        (412, "412", PreconditionError, "already there"),
+    ],
+)
+def test_other_answers_name_cause_and_fix(
+    status: int, code: str, kind: type[StoreError], says: str
+) -> None:
+    error = translated(answer(status, code))
+    assert type(error) is kind
+    assert says in str(error)
+    assert str(status) in str(error)
+
+
+def test_error_says_where() -> None:
+    error = translated(answer(503, "SlowDown"))
+    assert (error.op, error.store, error.key) == ("get", "s3://b", "k")
+
+
+def test_the_right_region_is_named() -> None:
+    error = answer(400, "AuthorizationHeaderMalformed", Region="eu-west-3")
+    assert "eu-west-3" in str(translated(error))
+
+
+def test_a_proxys_page_is_cut_to_one_short_line() -> None:
+    text = str(translated(answer(503, "", "<html>\n" * 1000)))
+    assert "\n" not in text
+    assert len(text) < 600
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        boto.EndpointConnectionError(endpoint_url="http://x", error="refused"),
+        boto.ConnectTimeoutError(endpoint_url="http://x", error="t"),
+        boto.ReadTimeoutError(endpoint_url="http://x", error="t"),
+        boto.ConnectionClosedError(endpoint_url="http://x", error="t"),
+        boto.ProxyConnectionError(proxy_url="http://x", error="t"),
+        boto.ResponseStreamingError(error="t"),
+        boto.HTTPClientError(error="t"),
+        boto.IncompleteReadError(actual_bytes=1, expected_bytes=2),
+        boto.SSLError(endpoint_url="https://x", error="connection reset"),
+        aiohttp.ClientPayloadError("short"),
+        aiohttp.ServerDisconnectedError(),
+        aiohttp.ClientConnectionError(),
+        asyncio.TimeoutError(),
+        TimeoutError(),
+        ConnectionResetError(),
+        OSError(5, "input/output"),
+        ssl.SSLError("bad record"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_broken_connection_is_transient(error: Exception) -> None:
+    assert type(translated(error)) is TransientError
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (boto.NoCredentialsError(), AccessDeniedError, "AWS_PROFILE"),
+        (boto.PartialCredentialsError(provider="env", cred_var="x"), AccessDeniedError, "half"),
+        (boto.ProfileNotFound(profile="nope"), AccessDeniedError, "list-profiles"),
+        (boto.UnauthorizedSSOTokenError(), AccessDeniedError, "aws sso login"),
+        (boto.ParamValidationError(report="bad metadata"), PermanentError, "bad metadata"),
+        (boto.NoRegionError(), PermanentError, "AWS_REGION"),
+        (
+            boto.SSLError(endpoint_url="https://x", error="[SSL: CERTIFICATE_VERIFY_FAILED]"),
+            PermanentError,
+            "ca_bundle",
+        ),
+        (TypeError("a defect"), PermanentError, "TypeError: a defect"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_will_not_pass_is_permanent(
+    error: Exception, kind: type[StoreError], says: str
+) -> None:
+    result = translated(error)
+    assert type(result) is kind
+    assert says in str(result)
+
+
+def test_our_own_errors_come_back_as_they_are() -> None:
+    error = TransientError("x", op="put")
+    assert translate(error, op="get", store="s") is error
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "absent"),
+    [
+        (404, "NoSuchKey", True),
+        (404, "404", True),
+        (404, "NoSuchBucket", False),
+        (403, "403", False),
+    ],
+)
+def test_absent(status: int, code: str, absent: bool) -> None:
+    assert is_absent(answer(status, code)) is absent
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (answer(501, "NotImplemented"), True),
+        (answer(501, ""), True),
+        (answer(400, "InvalidArgument", "Unsupported header If-None-Match"), True),
+        (answer(400, "InvalidArgument", "something else"), False),
+        (answer(412, "PreconditionFailed"), False),
+        (OSError(), False),
+    ],
+)
+def test_refused_condition(error: Exception, refused: bool) -> None:
+    assert refuses_condition(error) is refused
