@@ -1,0 +1,106 @@
+# The one task runner: `make` lists what there is. Everything runs in .venv, which is built once.
+
+PYTHON ?= python3
+FUZZ_TIME ?= 60
+# Extra arguments for pytest or a benchmark: make test ARGS="-k retry -x"
+ARGS ?=
+
+VENV := .venv
+FUZZ_VENV := .venv-fuzz
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+FUZZ_READY := $(FUZZ_VENV)/.ready
+# Two `make` at once build an environment one after the other, where flock(1) exists; any file
+# that is always there serves as the lock.
+LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup lint format test test-fast test-infra test-rgw fuzz bench-storage bench-digest demo \
+	rgw-up rgw-down constraints clean check-python
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) ## build .venv with the pinned development dependencies
+
+# The stamp is written last: an interrupted build is built again.
+$(READY): pyproject.toml constraints.txt | check-python
+	@echo "building $(VENV): a minute or two, most of it torch"
+	@$(LOCKED) bash -euc '\
+		$(PYTHON) -m venv $(VENV); \
+		$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"; \
+		touch $@'
+
+check-python:
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		echo "error: $(PYTHON) is missing, older than 3.10 or lacks venv" \
+			"(Debian: apt-get install python3-venv); name another with make PYTHON=..." >&2; \
+		exit 1; }
+
+lint: $(READY) ## formatting, lint rules and strict types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict s3cache
+
+format: $(READY) ## format the code and fix what ruff can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(READY) ## every test; those that need Ceph RGW skip where it cannot be installed
+	infra/rgw/run.sh --if-possible $(BIN)/python -m pytest tests $(ARGS)
+
+test-fast: $(READY) ## unit and contract tests only, no server
+	$(BIN)/python -m pytest tests --ignore=tests/faults --ignore=tests/infra \
+		--ignore=tests/integration --ignore=tests/rgw $(ARGS)
+
+test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
+	infra/rgw/run.sh $(BIN)/python -m pytest tests -m rgw $(ARGS)
+
+test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
+	$(BIN)/python -m pytest tests/infra $(ARGS)
+
+fuzz: $(FUZZ_READY) ## fuzz the frame decoder for FUZZ_TIME seconds (60)
+	@mkdir -p build/fuzz/frame
+	PYTHONPATH=. $(FUZZ_VENV)/bin/python tests/fuzz/fuzz_frame.py --write-seeds build/fuzz/frame
+	PYTHONPATH=. $(FUZZ_VENV)/bin/python tests/fuzz/fuzz_frame.py \
+		-max_total_time=$(FUZZ_TIME) -artifact_prefix=build/fuzz/ $(ARGS) build/fuzz/frame
+
+# Apart from .venv: atheris has wheels for few Pythons, and the frame needs nothing of torch.
+$(FUZZ_READY): constraints.txt | check-python
+	@$(LOCKED) bash -euc '\
+		$(PYTHON) -m venv $(FUZZ_VENV); \
+		echo "*" >$(FUZZ_VENV)/.gitignore; \
+		$(FUZZ_VENV)/bin/python -m pip install --quiet -c constraints.txt \
+			atheris msgpack zstandard; \
+		touch $@'
+
+bench-storage: $(READY) ## latency and throughput of the stores
+	infra/rgw/run.sh --if-possible $(BIN)/python benchmarks/storage.py $(ARGS)
+
+bench-digest: $(READY) ## speed of the digests a frame could use
+	$(BIN)/python benchmarks/digest.py $(ARGS)
+
+demo: $(READY) ## a short tour of the storage layer
+	$(BIN)/python examples/storage_demo.py $(ARGS)
+
+rgw-up: ## start a Ceph RGW on loopback and leave it running
+	infra/rgw/up.sh
+
+rgw-down: ## stop it and throw its data away
+	infra/rgw/down.sh
+
+# torch stays at the version pinned now: a newer one is a change of its own.
+constraints: check-python ## resolve the dependencies afresh and write constraints.txt
+	rm -rf build/constraints
+	$(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet -e '.[dev]' packaging \
+		atheris "$$(grep '^torch==' constraints.txt)"
+	build/constraints/bin/python infra/constraints.py >build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+clean: ## remove caches and build products (not .venv)
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,0 +1,49 @@
+"""Print the packages installed beside this interpreter as the lines of constraints.txt.
+
+Left out is what concerns one machine only: s3cache itself, pip's own tools, and the CUDA packages
+that some builds of torch bring along (torch pins those itself).
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import Distribution, distributions
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+HEADER = """\
+# The exact versions that `make setup` installs and CI tests with.
+#
+# They live here and not in pyproject.toml because s3cache is a library: a user's environment
+# already holds a torch and a botocore, so the package itself asks for ranges. torch is named
+# without a local version (+cpu, +cu130): either build will do.
+#
+# To refresh: make constraints
+"""
+
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]  # as requires-python in pyproject.toml
+OWN = {"s3cache", "pip", "setuptools", "wheel"}
+CUDA = ("cuda-", "nvidia-", "triton")
+
+
+def constraint(distribution: Distribution) -> str:
+    """``name==version``, with a marker where the version does not exist for every Python."""
+    name = canonicalize_name(distribution.metadata["Name"])
+    pin = f"{name}=={Version(distribution.version).public}"
+    wanted = SpecifierSet(str(distribution.metadata.json.get("requires_python", "")))
+    # The last patch release of each: "!=3.9.0" and the like concern the first.
+    oldest = next(python for python in PYTHONS if wanted.contains(f"{python}.99"))
+    return pin if oldest == PYTHONS[0] else f'{pin}; python_version >= "{oldest}"'
+
+
+def main() -> None:
+    names = {canonicalize_name(d.metadata["Name"]): d for d in distributions()}
+    print(HEADER, end="")  # noqa: T201
+    for name in sorted(names):
+        if name not in OWN and not name.startswith(CUDA):
+            print(constraint(names[name]))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

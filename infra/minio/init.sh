@@ -1,0 +1,20 @@
+#!/bin/sh
+# Makes the bucket, its lifecycle rule, the two policies and their users; may be run again.
+# Runs in the mc image, which has a POSIX shell and little else.
+set -eu
+
+mc alias set local http://minio:9000 "$MINIO_ROOT_USER" "$MINIO_ROOT_PASSWORD" >/dev/null
+mc mb --ignore-existing "local/$S3CACHE_BUCKET"
+mc ilm rule import "local/$S3CACHE_BUCKET" </init/lifecycle.json
+
+add_user() { # policy, access key, secret key
+  mc admin policy create local "$1" "/init/$1.json"
+  mc admin user add local "$2" "$3"
+  # attach fails on what is attached already, so begin without
+  mc admin policy detach local "$1" --user "$2" >/dev/null 2>&1 || true
+  mc admin policy attach local "$1" --user "$2"
+}
+add_user s3cache-policy "$S3CACHE_WRITER_KEY" "$S3CACHE_WRITER_SECRET"
+add_user s3cache-reader-policy "$S3CACHE_READER_KEY" "$S3CACHE_READER_SECRET"
+
+echo "ready: $S3CACHE_URL"

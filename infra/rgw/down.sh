@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Stops what up.sh started in $S3CACHE_TEST_RGW_DIR and removes that directory. Nothing there: fine.
+set -euo pipefail
+# shellcheck source=infra/rgw/_lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/_lib.sh"
+
+[ -e "$RGW_DIR" ] || exit 0
+# Only a directory that up.sh made is removed, whatever the variable says.
+if [ ! -d "$RGW_DIR/log" ] && [ -n "$(ls -A "$RGW_DIR")" ]; then
+  say "$RGW_DIR is not a gateway's directory: left alone"
+  exit 1
+fi
+for daemon in rgw osd mon; do
+  kill_daemon "$daemon"
+done
+rm -rf -- "$RGW_DIR"

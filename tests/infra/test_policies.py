@@ -1,0 +1,130 @@
+"""The example policies allow what the S3 store does, under its own prefix, and nothing more."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore import xform_name
+
+ROOT = Path(__file__).parents[2]
+INFRA = ROOT / "infra"
+STORE_SOURCES = sorted((ROOT / "s3cache" / "store").glob("_s3*.py"))
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
+IAM_ACTION = {
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+    "complete_multipart_upload": "s3:PutObject",
+    "create_multipart_upload": "s3:PutObject",
+    "delete_object": "s3:DeleteObject",
+    "delete_objects": "s3:DeleteObject",
+    "get_object": "s3:GetObject",
+    "head_bucket": "s3:ListBucket",
+    "head_object": "s3:GetObject",
+    "list_multipart_uploads": "s3:ListBucketMultipartUploads",
+    "list_objects_v2": "s3:ListBucket",
+    "list_parts": "s3:ListMultipartUploadParts",
+    "put_object": "s3:PutObject",
+    "upload_part": "s3:PutObject",
+}
+# Without it S3 answers 403 where there is no object, and each miss would look like an outage:
+# https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+NEEDED_BY_MISSES = "s3:ListBucket"
+READING = {"s3:GetObject", "s3:ListBucket"}
+
+places = pytest.mark.parametrize("place", ["minio", "aws"])
+roles = pytest.mark.parametrize("role", ["s3cache-policy", "s3cache-reader-policy"])
+
+
+def load(place: str, name: str) -> dict[str, Any]:
+    return json.loads((INFRA / place / f"{name}.json").read_text())
+
+
+def actions(policy: dict[str, Any]) -> set[str]:
+    return {action for statement in policy["Statement"] for action in statement["Action"]}
+
+
+def operations_used() -> set[str]:
+    """Every S3 operation that the store's source names, as a method or as a string."""
+    model = botocore.session.Session().get_service_model("s3")
+    known = {xform_name(name) for name in model.operation_names}
+    used: set[str] = set()
+    for source in STORE_SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used.add(node.value)
+    return used & known
+
+
+def test_the_scan_sees_the_stores_reads_and_writes() -> None:
+    assert {"get_object", "put_object", "delete_object"} <= operations_used()
+
+
+def test_every_operation_the_store_uses_has_a_known_action() -> None:
+    assert operations_used() - IAM_ACTION.keys() == set()
+
+
+@places
+def test_the_writer_may_do_exactly_what_the_store_does(place: str) -> None:
+    wanted = {IAM_ACTION[operation] for operation in operations_used()}
+    assert actions(load(place, "s3cache-policy")) == wanted | {NEEDED_BY_MISSES}
+
+
+@places
+def test_the_reader_may_do_what_the_store_does_but_never_write(place: str) -> None:
+    wanted = {IAM_ACTION[operation] for operation in operations_used()} & READING
+    assert actions(load(place, "s3cache-reader-policy")) == wanted | {NEEDED_BY_MISSES}
+
+
+@places
+@roles
+def test_statements_only_allow_and_name_no_wildcard_action(place: str, role: str) -> None:
+    policy = load(place, role)
+    assert policy["Version"] == "2012-10-17"
+    assert {statement["Effect"] for statement in policy["Statement"]} == {"Allow"}
+    assert not [action for action in actions(policy) if "*" in action]
+    assert all("NotAction" not in s and "NotResource" not in s for s in policy["Statement"])
+
+
+@places
+@roles
+def test_objects_are_reached_under_one_prefix_of_one_bucket(place: str, role: str) -> None:
+    on_objects, on_bucket = load(place, role)["Statement"]
+    (objects,) = on_objects["Resource"]
+    (bucket,) = on_bucket["Resource"]
+    assert objects == f"{bucket}/main/*"
+    assert on_bucket["Action"] == ["s3:ListBucket"]
+    ((_, condition),) = on_bucket["Condition"].items()
+    assert condition == {"s3:prefix": ["main/*"]}
+
+
+@roles
+def test_aws_lets_a_lookup_that_carries_no_prefix_tell_absent_from_forbidden(role: str) -> None:
+    """A GetObject has no ``s3:prefix``: a plain StringLike would not match, and a miss be a 403."""
+    assert list(load("aws", role)["Statement"][1]["Condition"]) == ["StringLikeIfExists"]
+
+
+@roles
+def test_minio_gets_an_operator_it_knows(role: str) -> None:
+    """MinIO refuses ``...IfExists``, and answers 404 to whoever has signed the request."""
+    assert list(load("minio", role)["Statement"][1]["Condition"]) == ["StringLike"]
+
+
+@pytest.mark.parametrize(("place", "days"), [("minio", 30), ("aws", 90)])
+def test_entries_expire(place: str, days: int) -> None:
+    rules = {rule["ID"]: rule for rule in load(place, "lifecycle")["Rules"]}
+    assert rules["expire-entries"]["Expiration"] == {"Days": days}
+    assert {rule["Filter"]["Prefix"] for rule in rules.values()} == {"main/"}
+    assert {rule["Status"] for rule in rules.values()} == {"Enabled"}
+
+
+def test_aws_aborts_incomplete_uploads_after_a_day() -> None:
+    rules = {rule["ID"]: rule for rule in load("aws", "lifecycle")["Rules"]}
+    abort = rules["abort-incomplete-uploads"]["AbortIncompleteMultipartUpload"]
+    assert abort == {"DaysAfterInitiation": 1}

@@ -1,0 +1,121 @@
+"""The shell scripts parse, and run.sh keeps its promises where there is no Ceph to be had."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*(ROOT / "infra").rglob("*.sh"), ROOT / ".ci" / "run"])
+RUN = ROOT / "infra" / "rgw" / "run.sh"
+TOOLS = ["bash", "cat", "dirname", "env", "grep", "head", "ls", "mktemp", "mv", "rm", "seq"]
+TOOLS += ["sleep", "tail", "timeout", "tr"]
+CANNOT_INSTALL = 75
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_script_parses_stops_at_errors_and_may_be_run(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text()
+    if script.name.startswith("_"):
+        assert not text.startswith("#!")  # sourced
+    else:
+        assert text.startswith("#!")
+        assert "\nset -eu" in text
+        assert os.access(script, os.X_OK)
+
+
+@pytest.fixture
+def without_ceph(tmp_path: Path) -> dict[str, str]:
+    """An environment whose PATH holds basic tools only: no Ceph, no apt-get."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name)
+        assert found is not None, name
+        (tools / name).symlink_to(found)
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    return {"PATH": str(tools), "TMPDIR": str(scratch), "S3CACHE_TEST_RGW_ENDPOINT": "stale"}
+
+
+def add_tool(environment: dict[str, str], name: str, body: str) -> None:
+    path = Path(environment["PATH"]) / name
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def run(environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(RUN), *args], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_without_ceph_or_a_way_to_install_it_run_says_so(without_ceph: dict[str, str]) -> None:
+    done = run(without_ceph, "bash", "-c", "echo ran")
+    assert done.returncode == CANNOT_INSTALL
+    assert "cannot install Ceph here" in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_installation_that_fails_counts_as_one_that_cannot_be(
+    without_ceph: dict[str, str],
+) -> None:
+    add_tool(without_ceph, "id", "echo 0")
+    add_tool(without_ceph, "apt-get", "echo no network >&2; exit 100")
+    done = run(without_ceph, "bash", "-c", "echo ran")
+    assert done.returncode == CANNOT_INSTALL
+    assert "no network" in done.stderr
+
+
+def test_installation_is_not_tried_without_root(without_ceph: dict[str, str]) -> None:
+    add_tool(without_ceph, "id", "echo 1000")
+    add_tool(without_ceph, "apt-get", "echo must not run >&2")
+    done = run(without_ceph, "bash", "-c", "echo ran")
+    assert done.returncode == CANNOT_INSTALL
+    assert "must not run" not in done.stderr
+
+
+@pytest.mark.parametrize("setting", [{}, {"S3CACHE_TEST_RGW": "off"}], ids=["auto", "off"])
+def test_if_possible_runs_the_command_without_a_gateway(
+    without_ceph: dict[str, str], setting: dict[str, str]
+) -> None:
+    show = 'echo "endpoint=${S3CACHE_TEST_RGW_ENDPOINT-unset} dir=${S3CACHE_TEST_RGW_DIR-unset}"'
+    done = run({**without_ceph, **setting}, "--if-possible", "bash", "-c", f"{show}; exit 7")
+    assert done.returncode == 7
+    assert done.stdout == "endpoint=unset dir=unset\n"
+    assert "will be skipped" in done.stderr
+    assert list(Path(without_ceph["TMPDIR"]).iterdir()) == []
+
+
+def test_a_gateway_that_is_installed_and_does_not_start_is_a_failure(
+    without_ceph: dict[str, str],
+) -> None:
+    """Even with --if-possible: a skip would hide that something broke."""
+    for name in ("ceph", "ceph-mon", "ceph-osd", "ceph-authtool", "monmaptool", "radosgw"):
+        add_tool(without_ceph, name, "exit 1")
+    add_tool(without_ceph, "radosgw-admin", "exit 1")
+    add_tool(without_ceph, "openssl", "echo broken >&2; exit 1")
+    (Path(without_ceph["PATH"]) / "mkdir").symlink_to(shutil.which("mkdir") or "")
+    done = run(without_ceph, "--if-possible", "bash", "-c", "echo ran")
+    assert done.returncode == 1
+    assert "ran" not in done.stdout
+    assert "broken" in done.stderr
+    assert list(Path(without_ceph["TMPDIR"]).iterdir()) == []
+
+
+def test_down_leaves_alone_what_up_did_not_make(
+    tmp_path: Path, without_ceph: dict[str, str]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("keep me")
+    environment = {**without_ceph, "S3CACHE_TEST_RGW_DIR": str(precious)}
+    down = [str(ROOT / "infra" / "rgw" / "down.sh")]
+    assert subprocess.run(down, env=environment, capture_output=True, check=False).returncode == 1
+    assert (precious / "file").read_text() == "keep me"
