@@ -88,6 +88,10 @@ class LocalTier:
                 os.utime(self._directory.path(name), ns=(now, now))
         return data
 
+    def holds(self, name: str) -> bool:
+        """Whether the object is there; does not count as a use."""
+        return self._directory.stat(name) is not None
+
     def get_range(self, name: str, start: int, length: int) -> bytes | None:
         """Some of the object's bytes, or ``None``; does not count as a use."""
         return self._directory.read(name, start, length)

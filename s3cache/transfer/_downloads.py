@@ -1,0 +1,192 @@
+"""Downloads that are shared by whoever wants the same object, and prefetching."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from s3cache.errors import S3CacheError, TransientError
+from s3cache.transfer._events import Listeners, TransferEvent
+from s3cache.transfer._loop import BackgroundLoop
+
+__all__ = ["Downloads", "Prefetch", "PrefetchReport"]
+
+
+class _Sized(Protocol):
+    @property
+    def size(self) -> int: ...
+
+
+_T = TypeVar("_T", bound=_Sized)
+_R = TypeVar("_R")
+
+
+class Downloads(Generic[_T]):
+    """Fetches objects on the background loop, each at most once at a time.
+
+    Args:
+        fetch: gets, verifies and lands one object; ``None`` where there is none.
+        concurrency: how many prefetches run at once. Lookups do not wait for them.
+        present: whether an object need not be prefetched; called on a worker thread.
+    """
+
+    def __init__(
+        self,
+        loop: BackgroundLoop,
+        fetch: Callable[[str], Awaitable[_T | None]],
+        *,
+        concurrency: int,
+        present: Callable[[str], bool],
+        listeners: Listeners,
+    ) -> None:
+        self._loop = loop
+        self._fetch = fetch
+        self._concurrency = concurrency
+        self._present = present
+        self._listeners = listeners
+        self._tasks: dict[str, asyncio.Task[_T | None]] = {}  # only touched on the loop
+
+    def get(self, name: str, timeout_s: float) -> _T | None:
+        """The object, from a download already under way if there is one.
+
+        After ``timeout_s`` the caller is let go, but the download goes on and lands.
+
+        Raises:
+            TransientError: nothing within ``timeout_s``.
+            S3CacheError: as ``fetch`` does.
+        """
+        return self.wait(self._join(name), name, timeout_s)
+
+    def wait(self, work: Coroutine[Any, Any, _R], name: str, timeout_s: float) -> _R:
+        """The result of a coroutine on the loop, with the same patience."""
+        future = self._loop.submit(work)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            future.cancel()  # only the waiting: a download itself is shielded
+            raise DownloadTimeoutError(
+                f"no answer within {timeout_s:.3g} s", op="get", key=name
+            ) from None
+
+    def prefetch(self, names: Iterable[str]) -> Prefetch:
+        """Fetch many objects in the background."""
+        prefetch = Prefetch(list(dict.fromkeys(names)))
+        prefetch.future = self._loop.submit(self._prefetch(prefetch))
+        return prefetch
+
+    async def _join(self, name: str) -> _T | None:
+        task = self._tasks.get(name)
+        if task is None:
+            task = self._tasks[name] = asyncio.ensure_future(self._run(name))
+            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+            # With every waiter gone nobody would ask for the error: that is no mistake here.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def _run(self, name: str) -> _T | None:
+        self._listeners.emit(TransferEvent("download", "started", name))
+        try:
+            result = await self._fetch(name)
+        except Exception as exc:
+            self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
+            raise
+        if result is None:
+            self._listeners.emit(TransferEvent("download", "absent", name))
+        else:
+            self._listeners.emit(TransferEvent("download", "done", name, result.size))
+        return result
+
+    async def _prefetch(self, prefetch: Prefetch) -> None:
+        waiting = iter(prefetch.names)
+
+        async def work() -> None:
+            for name in waiting:
+                try:
+                    if await asyncio.to_thread(self._present, name):
+                        prefetch.count(present=1)
+                    elif (result := await self._join(name)) is None:
+                        prefetch.count(absent=1)
+                    else:
+                        prefetch.count(found=1, size=result.size)
+                except S3CacheError as exc:
+                    prefetch.count(failed=1, error=exc)
+
+        await asyncio.gather(*(work() for _ in range(self._concurrency)))
+
+
+class DownloadTimeoutError(TransientError):
+    """The caller's patience ended; the download goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchReport:
+    """How far a prefetch is.
+
+    Attributes:
+        total: objects asked for.
+        present: objects that were here already.
+        found: objects fetched; ``size`` their bytes together.
+        absent: objects that the remote does not have.
+        failed: objects that could not be had; ``error`` is the last reason.
+    """
+
+    total: int
+    present: int = 0
+    found: int = 0
+    size: int = 0
+    absent: int = 0
+    failed: int = 0
+    error: Exception | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.present + self.found + self.absent + self.failed == self.total
+
+
+class Prefetch:
+    """A prefetch under way. All methods may be called from any thread but the loop's own."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.future: concurrent.futures.Future[None] | None = None
+        self._report = PrefetchReport(len(names))
+
+    def report(self) -> PrefetchReport:
+        """How far it is now."""
+        return self._report
+
+    def wait(self, timeout_s: float | None = None) -> PrefetchReport:
+        """Wait for the end, at most ``timeout_s``; says how far it got. Raises nothing."""
+        if self.future is not None:
+            concurrent.futures.wait([self.future], timeout_s)
+        return self._report
+
+    def cancel(self) -> None:
+        """Start no more downloads; those under way still land."""
+        if self.future is not None:
+            self.future.cancel()
+
+    def count(
+        self,
+        *,
+        present: int = 0,
+        found: int = 0,
+        size: int = 0,
+        absent: int = 0,
+        failed: int = 0,
+        error: Exception | None = None,
+    ) -> None:
+        """Book finished objects; called on the loop only."""
+        now = self._report
+        self._report = PrefetchReport(
+            now.total,
+            now.present + present,
+            now.found + found,
+            now.size + size,
+            now.absent + absent,
+            now.failed + failed,
+            error or now.error,
+        )
