@@ -1,0 +1,150 @@
+"""How entries lie in a store, remote or local.
+
+::
+
+    v1/<spread>/<key>.0           the entry that was saved first under key
+    v1/<spread>/<key>.<variant>   every other one; also what this machine saved, in its local tier
+    v1/<spread>/<key>._           ... where its variant is ""
+
+Several entries live under one key (the guards of a compiled graph tell them apart), and most keys
+have one. So a reader asks for ``.0``, one GET, and lists ``<key>.`` only if what it got will not
+do; where there is no ``.0`` there is nothing. A writer creates ``.0`` unless it exists, and
+otherwise the object named after its variant: a name that no writer of another variant uses, so
+none is lost.
+
+``<spread>`` is three hexadecimal digits of SHA-256(key): it spreads the load over an S3 store's
+partitions (https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html) and
+files over directories.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+
+from s3cache import frame
+from s3cache.errors import ConfigError, CorruptError, PreconditionError, TruncatedError
+from s3cache.frame import Frame, Header
+from s3cache.store import Store
+
+__all__ = [
+    "check_entry",
+    "check_key",
+    "check_place",
+    "first_name",
+    "name_prefix",
+    "publish",
+    "variant_name",
+]
+
+_KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
+_VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")
+
+
+def check_key(key: str) -> str:
+    """Return ``key``, or raise :class:`ConfigError`: keys are made to be file and object names."""
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"cache key {key!r}",
+            "is not 1 to 128 of a-z 0-9 _ - that begin with a letter or digit",
+            "use a hexadecimal digest",
+        )
+    return key
+
+
+def check_entry(key: str, entry: Frame) -> None:
+    """Raises :class:`ConfigError` unless ``entry`` can be saved under ``key``."""
+    check_key(key)
+    if entry.header.key != key:
+        raise ConfigError(
+            f"cache key {key!r}",
+            f"is not the key in the frame, {entry.header.key!r}",
+            "encode the frame with the key it is saved under",
+        )
+    if not _VARIANT.fullmatch(entry.header.variant):
+        raise ConfigError(
+            f"variant {entry.header.variant!r}",
+            "is not '' or up to 64 of a-z 0-9 _ - that begin with a letter or digit, other than 0",
+            "use a hexadecimal digest of the guards",
+        )
+
+
+def name_prefix(key: str) -> str:
+    """What the names of all entries under ``key`` begin with, and no others do."""
+    return f"v1/{hashlib.sha256(key.encode()).hexdigest()[:3]}/{key}."
+
+
+def first_name(key: str) -> str:
+    """The object that holds the entry saved first under ``key``."""
+    return name_prefix(key) + "0"
+
+
+def variant_name(key: str, variant: str) -> str:
+    """The object that holds nothing but this variant."""
+    return name_prefix(key) + (variant or "_")
+
+
+def check_place(name: str, entry: Frame) -> None:
+    """Raises :class:`CorruptError` if ``entry`` was moved here from another key or variant.
+
+    Without this, whoever renames an object in the bucket would make a wrong hit.
+    """
+    header = entry.header
+    if name not in (first_name(header.key), variant_name(header.key, header.variant)):
+        raise CorruptError(
+            f"object {name}", f"holds key {header.key!r}, variant {header.variant!r}"
+        )
+
+
+async def publish(store: Store, entry: Frame, *, replaces: Callable[[Header], bool]) -> None:
+    """Make ``entry`` readable for everybody, next to the other variants under its key.
+
+    If the same variant is there already it is left alone, unless ``replaces`` says of its header
+    that it is to be overwritten; a damaged header is overwritten anyway.
+
+    Raises:
+        StoreError: the store could not do it.
+    """
+    key, variant = entry.header.key, entry.header.variant
+    own, first = variant_name(key, variant), first_name(key)
+    if not await store.atomic_create():
+        # Of several writers that race for the first name there, the last one wins: what the
+        # others wrote must also be elsewhere.
+        await _put(store, own, entry, replaces)
+    if not await _put(store, first, entry, replaces):
+        await _put(store, own, entry, replaces)
+
+
+async def _put(store: Store, name: str, entry: Frame, replaces: Callable[[Header], bool]) -> bool:
+    """Whether, now, ``name`` holds the entry's variant."""
+    metadata = {
+        "s3cache-kind": entry.header.kind,
+        "s3cache-variant": entry.header.variant,
+        "s3cache-producer": entry.header.producer,
+    }
+    try:
+        await store.put(name, entry.data, mode="create", metadata=metadata)
+    except PreconditionError:
+        there = await _read_header(store, name)
+        if there is None or replaces(there):
+            await store.put(name, entry.data, metadata=metadata)
+            return True
+        return there.variant == entry.header.variant
+    return True
+
+
+async def _read_header(store: Store, name: str) -> Header | None:
+    """The header of the frame at ``name``, or ``None`` if there is no sound one."""
+    length = frame.HEADER_HINT_BYTES
+    for _ in range(2):
+        data = await store.get_range(name, 0, length)
+        if data is None:
+            return None
+        try:
+            return frame.decode_header(data)
+        except TruncatedError as exc:
+            length = exc.needed
+        except CorruptError:
+            return None
+    return None
