@@ -1,0 +1,46 @@
+"""S3Store keeps the contract on moto."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from s3cache.store._base import Store
+from s3cache.store._retrying import RetryingStore, RetryPolicy
+from s3cache.store._s3 import S3Store
+from s3cache.store._s3_options import S3Options
+from tests.contract.suite import StoreContract
+
+MIB = 1 << 20
+
+# moto answers 500 to a read that meets an overwrite of the same object.
+RETRIES = RetryPolicy(
+    attempts=10, total_timeout_s=40, attempt_timeout_s=20, base_delay_s=0.01, max_delay_s=0.2
+)
+
+
+class TestS3OnMoto(StoreContract):
+    secrets = ("testing-secret",)
+    racers = 8
+
+    @pytest.fixture
+    async def store(self, moto_options: S3Options) -> AsyncIterator[Store]:
+        store = RetryingStore(S3Store(moto_options), RETRIES)
+        yield store
+        await store.aclose()
+
+
+class TestS3InPartsOnMoto(StoreContract):
+    """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
+
+    big_bytes = 6 * MIB + 3
+    many = 30
+
+    @pytest.fixture
+    async def store(self, moto_options: S3Options) -> AsyncIterator[Store]:
+        options = replace(moto_options, part_bytes=MIB, multipart_bytes=5 * MIB)
+        store = RetryingStore(S3Store(options), RETRIES)
+        yield store
+        await store.aclose()

@@ -1,0 +1,425 @@
+"""What S3Store sends, and how it takes answers that a well-behaved server never gives."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from s3cache.errors import (
+    ClosedError,
+    ConfigError,
+    MissingContainerError,
+    PermanentError,
+    PreconditionError,
+    TransientError,
+)
+from s3cache.store._s3 import S3Store
+from tests.integration.conftest import Reply, Request, ScriptedServer, error_reply
+
+MIB = 1 << 20
+Open = Callable[..., S3Store]
+
+PUT_OK = Reply(headers={"etag": '"e"'})
+PRECONDITION_FAILED = error_reply(412, "PreconditionFailed")
+
+
+def ranged(data: bytes, request: Request, etag: str = '"e"', **headers: str) -> Reply:
+    first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
+    part = data[first : last + 1]
+    stated = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
+    return Reply(206, {"content-range": stated, "etag": etag, **headers}, part)
+
+
+# --- what is sent
+
+
+async def test_the_bodys_digest_is_signed_and_nothing_trails(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: PUT_OK
+    await open_scripted().put("k", b"some bytes", metadata={"writer": "me"})
+    (put,) = server.requests
+    assert put.target == "/bucket/p/k"
+    assert put.body == b"some bytes"
+    assert put.headers["x-amz-content-sha256"] == hashlib.sha256(b"some bytes").hexdigest()
+    assert put.headers["x-amz-meta-writer"] == "me"
+    assert put.headers["content-type"] == "application/octet-stream"
+    assert "s3cache/" in put.headers["user-agent"]
+    for absent in ("x-amz-trailer", "transfer-encoding", "expect", "x-amz-checksum-crc32"):
+        assert absent not in put.headers
+
+
+async def test_a_large_body_is_sent_whole(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: PUT_OK
+    data = bytes(range(256)) * (3 * MIB // 256)
+    await open_scripted().put("k", memoryview(data))
+    assert server.requests[0].body == data
+
+
+async def test_encryption_class_and_payer_are_asked_for(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: PUT_OK
+    store = open_scripted(
+        sse="aws:kms",
+        sse_kms_key_id="key-id",
+        storage_class="ONEZONE_IA",
+        request_payer="requester",
+        conditional_create="native",
+    )
+    await store.put("k", b"x", mode="create")
+    sent = server.requests[0].headers
+    assert sent["x-amz-server-side-encryption"] == "aws:kms"
+    assert sent["x-amz-server-side-encryption-aws-kms-key-id"] == "key-id"
+    assert sent["x-amz-storage-class"] == "onezone_ia"
+    assert sent["x-amz-request-payer"] == "requester"
+    assert sent["if-none-match"] == "*"
+    await store.delete("k")
+    assert server.requests[1].headers["x-amz-request-payer"] == "requester"
+
+
+async def test_a_customers_key_goes_with_reads_and_writes(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    data = b"0123456789"
+    modified = {"last-modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
+    server.answer = lambda request: (
+        {
+            "PUT": PUT_OK,
+            "HEAD": Reply(headers=modified),
+        }.get(request.method)
+        or ranged(data, request)
+    )
+    store = open_scripted(sse="C", sse_c_key=b"k" * 32, part_bytes=4)
+    await store.put("k", data)
+    await store.head("k")
+    assert await store.get("k") == data
+    assert len(server.requests) == 5
+    for request in server.requests:
+        assert request.headers["x-amz-server-side-encryption-customer-algorithm"] == "aes256"
+
+
+async def test_unsigned_requests(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: error_reply(404, "NoSuchKey")
+    store = open_scripted(access_key=None, secret_key=None, anonymous=True)
+    assert await store.get("k") is None
+    assert "authorization" not in server.requests[0].headers
+
+
+async def test_botocore_does_not_retry(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: error_reply(503, "SlowDown")
+    with pytest.raises(TransientError, match="fewer requests"):
+        await open_scripted().get("k")
+    assert len(server.requests) == 1
+
+
+# --- reading
+
+
+async def test_a_small_object_takes_one_request(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: ranged(b"abc", request)
+    assert await open_scripted().get("k") == b"abc"
+    assert len(server.requests) == 1
+
+
+async def test_an_overwrite_between_parts_is_never_joined(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    tags = count()
+    server.answer = lambda request: ranged(b"x" * 100, request, etag=f'"{next(tags)}"')
+    with pytest.raises(TransientError, match="overwritten"):
+        await open_scripted(part_bytes=40).get("k")
+
+
+async def test_an_overwrite_by_something_shorter(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: (
+        ranged(b"x" * 100, request)
+        if request.headers["range"].startswith("bytes=0-")
+        else error_reply(416, "InvalidRange")
+    )
+    with pytest.raises(TransientError, match="overwritten"):
+        await open_scripted(part_bytes=40).get("k")
+
+
+@pytest.mark.parametrize("cut_part", [0, 40])
+async def test_a_body_cut_short_is_transient(
+    server: ScriptedServer, open_scripted: Open, cut_part: int
+) -> None:
+    def answer(request: Request) -> Reply:
+        reply = ranged(b"x" * 100, request)
+        if request.headers["range"].startswith(f"bytes={cut_part}-"):
+            reply.length, reply.body = len(reply.body), reply.body[:-1]
+        return reply
+
+    server.answer = answer
+    with pytest.raises(TransientError):
+        await open_scripted(part_bytes=40).get("k")
+
+
+async def test_a_server_without_ranges_is_read_whole(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: Reply(body=b"0123456789")
+    store = open_scripted(part_bytes=4)
+    assert await store.get("k") == b"0123456789"
+    assert await store.get_range("k", 2, 3) == b"234"
+
+
+async def test_a_silent_server_is_transient(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: Reply(delay_s=5)
+    with pytest.raises(TransientError, match="took too long"):
+        await open_scripted(read_timeout_s=0.1).get("k")
+
+
+async def test_nobody_listens(open_scripted: Open) -> None:
+    with pytest.raises(TransientError, match="check endpoint_url"):
+        await open_scripted(endpoint_url="http://127.0.0.1:9").get("k")
+
+
+# --- create
+
+
+async def test_one_probe_tells_that_the_condition_is_honoured(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda r: PRECONDITION_FAILED if "probe" in r.target else PUT_OK
+    store = open_scripted()
+    await asyncio.gather(*(store.put(f"k{i}", b"x", mode="create") for i in range(5)))
+    assert await store.atomic_create()
+    assert len(server.made("PUT", "/p/.s3cache-probe")) == 1
+    assert len(server.made("PUT", "/p/k")) == 5
+    assert not server.made("HEAD")
+
+
+async def test_a_first_probe_asks_twice(server: ScriptedServer, open_scripted: Open) -> None:
+    answers = iter([PUT_OK, PRECONDITION_FAILED])
+    server.answer = lambda request: next(answers)
+    assert await open_scripted().atomic_create()
+
+
+@pytest.mark.parametrize("refusal", [None, error_reply(501, "NotImplemented")])
+async def test_without_the_condition_it_looks_first(
+    server: ScriptedServer, open_scripted: Open, refusal: Reply | None
+) -> None:
+    """... whether the server ignores the condition or refuses it."""
+    server.answer = lambda r: (
+        error_reply(404, "NoSuchKey")
+        if r.method == "HEAD"
+        else refusal or PUT_OK
+        if "if-none-match" in r.headers
+        else PUT_OK
+    )
+    store = open_scripted()
+    assert not await store.atomic_create()
+    await store.put("k", b"x", mode="create")
+    assert "if-none-match" not in server.made("PUT", "/p/k")[0].headers
+    server.answer = lambda request: Reply(
+        headers={"last-modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
+    )
+    with pytest.raises(PreconditionError):
+        await store.put("k", b"x", mode="create")
+
+
+async def test_a_failing_probe_fails_no_write(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda r: error_reply(403, "AccessDenied") if "probe" in r.target else PUT_OK
+    store = open_scripted()
+    await store.put("k", b"x", mode="create")
+    await store.put("k", b"x", mode="create")
+    assert not await store.atomic_create()
+    assert all("if-none-match" in r.headers for r in server.made("PUT", "/p/k"))
+    assert len(server.made("PUT", "probe")) == 1
+
+
+async def test_a_probe_that_met_an_outage_is_made_again(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: error_reply(503, "SlowDown")
+    store = open_scripted()
+    with pytest.raises(TransientError):
+        await store.put("k", b"x", mode="create")
+    with pytest.raises(TransientError):
+        await store.atomic_create()
+    server.answer = lambda request: PRECONDITION_FAILED
+    assert await store.atomic_create()
+
+
+async def test_a_probe_without_an_answer_is_transient(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: Reply(delay_s=5)
+    with pytest.raises(TransientError, match="took too long"):
+        await open_scripted(read_timeout_s=0.1).atomic_create()
+
+
+async def test_a_server_is_addressed_by_path(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: error_reply(404, "NoSuchKey")
+    endpoint = server.url.replace("127.0.0.1", "localhost")
+    for style in ("auto", "path"):
+        await open_scripted(endpoint_url=endpoint, addressing_style=style).get("k")
+        assert server.requests[-1].target == "/bucket/p/k"
+
+
+async def test_swift_is_not_atomic(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: error_reply(
+        412, "PreconditionFailed", **{"x-trans-id": "tx1", "x-openstack-request-id": "tx1"}
+    )
+    assert not await open_scripted().atomic_create()
+
+
+async def test_a_conflict_is_transient(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: error_reply(409, "ConditionalRequestConflict")
+    with pytest.raises(TransientError, match="another write"):
+        await open_scripted(conditional_create="native").put("k", b"x", mode="create")
+
+
+async def test_native_does_not_fall_back(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: error_reply(501, "NotImplemented")
+    with pytest.raises(PermanentError, match="conditional_create=check"):
+        await open_scripted(conditional_create="native").put("k", b"x", mode="create")
+
+
+async def test_the_probes_name_is_taken(server: ScriptedServer, open_scripted: Open) -> None:
+    for key in (".s3cache-probe", "a/.s3cache-probe"):
+        with pytest.raises(ConfigError):
+            await open_scripted().get(key)
+    assert not server.requests
+
+
+# --- parts
+
+
+def parts_answer(request: Request, complete: Reply, server_name: str = "AmazonS3") -> Reply:
+    if request.method == "HEAD":
+        return error_reply(404, "NoSuchKey")
+    if request.method == "POST" and "uploads" in request.target:
+        return Reply(
+            body=b"<InitiateMultipartUploadResult><UploadId>u1</UploadId>"
+            b"</InitiateMultipartUploadResult>"
+        )
+    if request.method == "POST":
+        return complete
+    if "probe" in request.target:
+        return error_reply(412, "PreconditionFailed", server=server_name)
+    return PUT_OK
+
+
+COMPLETED = Reply(
+    body=b'<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
+)
+LARGE = bytes(6 * MIB)
+
+
+async def test_a_large_object_goes_in_parts(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: parts_answer(request, COMPLETED)
+    await open_scripted(multipart_bytes=5 * MIB, part_bytes=5 * MIB).put("k", LARGE)
+    sent = sorted(server.made("PUT"), key=lambda request: request.target)
+    assert [len(request.body) for request in sent] == [5 * MIB, MIB]
+    assert not server.made("DELETE")
+
+
+@pytest.mark.parametrize(
+    ("complete", "kind"),
+    [
+        (error_reply(200, "SlowDown"), TransientError),
+        (error_reply(200, "InternalError"), TransientError),
+        (Reply(body=b"<Complete"), TransientError),
+        (Reply(body=b""), TransientError),
+        (error_reply(404, "NoSuchBucket"), MissingContainerError),
+    ],
+    ids=["slow-down", "internal", "cut", "empty", "no-bucket"],
+)
+async def test_a_failed_completion_is_an_error_and_frees_the_parts(
+    server: ScriptedServer, open_scripted: Open, complete: Reply, kind: type[Exception]
+) -> None:
+    """S3 may answer 200 and put the error into the body."""
+    server.answer = lambda request: parts_answer(request, complete)
+    with pytest.raises(kind):
+        await open_scripted(multipart_bytes=5 * MIB).put("k", LARGE)
+    assert len(server.made("DELETE", "uploadId=u1")) == 1
+
+
+async def test_a_cancelled_upload_frees_its_parts(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    started = asyncio.Event()
+
+    def answer(request: Request) -> Reply:
+        if "partNumber" in request.target:
+            started.set()
+            return Reply(delay_s=30)
+        return parts_answer(request, COMPLETED)
+
+    server.answer = answer
+    task = asyncio.ensure_future(open_scripted(multipart_bytes=5 * MIB).put("k", LARGE))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(server.made("DELETE", "uploadId=u1")) == 1
+
+
+@pytest.mark.parametrize(("name", "in_parts"), [("AmazonS3", True), ("MinIO", True), ("", False)])
+async def test_create_goes_in_parts_where_completion_is_conditional(
+    server: ScriptedServer, open_scripted: Open, name: str, in_parts: bool
+) -> None:
+    server.answer = lambda request: parts_answer(request, COMPLETED, server_name=name or "x")
+    await open_scripted(multipart_bytes=5 * MIB).put("k", LARGE, mode="create")
+    if in_parts:
+        assert server.made("POST", "uploadId")[0].headers["if-none-match"] == "*"
+    else:
+        (put,) = server.made("PUT", "/p/k")
+        assert put.headers["if-none-match"] == "*"
+        assert len(put.body) == len(LARGE)
+
+
+# --- the store as a whole
+
+
+async def test_a_closed_store_says_so(server: ScriptedServer, open_scripted: Open) -> None:
+    store = open_scripted()
+    await store.connect()
+    await store.aclose()
+    with pytest.raises(ClosedError):
+        await store.get("k")
+
+
+async def test_connecting_sends_nothing(server: ScriptedServer, open_scripted: Open) -> None:
+    store = open_scripted()
+    await asyncio.gather(*(store.connect() for _ in range(3)))
+    assert not server.requests
+
+
+async def test_missing_credentials_are_named(server: ScriptedServer, open_scripted: Open) -> None:
+    store = open_scripted(access_key=None, secret_key=None)
+    with pytest.raises(PermanentError, match="no credentials were found"):
+        await store.get("k")
+
+
+async def test_an_unknown_profile_is_named(server: ScriptedServer, open_scripted: Open) -> None:
+    with pytest.raises(PermanentError, match="nobody"):
+        await open_scripted(profile="nobody").get("k")
+
+
+def test_a_store_belongs_to_one_loop(moto_options: object) -> None:
+    store = S3Store(moto_options)  # type: ignore[arg-type]
+
+    async def first() -> None:
+        await store.put("k", b"x")
+
+    async def second() -> None:
+        with pytest.raises(ClosedError, match="another event loop"):
+            await store.get("k")
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(first())
+    asyncio.run(second())
+    loop.run_until_complete(store.aclose())
+    loop.close()

@@ -1,0 +1,38 @@
+"""A real Ceph RADOS Gateway, where the environment names one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from s3cache.store._s3_options import S3Options
+from tests.buckets import make_bucket
+
+NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY")
+
+
+@pytest.fixture(scope="session")
+def rgw_bucket() -> S3Options:
+    """A bucket made for this run."""
+    found = {name: os.environ.get(f"S3CACHE_TEST_RGW_{name}") for name in NAMES}
+    if missing := [f"S3CACHE_TEST_RGW_{name}" for name, value in found.items() if not value]:
+        pytest.skip(f"no Ceph RGW to test with: {', '.join(missing)} not set (see make test-rgw)")
+    options = S3Options(
+        f"s3cache-test-{uuid.uuid4().hex[:12]}",
+        endpoint_url=found["ENDPOINT"],
+        region="us-east-1",
+        access_key=found["ACCESS_KEY"],
+        secret_key=found["SECRET_KEY"],
+    )
+    asyncio.run(make_bucket(options))
+    return options
+
+
+@pytest.fixture
+def rgw_options(rgw_bucket: S3Options) -> S3Options:
+    """Options for an empty prefix."""
+    return replace(rgw_bucket, prefix=f"a/{uuid.uuid4().hex}")
