@@ -290,6 +290,11 @@ class S3Store:
             return first
         if len(first) != min(part_bytes, total):
             raise TransientError(f"{len(first)} bytes came, not {min(part_bytes, total)}")
+        if total > self._options.max_object_bytes:
+            raise PermanentError(
+                f"the object has {total} bytes, more than max_object_bytes="
+                f"{self._options.max_object_bytes}: no entry is that large; delete it"
+            )
         if len(first) == total:
             return first
         whole = bytearray(total)

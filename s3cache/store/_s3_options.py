@@ -55,6 +55,8 @@ class S3Options:
         part_bytes: size of one range of a download, and of one part of an upload (5 MiB at
             least there).
         multipart_bytes: objects larger than this are uploaded in parts.
+        max_object_bytes: objects larger than this are not read: no entry is that large, and
+            whoever can write to the bucket must not fill the readers' memory.
         conditional_create: whether ``put(mode="create")`` trusts ``If-None-Match: *``.
             ``native`` always does, ``check`` never (it looks first, so racing writers may all
             win), ``auto`` asks the server once.
@@ -83,6 +85,7 @@ class S3Options:
     max_pool_connections: int = 32
     part_bytes: int = 16 * 2**20
     multipart_bytes: int = 64 * 2**20
+    max_object_bytes: int = 4 * 2**30
     conditional_create: ConditionalCreate = "auto"
     anonymous: bool = False
     access_key: str | None = field(default=None, repr=False)
@@ -194,6 +197,7 @@ def _check_sizes(options: S3Options) -> None:
         ("max_pool_connections", 1, 10_000),
         ("part_bytes", 1, MAX_PUT_BYTES),
         ("multipart_bytes", MIN_PART_BYTES, MAX_PUT_BYTES),
+        ("max_object_bytes", 1, 5 * 2**40),
     ):
         value = getattr(options, name)
         if not at_least <= value <= at_most:

@@ -164,6 +164,16 @@ async def test_a_body_cut_short_is_transient(
         await open_scripted(part_bytes=40).get("k")
 
 
+async def test_a_giant_is_refused_after_its_first_range(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    """Whoever can write to the bucket must not fill the memory of those who read it."""
+    server.answer = lambda request: ranged(b"x" * 100, request)
+    with pytest.raises(PermanentError, match="max_object_bytes"):
+        await open_scripted(part_bytes=40, max_object_bytes=99).get("k")
+    assert len(server.requests) == 1
+
+
 async def test_a_server_without_ranges_is_read_whole(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
