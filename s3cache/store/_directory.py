@@ -7,8 +7,9 @@ Layout, every name below ``root``::
 
 A segment keeps ``a-z 0-9 _ . = -`` and percent-encodes every other byte of its UTF-8, capitals
 too: two keys stay two files where the file system folds case. A directory's name ends in ``+``, so
-a key may be a prefix of another. A segment longer than a file name may be is cut into pieces whose
-directories end in ``~``.
+a key may be a prefix of another. A segment longer than a file name may be is cut into pieces: each
+but the last is a directory that ends in ``~``, each but the first begins with ``~``. No name begins
+with a dot: what does is not ours (NFS puts ``.nfs...`` where an open file is deleted).
 
 Writers never touch a visible file: they stage, flush and rename, so a reader in any process sees
 whole objects only. A staged file is locked (``flock``) while its writer lives; one that is neither
@@ -39,7 +40,7 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store._base import Buffer, ObjectInfo, check_key, check_range
+from s3cache.store._base import MAX_KEY_BYTES, Buffer, ObjectInfo, check_key, check_range
 
 __all__ = ["Directory", "os_errors"]
 
@@ -103,14 +104,16 @@ class Directory:
         with os_errors("open", self.url):
             if create:
                 self.ensure()
-            check_private(self.root)
+            else:
+                check_private(self.root)
 
     def ensure(self) -> None:
-        """Make the root and what belongs in it, as far as it is missing."""
+        """Make the root and what belongs in it, as far as it is missing; check that it is ours."""
         os.makedirs(os.path.dirname(self.root), exist_ok=True)
-        for path in (self.root, self._objects, self._staging):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
+        make_private(self.root)
+        check_private(self.root)
+        make_private(self._objects)
+        make_private(self._staging)
 
     # -- reading
 
@@ -133,7 +136,7 @@ class Directory:
             try:
                 size = max(os.fstat(fd).st_size - start, 0)
                 wanted = size if length is None else min(length, size)
-                return _read_exactly(fd, wanted, start)
+                return _read_exactly(fd, wanted, start) if wanted else b""
             finally:
                 os.close(fd)
 
@@ -152,6 +155,8 @@ class Directory:
 
         Costs one directory scan per directory that can hold such keys.
         """
+        if len(prefix) > MAX_KEY_BYTES:
+            return
         *parents, last = map(_escape, prefix.split("/"))
         parts = [part for segment in parents for part in _parts(segment, "+")]
         done = "".join(f"{segment}/" for segment in parents)
@@ -160,16 +165,12 @@ class Directory:
 
     # -- writing
 
-    def write(self, key: str, data: Buffer, *, durable: bool = True) -> None:
-        """Write or replace the object, atomically.
-
-        With ``durable`` the bytes and the name have reached the disk on return; without, they
-        survive the process but perhaps not a power failure.
-        """
-        with self.staged(key, data, durable=durable) as staged:
-            self.rename(staged, key)
-            if durable:
-                self._flush_parent(key)
+    def write(self, key: str, data: Buffer) -> None:
+        """Write or replace the object, atomically; bytes and name have reached the disk then."""
+        with self.staged(key, data, durable=True) as staged:
+            target = self.path(key)
+            made = self._into_place(os.replace, staged, target)
+            self._flush_name(target, made)
 
     def create(self, key: str, data: Buffer) -> None:
         """Write the object durably unless it exists; exactly one of several creators wins.
@@ -181,12 +182,13 @@ class Directory:
             target = self.path(key)
             try:
                 # Unlike rename, link refuses an existing name, on NFS too.
-                self._into_place(os.link, staged, target)
+                made = self._into_place(os.link, staged, target)
             except FileExistsError:
                 raise PreconditionError(
                     "already exists", op="put", store=self.url, key=key
                 ) from None
-            self._flush_parent(key)
+            os.unlink(staged)
+            self._flush_name(target, made)
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
@@ -196,48 +198,70 @@ class Directory:
 
     @contextlib.contextmanager
     def staged(self, key: str, data: Buffer, *, durable: bool) -> Iterator[str]:
-        """Write ``data`` to a staged file and give its path; what is left of it is removed."""
+        """Write ``data`` to a staged file and give its path, for the block to move or remove.
+
+        With ``durable`` the bytes have reached the disk. If the block fails nothing is left.
+        """
         check_key(key)
         with os_errors("put", self.url, key):
-            path = os.path.join(self._staging, secrets.token_hex(8))
             try:
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                path, fd = self._open_staged()
             except FileNotFoundError:  # the root was removed under us: begin anew
                 self.ensure()
-                check_private(self.root)
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                path, fd = self._open_staged()
             try:
-                with contextlib.suppress(OSError):  # some network mounts have no locks
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _write_all(fd, data)
                 if durable:
-                    _flush(fd)
+                    _flush_data(fd)
                 yield path
-            finally:
-                with contextlib.suppress(OSError):
-                    # A forked child may hold a copy of the descriptor: unlock, not only close.
-                    fcntl.flock(fd, fcntl.LOCK_UN)
-                os.close(fd)
-                with _absent_is_fine():
+            except BaseException:
+                with contextlib.suppress(OSError):  # moved, or left to the sweep
                     os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+
+    def _open_staged(self) -> tuple[str, int]:
+        """A new file in staging, locked so that no sweep takes it as long as we live."""
+        while True:
+            path = os.path.join(self._staging, secrets.token_hex(8))
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    return path, fd
+            except BlockingIOError:
+                pass
+            except OSError:  # some network mounts have no locks, and no sweep either
+                return path, fd
+            # Stopped between the two calls for so long that a sweep took the file: another one.
+            os.close(fd)
 
     def rename(self, staged: str, key: str) -> None:
         """Move a staged file to its place, making directories as needed."""
         self._into_place(os.replace, staged, self.path(key))
 
-    def _into_place(self, move: Callable[[str, str], None], staged: str, target: str) -> None:
+    def _into_place(self, move: Callable[[str, str], None], staged: str, target: str) -> bool:
+        """Whether directories had to be made for it."""
         try:
             move(staged, target)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            self.ensure()
+            path = self._objects
+            for name in os.path.dirname(os.path.relpath(target, path)).split(os.sep):
+                path = os.path.join(path, name)
+                make_private(path)
             move(staged, target)
+            return True
+        return False
 
-    def _flush_parent(self, key: str) -> None:
-        fd = os.open(os.path.dirname(self.path(key)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            _flush(fd)
-        finally:
-            os.close(fd)
+    def _flush_name(self, target: str, made: bool) -> None:
+        """Flush the directory ``target`` is in, and those it is in if they are new."""
+        path = os.path.dirname(target)
+        _flush_directory(path)
+        while made and path != self.root:
+            path = os.path.dirname(path)
+            _flush_directory(path)
 
     def sweep(self) -> int:
         """Remove what killed writers left in staging; returns how many files."""
@@ -248,6 +272,12 @@ class Directory:
                     if time.time() - entry.stat().st_mtime > _SWEEP_GRACE_S:
                         removed += _remove_unlocked(entry.path)
         return removed
+
+
+def make_private(path: str) -> None:
+    """Make a directory that only we can enter, unless there is something of that name."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
 
 
 def check_private(path: str) -> None:
@@ -280,26 +310,30 @@ def _escape(segment: str) -> str:
 
 
 def _percent(character: str) -> str:
-    return "".join(f"%{byte:02x}" for byte in character.encode())
+    # A prefix to list may hold a lone surrogate, which no key does.
+    return "".join(f"%{byte:02x}" for byte in character.encode(errors="surrogatepass"))
 
 
 def _parts(escaped: str, suffix: str) -> list[str]:
     """Path parts for one escaped segment: one, unless it is too long for a file name."""
     if len(escaped) <= _PIECE:
         return [escaped + suffix]
-    return [escaped[:_PIECE] + "~", *_parts(escaped[_PIECE:], suffix)]
+    pieces = [escaped[i : i + _PIECE] for i in range(0, len(escaped), _PIECE)]
+    *parents, last = pieces[:1] + ["~" + piece for piece in pieces[1:]]
+    return [*(parent + "~" for parent in parents), last + suffix]
 
 
 def _walk(path: str, done: str, prefix: str) -> Iterator[ObjectInfo]:
     """Objects below ``path``; ``done`` is the escaped key so far, ``prefix`` is escaped too."""
     with _absent_is_fine(), os.scandir(path) as found:
         for entry in found:
-            last = entry.name[-1:]
+            last = entry.name[-1]
+            name = done + entry.name.removeprefix("~")
             if last in "+~":
-                deeper = done + entry.name[:-1] + ("/" if last == "+" else "")
+                deeper = name[:-1] + ("/" if last == "+" else "")
                 if deeper.startswith(prefix) or prefix.startswith(deeper):
                     yield from _walk(entry.path, deeper, prefix)
-            elif (name := done + entry.name).startswith(prefix):
+            elif name.startswith(prefix) and entry.name[0] != ".":
                 with _absent_is_fine():
                     status = entry.stat(follow_symlinks=False)
                     yield ObjectInfo(unquote(name), status.st_size, status.st_mtime)
@@ -321,18 +355,28 @@ def _write_all(fd: int, data: Buffer) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _flush(fd: int) -> None:
+def _flush_data(fd: int) -> None:
     # macOS has no fdatasync
     (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
 
 
-def _remove_unlocked(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _flush_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-    except BlockingIOError:  # its writer lives
-        return 0
+        os.fsync(fd)  # fdatasync need not write names: they are not what a directory's size counts
     finally:
         os.close(fd)
-    return 1
+
+
+def _remove_unlocked(path: str) -> int:
+    # NFS locks exclusively only what is open for writing: flock(2)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # its writer lives, or nobody can tell
+        return 0
+    else:
+        os.unlink(path)
+        return 1
+    finally:
+        os.close(fd)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
 
+from s3cache.errors import ReadOnlyError
 from s3cache.store._base import Buffer, ObjectInfo, PutMode
 from s3cache.store._directory import Directory
 
@@ -26,7 +28,8 @@ class LocalStore:
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
         self._directory = Directory(root, create=create)
-        self._directory.sweep()
+        with contextlib.suppress(ReadOnlyError):  # it can be read all the same
+            self._directory.sweep()
 
     @property
     def url(self) -> str:

@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from s3cache.errors import TransientError
+from s3cache.store._base import ObjectInfo
 from s3cache.store._directory import Directory
-from s3cache.tier._forked import close_in_children, closed
+from s3cache.tier._forked import close_unshared, open_unshared
 
 __all__ = ["Accounts", "Books", "Usage"]
 
@@ -56,17 +57,33 @@ class Accounts:
             TransientError: somebody held the lock for :data:`_LOCK_TIMEOUT_S`.
             OSError: the file cannot be opened or written.
         """
-        fd = close_in_children(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        fd = self._open_locked()
         try:
-            self._lock(fd)
-            try:
-                books = Books(self._directory, fd)
-                books.load()
-                yield books
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)
+            books = Books(self._directory, fd)
+            books.load()
+            yield books
         finally:
-            closed(fd)
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            close_unshared(fd)
+
+    def _open_locked(self) -> int:
+        while True:
+            fd = self._open()
+            try:
+                self._lock(fd)
+                if os.fstat(fd).st_nlink:
+                    return fd
+            except BaseException:
+                close_unshared(fd)
+                raise
+            close_unshared(fd)  # removed while we waited: others use another one by now
+
+    def _open(self) -> int:
+        try:
+            return open_unshared(self._path, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:  # the root was removed under us: begin anew
+            self._directory.ensure()
+            return open_unshared(self._path, os.O_RDWR | os.O_CREAT)
 
     def _lock(self, fd: int) -> None:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
@@ -94,62 +111,68 @@ class Books:
         self.bytes = 0
         self.files = 0
 
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.bytes, self.files)
+
     def load(self) -> None:
         """Read the record and settle what a killed writer left; count anew if there is none."""
-        data = os.pread(self._fd, _MAX_RECORD, 0)
-        record = _parse(data)
+        record = _parse(os.pread(self._fd, _MAX_RECORD, 0))
         if record is None:
-            found = list(self._directory.walk())
-            self.set(sum(info.size for info in found), len(found))
+            self.count()
             return
-        self.bytes, self.files, name, old_size = record
+        self.bytes, self.files, name, before = record
         if name:
-            self._settle(name, old_size)
+            self._settle(name, before, self.size_of(name))
 
-    def set(self, size: int, files: int) -> None:
-        """Book what a full count with the lock held has found."""
-        self.bytes, self.files = size, files
-        self._store("", _ABSENT)
+    def count(self) -> list[ObjectInfo]:
+        """Book what is there now, whatever was booked before; returns it."""
+        found = list(self._directory.walk())
+        self.bytes, self.files = sum(info.size for info in found), len(found)
+        self._store("", None)
+        return found
 
     @contextlib.contextmanager
-    def changing(self, name: str) -> Iterator[None]:
-        """Announce that the block changes object ``name``; book what it did, even if it failed."""
-        old_size = self._size_of(name)
-        self._store(name, old_size)
+    def changing(self, name: str, before: int | None, after: int | None) -> Iterator[None]:
+        """Announce that the block changes the size of object ``name``, and book it.
+
+        ``None`` is the size of an object that is not there. Where the block fails, what it did is
+        looked up and booked.
+        """
+        self._store(name, before)
         try:
             yield
-        finally:
-            self._settle(name, old_size)
+        except BaseException:
+            self._settle(name, before, self.size_of(name))
+            raise
+        self._settle(name, before, after)
 
-    def growth(self, name: str, size: int) -> Usage:
-        """What would be added by object ``name`` becoming ``size`` bytes long."""
-        old_size = self._size_of(name)
-        return Usage(size, 1) if old_size == _ABSENT else Usage(size - old_size, 0)
-
-    def _settle(self, name: str, old_size: int) -> None:
-        size = self._size_of(name)
-        self.bytes += max(size, 0) - max(old_size, 0)
-        self.files += int(size != _ABSENT) - int(old_size != _ABSENT)
-        self._store("", _ABSENT)
-
-    def _size_of(self, name: str) -> int:
+    def size_of(self, name: str) -> int | None:
+        """Bytes of object ``name``, or ``None``: it is not there."""
         info = self._directory.stat(name)
-        return _ABSENT if info is None else info.size
+        return None if info is None else info.size
 
-    def _store(self, name: str, old_size: int) -> None:
+    def _settle(self, name: str, before: int | None, after: int | None) -> None:
+        self.bytes += (after or 0) - (before or 0)
+        self.files += (after is not None) - (before is not None)
+        self._store("", None)
+
+    def _store(self, name: str, before: int | None) -> None:
         text = name.encode()
-        fields = (self.bytes, self.files, old_size, len(text))
+        fields = (self.bytes, self.files, _ABSENT if before is None else before, len(text))
         crc = zlib.crc32(repr(fields).encode() + text)
         os.pwrite(self._fd, _RECORD.pack(_MAGIC, *fields, crc) + text, 0)
 
 
-def _parse(data: bytes) -> tuple[int, int, str, int] | None:
-    """(bytes, files, name, old size), or ``None`` for a record that is absent or torn."""
+def _parse(data: bytes) -> tuple[int, int, str, int | None] | None:
+    """(bytes, files, name, size before); ``None`` for a record that is absent, torn or absurd."""
     if len(data) < _RECORD.size:
         return None
-    magic, size, files, old_size, name_len, crc = _RECORD.unpack_from(data)
+    magic, size, files, before, name_len, crc = _RECORD.unpack_from(data)
     text = data[_RECORD.size : _RECORD.size + name_len]
-    fields = (size, files, old_size, name_len)
+    fields = (size, files, before, name_len)
     if magic != _MAGIC or crc != zlib.crc32(repr(fields).encode() + text):
         return None
-    return size, files, text.decode(), old_size
+    if size < 0 or files < 0:  # more went than was booked: somebody added files by hand
+        return None
+    return size, files, text.decode(), None if before == _ABSENT else before

@@ -1,9 +1,10 @@
 """Records of what is still to be uploaded: they survive their process and get exactly one heir.
 
-Each process has a directory ``pending/<owner>/`` and holds a lock on the file ``lock`` in it for
+Each process has a directory ``pending/<owner>/`` and holds a lock on the file ``.lock`` in it for
 as long as it lives. One empty file beside the lock is one record; its name is the object's,
-percent-encoded. Whoever can take the lock of another's directory knows that its owner is gone, and
-while holding it moves the records to its own.
+percent-encoded (255 bytes at most), so that it never begins with a dot. Whoever can take the lock
+of another's directory knows that its owner is gone, and while holding it moves the records to its
+own.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from s3cache.tier._forked import close_in_children, closed
+from s3cache.store._directory import make_private
+from s3cache.tier._forked import close_unshared, open_unshared
 
 __all__ = ["Pending"]
 
-_LOCK = "lock"
+_LOCK = ".lock"
 # A new owner locks its directory right after making it; a directory without a lock file is left
 # alone for that long.
 _GRACE_S = 60.0
@@ -31,7 +33,6 @@ _GRACE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    pid: int
     path: str
     fd: int
 
@@ -47,7 +48,7 @@ class Pending:
 
     def add(self, name: str) -> bool:
         """Record ``name`` as ours to upload; false if it was already."""
-        path = os.path.join(self._own().path, quote(name, safe=""))
+        path = os.path.join(self._own().path, _record(name))
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
@@ -56,13 +57,15 @@ class Pending:
 
     def remove(self, name: str) -> None:
         """Forget our record of ``name``, if there is one."""
-        if self._owner is not None:
+        owner = self._owner
+        if owner is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self._owner.path, quote(name, safe="")))
+                os.unlink(os.path.join(owner.path, _record(name)))
 
     def mine(self, prefix: str) -> list[str]:
         """Names starting with ``prefix`` that this process is to upload."""
-        return [] if self._owner is None else list(_records(self._owner.path, prefix))
+        owner = self._owner
+        return [] if owner is None else list(_records(owner.path, prefix))
 
     def everybodys(self) -> set[str]:
         """Names that any process, living or dead, has recorded."""
@@ -75,23 +78,28 @@ class Pending:
         """
         adopted: list[str] = []
         for path in self._owners():
-            if self._owner is not None and path == self._owner.path:
+            own = self._owner
+            if own is not None and path == own.path:
                 continue
             fd = _try_lock(path)
             if fd is None:
                 continue
             try:
                 for name in _records(path, prefix):
-                    record = quote(name, safe="")
-                    os.replace(os.path.join(path, record), os.path.join(self._own().path, record))
+                    os.replace(
+                        os.path.join(path, _record(name)),
+                        os.path.join(self._own().path, _record(name)),
+                    )
                     adopted.append(name)
-                if os.listdir(path) == [_LOCK]:
-                    os.unlink(os.path.join(path, _LOCK))
-                    os.rmdir(path)
+                _remove_if_empty(path)
             except FileNotFoundError:  # the directory was removed under us
                 continue
+            except OSError:
+                if not adopted:
+                    raise
+                break  # whoever asked must hear of what became ours
             finally:
-                closed(fd)
+                close_unshared(fd)
         return adopted
 
     def release(self) -> None:
@@ -99,23 +107,21 @@ class Pending:
         with self._mutex:
             owner, self._owner = self._owner, None
         if owner is not None:
-            with contextlib.suppress(OSError):  # nothing recorded: leave nothing behind
-                if os.listdir(owner.path) == [_LOCK]:
-                    os.unlink(os.path.join(owner.path, _LOCK))
-                    os.rmdir(owner.path)
-            closed(owner.fd)
+            _remove_if_empty(owner.path)
+            close_unshared(owner.fd)
 
     def _own(self) -> _Owner:
         with self._mutex:
             while self._owner is None:
                 path = os.path.join(self._root, secrets.token_hex(8))
-                os.makedirs(path, mode=0o700)
+                make_private(self._root)
+                make_private(path)
                 with contextlib.suppress(FileNotFoundError):
                     os.close(os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_CLOEXEC, 0o600))
                 # An adopter may have taken the lock first and removed the directory: then again.
                 fd = _try_lock(path)
                 if fd is not None:
-                    self._owner = _Owner(os.getpid(), path, fd)
+                    self._owner = _Owner(path, fd)
             return self._owner
 
     def _owners(self) -> Iterator[str]:
@@ -140,28 +146,45 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def _record(name: str) -> str:
+    record = quote(name, safe="")
+    return "%2E" + record[1:] if record[:1] == "." else record
+
+
 def _records(path: str, prefix: str) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for record in os.listdir(path):
-            if record != _LOCK and (name := unquote(record)).startswith(prefix):
+            if record[0] != "." and (name := unquote(record)).startswith(prefix):
                 yield name
+
+
+def _remove_if_empty(path: str) -> None:
+    """Remove an owner's directory, its lock held, unless there are records in it."""
+    with contextlib.suppress(OSError):  # NFS keeps the name of an open file: a later adopter can
+        if os.listdir(path) == [_LOCK]:
+            os.unlink(os.path.join(path, _LOCK))
+            os.rmdir(path)
 
 
 def _try_lock(path: str) -> int | None:
     """Lock the owner's directory, or ``None``: the owner lives, or it is gone or not ready."""
     lock = os.path.join(path, _LOCK)
     try:
-        fd = close_in_children(os.open(lock, os.O_RDWR | os.O_CLOEXEC))
+        fd = open_unshared(lock, os.O_RDWR)
+    except NotADirectoryError:  # somebody's file, not an owner's directory
+        return None
     except FileNotFoundError:
         with contextlib.suppress(OSError):
             if time.time() - os.stat(path).st_mtime > _GRACE_S:
                 os.rmdir(path)
         return None
+    locked = False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.stat(lock), os.fstat(fd)):
-            return fd
+        locked = os.path.samestat(os.stat(lock), os.fstat(fd))
     except (BlockingIOError, FileNotFoundError):
         pass
-    closed(fd)
-    return None
+    finally:
+        if not locked:
+            close_unshared(fd)
+    return fd if locked else None

@@ -17,11 +17,12 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from urllib.parse import quote
 
-from s3cache.errors import NoSpaceError
+from s3cache.errors import NoSpaceError, ReadOnlyError
 from s3cache.store._base import Buffer, ObjectInfo
-from s3cache.store._directory import Directory, os_errors
+from s3cache.store._directory import Directory, make_private, os_errors
 from s3cache.tier._accounts import Accounts, Books, Usage
 from s3cache.tier._pending import Pending
 
@@ -33,6 +34,8 @@ _QUARANTINED_FILES = 8
 _HIGH_WATER = 0.95
 _LOW_WATER = 0.90
 _SCAN_YIELDS_AT_LEAST = 64
+# A trim counts anew where what it found is off the books by this fraction of a bound.
+_TOLERANCE = 0.01
 
 # https://bford.info/cachedir/
 _CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by s3cache.\n"
@@ -62,10 +65,10 @@ class LocalTier:
         self._quarantine = os.path.join(self.root, "quarantine")
         # Names with their last use, latest first; touched only with the accounts locked.
         self._victims: list[ObjectInfo] = []
-        with os_errors("open", self.url):
+        with contextlib.suppress(ReadOnlyError), os_errors("open", self.url):
             _tag_as_cache(self.root)
+            self._directory.sweep()
         self.usage()  # counts what is there if nobody has yet; fails now if it cannot be kept
-        self._directory.sweep()
 
     @property
     def url(self) -> str:
@@ -73,8 +76,12 @@ class LocalTier:
 
     def usage(self) -> Usage:
         """Bytes and files held, exact at the moment of the call."""
-        with os_errors("usage", self.url), self._accounts.locked() as books:
-            return Usage(books.bytes, books.files)
+        try:
+            with os_errors("usage", self.url), self._accounts.locked() as books:
+                return books.usage
+        except ReadOnlyError:  # nobody keeps books there, and nobody changes it
+            sizes = [info.size for info in self.objects()]
+            return Usage(sum(sizes), len(sizes))
 
     # -- objects
 
@@ -82,10 +89,9 @@ class LocalTier:
         """The object's bytes, or ``None``; marks it as used just now."""
         data = self._directory.read(name)
         if data is not None:
-            now = time.time_ns()
             # Evicted meanwhile, or a disk that became read-only: the bytes are good all the same.
             with contextlib.suppress(OSError):
-                os.utime(self._directory.path(name), ns=(now, now))
+                _mark_used(self._directory.path(name))
         return data
 
     def holds(self, name: str) -> bool:
@@ -108,71 +114,83 @@ class LocalTier:
         Raises:
             NoSpaceError: it is larger than the tier, or the rest may not be evicted.
         """
-        self._put(name, data, durable=False)
+        self._put(name, data, durable=False, around=contextlib.nullcontext())
 
     def put_pending(self, name: str, data: Buffer) -> None:
         """Like :meth:`put`, for an object that nobody else has yet.
 
         When this returns, the bytes have reached the disk and are recorded as this process's to
         upload until :meth:`uploaded` is called. If the process ends before, exactly one other
-        gets the record from :meth:`adopt`.
+        gets the record from :meth:`adopt`. A power failure may take object and record, but never
+        leaves a part. Where this fails, an earlier record of the same name stays.
         """
-        with os_errors("put", self.url, name):
-            # First the record: one without an object is dropped by whoever would upload it, but
-            # an object without a record would never be uploaded.
-            added = self._record(name)
+        self._put(name, data, durable=True, around=self._recorded(name))
+
+    @contextlib.contextmanager
+    def _recorded(self, name: str) -> Iterator[None]:
+        """Record ``name`` as pending before the block; undo that if it fails.
+
+        First the record: one without an object is dropped by whoever would upload it, but an
+        object without a record would never be uploaded.
+        """
         try:
-            self._put(name, data, durable=True)
+            added = self._pending.add(name)
+        except FileNotFoundError:  # somebody removed our directory: begin anew
+            self._pending.release()
+            added = self._pending.add(name)
+        try:
+            yield
         except BaseException:
             if added:
-                self.uploaded(name)
+                self._pending.remove(name)
             raise
 
-    def _record(self, name: str) -> bool:
-        try:
-            return self._pending.add(name)
-        except FileNotFoundError:  # somebody removed the whole root under us
-            self._directory.ensure()
-            self._pending.release()
-            return self._pending.add(name)
-
-    def _put(self, name: str, data: Buffer, *, durable: bool) -> None:
+    def _put(
+        self, name: str, data: Buffer, *, durable: bool, around: AbstractContextManager[None]
+    ) -> None:
         size = memoryview(data).nbytes
+        if size > self.max_bytes:
+            raise self._no_space(name, f"{size} bytes are more than the {self.max_bytes} allowed")
         with (
             os_errors("put", self.url, name),
             self._directory.staged(name, data, durable=durable) as staged,
             self._accounts.locked() as books,
         ):
-            if not self._make_room(books, books.growth(name, size)):
-                raise NoSpaceError(
+            before = books.size_of(name)
+            if not self._make_room(books, name, _growth(before, size)):
+                raise self._no_space(
+                    name,
                     f"{size} bytes do not fit: {books.bytes} of {self.max_bytes} bytes and "
                     f"{books.files} of {self.max_files} files are taken and may not be evicted",
-                    op="put",
-                    store=self.url,
-                    key=name,
                 )
-            with books.changing(name):
+            with around, books.changing(name, before, size):
+                _mark_used(staged)
                 self._directory.rename(staged, name)
+
+    def _no_space(self, name: str, problem: str) -> NoSpaceError:
+        return NoSpaceError(problem, op="put", store=self.url, key=name)
 
     def delete(self, name: str) -> None:
         """Remove an object, if it is there."""
         with (
             os_errors("delete", self.url, name),
             self._accounts.locked() as books,
-            books.changing(name),
+            books.changing(name, books.size_of(name), None),
         ):
             self._directory.delete(name)
 
     def quarantine(self, name: str) -> None:
         """Set a corrupt object aside, where a person can look at it; only the last few are kept."""
         with os_errors("quarantine", self.url, name), self._accounts.locked() as books:
-            os.makedirs(self._quarantine, mode=0o700, exist_ok=True)
-            kept = sorted(os.listdir(self._quarantine))
-            for old in kept[: max(len(kept) + 1 - _QUARANTINED_FILES, 0)]:
-                os.unlink(os.path.join(self._quarantine, old))
+            before = books.size_of(name)
+            if before is None:
+                return
+            make_private(self._quarantine)
             aside = f"{time.time_ns():020d}-{quote(name, safe='')}"[:255]
-            with books.changing(name), contextlib.suppress(FileNotFoundError):
+            with books.changing(name, before, None):
                 os.replace(self._directory.path(name), os.path.join(self._quarantine, aside))
+            for old in sorted(os.listdir(self._quarantine))[:-_QUARANTINED_FILES]:
+                os.unlink(os.path.join(self._quarantine, old))
 
     # -- what is still to upload
 
@@ -212,59 +230,91 @@ class LocalTier:
         found = list(self.objects())
         removed = 0
         with os_errors("trim", self.url):
-            with self._accounts.locked():
-                victims = self._oldest(found)
+            with self._accounts.locked() as books:
+                if self._is_off(books, found):  # files came or went by hand
+                    found = books.count()
+                victims = self._evictable(found) if _above(books.usage, self, _HIGH_WATER) else []
             while victims:
                 # Not one long hold of the lock: writers get their turns in between.
                 with self._accounts.locked() as books:
-                    if not _above(Usage(books.bytes, books.files), self, _LOW_WATER):
+                    if not _above(books.usage, self, _LOW_WATER):
                         break
-                    removed += self._evict(books, victims.pop())
+                    victim = victims.pop()
+                    if not self._changed(victim):
+                        self._evict(books, victim)
+                        removed += 1
         return removed
 
-    def _make_room(self, books: Books, growth: Usage) -> bool:
-        """Evict until ``growth`` fits; false if it cannot be made to."""
-        if growth.bytes > self.max_bytes:
-            return False
-        scanned = False
-        while (
-            books.bytes + growth.bytes > self.max_bytes
-            or books.files + growth.files > self.max_files
-        ):
-            if self._victims:
-                self._evict(books, self._victims.pop())
-            elif scanned:
-                return False
-            else:
-                found = list(self.objects())
-                # Files that somebody removed by hand were still booked until here.
-                books.set(sum(info.size for info in found), len(found))
-                self._victims = self._oldest(found)
-                scanned = True
+    def _is_off(self, books: Books, found: list[ObjectInfo]) -> bool:
+        off_bytes = abs(books.bytes - sum(info.size for info in found))
+        off_files = abs(books.files - len(found))
+        return off_bytes > _TOLERANCE * self.max_bytes or off_files > _TOLERANCE * self.max_files
+
+    def _make_room(self, books: Books, name: str, growth: Usage) -> bool:
+        """Evict until ``growth`` of object ``name`` fits; false if it cannot be made to."""
+        chosen_now = False
+        while not self._fits(books.usage, growth):
+            if not self._victims:
+                if not self._choose_victims(books, name, growth):
+                    return False
+                chosen_now = True
+                continue  # files removed by hand may have left room
+            victim = self._victims.pop()
+            if chosen_now or not (victim.key == name or self._changed(victim)):
+                self._evict(books, victim)
         return True
 
-    def _oldest(self, found: list[ObjectInfo]) -> list[ObjectInfo]:
-        """The least recently used tenth of the objects found that may go, latest use first.
+    def _choose_victims(self, books: Books, name: str, growth: Usage) -> bool:
+        """Count anew and pick enough victims for ``growth`` to fit, and for some time to come.
+
+        False, and none, if evicting everything that may go were not enough.
+        """
+        found = [info for info in books.count() if info.key != name]
+        free = self._evictable(found)
+        after = books.usage
+        needed = 0
+        while not self._fits(after, growth):
+            needed += 1
+            if needed > len(free):
+                return False
+            after = Usage(after.bytes - free[-needed].size, after.files - 1)
+        batch = max(needed, len(free) // 10, _SCAN_YIELDS_AT_LEAST)
+        self._victims = free[-batch:]
+        return True
+
+    def _fits(self, usage: Usage, growth: Usage) -> bool:
+        return (
+            usage.bytes + growth.bytes <= self.max_bytes
+            and usage.files + growth.files <= self.max_files
+        )
+
+    def _evictable(self, found: list[ObjectInfo]) -> list[ObjectInfo]:
+        """Those of the objects found that may go, least recently used last.
 
         Called with the accounts locked: no record moves from a dead owner to its heir meanwhile.
         What became pending after ``found`` was made has a later time than it says.
         """
         pinned = self._pending.everybodys()
-        free = sorted((info for info in found if info.key not in pinned), key=_last_use)
-        return free[: max(len(free) // 10, _SCAN_YIELDS_AT_LEAST)][::-1]
+        free = (info for info in found if info.key not in pinned)
+        return sorted(free, key=lambda info: info.modified, reverse=True)
 
-    def _evict(self, books: Books, victim: ObjectInfo) -> bool:
-        """Remove the victim, unless it was used or replaced since it was chosen."""
-        now = self._directory.stat(victim.key)
-        if now is None or now.modified != victim.modified:
-            return False
-        with books.changing(victim.key):
+    def _changed(self, victim: ObjectInfo) -> bool:
+        """Whether the victim was used, replaced or removed since it was chosen."""
+        return self._directory.stat(victim.key) != victim
+
+    def _evict(self, books: Books, victim: ObjectInfo) -> None:
+        with books.changing(victim.key, victim.size, None):
             self._directory.delete(victim.key)
-        return True
 
 
-def _last_use(info: ObjectInfo) -> float:
-    return info.modified
+def _growth(before: int | None, size: int) -> Usage:
+    return Usage(size, 1) if before is None else Usage(size - before, 0)
+
+
+def _mark_used(path: str) -> None:
+    # Not by leaving it to the kernel, whose clock for files ticks every few milliseconds.
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
 
 
 def _above(usage: Usage, tier: LocalTier, fraction: float) -> bool:
