@@ -24,7 +24,13 @@ import re
 from collections.abc import Callable
 
 from s3cache import frame
-from s3cache.errors import ConfigError, CorruptError, PreconditionError, TruncatedError
+from s3cache.errors import (
+    ConfigError,
+    CorruptError,
+    PreconditionError,
+    TransientError,
+    TruncatedError,
+)
 from s3cache.frame import Frame, Header
 from s3cache.store import Store
 
@@ -85,23 +91,27 @@ def variant_name(key: str, variant: str) -> str:
     return name_prefix(key) + (variant or "_")
 
 
-def check_place(name: str, entry: Frame) -> None:
-    """Raises :class:`CorruptError` if ``entry`` was moved here from another key or variant.
+def check_place(name: str, header: Header) -> None:
+    """Raises :class:`CorruptError` if the entry was moved here from another key or variant.
 
     Without this, whoever renames an object in the bucket would make a wrong hit.
     """
-    header = entry.header
-    if name not in (first_name(header.key), variant_name(header.key, header.variant)):
+    if not _belongs(name, header):
         raise CorruptError(
             f"object {name}", f"holds key {header.key!r}, variant {header.variant!r}"
         )
+
+
+def _belongs(name: str, header: Header) -> bool:
+    return name in (first_name(header.key), variant_name(header.key, header.variant))
 
 
 async def publish(store: Store, entry: Frame, *, replaces: Callable[[Header], bool]) -> None:
     """Make ``entry`` readable for everybody, next to the other variants under its key.
 
     If the same variant is there already it is left alone, unless ``replaces`` says of its header
-    that it is to be overwritten; a damaged header is overwritten anyway.
+    that it is to be overwritten. What no reader can use, a damaged header or an entry that belongs
+    elsewhere, is overwritten anyway; another variant never is.
 
     Raises:
         StoreError: the store could not do it.
@@ -112,7 +122,8 @@ async def publish(store: Store, entry: Frame, *, replaces: Callable[[Header], bo
         # Of several writers that race for the first name there, the last one wins: what the
         # others wrote must also be elsewhere.
         await _put(store, own, entry, replaces)
-    if not await _put(store, first, entry, replaces):
+        await _put(store, first, entry, replaces)
+    elif not await _put(store, first, entry, replaces):
         await _put(store, own, entry, replaces)
 
 
@@ -127,24 +138,34 @@ async def _put(store: Store, name: str, entry: Frame, replaces: Callable[[Header
         await store.put(name, entry.data, mode="create", metadata=metadata)
     except PreconditionError:
         there = await _read_header(store, name)
-        if there is None or replaces(there):
-            await store.put(name, entry.data, metadata=metadata)
-            return True
-        return there.variant == entry.header.variant
+        if there is not None and _belongs(name, there):
+            if there.variant != entry.header.variant:
+                return False
+            if not replaces(there):
+                return True
+        await store.put(name, entry.data, metadata=metadata)
     return True
 
 
 async def _read_header(store: Store, name: str) -> Header | None:
-    """The header of the frame at ``name``, or ``None`` if there is no sound one."""
+    """The header of the frame at ``name``, or ``None`` if there is no sound one.
+
+    Raises:
+        TransientError: two reads differ, so the damage is not in what is stored.
+    """
+    damaged = None
     length = frame.HEADER_HINT_BYTES
-    for _ in range(2):
+    for _ in range(4):
         data = await store.get_range(name, 0, length)
         if data is None:
             return None
         try:
             return frame.decode_header(data)
-        except TruncatedError as exc:
-            length = exc.needed
-        except CorruptError:
-            return None
-    return None
+        except CorruptError as exc:
+            if isinstance(exc, TruncatedError) and exc.needed > length:
+                length = exc.needed
+            elif data == damaged:
+                return None
+            else:
+                damaged = data
+    raise TransientError("reads of one object differ", op="get_range", store=store.url, key=name)

@@ -59,9 +59,15 @@ def _seconds(value: str) -> float:
     return float(value)
 
 
+def _more_seconds(value: str) -> float:
+    if not (seconds := _seconds(value)):
+        raise ValueError("is not more than 0")
+    return seconds
+
+
 def _bytes(value: str) -> int:
     found = re.fullmatch(r"(\d{1,15}) ?(|[KMGT]i?)B?", value, re.IGNORECASE)
-    if not found:
+    if not found or not int(found[1]):
         raise ValueError("is not a size such as 500MB or 10GiB")
     unit = found[2].upper()
     base = 1024 if unit.endswith("I") else 1000
@@ -125,18 +131,18 @@ class Settings:
     upload_queue_max_bytes: int = _setting(256 << 20, _bytes)
     exit_timeout_s: float = _setting(10.0, _seconds)
     retry_attempts: int = _setting(4, _count)
-    attempt_timeout_s: float = _setting(60.0, _seconds)
-    retry_timeout_s: float = _setting(120.0, _seconds)
-    upload_timeout_s: float = _setting(900.0, _seconds)
+    attempt_timeout_s: float = _setting(60.0, _more_seconds)
+    retry_timeout_s: float = _setting(120.0, _more_seconds)
+    upload_timeout_s: float = _setting(900.0, _more_seconds)
     breaker_failures: int = _setting(2, _count)
-    breaker_reset_s: float = _setting(30.0, _seconds)
+    breaker_reset_s: float = _setting(30.0, _more_seconds)
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, bool | int | float | str):
-                # What is not spelled the way the environment would have it is refused here too.
-                _parse(each.name, str(value), each.metadata["parse"])
+            if value is not None or each.name != "url":
+                value = _checked(each.name, value, each.metadata["parse"])
+                object.__setattr__(self, each.name, value)
 
     @classmethod
     def load(cls, **arguments: Any) -> tuple[Settings, dict[str, Any]]:
@@ -145,20 +151,44 @@ class Settings:
         Arguments that are ``None`` count as not given; strings are parsed as in the environment.
 
         Raises:
-            ConfigError: a value cannot be used.
+            ConfigError: a value cannot be used, or an argument is neither a setting nor a store's.
         """
         known = {each.name: each.metadata["parse"] for each in fields(cls)}
         values: dict[str, Any] = {}
         for name, parse in known.items():
             argument, variable = arguments.get(name), os.environ.get(_PREFIX + name.upper())
-            if isinstance(argument, str):
-                values[name] = _parse(name, argument, parse)
-            elif argument is not None:
+            if argument is not None:
                 values[name] = argument
             elif variable:
                 values[name] = _parse(_PREFIX + name.upper(), variable, parse)
         rest = {name: value for name, value in arguments.items() if name not in known}
-        return cls(**values), rest
+        for name in rest:
+            if name not in _STORE_OPTIONS:
+                everything = sorted([*known, *_STORE_OPTIONS])
+                close = get_close_matches(name, everything, n=1)
+                fix = f"did you mean {close[0]}?" if close else f"use {', '.join(everything)}"
+                raise ConfigError(f"option {name}", "is not known", fix)
+        return cls(**values), {name: value for name, value in rest.items() if value is not None}
+
+
+# S3's, and "create" of a directory. Bucket and prefix are in the URL.
+_STORE_OPTIONS = (
+    *(e.name for e in fields(S3Options) if e.name not in ("bucket", "prefix")),
+    "create",
+)
+
+
+def _checked(name: str, value: Any, parse: Callable[[str], Any]) -> Any:
+    """``value`` as the setting has it; what the environment could not say is refused here too."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return _parse(name, value, parse)
+    text = f"{value:f}" if isinstance(value, float) else str(value)
+    if parse is _text or not isinstance(value, bool | int | float):
+        raise ConfigError(f"setting {name}", f"is a {type(value).__name__}", "give a string")
+    _parse(name, text, parse)
+    return value
 
 
 def _parse(name: str, value: str, parse: Callable[[str], Any]) -> Any:
@@ -170,11 +200,10 @@ def _parse(name: str, value: str, parse: Callable[[str], Any]) -> Any:
 
 def warn_of_unknown_variables() -> None:
     """Log each ``S3CACHE_*`` variable that nothing reads: most likely it is misspelt."""
-    known = [_PREFIX + each.name.upper() for of in (Settings, S3Options) for each in fields(of)]
+    known = [each.name for each in fields(Settings)] + [*_STORE_OPTIONS]
     for variable in os.environ:
-        if variable.startswith(_PREFIX) and variable not in known:
-            if variable.startswith(_PREFIX + "TEST_"):
-                continue
-            close = get_close_matches(variable, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "nothing reads it"
+        name = variable.removeprefix(_PREFIX).lower()
+        if variable.startswith(_PREFIX) and name not in known and not name.startswith("test_"):
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {_PREFIX}{close[0].upper()}?" if close else "nothing reads it"
             logger.warning("s3cache: environment variable %s is not known; %s", variable, hint)

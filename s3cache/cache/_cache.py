@@ -10,18 +10,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from s3cache import entries, frame
 from s3cache.cache._local import Local, verified
 from s3cache.cache._problems import Problems, reason_for
 from s3cache.cache._remote import RemoteTier
 from s3cache.cache._results import Hit, Miss, NotSaved, Saved
+from s3cache.cache._search import Search
 from s3cache.errors import ConfigError, CorruptError, StoreError
 from s3cache.frame import Frame, Header
 from s3cache.settings import Settings, warn_of_unknown_variables
-from s3cache.stats import CacheStats, Counters, Reason, TierName
+from s3cache.stats import CacheStats, Counters, Reason
 from s3cache.store import Buffer, Store, open_store
 from s3cache.store._url import store_identity
 from s3cache.tier import LocalTier
@@ -38,14 +39,12 @@ __all__ = ["Cache"]
 
 logger = logging.getLogger("s3cache")
 
-_T = TypeVar("_T")
-
 
 class Cache:
     """Frames under keys, on this machine and in a bucket.
 
-    Any thread may use it. In a forked child it has connections, a background thread and counts
-    of the child's own.
+    Any thread may use it, but listeners may not wait for it. In a forked child it has
+    connections, a background thread, counts and listeners of the child's own.
 
     Args:
         settings: how to behave.
@@ -89,7 +88,7 @@ class Cache:
         if where is None:
             if rest:
                 raise ConfigError(
-                    f"option {next(iter(rest))!r}", "is not known", "see s3cache.settings.Settings"
+                    f"option {next(iter(rest))}", "means nothing without a URL", "give a URL too"
                 )
             return cls(settings)
         cache = cls(
@@ -124,22 +123,77 @@ class Cache:
             ConfigError: ``key`` is not legal.
             S3CacheError: with ``strict``, whatever would have made it a miss but absence.
         """
-        entries.check_key(key)
         started = time.perf_counter()
-        search = _Search(self, key)
-        if self._closed or self.settings.mode in ("off", "write-only"):
-            search.reason = Reason.DISABLED
-        elif self.settings.recache:
-            search.reason = Reason.FORCED
+        search = self._search(key, accept)
+        if isinstance(search, Reason):
+            reason, error = search, None
         else:
-            for entry, tier in search.candidates():
-                if accept is None or accept(entry):
-                    elapsed_s = time.perf_counter() - started
-                    self._counters.hit(tier, entry.size, elapsed_s)
-                    return Hit(entry, tier, elapsed_s)
+            try:
+                found = search.run()
+            except Exception as exc:  # strict
+                self._counters.miss(reason_for(exc), time.perf_counter() - started)
+                raise
+            if found is not None:
+                entry, tier = found
+                elapsed_s = time.perf_counter() - started
+                self._counters.hit(tier, entry.size, elapsed_s)
+                return Hit(entry, tier, elapsed_s)
+            reason, error = search.reason, search.error
         elapsed_s = time.perf_counter() - started
-        self._counters.miss(search.reason, elapsed_s)
-        return Miss(search.reason, elapsed_s, search.error)
+        self._counters.miss(reason, elapsed_s)
+        return Miss(reason, elapsed_s, error)
+
+    def candidates(self, key: str) -> Iterator[Hit]:
+        """The entries under ``key`` one by one, for a caller that judges each by itself.
+
+        As :meth:`lookup` otherwise: the one at which the caller stops is counted as the hit, and
+        going on to the end is a miss.
+
+        Raises:
+            ConfigError: ``key`` is not legal.
+            S3CacheError: with ``strict``, whatever would have made it a miss but absence.
+        """
+        started = time.perf_counter()
+        search = self._search(key, None)
+        if isinstance(search, Reason):
+            self._counters.miss(search, time.perf_counter() - started)
+            return
+        elapsed_s = 0.0
+        for entry, tier in search.candidates():
+            elapsed_s += time.perf_counter() - started
+            try:
+                yield Hit(entry, tier, elapsed_s)
+            except GeneratorExit:
+                self._counters.hit(tier, entry.size, elapsed_s)
+                raise
+            started = time.perf_counter()  # the caller's own time is not the lookup's
+        self._counters.miss(search.reason, elapsed_s + time.perf_counter() - started)
+
+    def _search(self, key: str, accept: Callable[[Frame], bool] | None) -> Search | Reason:
+        """The search for ``key``, or why there is none."""
+        entries.check_key(key)
+        if self._closed or self.settings.mode in ("off", "write-only"):
+            return Reason.DISABLED
+        if self.settings.recache:
+            return Reason.FORCED
+        return Search(
+            key,
+            accept,
+            local=self._local,
+            remote=self._remote_now,
+            problems=self._problems,
+            timeout_s=self.settings.lookup_timeout_s,
+        )
+
+    def reject(self, entry: Frame, error: Exception) -> None:
+        """Treat an entry that is sound, but turned out to be of no use, as if it were damaged.
+
+        It is set aside here, and what this process saves under its key and variant next replaces
+        it in the remote.
+        """
+        self._problems.warn("entry", "an entry is of no use and is set aside", error)
+        self._remember_damaged(entry.header)
+        self._local.set_aside(entry)
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
         """Fetch the first entry of each key into the local tier, in the background.
@@ -151,10 +205,16 @@ class Cache:
             ConfigError: one of ``keys`` is not legal.
         """
         names = [entries.first_name(entries.check_key(key)) for key in keys]
-        remote = None if self.settings.mode == "write-only" else self._remote_now()
-        if remote is None or self._local.writable is None:
+        if self.settings.mode == "write-only" or self._local.writable is None:
             return Prefetch([])
-        return remote.downloads.prefetch(names)
+        try:
+            remote = self._remote_now()
+            return Prefetch([]) if remote is None else remote.downloads.prefetch(names)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._problems.met("prefetch", "nothing can be prefetched", exc)
+            failed = Prefetch(names)
+            failed.count(failed=len(failed.names), error=exc)
+            return failed
 
     # -- saving
 
@@ -174,56 +234,99 @@ class Cache:
             entry = frame.decode(entry)
         entries.check_entry(key, entry)
         started = time.perf_counter()
-        error: Exception | None = None
-        reason = Reason.DISABLED
+        result: Saved | NotSaved
         try:
-            durable = self._save(entry)
+            result = self._save(entry)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._problems.met("save", "an entry could not be saved", exc)
-            durable, error, reason = None, exc, reason_for(exc)
-        elapsed_s = time.perf_counter() - started
-        if durable is None:
-            self._counters.not_saved(reason, elapsed_s)
-            return NotSaved(reason, elapsed_s, error)
-        self._counters.saved(entry.size, elapsed_s)
-        return Saved(durable, elapsed_s)
+            result = NotSaved(reason_for(exc), 0.0, exc)
+            if not self.settings.strict:
+                self._problems.warn("save", "an entry could not be saved", exc)
+        result = replace(result, elapsed_s=time.perf_counter() - started)
+        if isinstance(result, Saved):
+            self._counters.saved(entry.size, result.elapsed_s)
+            return result
+        self._counters.not_saved(result.reason, result.elapsed_s)
+        if self.settings.strict and result.error is not None:
+            raise result.error
+        return result
 
-    def _save(self, entry: Frame) -> bool | None:
-        """Whether it survives this process; ``None`` where there is nowhere to save it to."""
+    def _save(self, entry: Frame) -> Saved | NotSaved:
         if self._closed or self.settings.mode in ("off", "read-only"):
-            return None
+            return NotSaved(Reason.DISABLED, 0.0)
         name = self._namespace + entries.variant_name(entry.header.key, entry.header.variant)
-        remote, tier = self._remote_now(), self._local.writable
+        remote: RemoteTier | None = None
+        error: Exception | None = None
+        try:
+            remote = self._remote_now()
+        except Exception as exc:  # noqa: BLE001 - it may be opened later, or by a later process
+            error = exc
+            self._problems.met("remote", "the remote cannot be opened", exc)
+        tier = self._local.writable
         if tier is not None:
             try:
-                if remote is None:
-                    tier.put(name, entry.data)
-                else:
-                    remote.uploads.put(tier, name, entry.data)
-            except StoreError as exc:
+                self._keep(tier, remote, name, entry)
+            except (StoreError, ConfigError) as exc:
                 self._local.write_failed(exc)
-                if remote is None:
-                    raise
             else:
                 self._local.wrote(tier, entry.size)
-                return True
-        if remote is None:
-            return None
-        remote.uploads.put_in_memory(name, entry.data)
-        return False
+                return Saved(True, 0.0)
+        if remote is not None:
+            remote.uploads.put_in_memory(name, entry.data)
+            return Saved(False, 0.0)
+        error = error or self._local.error
+        return NotSaved(Reason.DISABLED if error is None else reason_for(error), 0.0, error)
+
+    def _keep(self, tier: LocalTier, remote: RemoteTier | None, name: str, entry: Frame) -> None:
+        if remote is not None:
+            remote.uploads.put(tier, name, entry.data)
+        elif self._open_remote is not None:
+            tier.put_pending(name, entry.data)
+        else:
+            tier.put(name, entry.data)
 
     # -- the life of a cache
 
     def start(self) -> None:
-        """Connect in the background now, and begin to upload what dead processes have left."""
-        remote = self._remote_now()
+        """Connect in the background now, and begin to upload what dead processes have left.
+
+        Raises:
+            ConfigError: the remote cannot be used as it is configured.
+            S3CacheError: with ``strict``, the remote cannot be opened.
+        """
+        try:
+            remote = self._remote_now()
+        except ConfigError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._problems.met("remote", "the remote cannot be opened", exc)
+            return
         if remote is not None:
             remote.connect_soon()
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
-        """Wait until all that was saved is uploaded, at most ``timeout_s``; says what remains."""
+        """Wait until all that was saved is uploaded, at most ``timeout_s``; says what remains.
+
+        Raises:
+            RuntimeError: called by a listener, on the thread that uploads.
+            S3CacheError: with ``strict``, the remote cannot be opened.
+        """
+        if self.settings.mode in ("off", "read-only"):
+            return FlushReport(0, 0, None)
         remote = self._remote
+        if remote is None and (recorded := self._recorded()):
+            try:
+                remote = self._remote_now()
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+                self._problems.met("remote", "the remote cannot be opened", exc)
+                return FlushReport(recorded, 0, exc)
         return FlushReport(0, 0, None) if remote is None else remote.uploads.flush(timeout_s)
+
+    def _recorded(self) -> int:
+        if self._tier is None or self._open_remote is None:
+            return 0
+        with contextlib.suppress(StoreError):
+            return len(self._tier.pending(self._namespace))
+        return 0
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Have ``listener`` called with each :class:`TransferEvent`, on any thread.
@@ -249,11 +352,12 @@ class Cache:
         What then remains is on record for the next process, as far as it was durable. A second
         call does nothing.
         """
-        report = FlushReport(0, 0, None)
-        if not self._closed:
-            report = self.flush(self.settings.exit_timeout_s if timeout_s is None else timeout_s)
+        if self._closed:
+            return FlushReport(0, 0, None)
+        try:
+            return self.flush(self.settings.exit_timeout_s if timeout_s is None else timeout_s)
+        finally:
             self._let_go()
-        return report
 
     def __enter__(self) -> Cache:
         return self
@@ -277,9 +381,12 @@ class Cache:
         self._let_go()
 
     def _let_go(self) -> None:
-        self._closed = True
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            remote, self._remote = self._remote, None
         self._forget_exit()
-        remote, self._remote = self._remote, None
         if remote is not None:
             remote.close()
         if self._tier is not None:
@@ -289,10 +396,10 @@ class Cache:
 
     def _remote_now(self) -> RemoteTier | None:
         """The remote tier, opened by the first in this process who needs it."""
-        if self._open_remote is None or self._closed or self.settings.mode == "off":
+        if self._open_remote is None or self.settings.mode == "off":
             return None
         with self._mutex:
-            if self._remote is None:
+            if self._remote is None and not self._closed:
                 self._remote = RemoteTier(
                     self._open_remote(),
                     self.settings,
@@ -315,10 +422,14 @@ class Cache:
         except CorruptError:
             self._counters.set_aside("remote")
             with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
-                self._damaged.append(frame.decode_header(data))
+                self._remember_damaged(frame.decode_header(data))
             raise
         self._local.keep(name, data)
         return entry
+
+    def _remember_damaged(self, header: Header) -> None:
+        if header not in self._damaged:
+            self._damaged.append(header)
 
     def _replaces(self, there: Header) -> bool:
         return self.settings.recache or there in self._damaged
@@ -332,79 +443,6 @@ class Cache:
             self._counters.uploaded(event.size)
         elif event.step == "done":
             self._counters.downloaded(event.size)
-
-
-class _Search:
-    """One lookup: its candidates one by one, and afterwards why there were no more."""
-
-    def __init__(self, cache: Cache, key: str) -> None:
-        self._cache = cache
-        self._key = key
-        self._deadline = time.monotonic() + cache.settings.lookup_timeout_s
-        self._variants: set[str] = set()  # yielded so far
-        self.reason = Reason.ABSENT
-        self.error: Exception | None = None
-
-    def candidates(self) -> Iterator[tuple[Frame, TierName]]:
-        """Verified entries under the key, each variant once, the cheapest to get first."""
-        local = self._cache._local
-        first = entries.first_name(self._key)
-        # Most entries have one of these two names; a directory is only read for the others.
-        tried = [first, entries.variant_name(self._key, "")]
-        for name in tried:
-            yield from self._try("local", partial(local.load, name))
-        for name in self._guard(lambda: local.names(self._key)) or ():
-            if name not in tried:
-                yield from self._try("local", partial(local.load, name))
-        remote = self._guard(self._cache._remote_now)
-        if remote is not None:
-            yield from self._remote_candidates(remote, first)
-
-    def _remote_candidates(
-        self, remote: RemoteTier, first: str
-    ) -> Iterator[tuple[Frame, TierName]]:
-        def load(name: str) -> Frame | None:
-            return remote.downloads.get(name, self._left_s())
-
-        if not self._cache._local.holds(first):
-            entry = self._guard(lambda: load(first))
-            if entry is None:
-                return
-            yield from self._offer("remote", entry)
-        for name in self._guard(lambda: remote.variants(self._key, self._left_s())) or ():
-            # What this machine has under that name has been offered already.
-            if name not in map(self._name_of, self._variants):
-                yield from self._try("remote", partial(load, name))
-
-    def _name_of(self, variant: str) -> str:
-        return entries.variant_name(self._key, variant)
-
-    def _left_s(self) -> float:
-        return max(self._deadline - time.monotonic(), 0.0)
-
-    def _try(
-        self, tier: TierName, load: Callable[[], Frame | None]
-    ) -> Iterator[tuple[Frame, TierName]]:
-        entry = self._guard(load)
-        if entry is not None:
-            yield from self._offer(tier, entry)
-
-    def _offer(self, tier: TierName, entry: Frame) -> Iterator[tuple[Frame, TierName]]:
-        if entry.header.variant not in self._variants:
-            self._variants.add(entry.header.variant)
-            if self.error is None:
-                self.reason = Reason.GUARD  # unless the caller takes it
-            yield entry, tier
-
-    def _guard(self, call: Callable[[], _T]) -> _T | None:
-        """The result of ``call``, or ``None`` and the reason kept if it fails."""
-        try:
-            return call()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._cache._problems.met("lookup", "a lookup failed, which is a miss", exc)
-            if self.error is None:
-                self.error, self.reason = exc, reason_for(exc)
-            return None
 
 
 def _open_tier(settings: Settings) -> LocalTier | None:
@@ -431,6 +469,8 @@ def _after_fork_in_child() -> None:
         if cache._remote is not None:
             _inherited.append(cache._remote)
         cache._begin()
+        if cache._closed:
+            cache._forget_exit()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 
 from s3cache import entries, frame
 from s3cache.cache._problems import Problems
-from s3cache.errors import CorruptError, NoSpaceError, StoreError
+from s3cache.errors import ClosedError, CorruptError, NoSpaceError, S3CacheError
 from s3cache.frame import Frame
 from s3cache.stats import Counters
 from s3cache.store import Buffer
@@ -35,6 +36,8 @@ class Local:
         self._counters = counters
         self._unread_until = 0.0
         self._unwritten_until = 0.0
+        #: Why it could not be read or written the last time, if it could not.
+        self.error: Exception | None = None
         self._mutex = threading.Lock()
         self._written_bytes = 0
         self._written_files = 0
@@ -60,7 +63,7 @@ class Local:
             return None
         try:
             data = tier.get(self._namespace + name)
-        except StoreError as exc:
+        except S3CacheError as exc:
             self.read_failed(exc)
             return None
         if data is None:
@@ -68,12 +71,26 @@ class Local:
         try:
             return verified(name, data)
         except CorruptError:
-            self._counters.set_aside("local")
-            try:
-                tier.quarantine(self._namespace + name)
-            except StoreError as exc:
-                self.write_failed(exc)
+            self._quarantine(tier, name)
             raise
+
+    def set_aside(self, entry: Frame) -> None:
+        """Put every copy of an entry that was loaded from here where nobody looks it up."""
+        tier = self.readable
+        header = entry.header
+        names = entries.first_name(header.key), entries.variant_name(header.key, header.variant)
+        for name in names:
+            with contextlib.suppress(CorruptError):
+                there = self.load(name)
+                if tier is not None and there is not None and there.digest == entry.digest:
+                    self._quarantine(tier, name)
+
+    def _quarantine(self, tier: LocalTier, name: str) -> None:
+        self._counters.set_aside("local")
+        try:
+            tier.quarantine(self._namespace + name)
+        except S3CacheError as exc:
+            self.write_failed(exc)
 
     def names(self, key: str) -> list[str]:
         """Names of all entries under ``key``, the last used first."""
@@ -83,7 +100,7 @@ class Local:
         prefix = self._namespace + entries.name_prefix(key)
         try:
             found = sorted(tier.objects(prefix), key=lambda info: info.modified, reverse=True)
-        except StoreError as exc:
+        except S3CacheError as exc:
             self.read_failed(exc)
             return []
         return [info.key[len(self._namespace) :] for info in found]
@@ -93,7 +110,7 @@ class Local:
         tier = self.readable
         try:
             return tier is not None and tier.holds(self._namespace + name)
-        except StoreError as exc:
+        except S3CacheError as exc:
             self.read_failed(exc)
             return False
 
@@ -104,7 +121,7 @@ class Local:
             return
         try:
             tier.put(self._namespace + name, data)
-        except StoreError as exc:
+        except S3CacheError as exc:
             self.write_failed(exc)
         else:
             self.wrote(tier, memoryview(data).nbytes)
@@ -114,12 +131,13 @@ class Local:
         tier = self.readable
         try:
             return None if tier is None else tier.usage()
-        except StoreError as exc:
+        except S3CacheError as exc:
             self.read_failed(exc)
             return None
 
     def wrote(self, tier: LocalTier, size: int) -> None:
         """Have the tier trimmed in the background after every so many bytes and files."""
+        self.error = None
         with self._mutex:
             self._written_bytes += size
             self._written_files += 1
@@ -129,21 +147,24 @@ class Local:
             ):
                 return
             self._written_bytes = self._written_files = 0
-        background().submit(self._trim(tier))
+        with contextlib.suppress(ClosedError):  # the interpreter is exiting
+            background().submit(self._trim(tier))
 
     async def _trim(self, tier: LocalTier) -> None:
         try:
             await asyncio.to_thread(tier.trim)
-        except StoreError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it can be tried again
             self._problems.warn("local", "the local tier cannot be trimmed", exc)
 
-    def read_failed(self, error: StoreError) -> None:
+    def read_failed(self, error: S3CacheError) -> None:
         """Do without the tier for a while."""
+        self.error = error
         self._unread_until = self._unwritten_until = time.monotonic() + _REST_S
         self._problems.met("local", "the local tier fails and is not used for now", error)
 
-    def write_failed(self, error: StoreError) -> None:
+    def write_failed(self, error: S3CacheError) -> None:
         """Write nothing for a while; what is there can still be read."""
+        self.error = error
         if isinstance(error, NoSpaceError) and error.__cause__ is None:
             # Within its bounds, not for want of disk: the next entry may fit.
             self._problems.met("bound", "the local tier is too small for this entry", error)
@@ -159,6 +180,6 @@ def verified(name: str, data: Buffer) -> Frame:
         CorruptError: it is damaged, or of another key or variant.
     """
     entry = frame.decode(data)
-    entries.check_place(name, entry)
+    entries.check_place(name, entry.header)
     entry.verify()
     return entry

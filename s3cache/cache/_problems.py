@@ -8,6 +8,7 @@ import threading
 from s3cache.errors import (
     AccessDeniedError,
     ClosedError,
+    ConfigError,
     CorruptError,
     NoSpaceError,
     StoreError,
@@ -36,6 +37,7 @@ _REASONS: tuple[tuple[type[Exception], Reason], ...] = (
     (NoSpaceError, Reason.FULL),
     (StoreError, Reason.UNAVAILABLE),
     (ClosedError, Reason.UNAVAILABLE),
+    (ConfigError, Reason.UNAVAILABLE),  # of the store or the directory; a key's is raised
 )
 
 

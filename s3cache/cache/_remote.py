@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from s3cache import entries, frame
-from s3cache.errors import S3CacheError
+from s3cache import entries
+from s3cache.cache._local import verified
+from s3cache.errors import ClosedError, S3CacheError
 from s3cache.frame import Frame, Header
 from s3cache.settings import Settings
 from s3cache.store import (
@@ -33,7 +34,6 @@ __all__ = ["RemoteTier"]
 
 _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
-# Above this, hashing and writing a frame takes longer than handing it to another thread.
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -63,7 +63,7 @@ class RemoteTier:
         listeners: Listeners,
     ) -> None:
         self._store = store
-        self._settings = settings
+        self._namespace = namespace
         self._metered = MeteredStore(store)
         self._reader = BreakingStore(
             RetryingStore(
@@ -117,7 +117,8 @@ class RemoteTier:
         """Import and open the client on the background thread, before anybody waits for it."""
         connect = getattr(self._store, "connect", None)
         if connect is not None:
-            self._loop.submit(_quietly(connect))
+            with contextlib.suppress(ClosedError):
+                self._loop.submit(_quietly(connect))
 
     def variants(self, key: str, timeout_s: float) -> list[str]:
         """Names of all entries under ``key`` but the first, in no set order.
@@ -130,8 +131,9 @@ class RemoteTier:
     def close(self) -> None:
         """Stop and release the connections; what is not uploaded stays recorded."""
         self.uploads.close()
+        self.downloads.close()
         with contextlib.suppress(Exception):
-            self._loop.submit(self._store.aclose()).result(_CLOSE_TIMEOUT_S)
+            self._loop.wait(self._store.aclose(), _CLOSE_TIMEOUT_S)
 
     async def _variants(self, key: str) -> list[str]:
         first = entries.first_name(key)
@@ -143,15 +145,9 @@ class RemoteTier:
         data = await self._reader.get(name)
         return None if data is None else await asyncio.to_thread(self._arrived, name, data)
 
-    async def _publish(self, data: Buffer) -> None:
-        entry = await asyncio.to_thread(_verified, data)
+    async def _publish(self, name: str, data: Buffer) -> None:
+        entry = await asyncio.to_thread(verified, name[len(self._namespace) :], data)
         await entries.publish(self._writer, entry, replaces=self._replaces)
-
-
-def _verified(data: Buffer) -> Frame:
-    entry = frame.decode(data)
-    entry.verify()
-    return entry
 
 
 async def _quietly(connect: Callable[[], object]) -> None:

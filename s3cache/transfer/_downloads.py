@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from s3cache.errors import S3CacheError, TransientError
+from s3cache.errors import ClosedError, TransientError
 from s3cache.transfer._events import Listeners, TransferEvent
-from s3cache.transfer._loop import BackgroundLoop
+from s3cache.transfer._loop import BackgroundLoop, cancelled
 
-__all__ = ["Downloads", "Prefetch", "PrefetchReport"]
+__all__ = ["DownloadTimeoutError", "Downloads", "Prefetch", "PrefetchReport"]
 
 
 class _Sized(Protocol):
@@ -20,6 +21,7 @@ class _Sized(Protocol):
     def size(self) -> int: ...
 
 
+_CLOSE_TIMEOUT_S = 5.0
 _T = TypeVar("_T", bound=_Sized)
 _R = TypeVar("_R")
 
@@ -47,7 +49,10 @@ class Downloads(Generic[_T]):
         self._concurrency = concurrency
         self._present = present
         self._listeners = listeners
-        self._tasks: dict[str, asyncio.Task[_T | None]] = {}  # only touched on the loop
+        # Touched on the loop only.
+        self._tasks: dict[str, asyncio.Task[_T | None]] = {}
+        self._prefetching: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     def get(self, name: str, timeout_s: float) -> _T | None:
         """The object, from a download already under way if there is one.
@@ -55,36 +60,52 @@ class Downloads(Generic[_T]):
         After ``timeout_s`` the caller is let go, but the download goes on and lands.
 
         Raises:
-            TransientError: nothing within ``timeout_s``.
+            DownloadTimeoutError: nothing within ``timeout_s``.
+            ClosedError: :meth:`close` was called, perhaps while this waited.
+            RuntimeError: called on the loop's own thread.
             S3CacheError: as ``fetch`` does.
         """
         return self.wait(self._join(name), name, timeout_s)
 
     def wait(self, work: Coroutine[Any, Any, _R], name: str, timeout_s: float) -> _R:
         """The result of a coroutine on the loop, with the same patience."""
-        future = self._loop.submit(work)
         try:
-            return future.result(timeout_s)
+            return self._loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
-            future.cancel()  # only the waiting: a download itself is shielded
             raise DownloadTimeoutError(
                 f"no answer within {timeout_s:.3g} s", op="get", key=name
             ) from None
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
-        """Fetch many objects in the background."""
+        """Fetch many objects in the background.
+
+        Raises:
+            ClosedError: the interpreter is exiting.
+        """
         prefetch = Prefetch(list(dict.fromkeys(names)))
         prefetch.future = self._loop.submit(self._prefetch(prefetch))
         return prefetch
 
+    def close(self) -> None:
+        """Cancel what is under way; whoever waits for it gets :class:`ClosedError`."""
+        with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
+            self._loop.wait(self._stop(), _CLOSE_TIMEOUT_S)
+
     async def _join(self, name: str) -> _T | None:
+        if self._stopped:
+            raise ClosedError("the cache was closed")
         task = self._tasks.get(name)
         if task is None:
             task = self._tasks[name] = asyncio.ensure_future(self._run(name))
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
             # With every waiter gone nobody would ask for the error: that is no mistake here.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+        await asyncio.wait([task])  # unlike awaiting it, leaves it alone when cancelled
+        return task.result()
+
+    async def _stop(self) -> None:
+        self._stopped = True
+        await cancelled([*self._prefetching, *self._tasks.values()])
 
     async def _run(self, name: str) -> _T | None:
         self._listeners.emit(TransferEvent("download", "started", name))
@@ -100,6 +121,10 @@ class Downloads(Generic[_T]):
         return result
 
     async def _prefetch(self, prefetch: Prefetch) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._prefetching.add(task)
+        task.add_done_callback(self._prefetching.discard)
         waiting = iter(prefetch.names)
 
         async def work() -> None:
@@ -111,7 +136,7 @@ class Downloads(Generic[_T]):
                         prefetch.count(absent=1)
                     else:
                         prefetch.count(found=1, size=result.size)
-                except S3CacheError as exc:
+                except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
                     prefetch.count(failed=1, error=exc)
 
         await asyncio.gather(*(work() for _ in range(self._concurrency)))
@@ -181,12 +206,12 @@ class Prefetch:
     ) -> None:
         """Book finished objects; called on the loop only."""
         now = self._report
-        self._report = PrefetchReport(
-            now.total,
-            now.present + present,
-            now.found + found,
-            now.size + size,
-            now.absent + absent,
-            now.failed + failed,
-            error or now.error,
+        self._report = replace(
+            now,
+            present=now.present + present,
+            found=now.found + found,
+            size=now.size + size,
+            absent=now.absent + absent,
+            failed=now.failed + failed,
+            error=error or now.error,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -42,16 +43,14 @@ class Listeners:
     """Calls every listener with every event, on the thread where it happens."""
 
     def __init__(self) -> None:
+        self._mutex = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Returns a function that removes the listener again."""
-        self._listeners = (*self._listeners, listener)
-
-        def remove() -> None:
-            self._listeners = tuple(each for each in self._listeners if each is not listener)
-
-        return remove
+        with self._mutex:
+            self._listeners = (*self._listeners, listener)
+        return lambda: self._remove(listener)
 
     def emit(self, event: TransferEvent) -> None:
         for listener in self._listeners:
@@ -60,4 +59,8 @@ class Listeners:
             except Exception:
                 # A progress bar that breaks must not take a transfer with it.
                 logger.exception("s3cache: a transfer listener failed and is removed")
-                self._listeners = tuple(each for each in self._listeners if each is not listener)
+                self._remove(listener)
+
+    def _remove(self, listener: Listener) -> None:
+        with self._mutex:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from s3cache.errors import ClosedError, CorruptError, NoSpaceError, S3CacheError, TransientError
+from s3cache.errors import ClosedError, CorruptError, S3CacheError, TransientError
 from s3cache.store._base import Buffer
 from s3cache.tier import LocalTier
 from s3cache.transfer._events import Listeners, Step, TransferEvent
-from s3cache.transfer._loop import BackgroundLoop
+from s3cache.transfer._held import HeldBytes
+from s3cache.transfer._loop import BackgroundLoop, cancelled
 
 __all__ = ["FlushReport", "UploadLimits", "Uploads"]
 
@@ -24,6 +26,10 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 # How often a process looks for what its dead neighbours have left.
 _ADOPT_EVERY_S = 60.0
+_CLOSE_TIMEOUT_S = 5.0
+_EVERYTHING = 1 << 62
+
+logger = logging.getLogger("s3cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Uploads:
     bytes in memory. :meth:`put` and :meth:`put_in_memory` never wait for the network.
 
     Args:
-        publish: uploads the bytes of one object.
+        publish: uploads the bytes of the object of that name.
         tier: holds bytes and records; ``None`` if there is no local tier.
         namespace: prefix of the names that are ours.
         on_problem: told, on the loop's thread, of each error that ends an attempt.
@@ -77,7 +83,7 @@ class Uploads:
     def __init__(
         self,
         loop: BackgroundLoop,
-        publish: Callable[[Buffer], Awaitable[None]],
+        publish: Callable[[str, Buffer], Awaitable[None]],
         *,
         tier: LocalTier | None,
         namespace: str,
@@ -98,63 +104,64 @@ class Uploads:
         self._sizes: dict[str, int] = {}  # of all that is queued or active
         self._active: set[str] = set()
         self._again: set[str] = set()  # replaced while active
-        self._parked: set[str] = set()  # given up until a flush or a later process
+        self._parked: dict[str, int] = {}  # given up until a flush or a later process; sizes
+        self._overflowed = False  # there are records that did not fit the queue
+        self._picking_up = 0  # how many are looking for such records just now
         self._workers: list[asyncio.Task[None]] = []
+        self._keeper: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
-        self._overflowed = False
+        self._pause: asyncio.TimerHandle | None = None
         self._pause_s = 0.0
-        self._resume_at = 0.0
         self._error: Exception | None = None
+        self._stopped = False
 
-        # Bytes without a record; admitted on the caller's thread, removed on the loop.
-        self._memory_lock = threading.Lock()
-        self._memory: dict[str, Buffer] = {}
-        self._memory_bytes = 0
+        self._held = HeldBytes(max_count=limits.max_count, max_bytes=limits.max_bytes)
 
         # Held while an object and its record change together. The version tells the end of an
         # upload that the object was replaced while it was under way.
         self._record_lock = threading.Lock()
-        self._versions: Counter[str] = Counter()
+        self._versions: Counter[str] = Counter()  # of all objects put here and not uploaded
+        self._closed = False
 
     # -- on the caller's thread
 
     def start(self) -> None:
         """Begin to upload what processes that are gone have left, now and from time to time."""
         if self._tier is not None:
-            self._loop.submit(self._adopt_regularly(self._tier))
+            self._loop.call(self._keep_records, self._tier)
 
     def put(self, tier: LocalTier, name: str, data: Buffer) -> None:
         """Write the object to the local tier, record it as pending, and queue it.
 
         Raises:
             StoreError: the local tier could not take it; nothing was queued.
+            ClosedError: uploads were closed; nothing was written.
         """
         with self._record_lock:
-            self._versions[name] += 1
+            if self._closed:
+                raise ClosedError("the cache was closed")
             tier.put_pending(name, data)
+            self._held.remove(name)  # it is older
+            # Last: an upload that sees the new version reads the new bytes.
+            self._versions[name] += 1
         with contextlib.suppress(ClosedError):  # at interpreter exit: a later process uploads it
             self._loop.call(self._accept, name, memoryview(data).nbytes)
 
     def put_in_memory(self, name: str, data: Buffer) -> None:
-        """Queue the object's bytes, which die with the process.
+        """Queue a copy of the object's bytes, which dies with the process.
 
         Raises:
             NoSpaceError: the queue is full.
+            ClosedError: uploads were closed.
         """
-        size = memoryview(data).nbytes
-        with self._memory_lock:
-            old = self._memory.get(name)
-            total = self._memory_bytes + size - (0 if old is None else memoryview(old).nbytes)
-            if total > self._limits.max_bytes or len(self._memory) >= self._limits.max_count:
-                raise NoSpaceError(
-                    f"the upload queue is full: {len(self._memory)} objects of "
-                    f"{self._memory_bytes} bytes wait in memory",
-                    op="put",
-                    key=name,
-                )
-            self._memory[name] = data
-            self._memory_bytes = total
-        self._loop.call(self._accept, name, size)
+        if self._closed:
+            raise ClosedError("the cache was closed")
+        self._held.admit(name, data)
+        try:
+            self._loop.call(self._accept, name, memoryview(data).nbytes)
+        except ClosedError:
+            self._held.remove(name)
+            raise
 
     @property
     def pending(self) -> int:
@@ -173,35 +180,45 @@ class Uploads:
         return self._wait_for(self._until(lambda: self._idle() or self._pausing()), timeout_s)
 
     def _wait_for(self, work: Coroutine[Any, Any, None], timeout_s: float | None) -> FlushReport:
-        future = self._loop.submit(work)
         try:
-            future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            future.cancel()
-        return self._loop.submit(self._report()).result()
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                self._loop.wait(work, timeout_s)
+            return self._loop.wait(self._report(), None)
+        except ClosedError as exc:
+            return FlushReport(self.pending, len(self._held), exc)
 
     def close(self) -> None:
         """Stop uploading. Records stay, for :meth:`LocalTier.close` to leave to others."""
-        with contextlib.suppress(ClosedError):
-            self._loop.submit(self._stop()).result()
+        with self._record_lock:
+            self._closed = True
+        with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
+            self._loop.wait(self._stop(), _CLOSE_TIMEOUT_S)
 
     # -- on the loop: the queue
 
     async def _report(self) -> FlushReport:
-        known = {*self._sizes, *self._parked}
+        known = {*self._sizes, *self._parked, *await asyncio.to_thread(self._recorded)}
+        return FlushReport(len(known), len(self._held), self._error)
+
+    def _recorded(self) -> set[str]:
+        with self._record_lock:
+            known = set(self._versions)
         if self._tier is not None:
             with contextlib.suppress(S3CacheError):
-                known.update(await asyncio.to_thread(self._tier.pending, self._namespace))
-        return FlushReport(len(known), len(self._memory), self._error)
+                known.update(self._tier.pending(self._namespace))
+        return known
 
     def _accept(self, name: str, size: int) -> None:
-        self._parked.discard(name)
+        if self._stopped:
+            return
+        self._parked.pop(name, None)
         if name in self._active:
             self._again.add(name)
-        elif name not in self._sizes:
-            if len(self._queue) >= self._limits.max_count and name not in self._memory:
-                self._overflowed = True  # its record stays
-                return
+        elif name in self._sizes:
+            self._sizes[name] = size
+        elif len(self._queue) >= self._limits.max_count and name not in self._held:
+            self._overflowed = True  # its record stays
+        else:
             self._sizes[name] = size
             self._queue.append(name)
             self._listeners.emit(TransferEvent("upload", "queued", name, size))
@@ -214,26 +231,27 @@ class Uploads:
     async def _drain(self) -> None:
         if self._tier is not None:
             await self._adopt(self._tier)
-        for name in [*self._parked]:
-            self._accept(name, 0)
-        self._resume_at = 0.0
-        self._wake()
+        for name, size in [*self._parked.items()]:
+            self._accept(name, size)
+        await self._pick_up()
+        self._resume()
         await self._until(self._idle)
 
     async def _stop(self) -> None:
-        workers, self._workers = self._workers, []
-        for task in workers:
-            task.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        self._stopped = True
+        if self._pause is not None:
+            self._pause.cancel()
+        await cancelled([*self._workers, *([self._keeper] if self._keeper else [])])
+        self._wake()
 
     def _idle(self) -> bool:
-        return not (self._queue or self._active or self._overflowed)
+        return not (self._queue or self._active or self._overflowed or self._picking_up)
 
     def _pausing(self) -> bool:
-        return not self._active and self._resume_at > _now()
+        return not self._active and self._pause is not None
 
     def _may_start(self) -> bool:
-        if not self._queue or self._resume_at > _now():
+        if not self._queue or self._pause is not None:
             return False
         if not self._active:
             return True
@@ -241,7 +259,7 @@ class Uploads:
         return busy + self._sizes[self._queue[0]] <= self._limits.max_bytes
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
+        while not (self._stopped or condition()):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
@@ -257,6 +275,8 @@ class Uploads:
     async def _work(self) -> None:
         while True:
             await self._until(self._may_start)
+            if self._stopped:  # the cancellation got lost, see cancelled()
+                return
             name = self._queue.popleft()
             self._active.add(name)
             try:
@@ -268,93 +288,129 @@ class Uploads:
                 await self._pick_up()
 
     async def _upload(self, name: str) -> None:
-        size = self._sizes[name]
-        self._listeners.emit(TransferEvent("upload", "started", name, size))
-        version = self._versions[name]
+        """One attempt, and what becomes of it; raises nothing, for a worker must live on."""
+        self._listeners.emit(TransferEvent("upload", "started", name, self._sizes[name]))
         try:
-            data = self._memory.get(name)
-            if data is None and self._tier is not None:
-                data = await asyncio.to_thread(self._tier.get_range, name, 0, _EVERYTHING)
-            if data is not None:
-                self._sizes[name] = size = memoryview(data).nbytes
-                await self._publish(data)
-            await asyncio.to_thread(self._finished, name, version, data)
+            there = await self._attempt(name)
         except TransientError as exc:
-            self._failed(exc)
+            self._error = exc
             self._queue.appendleft(name)
             self._again.discard(name)
-            self._listeners.emit(TransferEvent("upload", "retried", name, size, exc))
-            return
-        except CorruptError as exc:
-            # Damaged on our own disk: nobody shall have it, and there is nothing to try again.
-            self._error = exc
-            await asyncio.to_thread(self._set_aside, name, version, data)
-            self._listeners.emit(TransferEvent("upload", "failed", name, size, exc))
+            self._pause_uploads()
+            self._listeners.emit(TransferEvent("upload", "retried", name, self._sizes[name], exc))
             self._on_problem(exc)
-        except Exception as exc:  # noqa: BLE001 - a worker must live on whatever happens
+            return
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the other uploads go on
             self._error = exc
-            self._parked.add(name)
-            self._listeners.emit(TransferEvent("upload", "failed", name, size, exc))
+            if not isinstance(exc, CorruptError):
+                self._parked[name] = self._sizes[name]
+            self._listeners.emit(TransferEvent("upload", "failed", name, self._sizes[name], exc))
             self._on_problem(exc)
         else:
             self._error, self._pause_s = None, 0.0
-            step: Step = "absent" if data is None else "done"
-            self._listeners.emit(TransferEvent("upload", step, name, size))
-        del self._sizes[name]
+            step: Step = "done" if there else "absent"
+            self._listeners.emit(TransferEvent("upload", step, name, self._sizes[name]))
+        size = self._sizes.pop(name)
         if name in self._again:
             self._again.discard(name)
             self._active.discard(name)
             self._accept(name, size)
 
+    async def _attempt(self, name: str) -> bool:
+        """Upload the object and forget it; false if there is none (any more)."""
+        version = self._versions[name]
+        data: Buffer | None = self._held.get(name)
+        if data is None and self._tier is not None:
+            data = await asyncio.to_thread(self._tier.get_range, name, 0, _EVERYTHING)
+        if data is not None:
+            self._sizes[name] = memoryview(data).nbytes
+            try:
+                await self._publish(name, data)
+            except CorruptError:
+                # Damaged on our own disk: nobody shall have it, and there is nothing to try again.
+                await asyncio.to_thread(self._set_aside, name, version, data)
+                raise
+        await asyncio.to_thread(self._finished, name, version, data)
+        return data is not None
+
     def _finished(self, name: str, version: int, data: Buffer | None) -> None:
         """Forget what was uploaded, unless it was replaced meanwhile."""
-        with self._memory_lock:
-            if data is not None and self._memory.get(name) is data:
-                del self._memory[name]
-                self._memory_bytes -= memoryview(data).nbytes
-        if self._tier is not None:
-            with self._record_lock:
-                if self._versions[name] == version:
-                    self._tier.uploaded(name)
-                    del self._versions[name]
+        from_memory = self._held.remove_if_same(name, data)
+        if self._tier is None:
+            return
+        # What was held in memory was so because the tier fails; it seldom has a record too.
+        with contextlib.suppress(*([S3CacheError] if from_memory else [])), self._record_lock:
+            if self._versions[name] == version:
+                self._tier.uploaded(name)
+                del self._versions[name]
 
     def _set_aside(self, name: str, version: int, data: Buffer | None) -> None:
-        if self._tier is not None and name not in self._memory:
-            with contextlib.suppress(S3CacheError):
-                self._tier.quarantine(name)
+        if self._tier is not None and name not in self._held:
+            with self._record_lock:
+                if self._versions[name] == version:
+                    self._tier.quarantine(name)
         self._finished(name, version, data)
 
-    def _failed(self, exc: TransientError) -> None:
-        self._error = exc
-        self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        self._resume_at = _now() + self._pause_s
-        asyncio.get_running_loop().call_later(self._pause_s, self._wake)
-        self._on_problem(exc)
+    def _pause_uploads(self) -> None:
+        # Uploads that were under way together fail together: that is one failure.
+        if self._pause is None:
+            self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+            loop = asyncio.get_running_loop()
+            self._pause = loop.call_later(self._pause_s, self._resume)
 
-    # -- on the loop: records of others, and of our own that did not fit the queue
+    def _resume(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._wake()
+
+    # -- on the loop: records of others, and of our own that the queue does not know
+
+    def _keep_records(self, tier: LocalTier) -> None:
+        if not self._stopped:
+            self._keeper = asyncio.ensure_future(self._adopt_regularly(tier))
 
     async def _adopt_regularly(self, tier: LocalTier) -> None:
         while True:
             await self._adopt(tier)
+            await self._pick_up()
             await asyncio.sleep(_ADOPT_EVERY_S)
 
     async def _adopt(self, tier: LocalTier) -> None:
         try:
-            for name in await asyncio.to_thread(tier.adopt, self._namespace):
-                self._accept(name, 0)
+            names = await asyncio.to_thread(tier.adopt, self._namespace)
+            await self._accept_records(tier, names)
         except S3CacheError as exc:
+            logger.debug("s3cache: nothing was adopted: %s", exc)  # the tier's users warn of it
+        except Exception as exc:  # noqa: BLE001 - later is soon enough
             self._on_problem(exc)
 
     async def _pick_up(self) -> None:
-        assert self._tier is not None
+        """Queue records of ours that did not fit, or were made before there was a queue."""
+        if self._tier is None:
+            return
         self._overflowed = False
-        for name in await asyncio.to_thread(self._tier.pending, self._namespace):
-            if name not in self._parked:
-                self._accept(name, 0)
+        self._picking_up += 1
+        known = {*self._sizes}
+        try:
+            names = await asyncio.to_thread(self._tier.pending, self._namespace)
+            # What was known and is no longer has been uploaded meanwhile.
+            await self._accept_records(self._tier, {*names} - known)
+        except S3CacheError as exc:
+            logger.debug("s3cache: no record was read: %s", exc)
+        except Exception as exc:  # noqa: BLE001 - later is soon enough
+            self._on_problem(exc)
+        finally:
+            self._picking_up -= 1
+            self._wake()
+
+    async def _accept_records(self, tier: LocalTier, names: Collection[str]) -> None:
+        if names:
+            sizes = await asyncio.to_thread(_sizes, tier, self._namespace)
+            for name in names:
+                if name not in self._sizes and name not in self._parked:
+                    self._accept(name, sizes.get(name, 0))
 
 
-_EVERYTHING = 1 << 62
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+def _sizes(tier: LocalTier, prefix: str) -> dict[str, int]:
+    return {info.key: info.size for info in tier.objects(prefix)}

@@ -1,0 +1,187 @@
+"""What the tests of transfer and cache share: small frames, quick settings, a store with a gate."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from s3cache import frame
+from s3cache.cache import Cache
+from s3cache.settings import Settings
+from s3cache.store import WrapperStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from s3cache.frame import Frame
+    from s3cache.store import Buffer, PutMode, Store
+
+KEY = "ab" * 16
+OTHER = "cd" * 16
+
+
+def entry(key: str = KEY, variant: str = "", payload: bytes = b"payload" * 40) -> Frame:
+    return frame.decode(
+        frame.encode(
+            kind="test", key=key, variant=variant, sections={"code": payload}, codec="none"
+        )
+    )
+
+
+def payload(found: Frame) -> bytes:
+    return bytes(found.section("code"))
+
+
+def broken(found: Frame) -> bytes:
+    """The frame with its last payload byte changed: the header is sound, a section is not."""
+    data = bytearray(found.data)
+    data[-1] ^= 1
+    return bytes(data)
+
+
+def settings(local_dir: Path | None, **changes: Any) -> Settings:
+    """Quick to give up; without a directory, without a local tier."""
+    quick: dict[str, Any] = {
+        "lookup_timeout_s": 20,
+        "exit_timeout_s": 5,
+        "retry_attempts": 1,
+        "breaker_failures": 1_000,
+    }
+    where = {"local": False} if local_dir is None else {"local_dir": str(local_dir)}
+    return Settings(**{**quick, **where, **changes})
+
+
+def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
+    """A cache over ``store``; all such caches agree that it is one place."""
+    return Cache(
+        settings(local_dir, **changes),
+        open_remote=None if store is None else lambda: store,
+        identity="place",
+    )
+
+
+class GatedStore(WrapperStore):
+    """Every call is noted and then waits until the gate is open."""
+
+    def __init__(self, inner: Store, *, is_open: bool = True) -> None:
+        super().__init__(inner)
+        self.is_open = is_open
+        self.calls: list[tuple[str, str]] = []
+        self.waiting = 0
+        self.most_waiting = 0
+
+    def count(self, verb: str) -> int:
+        return sum(each == verb for each, _ in self.calls)
+
+    async def get(self, key: str) -> Buffer | None:
+        await self._pass("get", key)
+        return await self.inner.get(key)
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        await self._pass("get_range", key)
+        return await self.inner.get_range(key, start, length)
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        await self._pass("put", key)
+        await self.inner.put(key, data, mode=mode, metadata=metadata)
+
+    async def list(self, prefix: str = "") -> Any:
+        await self._pass("list", prefix)
+        async for info in self.inner.list(prefix):
+            yield info
+
+    async def _pass(self, verb: str, key: str) -> None:
+        self.calls.append((verb, key))
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        try:
+            while not self.is_open:
+                await asyncio.sleep(0.002)
+        finally:
+            self.waiting -= 1
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """Wait until ``condition`` holds; fail if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)
+
+
+def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Start ``work`` on a thread; the function returned waits for what it returned or raised."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join() -> Any:
+        thread.join(30)
+        assert not thread.is_alive(), "the thread hangs"
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    return join
+
+
+# The start of every script: a cache over a directory that other processes share, or a store that
+# never answers.
+PRELUDE = """
+import asyncio, os, signal, sys, threading, time
+from s3cache.cache import Cache, Hit, Miss, Saved
+from s3cache.store import LocalStore, MemoryStore
+from s3cache.transfer import background, before_exit
+from tests.unit.caching import *
+
+class Hanging(MemoryStore):
+    async def get(self, key): await asyncio.Event().wait()
+    async def put(self, *args, **more): await asyncio.Event().wait()
+
+def join(child):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hangs"
+"""
+
+
+def run_script(code: str, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own, with :data:`PRELUDE` and ``sys.argv[1:]``."""
+    done = subprocess.run(
+        # -W: Pythons from 3.12 on warn of any fork of a process with threads
+        [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done

@@ -1,0 +1,216 @@
+"""Settings: where they come from, and that no bad one goes unnoticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache.cache import Cache
+from s3cache.errors import ConfigError
+from s3cache.settings import Settings, warn_of_unknown_variables
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in list(os.environ):
+        if variable.startswith("S3CACHE_"):
+            monkeypatch.delenv(variable)
+
+
+def test_an_argument_goes_before_the_environment_before_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Settings.load()[0].lookup_timeout_s == 10.0
+    monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "3.5")
+    assert Settings.load()[0].lookup_timeout_s == 3.5
+    assert Settings.load(lookup_timeout_s=None)[0].lookup_timeout_s == 3.5
+    assert Settings.load(lookup_timeout_s=2)[0].lookup_timeout_s == 2
+
+
+def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3CACHE_URL", "")
+    monkeypatch.setenv("S3CACHE_STRICT", "")
+    settings, _ = Settings.load()
+    assert (settings.url, settings.strict) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("url", "memory://x", "memory://x"),
+        ("mode", "read-only", "read-only"),
+        ("strict", "1", True),
+        ("strict", "Yes", True),
+        ("local", "false", False),
+        ("recache", "true", True),
+        ("local_dir", "/tmp/here", "/tmp/here"),
+        ("local_max_bytes", "12345", 12345),
+        ("local_max_bytes", "500MB", 500_000_000),
+        ("local_max_bytes", "10GiB", 10 << 30),
+        ("local_max_bytes", "2 k", 2_000),
+        ("local_max_bytes", "1TiB", 1 << 40),
+        ("local_max_files", "7", 7),
+        ("lookup_timeout_s", "0", 0.0),
+        ("lookup_timeout_s", "0.25", 0.25),
+        ("upload_concurrency", "3", 3),
+    ],
+)
+def test_text_is_understood_from_everywhere(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
+) -> None:
+    for settings in (Settings(**{name: text}), Settings.load(**{name: text})[0]):
+        assert getattr(settings, name) == value
+        assert type(getattr(settings, name)) is type(value)
+    monkeypatch.setenv(f"S3CACHE_{name.upper()}", text)
+    assert getattr(Settings.load()[0], name) == value
+
+
+BAD: list[tuple[str, Any]] = [
+    ("mode", "readonly"),
+    ("mode", 1),
+    ("mode", None),
+    ("strict", "maybe"),
+    ("strict", 2),
+    ("local", "on "),
+    ("local_dir", 5),
+    ("url", 5),
+    ("local_max_bytes", "10 parsecs"),
+    ("local_max_bytes", "-1"),
+    ("local_max_bytes", 0),
+    ("local_max_bytes", 1.5),
+    ("local_max_bytes", True),
+    ("local_max_files", 0),
+    ("local_max_files", "many"),
+    ("lookup_timeout_s", "soon"),
+    ("lookup_timeout_s", -1),
+    ("lookup_timeout_s", "1e3"),
+    ("lookup_timeout_s", float("nan")),
+    ("lookup_timeout_s", float("inf")),
+    ("lookup_timeout_s", True),
+    ("lookup_timeout_s", [1]),
+    ("attempt_timeout_s", 0),
+    ("retry_timeout_s", "0"),
+    ("upload_timeout_s", 0.0),
+    ("breaker_reset_s", 0),
+    ("breaker_failures", 0),
+    ("retry_attempts", 0),
+    ("retry_attempts", 2.0),
+    ("upload_concurrency", "0"),
+    ("download_concurrency", -3),
+    ("upload_queue_max_count", ""),
+    ("upload_queue_max_bytes", "0"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_bad_value_is_one_clear_error(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings(**{name: value})
+    assert caught.value.thing == f"setting {name}"
+    assert caught.value.cause
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [each for each in BAD if isinstance(each[1], str) and each[1]]
+)
+def test_a_bad_variable_is_named_as_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"S3CACHE_{name.upper()}", value)
+    with pytest.raises(ConfigError) as caught:
+        Settings.load()
+    assert caught.value.thing == f"setting S3CACHE_{name.upper()}"
+    assert repr(value) in caught.value.cause
+
+
+def test_every_default_is_legal_and_every_setting_described() -> None:
+    defaults = Settings()
+    again = Settings(
+        **{each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
+    )
+    assert again == defaults
+    for each in dataclasses.fields(Settings):
+        assert each.name in (Settings.__doc__ or "")
+
+
+def test_small_and_large_times_are_what_they_are() -> None:
+    assert Settings(lookup_timeout_s=0.00025).lookup_timeout_s == 0.00025
+    assert Settings(exit_timeout_s=86_400).exit_timeout_s == 86_400
+
+
+def test_a_path_is_a_directory_too() -> None:
+    assert Settings(local_dir=Path("/tmp/here")).local_dir == "/tmp/here"  # type: ignore[arg-type]
+
+
+def test_what_is_the_stores_is_handed_on() -> None:
+    settings, rest = Settings.load(url="s3://bucket", region="eu-west-1", profile=None, strict=True)
+    assert settings.strict
+    assert rest == {"region": "eu-west-1"}
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("lookup_timeout", "did you mean lookup_timeout_s?"),
+        ("endpointurl", "did you mean endpoint_url?"),
+        ("xyzzy", "use "),
+        ("bucket", "use "),
+    ],
+)
+def test_an_unknown_option_is_refused(option: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings.load(**{option: 3})
+    assert f"option {option}: is not known" in str(caught.value)
+    assert hint in caught.value.fix
+
+
+def test_a_stores_option_without_a_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="option region: means nothing without a URL"):
+        Cache.open(region="eu-west-1", local_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("url", ["", "http://host", "s3://", "file:relative", "memory://x?a=1"])
+def test_a_bad_url_is_refused_before_anything_happens(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        Cache.open(url, local_dir=str(tmp_path / "tier"))
+    assert not (tmp_path / "tier").exists()
+
+
+def test_unknown_variables_are_named_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for variable in ("MODE", "REGION", "ENDPOINT_URL", "TEST_ANYTHING"):
+        monkeypatch.setenv(f"S3CACHE_{variable}", "read-only")
+    warn_of_unknown_variables()
+    assert caplog.messages == []
+    monkeypatch.setenv("S3CACHE_MOED", "off")
+    monkeypatch.setenv("S3CACHE_XYZZY", "1")
+    monkeypatch.setenv("S3CACHE_BUCKET", "it is in the URL")
+    warn_of_unknown_variables()
+    assert sorted(caplog.messages) == [
+        "s3cache: environment variable S3CACHE_BUCKET is not known; nothing reads it",
+        "s3cache: environment variable S3CACHE_MOED is not known; did you mean S3CACHE_MODE?",
+        "s3cache: environment variable S3CACHE_XYZZY is not known; nothing reads it",
+    ]
+
+
+def test_the_local_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Settings().local_dir == str(tmp_path / "s3cache")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Settings().local_dir == str(tmp_path / ".cache" / "s3cache")
+
+
+def test_without_a_home_it_is_a_private_one_in_the_temporary_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "not-there"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert Settings().local_dir == str(tmp_path / f"s3cache-{os.geteuid()}")
