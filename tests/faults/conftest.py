@@ -1,0 +1,76 @@
+"""A server, a bad link to it, and machines that use it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from s3cache.store._s3_options import S3Options
+from tests.buckets import make_bucket
+from tests.faults.machines import KEYS, Machine, moto_server
+from tests.faults.proxy import Proxy
+
+NewMachine = Callable[..., Machine]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the developer's own machine is set up for must not reach a test."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "S3CACHE_")) and not name.startswith("S3CACHE_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+
+
+@pytest.fixture(scope="session")
+def moto_port() -> Iterator[int]:
+    with moto_server() as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def bucket(moto_port: int) -> str:
+    options = S3Options("bucket", endpoint_url=f"http://127.0.0.1:{moto_port}", **KEYS)
+    asyncio.run(make_bucket(options))
+    return options.bucket
+
+
+@pytest.fixture
+def url(bucket: str) -> str:
+    """An empty prefix."""
+    return f"s3://{bucket}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def proxy(moto_port: int) -> Iterator[Proxy]:
+    with Proxy(moto_port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def new_machine(tmp_path: Path, url: str, moto_port: int) -> Iterator[NewMachine]:
+    """A function that makes a machine with an empty disk; its link to the server is good unless
+    ``endpoint_url`` leads elsewhere."""
+    with ExitStack() as machines:
+        numbers = itertools.count()
+
+        def new(**options: object) -> Machine:
+            usual = {
+                "url": url,
+                "endpoint_url": f"http://127.0.0.1:{moto_port}",
+                **KEYS,
+            }
+            return machines.enter_context(
+                Machine(tmp_path / f"machine-{next(numbers)}", **{**usual, **options})
+            )
+
+        yield new

@@ -1,0 +1,220 @@
+"""Processes end in every way there is; what they acknowledged arrives, and nothing else does."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+
+import pytest
+
+from tests.faults.conftest import NewMachine
+from tests.faults.machines import Machine
+from tests.faults.proxy import Link, Proxy
+from tests.faults.worker import keys
+
+SIZE = 30_000
+HANGS = Link(flows=False)
+# Nothing waits for long here, neither for a dead server nor for the end of a pause.
+QUICK = {"exit_timeout_s": 2.0, "lookup_timeout_s": 20.0}
+
+
+def all_arrived(machine: Machine, expected: list[str]) -> None:
+    """A machine with an empty disk reads each entry, byte for byte."""
+    lines = machine.run(["check", expected])
+    assert Counter(line.split()[0] for line in lines) == {"hit": len(expected)}
+    assert all(line.endswith(" remote") for line in lines)
+
+
+def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: NewMachine) -> None:
+    """kill -9, two uploaders at a time, each pair heir to those before: nothing is lost."""
+    chance = random.Random(1)
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    proxy.link = Link(bytes_per_s=150_000)
+    acknowledged: list[str] = []
+    left_behind = 0
+    for round_ in range(7):
+        pair = [
+            machine.start(["save", keys(0, 40, f"{round_}-{each}-"), SIZE], events=True)
+            for each in range(2)
+        ]
+        for process in pair:
+            # Saving its first entries, uploading its first, or well into it.
+            process.until(*chance.choice([("saved", 1), ("upload started", 1), ("upload done", 3)]))
+            time.sleep(chance.choice([0.0, 0.005, 0.05, 0.2]) * chance.random())
+            process.kill()
+            acknowledged += process.acknowledged()
+        left_behind += bool(machine.pending())
+    assert left_behind == 7, "there was a round after which nothing was left to upload"
+
+    # Whoever looks before somebody goes on with the work finds an entry whole or not at all.
+    early = new_machine().run(["check", acknowledged])
+    assert {line.split()[0] for line in early} == {"hit", "miss"}
+    assert all(line.endswith((" remote", " absent")) for line in early)
+
+    proxy.link = Link()
+    machine.let_a_minute_pass()
+    assert machine.run(["flush"]) == ["flushed 0"]
+    assert machine.leftovers() == []
+    all_arrived(new_machine(), acknowledged)
+
+
+def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
+    proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """The one before is there, what was half written is not, and is cleaned up."""
+    proxy.link = HANGS
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    for _ in range(20):
+        process = machine.start(["save_for_ever", "key", 3_000_000])
+        process.until("saved", 2)
+        process.kill()
+        if [*machine.tier.glob("staging/*")]:
+            break
+    else:
+        pytest.fail("nobody was killed while saving")
+    proxy.heal()
+    machine.let_a_minute_pass()
+    assert machine.run(["check", ["key"]], ["flush"]) == ["hit key - local", "flushed 0"]
+    assert machine.leftovers() == []
+    all_arrived(new_machine(), ["key"])
+
+
+def test_two_heirs_upload_each_entry_once(proxy: Proxy, new_machine: NewMachine) -> None:
+    """Of two processes that find the same records, exactly one uploads each of them."""
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    proxy.link = HANGS
+    names = keys(0, 60)
+    process = machine.start(["save", names, 1_000])
+    process.until("saved", len(names))
+    process.kill()
+    assert len(machine.pending()) == len(names)
+
+    proxy.heal()
+    heirs = [machine.start(["flush"], events=True) for _ in range(2)]
+    lines = [line for heir in heirs for line in heir.finish()]
+    done = Counter(line.split()[2] for line in lines if line.startswith("upload done"))
+    assert set(done.values()) == {1}
+    assert len(done) == len(names)
+    written = Counter(proxy.made("PUT", "/v1/"))
+    assert set(written.values()) == {1}
+    assert len(written) == len(names)
+    assert machine.leftovers() == []
+    all_arrived(new_machine(), names)
+
+
+def test_a_process_that_ends_normally_uploads_everything_first(
+    proxy: Proxy, new_machine: NewMachine
+) -> None:
+    proxy.link = Link(bytes_per_s=1_000_000)
+    machine = new_machine(endpoint_url=proxy.url)
+    machine.run(["save", keys(0, 20), SIZE])
+    assert machine.leftovers() == []
+    all_arrived(new_machine(), keys(0, 20))
+
+
+@pytest.mark.parametrize("link", [HANGS, Link(bytes_per_s=1_000)], ids=["hangs", "slow"])
+def test_the_exit_does_not_wait_longer_than_it_may(
+    link: Link, proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """A server that hangs, or is far too slow, costs ``exit_timeout_s``, and no entry."""
+    proxy.link = link
+    machine = new_machine(endpoint_url=proxy.url, exit_timeout_s=1.0)
+    process = machine.start(["save", keys(0, 20), SIZE], ["say", "end"])
+    process.until("at end")
+    started = time.monotonic()
+    assert process.wait() == 0
+    assert time.monotonic() - started < 10
+    process.finish()
+    assert "20 are on record for the next process on this machine, 0 are lost" in process.errors
+    proxy.heal()
+    assert machine.run(["flush"]) == ["flushed 0"]
+    assert machine.leftovers() == []
+    all_arrived(new_machine(), keys(0, 20))
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"),
+    [([], -signal.SIGTERM), ([["exit_on_sigterm"]], 3)],
+    ids=["killed by it", "exits on it"],
+)
+def test_sigterm_ends_the_process_though_the_server_hangs(
+    steps: list[list[str]], status: int, proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """With and without a handler; what was acknowledged waits for the next process."""
+    proxy.link = HANGS
+    machine = new_machine(endpoint_url=proxy.url, exit_timeout_s=1.0)
+    process = machine.start(*steps, ["save", keys(0, 20), SIZE], ["say", "done"], ["hear"])
+    process.until("at done")
+    started = time.monotonic()
+    process.signal(signal.SIGTERM)
+    assert process.wait() == status
+    assert time.monotonic() - started < 10
+    proxy.heal()
+    assert machine.run(["flush"]) == ["flushed 0"]
+    all_arrived(new_machine(), keys(0, 20))
+
+
+# --- forked children
+
+
+def test_children_of_a_process_that_uploads(proxy: Proxy, new_machine: NewMachine) -> None:
+    """Each kind of child saves and looks up while the parent's uploads run; nothing is lost."""
+    proxy.link = Link(bytes_per_s=500_000)
+    machine = new_machine(endpoint_url=proxy.url)
+    mine = keys(0, 20, "parent")
+
+    def child(name: str) -> list[list[object]]:
+        return [["check", mine[:2]], ["save", keys(0, 5, name), SIZE]]
+
+    lines = machine.run(
+        ["save", mine, SIZE],
+        ["fork", child("fork-a")],
+        ["fork", child("fork-b"), "sys.exit"],
+        ["processes", "fork", [child("process-a"), child("process-b")]],
+        ["processes", "spawn", [child("spawn-a"), child("spawn-b")]],
+    )
+    assert lines.count("child 0") == 6
+    hits = [line for line in lines if line.startswith("hit")]
+    assert len(hits) == 12
+    # A child that leaves by os._exit uploads nothing itself: its records are for others.
+    assert machine.run(["flush"]) == ["flushed 0"]
+    assert machine.leftovers() == []
+    children = ("fork-a", "fork-b", "process-a", "process-b", "spawn-a", "spawn-b")
+    all_arrived(new_machine(), mine + [key for name in children for key in keys(0, 5, name)])
+
+
+@pytest.mark.parametrize("module", ["botocore.compat", "aiohttp", "aioboto3", "s3transfer"])
+def test_a_child_forked_while_the_client_is_made(module: str, new_machine: NewMachine) -> None:
+    """What the background thread has half imported just then neither stops nor breaks a child."""
+    machine = new_machine(**QUICK)
+    lines = machine.run(
+        ["until_imported", module],
+        ["fork", [["save", keys(0, 3), SIZE], ["flush"], ["check", keys(9, 1)]], "sys.exit"],
+    )
+    assert "child 0" in lines
+    assert "flushed 0" in lines
+    assert "miss key-0009 absent" in lines
+
+
+def test_heirs_do_not_wait_for_the_children_of_the_dead(
+    proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """The parent is killed and its child lives on: the parent's records can be adopted."""
+    proxy.link = HANGS
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    process = machine.start(
+        ["save", keys(0, 10), SIZE],
+        ["fork_away", [["save", keys(10, 1), SIZE], ["say", "child"], ["hear"]]],
+        ["hear"],
+    )
+    process.until("at child")
+    process.until("forked")
+    process.kill()
+    assert len(machine.pending()) == 11
+    proxy.heal()
+    heir = machine.run(["flush"], events=True)
+    done = {line.split()[2].rpartition("/")[2] for line in heir if line.startswith("upload done")}
+    assert {f"{key}._" for key in keys(0, 10)} <= done
+    all_arrived(new_machine(), keys(0, 10))

@@ -1,0 +1,305 @@
+"""A link that fails in every way there is: lookups miss in time, saves arrive when it heals."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache import Cache, Hit, Miss, Reason, Saved, TransferEvent
+from s3cache.errors import CircuitOpenError, S3CacheError, TransientError
+from s3cache.transfer import DownloadTimeoutError
+from tests.faults.machines import KEYS, eventually
+from tests.faults.proxy import Link, Proxy
+from tests.faults.worker import entry, key, keys
+
+SIZE = 200_000
+KEY = key("shared")
+HANGS = Link(flows=False)
+
+OpenCache = Callable[..., Cache]
+
+
+@pytest.fixture
+def open_cache(tmp_path: Path, url: str, proxy: Proxy) -> Iterator[OpenCache]:
+    """A function that opens a cache on an empty disk, its remote behind the proxy."""
+    with ExitStack() as caches:
+
+        def open_cache(**options: Any) -> Cache:
+            usual = {
+                "local_dir": str(tmp_path / uuid.uuid4().hex),
+                "endpoint_url": proxy.url,
+                "exit_timeout_s": 0.5,
+                "lookup_timeout_s": 20.0,
+                "retry_attempts": 3,
+                "breaker_failures": 100,
+                **KEYS,
+            }
+            cache = Cache.open(url, **{**usual, **options})
+            caches.callback(cache.close)
+            return cache
+
+        yield open_cache
+        proxy.heal()  # what hangs ends
+
+
+@pytest.fixture
+def reader(open_cache: OpenCache) -> Iterator[OpenCache]:
+    """Opens caches that have used the remote, which holds an entry under ``KEY``, but not that."""
+    writer = open_cache()
+    for each in (KEY, key("warm")):
+        writer.save(each, entry(each, SIZE))
+    assert writer.flush().complete
+
+    def open_reader(**options: Any) -> Cache:
+        cache = open_cache(**options)
+        assert isinstance(cache.lookup(key("warm")), Hit)
+        return cache
+
+    return open_reader  # type: ignore[return-value]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def is_right(result: Hit | Miss, key: str = KEY, size: int = SIZE) -> bool:
+    return isinstance(result, Hit) and bytes(result.entry.data) == entry(key, size)
+
+
+REFUSES = "refuses"
+# What the link does, the reason that a lookup gives, what it raises if strict.
+BAD: dict[str, tuple[Link | str, Reason, type[S3CacheError]]] = {
+    "refuses": (REFUSES, Reason.UNAVAILABLE, TransientError),
+    "hangs": (HANGS, Reason.TIMEOUT, DownloadTimeoutError),
+    "resets requests": (Link(reset_up=50), Reason.UNAVAILABLE, TransientError),
+    "resets answers": (Link(reset_down=50_000), Reason.UNAVAILABLE, TransientError),
+    "cuts answers": (Link(cut_down=50_000), Reason.UNAVAILABLE, TransientError),
+    "is late": (Link(delay_s=30.0), Reason.TIMEOUT, DownloadTimeoutError),
+    "is slow": (Link(bytes_per_s=1_000), Reason.TIMEOUT, DownloadTimeoutError),
+}
+
+
+Bad = tuple[Link | str, Reason, type[S3CacheError]]
+
+
+def make(proxy: Proxy, link: Link | str) -> None:
+    if isinstance(link, Link):
+        proxy.link = link
+    else:
+        proxy.refuse()
+
+
+def bad_links(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("bad", [BAD[name] for name in names], ids=names)
+
+
+# --- lookups
+
+
+@bad_links(*BAD)
+def test_a_lookup_over_a_bad_link_is_a_miss_with_its_reason_in_time(
+    bad: Bad,
+    proxy: Proxy,
+    reader: OpenCache,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """... with one warning however often; and a hit again once the link is good."""
+    link, reason, _ = bad
+    patience_s = 0.7 if reason is Reason.TIMEOUT else 20.0
+    cache = reader()
+    hasty = reader(lookup_timeout_s=patience_s, local_dir=cache.settings.local_dir)
+    caplog.clear()
+    make(proxy, link)
+    started = time.monotonic()
+    results = [hasty.lookup(KEY) for _ in range(2)]
+    assert time.monotonic() - started < 2 * patience_s + 10
+    assert [r.reason for r in results if isinstance(r, Miss)] == [reason, reason]
+    assert hasty.stats().misses == {reason: 2}
+    (warning,) = warnings(caplog)
+    assert "which is a miss" in warning
+    proxy.heal()
+    assert is_right(cache.lookup(KEY))
+
+
+@bad_links("refuses", "hangs", "resets answers", "cuts answers")
+def test_a_strict_lookup_over_a_bad_link_raises(bad: Bad, proxy: Proxy, reader: OpenCache) -> None:
+    link, reason, error = bad
+    cache = reader(strict=True, lookup_timeout_s=0.7 if reason is Reason.TIMEOUT else 20.0)
+    make(proxy, link)
+    with pytest.raises(error) as raised:
+        cache.lookup(KEY)
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(
+    "link",
+    [Link(reset_up=50, times=1), Link(reset_down=9_000, times=2), Link(cut_down=90_000, times=2)],
+    ids=["request reset", "answer reset", "answer cut"],
+)
+def test_a_broken_download_is_tried_again(link: Link, proxy: Proxy, reader: OpenCache) -> None:
+    """The lookup notices nothing: it gets all the bytes."""
+    cache = reader()
+    before = proxy.broken
+    proxy.link = link
+    result = cache.lookup(KEY)
+    assert is_right(result)
+    assert proxy.broken == before + link.times
+
+
+@pytest.mark.parametrize("ways", [{"reset_down": 40_000}, {"cut_down": 40_000}], ids=str)
+def test_one_broken_part_of_a_large_download_is_tried_again(
+    ways: dict[str, int], proxy: Proxy, open_cache: OpenCache
+) -> None:
+    writer, size = open_cache(), 1_000_000
+    writer.save(KEY, entry(KEY, size))
+    assert writer.flush().complete
+    cache = open_cache(part_bytes=100_000)
+    proxy.link = Link(**ways, times=2)
+    assert is_right(cache.lookup(KEY), size=size)
+    assert proxy.broken == 2
+
+
+@pytest.mark.parametrize("link", [HANGS, Link(bytes_per_s=100_000)], ids=["hangs", "slow"])
+def test_a_late_download_lands_in_the_local_tier(
+    link: Link, proxy: Proxy, reader: OpenCache
+) -> None:
+    """The lookup's patience ends, the download goes on; the next lookup has it from the disk."""
+    cache = reader(lookup_timeout_s=0.5)
+    landed: list[TransferEvent] = []
+    cache.subscribe(lambda event: landed.append(event) if event.step == "done" else None)
+    proxy.link = link
+    result = cache.lookup(KEY)
+    assert isinstance(result, Miss)
+    assert result.reason is Reason.TIMEOUT
+    assert not landed
+    if link is HANGS:
+        proxy.heal()
+    eventually(lambda: landed)
+    proxy.refuse()
+    again = cache.lookup(KEY)
+    assert is_right(again)
+    assert isinstance(again, Hit)
+    assert again.tier == "local"
+    assert len(proxy.made("GET", KEY)) == 1
+
+
+def test_the_breaker_spares_lookups_the_wait_and_lets_them_recover(
+    proxy: Proxy, reader: OpenCache
+) -> None:
+    cache = reader(breaker_failures=1, breaker_reset_s=1.0, retry_attempts=1)
+    proxy.refuse()
+    assert isinstance(cache.lookup(KEY), Miss)
+    spared = cache.lookup(KEY)
+    assert isinstance(spared, Miss)
+    assert spared.reason is Reason.UNAVAILABLE
+    assert isinstance(spared.error, CircuitOpenError)
+    assert cache.stats().breaker == "open"
+    proxy.heal()
+    eventually(lambda: is_right(cache.lookup(KEY)))
+    assert cache.stats().breaker == "closed"
+
+
+def test_the_breaker_opens_where_a_server_hangs(proxy: Proxy, reader: OpenCache) -> None:
+    """Lookups wait for it a few times, and then no more until it answers."""
+    cache = reader(
+        breaker_failures=2,
+        breaker_reset_s=0.5,
+        lookup_timeout_s=0.3,
+        attempt_timeout_s=0.2,
+        retry_timeout_s=0.4,
+    )
+    proxy.link = HANGS
+    eventually(
+        lambda: (
+            isinstance(result := cache.lookup(KEY), Miss)
+            and isinstance(result.error, CircuitOpenError)
+        )
+    )
+    proxy.heal()
+    eventually(lambda: is_right(cache.lookup(KEY)))
+
+
+@bad_links("refuses", "hangs", "resets answers", "cuts answers", "is slow")
+def test_a_prefetch_over_a_bad_link_reports_and_a_second_one_completes(
+    bad: Bad, proxy: Proxy, reader: OpenCache
+) -> None:
+    link, _, _ = bad
+    wanted = [KEY, key("warm"), key("absent")]
+    cache = reader(attempt_timeout_s=0.5, retry_timeout_s=1.0)
+    make(proxy, link)
+    report = cache.prefetch(wanted).wait(20)
+    assert report.complete
+    # "absent" is a short answer, which passes the links that break long ones.
+    assert (report.found, report.present) == (0, 1)
+    assert report.failed + report.absent == 2
+    assert report.failed
+    assert isinstance(report.error, TransientError)
+    proxy.heal()
+    report = cache.prefetch(wanted).wait(20)
+    assert (report.found, report.present, report.absent, report.failed) == (1, 1, 1, 0)
+    proxy.refuse()
+    assert is_right(cache.lookup(KEY))
+
+
+# --- saves
+
+
+@bad_links("refuses", "hangs", "resets requests", "is slow")
+def test_what_is_saved_over_a_bad_link_arrives_by_itself_when_it_heals(
+    bad: Bad,
+    proxy: Proxy,
+    open_cache: OpenCache,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Saving waits for nothing and warns once; nobody has to ask for the rest."""
+    link, _, _ = bad
+    cache = open_cache(upload_timeout_s=1.0, retry_attempts=2)
+    make(proxy, link)
+    retried: list[TransferEvent] = []
+    cache.subscribe(lambda event: retried.append(event) if event.step == "retried" else None)
+    for each in keys(0, 5):
+        saved = cache.save(each, entry(each, SIZE))
+        assert isinstance(saved, Saved)
+        assert saved.durable
+    eventually(lambda: len(retried) >= 2)
+    proxy.heal()
+    eventually(lambda: cache.stats().pending == 0)
+    assert cache.stats().uploaded == 5
+    (warning,) = warnings(caplog)
+    assert "an upload failed" in warning
+    other = open_cache()
+    assert all(is_right(other.lookup(each), each) for each in keys(0, 5))
+
+
+def test_a_strict_save_is_not_disturbed_by_the_network(proxy: Proxy, open_cache: OpenCache) -> None:
+    """It is on the disk; that its upload fails later is no fault of whoever saved it."""
+    cache = open_cache(strict=True)
+    proxy.refuse()
+    assert isinstance(cache.save(KEY, entry(KEY, SIZE)), Saved)
+    assert not cache.flush(0.5).complete
+    proxy.heal()
+    assert cache.flush(30).complete
+
+
+@pytest.mark.parametrize(
+    "link",
+    [Link(reset_up=100_000, times=3), Link(reset_down=30, times=3), Link(cut_down=30, times=3)],
+    ids=["request reset", "answer reset", "answer cut"],
+)
+def test_a_broken_upload_is_tried_again(link: Link, proxy: Proxy, open_cache: OpenCache) -> None:
+    """Also where only the answer was lost, and the entry is there already."""
+    cache = open_cache()
+    proxy.link = link
+    for each in keys(0, 6):
+        cache.save(each, entry(each, SIZE))
+    assert cache.flush().complete
+    assert proxy.broken == 3
+    other = open_cache()
+    assert all(is_right(other.lookup(each), each) for each in keys(0, 6))
