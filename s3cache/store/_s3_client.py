@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator
 from functools import cache
-from os import environ
 from typing import Any
 
 from s3cache._version import __version__
@@ -61,10 +62,12 @@ async def new_client(options: S3Options) -> Any:
 
 
 def _make_client(options: S3Options) -> Any:
-    import aioboto3
-    from aiobotocore.config import AioConfig
-    from aiobotocore.session import get_session
-    from botocore import UNSIGNED
+    with _importing:
+        import aioboto3
+        import aioboto3.s3.inject  # what the first client would import
+        from aiobotocore.config import AioConfig
+        from aiobotocore.session import get_session
+        from botocore import UNSIGNED
 
     s3: dict[str, Any] = {"payload_signing_enabled": True}
     if options.addressing_style != "auto":  # else what ~/.aws/config says
@@ -115,8 +118,18 @@ def _loader() -> Any:
     """botocore's models, read once: the next store's client then takes 10 ms, not 60."""
     from botocore.loaders import create_loader
 
-    return create_loader(environ.get("AWS_DATA_PATH"))
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 def _drop_expect(params: dict[str, Any], **_: Any) -> None:
     params["headers"].pop("Expect", None)
+
+
+# A child forked while this thread imports would have half a module and its lock, for good: its own
+# client, and its exit, would hang or fail. So a fork waits; a second at most, once in a process.
+_importing = threading.RLock()
+os.register_at_fork(
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_importing.release,
+)
