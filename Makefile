@@ -83,8 +83,8 @@ bench-storage: $(READY) ## latency and throughput of the stores
 bench-digest: $(READY) ## speed of the digests a frame could use
 	$(BIN)/python benchmarks/digest.py $(ARGS)
 
-demo: $(READY) ## a short tour of the storage layer
-	$(BIN)/python examples/storage_demo.py $(ARGS)
+demo: $(READY) ## two machines share a bucket; one is killed half-way and nothing is lost
+	$(BIN)/python -m examples.storage_demo $(ARGS)
 
 rgw-up: ## start a Ceph RGW on loopback and leave it running
 	infra/rgw/up.sh

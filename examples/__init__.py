@@ -1,0 +1,1 @@
+"""Programs that show s3cache at work."""

@@ -1,0 +1,90 @@
+"""One process of one of the demo's machines: a job that needs its graphs compiled.
+
+It prints one JSON object a line for each thing that happens; :mod:`examples.storage_demo` reads
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from examples._workload import Graph, graphs
+from s3cache import Cache, Hit, Saved, Settings, TransferEvent
+from s3cache.store import LatencyStore, Store, open_store
+
+# An uplink so slow that uploads fall behind what is saved.
+_SLOW_LATENCY_S = 0.02
+_SLOW_BYTES_PER_S = 6e6
+_SLOW_CONNECTIONS = 2
+
+_FLUSH_TIMEOUT_S = 30.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--graphs", type=int, required=True)
+    parser.add_argument("--prefetch", type=int, default=0)
+    parser.add_argument("--slow-uplink", action="store_true")
+    options = parser.parse_args()
+    wanted = graphs(options.graphs, options.run)
+
+    cache = open_cache(options.url, slow_uplink=options.slow_uplink)
+    cache.subscribe(tell_transfer)
+    cache.start()
+    if options.prefetch:
+        cache.prefetch(graph.key for graph in wanted[: options.prefetch]).wait()
+        tell("prefetched")
+    for graph in wanted:
+        use(cache, graph)
+    tell("closed", remaining=cache.close(_FLUSH_TIMEOUT_S).remaining)
+
+
+def open_cache(url: str, *, slow_uplink: bool) -> Cache:
+    """What ``Cache.open(url)`` gives, or the same behind a slow uplink."""
+    if not slow_uplink:
+        return Cache(Settings(url=url), open_remote=lambda: open_store(url), identity=url)
+
+    def slow_store() -> Store:
+        return LatencyStore(open_store(url), _SLOW_LATENCY_S, _SLOW_BYTES_PER_S)
+
+    settings = Settings(url=url, upload_concurrency=_SLOW_CONNECTIONS)
+    return Cache(settings, open_remote=slow_store, identity=url)
+
+
+def use(cache: Cache, graph: Graph) -> None:
+    """What a job does for each graph: look it up, or else compile and save it."""
+    found = cache.lookup(graph.key)
+    if isinstance(found, Hit):
+        tell(
+            "hit",
+            key=graph.key,
+            tier=found.tier,
+            elapsed_s=found.elapsed_s,
+            intact=graph.made(found.entry),
+        )
+        return
+    tell("miss", key=graph.key, reason=str(found.reason))
+    saved = cache.save(graph.key, graph.compile())
+    if isinstance(saved, Saved):
+        tell("saved", key=graph.key, durable=saved.durable)
+    else:
+        tell("refused", key=graph.key, reason=str(saved.reason))
+
+
+def tell_transfer(event: TransferEvent) -> None:
+    key = event.name.rpartition("/")[2].partition(".")[0]
+    tell(event.direction, key=key, step=event.step, size=event.size)
+
+
+def tell(what: str, **details: Any) -> None:
+    # One write: threads do not mix their lines, and what was told outlives a kill.
+    os.write(1, json.dumps({"what": what, **details}).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

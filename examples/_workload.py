@@ -1,0 +1,50 @@
+"""What the demo's machines save: stand-ins for compiled graphs, from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+from s3cache import frame
+from s3cache.frame import Frame
+
+__all__ = ["Graph", "graphs"]
+
+_SMALLEST_BYTES = 64 << 10
+_LARGEST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph that a job needs compiled; two machines that name the same one get equal bytes."""
+
+    key: str
+    seed: str
+
+    def compile(self) -> bytes:
+        """The entry, as a compiler would have made it."""
+        return frame.encode(kind="demo", key=self.key, sections=self._sections())
+
+    def made(self, entry: Frame) -> bool:
+        """Whether ``entry`` holds what :meth:`compile` puts there, to the last byte."""
+        wanted = self._sections()
+        return entry.names == tuple(wanted) and all(
+            bytes(entry.section(name)) == data for name, data in wanted.items()
+        )
+
+    def _sections(self) -> dict[str, bytes]:
+        chance = random.Random(self.seed)
+        size = int(_SMALLEST_BYTES * (_LARGEST_BYTES / _SMALLEST_BYTES) ** chance.random())
+        return {
+            "source": f"// kernels of graph {self.seed}\n".encode() * 64,
+            "kernels": chance.randbytes(size),
+        }
+
+
+def graphs(count: int, run: str) -> list[Graph]:
+    """``count`` graphs; ``run`` gives each run keys of its own in a bucket that outlives it."""
+    return [
+        Graph(hashlib.sha256(f"{run}/{index}".encode()).hexdigest(), f"s3cache/{index}")
+        for index in range(count)
+    ]

@@ -1,0 +1,48 @@
+"""The Python on the README and in the documentation runs and prints what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PRINTS = re.compile(r"  # -> (.*)$", re.MULTILINE)
+
+BLOCKS = [
+    pytest.param(code, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, code in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")))
+]
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(BLOCKS) >= 2
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_it_runs_and_prints_what_it_says(code: str, tmp_path: Path) -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("S3CACHE_")
+    }
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+        environment[name] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    expected = PRINTS.findall(code)
+    assert expected, "a block that prints nothing shows nothing"
+    assert done.stdout.splitlines() == expected

@@ -1,0 +1,138 @@
+"""The demo does what it says, leaves nothing behind, and would tell if something were lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from examples.storage_demo import Report, verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_demo(tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "S3CACHE_")) and name != "FORCE_COLOR"
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "examples.storage_demo", "--entries", "16"],
+        cwd=ROOT,
+        env={**clean, "TMPDIR": str(tmp_path), "HOME": str(tmp_path), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def processes_in(tmp_path: Path) -> list[psutil.Process]:
+    """All that were started with a temporary directory below ``tmp_path``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR", "").startswith(str(tmp_path)):
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def numbers(output: str, row: str) -> list[int]:
+    """The cells of one row of the closing table."""
+    (line,) = (line for line in output.splitlines() if line.startswith(row + " "))
+    return [0 if cell == "-" else int(cell) for cell in line.removeprefix(row).split()]
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_is_left(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path)
+    output, _ = demo.communicate(timeout=50)
+    assert demo.returncode == 0, output
+    assert "Nothing acknowledged was lost: machine B has all 16 entries" in output
+    killed, resumed, fresh = numbers(output, "entries saved and acknowledged")
+    assert killed >= 8
+    assert killed + resumed >= 16
+    assert fresh == 0
+    uploaded_before, uploaded_after, _ = numbers(output, "uploads finished")
+    assert uploaded_before < killed, "the kill found nothing pending"
+    assert uploaded_after >= killed - uploaded_before
+    assert sum(numbers(output, "hits, local tier")[2:] + numbers(output, "hits, remote tier")) == 16
+    assert re.findall(r"[^ -~\n]", output) == [], "no control characters where it is no terminal"
+    assert list(tmp_path.iterdir()) == []
+    assert processes_in(tmp_path) == []
+
+
+def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "is started again" in line:  # by now there are a server and two machines' files
+            break
+    demo.send_signal(signal.SIGINT)
+    output, _ = demo.communicate(timeout=20)
+    assert demo.returncode == 130, output
+    assert list(tmp_path.iterdir()) == []
+    assert processes_in(tmp_path) == []
+
+
+def test_a_store_that_outlives_the_demo_is_left_as_it_was(tmp_path: Path) -> None:
+    bucket, scratch = tmp_path / "bucket", tmp_path / "scratch"
+    scratch.mkdir()
+    demo = start_demo(scratch, S3CACHE_URL=bucket.as_uri())
+    output, _ = demo.communicate(timeout=50)
+    assert demo.returncode == 0, output
+    assert [path for path in bucket.rglob("*") if path.is_file()] == []
+
+
+def test_a_store_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path, S3CACHE_URL="memory://x")
+    output, _ = demo.communicate(timeout=20)
+    assert demo.returncode == 1
+    assert "S3CACHE_URL" in output
+    assert "Traceback" not in output
+
+
+def good_reports() -> tuple[Report, Report, Report]:
+    return (
+        Report(acknowledged={"a", "b"}, uploaded={"a"}),
+        Report(acknowledged={"c"}, intact={"a", "b"}),
+        Report(intact={"a", "b", "c"}),
+    )
+
+
+def test_the_verdict_is_good_where_all_is_there() -> None:
+    text, good = verdict(*good_reports())
+    assert good
+    assert "all 3 entries" in text
+    assert "1 of which" in text
+
+
+@pytest.mark.parametrize("key", ["a", "b", "c"])
+def test_an_entry_that_machine_b_lacks_is_lost(key: str) -> None:
+    killed, resumed, fresh = good_reports()
+    fresh.intact.remove(key)
+    assert verdict(killed, resumed, fresh) == ("LOST: 1 of 3 acknowledged entries.", False)
+
+
+def test_an_entry_that_machine_a_had_to_compile_again_is_lost() -> None:
+    killed, resumed, fresh = good_reports()
+    resumed.intact.remove("b")
+    resumed.acknowledged.add("b")
+    assert not verdict(killed, resumed, fresh)[1]
+
+
+def test_wrong_bytes_are_no_success() -> None:
+    killed, resumed, fresh = good_reports()
+    fresh.damaged.add("d")
+    assert verdict(killed, resumed, fresh) == ("WRONG BYTES in 1 entries.", False)
+
+
+def test_no_entries_at_all_are_no_success() -> None:
+    assert not verdict(Report(), Report(), Report())[1]
