@@ -1,0 +1,162 @@
+"""What the parts of the storage benchmark share: results, bars, the gateway, fresh processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from s3cache import frame
+
+BUCKET = "bench"
+ENTRY_BYTES = 1_500_000  # what a compiled graph with its kernels usually takes
+WORDS = (b"load", b"store", b"mul", b"add", b"index", b"buffer", b"vector", b"float", b"loop")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A number that must not get worse."""
+
+    what: str
+    value: float
+    bound: Literal["at least", "at most"]
+    limit: float
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.limit if self.bound == "at least" else self.value <= self.limit
+
+    def __str__(self) -> str:
+        verdict = "met" if self.met else "MISSED"
+        return f"{verdict}: {self.what}: {self.value:.3g} {self.unit}".rstrip() + (
+            f" ({self.bound} {self.limit:g})"
+        )
+
+
+@dataclass
+class Result:
+    """What one part found: a table for people, samples for machines, and the bars.
+
+    ``samples`` are in seconds or bytes, as their names say, in the order they were taken.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        table = [self.columns, ["---"] * len(self.columns), *self.rows]
+        lines = [f"### {self.title}", "", *(f"| {' | '.join(row)} |" for row in table)]
+        return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]).rstrip() + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"bars": [asdict(bar) | {"met": bar.met} for bar in self.bars]}
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The S3 server to measure on."""
+
+    endpoint_url: str
+    access_key: str
+    secret_key: str
+
+    @classmethod
+    def from_environment(cls) -> Gateway | None:
+        prefix = "S3CACHE_TEST_RGW_"
+        if prefix + "ENDPOINT" not in os.environ:
+            return None
+        return cls(
+            *(os.environ[prefix + name] for name in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY"))
+        )
+
+    def url(self, prefix: str) -> str:
+        return f"s3://{BUCKET}/{prefix}"
+
+    def options(self) -> dict[str, str]:
+        """For :meth:`s3cache.Cache.open`."""
+        return {**asdict(self), "region": "us-east-1"}
+
+    def botocore(self) -> dict[str, str]:
+        """For boto3 and aioboto3."""
+        return {
+            "endpoint_url": self.endpoint_url,
+            "aws_access_key_id": self.access_key,
+            "aws_secret_access_key": self.secret_key,
+            "region_name": "us-east-1",
+        }
+
+    def create_bucket(self) -> None:
+        self._boto3().create_bucket(Bucket=BUCKET)
+
+    def empty(self, prefix: str = "") -> None:
+        """Delete everything whose key starts with ``prefix``."""
+        client = self._boto3()
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        for page in pages:
+            found = [{"Key": each["Key"]} for each in page.get("Contents", ())]
+            if found:
+                client.delete_objects(Bucket=BUCKET, Delete={"Objects": found, "Quiet": True})
+
+    def _boto3(self) -> Any:
+        import boto3
+
+        return boto3.client("s3", **self.botocore())
+
+
+def key_of(number: int) -> str:
+    """A cache key as a digest would be."""
+    return f"{number:064x}"
+
+
+def incompressible_entry(key: str, size: int) -> bytes:
+    """A frame of exactly ``size`` bytes."""
+    content = os.urandom(size - 1024)
+    spare = size - len(frame.encode(kind="bench", key=key, sections={"0": content}, codec="none"))
+    content += os.urandom(spare)
+    return frame.encode(kind="bench", key=key, sections={"0": content}, codec="none")
+
+
+def compiled_graph(rng: random.Random, size: int, kernels: int = 25) -> dict[str, bytes]:
+    """Sections like those of a graph with its kernels: half text, half bytes that do not shrink."""
+    each = size // kernels // 2
+    words = (size // kernels) // 8
+    return {
+        f"kernel{number}": rng.randbytes(each) + b" ".join(rng.choices(WORDS, k=words))[:each]
+        for number in range(kernels)
+    }
+
+
+def shuffled_rounds(names: Sequence[str], rounds: int, seed: int) -> Iterator[list[str]]:
+    """``names`` in another order each round, so that drift and order hit all of them alike."""
+    rng = random.Random(seed)
+    for _ in range(rounds):
+        yield rng.sample(list(names), len(names))
+
+
+def percentile(samples: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(samples, n=100, method="inclusive")[percent - 1]
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median of the ratios within each round: what slows a whole round down cancels out."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def in_fresh_process(module: str, request: dict[str, Any]) -> dict[str, Any]:
+    """What ``module``, run as a program with ``request`` as JSON, prints as JSON at the end."""
+    child = subprocess.run(
+        [sys.executable, module, json.dumps(request)], stdout=subprocess.PIPE, check=True, text=True
+    )
+    answer: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return answer

@@ -1,0 +1,262 @@
+"""Uploads and downloads of many objects: s3cache against bare aioboto3 and obstore.
+
+What each does with the same frames, the same number of requests at once and connections that are
+open already:
+
+s3cache
+    Download: ``Cache.prefetch(...).wait()`` into an empty local tier: GET, check of the digests,
+    file written and booked. Upload: from the first ``Cache.save`` to the end of ``flush``: record
+    and durable file on the calling thread, then in the background file read, digests checked,
+    conditional PUT, record removed.
+aioboto3
+    ``gather`` under a semaphore. Download: GET, the whole body read into memory and dropped.
+    Upload: PUT from memory. Nothing is checked, nothing is on disk. The client has s3cache's
+    settings: pool, signed payload, botocore's own checksums only where required.
+aioboto3 as it comes
+    The same with botocore's defaults: 10 connections, CRC checksums.
+obstore
+    The same in Rust: signed payload, one PUT for each object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aioboto3
+import obstore
+from _harness import (
+    BUCKET,
+    Bar,
+    Gateway,
+    Result,
+    incompressible_entry,
+    key_of,
+    median_ratio,
+    shuffled_rounds,
+)
+from aiobotocore.config import AioConfig
+from obstore.store import S3Store
+
+from s3cache import Cache, frame
+from s3cache.entries import first_name
+from s3cache.settings import Settings
+
+AT_LEAST = 0.9  # of bare aioboto3's throughput
+_DOWNLOADS = Settings.download_concurrency
+_UPLOADS = Settings.upload_concurrency
+
+
+@dataclass(frozen=True)
+class Workload:
+    label: str
+    count: int
+    size: int
+
+
+WORKLOADS = (Workload("500 × 64 KiB", 500, 64 << 10), Workload("20 × 16 MiB", 20, 16 << 20))
+
+Objects = Mapping[str, bytes]  # by cache key
+
+
+class Contender(Protocol):
+    """Both methods return seconds, without the warm-up that they begin with."""
+
+    def download(self, prefix: str, objects: Objects) -> float: ...
+
+    def upload(self, prefix: str, objects: Objects) -> float: ...
+
+
+class S3Cache:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def _open(self, prefix: str, local_dir: str) -> Cache:
+        url = self._gateway.url(prefix)
+        return Cache.open(url, local_dir=local_dir, strict=True, **self._gateway.options())
+
+    def download(self, prefix: str, objects: Objects) -> float:
+        with tempfile.TemporaryDirectory() as root, self._open(prefix, root) as cache:
+            cache.prefetch([f"absent{number}" for number in range(2 * _DOWNLOADS)]).wait()
+            started = time.perf_counter()
+            report = cache.prefetch(objects).wait()
+            elapsed = time.perf_counter() - started
+            assert report.found == len(objects), report
+        return elapsed
+
+    def upload(self, prefix: str, objects: Objects) -> float:
+        with tempfile.TemporaryDirectory() as root, self._open(prefix, root) as cache:
+            for number in range(2 * _UPLOADS):
+                key = f"warm{number}"
+                cache.save(key, frame.encode(kind="bench", key=key, sections={}))
+            assert cache.flush().complete
+            started = time.perf_counter()
+            for key, data in objects.items():
+                cache.save(key, data)
+            report = cache.flush()
+            elapsed = time.perf_counter() - started
+            assert report.complete, report
+        return elapsed
+
+
+class _OnOneLoop:
+    """A contender whose client belongs to an event loop of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    async def get(self, path: str) -> int:
+        raise NotImplementedError
+
+    async def put(self, path: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    def download(self, prefix: str, objects: Objects) -> float:
+        async def absent(path: str) -> None:
+            with contextlib.suppress(Exception):
+                await self.get(path)
+
+        self._each(absent, [(f"{prefix}/absent",)] * 2 * _DOWNLOADS, _DOWNLOADS)
+        started = time.perf_counter()
+        paths = [(f"{prefix}/{first_name(key)}",) for key in objects]
+        sizes = self._each(self.get, paths, _DOWNLOADS)
+        elapsed = time.perf_counter() - started
+        assert sum(sizes) == sum(map(len, objects.values()))
+        return elapsed
+
+    def upload(self, prefix: str, objects: Objects) -> float:
+        warm = [(f"{prefix}/warm{number}", b"") for number in range(2 * _UPLOADS)]
+        self._each(self.put, warm, _UPLOADS)
+        started = time.perf_counter()
+        puts = [(f"{prefix}/{first_name(key)}", data) for key, data in objects.items()]
+        self._each(self.put, puts, _UPLOADS)
+        return time.perf_counter() - started
+
+    def _each(
+        self,
+        call: Callable[..., Awaitable[Any]],
+        arguments: Iterable[tuple[Any, ...]],
+        at_once: int,
+    ) -> list[Any]:
+        async def everything() -> list[Any]:
+            limit = asyncio.Semaphore(at_once)
+
+            async def one(each: tuple[Any, ...]) -> Any:
+                async with limit:
+                    return await call(*each)
+
+            return await asyncio.gather(*map(one, arguments))
+
+        return self._loop.run_until_complete(everything())
+
+
+class Aioboto3(_OnOneLoop):
+    def __init__(self, gateway: Gateway, config: AioConfig | None) -> None:
+        super().__init__()
+        client = aioboto3.Session().client("s3", config=config, **gateway.botocore())
+        self._client = self._loop.run_until_complete(client.__aenter__())
+
+    async def get(self, path: str) -> int:
+        response = await self._client.get_object(Bucket=BUCKET, Key=path)
+        async with response["Body"] as body:
+            return len(await body.read())
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self._client.put_object(Bucket=BUCKET, Key=path, Body=data)
+
+
+class Obstore(_OnOneLoop):
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__()
+        self._store = S3Store(
+            BUCKET,
+            endpoint=gateway.endpoint_url,
+            access_key_id=gateway.access_key,
+            secret_access_key=gateway.secret_key,
+            region="us-east-1",
+            client_options={"allow_http": True},
+        )
+
+    async def get(self, path: str) -> int:
+        response = await obstore.get_async(self._store, path)
+        return len(await response.bytes_async())
+
+    async def put(self, path: str, data: bytes) -> None:
+        await obstore.put_async(self._store, path, data, use_multipart=False)
+
+
+def same_settings() -> AioConfig:
+    """What s3cache's own client is made with."""
+    return AioConfig(
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"payload_signing_enabled": True},
+        max_pool_connections=32,
+        connect_timeout=5,
+        read_timeout=30,
+        tcp_keepalive=True,
+    )
+
+
+def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
+    contenders: dict[str, Contender] = {
+        "s3cache": S3Cache(gateway),
+        "aioboto3": Aioboto3(gateway, same_settings()),
+        "aioboto3 as it comes": Aioboto3(gateway, None),
+        "obstore": Obstore(gateway),
+    }
+    others = [name for name in contenders if name != "s3cache"]
+    result = Result(
+        "Throughput on Ceph RGW, loopback",
+        ["workload", "s3cache", *(f"× {name}" for name in others)],
+        notes=[
+            f"s3cache's throughput, and how it compares: medians of {rounds} rounds and their ratios.",
+            f"{_DOWNLOADS} downloads or {_UPLOADS} uploads at once.",
+            "s3cache checks digests and writes files, durably when uploading; the others do neither.",
+        ],
+    )
+    for workload in WORKLOADS:
+        objects = {
+            key_of(number): incompressible_entry(key_of(number), workload.size)
+            for number in range(workload.count)
+        }
+        contenders["obstore"].upload("stored", objects)
+        for direction in ("download", "upload"):
+            seconds: dict[str, list[float]] = {name: [] for name in contenders}
+            for names in shuffled_rounds(list(contenders), rounds, seed):
+                for name in names:
+                    gc.collect()
+                    if direction == "download":
+                        elapsed = contenders[name].download("stored", objects)
+                    else:
+                        elapsed = contenders[name].upload("new", objects)
+                        gateway.empty("new/")
+                    seconds[name].append(elapsed)
+            _book(result, workload, direction, seconds, others)
+        gateway.empty()
+    return result
+
+
+def _book(
+    result: Result,
+    workload: Workload,
+    direction: str,
+    seconds: dict[str, list[float]],
+    others: list[str],
+) -> None:
+    label = f"{direction} {workload.label}"
+    own = seconds["s3cache"]
+    ratios = {name: median_ratio(seconds[name], own) for name in others}
+    rate = workload.count * workload.size / statistics.median(own) / 1e6
+    result.rows.append([label, f"{rate:.0f} MB/s", *(f"{ratios[name]:.2f}" for name in others)])
+    result.bars.append(Bar(f"{label}, × bare aioboto3", ratios["aioboto3"], "at least", AT_LEAST))
+    for name, samples in seconds.items():
+        result.samples[f"{label}, {name}, s"] = samples

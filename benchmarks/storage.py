@@ -1,0 +1,110 @@
+"""Does the storage engine keep its promises of speed and memory?
+
+    make bench-storage [ARGS="--parts throughput,save --rounds 9"]
+
+Contenders run in one process or one after the other, interleaved in a shuffled order, so that the
+ratios hold on a busy machine where the times do not. Prints tables, writes every sample as JSON,
+and ends with status 1 where a bar is missed. Without a gateway (see infra/README.md) the parts
+that need one are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+
+import _import
+import _lookup
+import _memory
+import _save
+from _harness import Gateway, Result
+
+PARTS = ("import", "lookup", "save", "throughput", "memory")
+NEED_GATEWAY = ("throughput", "memory")
+
+
+def main() -> int:
+    options = _options()
+    gateway = Gateway.from_environment()
+    if gateway is not None:
+        gateway.create_bucket()
+
+    results: list[Result] = []
+    for part in options.parts:
+        if part in NEED_GATEWAY and gateway is None:
+            print(f"{part}: skipped, as there is no gateway\n")
+            continue
+        results.append(_measure(part, gateway, options))
+        print(results[-1].markdown(), flush=True)
+
+    bars = [bar for result in results for bar in result.bars]
+    print(*bars, sep="\n")
+    if options.json:
+        os.makedirs(os.path.dirname(options.json) or ".", exist_ok=True)
+        with open(options.json, "w", encoding="utf-8") as file:
+            document = {
+                "environment": _environment(),
+                "results": [result.as_json() for result in results],
+            }
+            json.dump(document, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+    return int(not all(bar.met for bar in bars))
+
+
+def _measure(part: str, gateway: Gateway | None, options: argparse.Namespace) -> Result:
+    measure: dict[str, Callable[[], Result]] = {
+        "import": lambda: _import.measure(options.imports, options.seed),
+        "lookup": lambda: _lookup.measure(options.lookups, options.entries, options.seed),
+        "save": lambda: _save.measure(gateway, options.saves, options.seed),
+    }
+    if gateway is not None:
+        measure["memory"] = lambda: _memory.measure(gateway, options.memory_bytes, options.seed)
+        measure["throughput"] = lambda: _throughput(gateway, options)
+    return measure[part]()
+
+
+def _throughput(gateway: Gateway, options: argparse.Namespace) -> Result:
+    import _throughput as throughput  # aioboto3 and obstore, which the other parts do without
+
+    return throughput.measure(gateway, options.rounds, options.seed)
+
+
+def _environment() -> dict[str, str | int | None]:
+    packages = ("aioboto3", "aiohttp", "botocore", "obstore")
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in packages},
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", type=_parts, default=PARTS, help=f"of {','.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=5, help="of each throughput")
+    parser.add_argument("--lookups", type=int, default=501)
+    parser.add_argument("--entries", type=int, default=100_000, help="in the larger local tier")
+    parser.add_argument("--saves", type=int, default=300, help="of each kind and condition")
+    parser.add_argument("--imports", type=int, default=15)
+    parser.add_argument("--memory-bytes", type=int, default=2 << 30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", default="docs/benchmarks/storage.json", help="'' for none")
+    return parser.parse_args()
+
+
+def _parts(text: str) -> list[str]:
+    parts = text.split(",")
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no part is called {', '.join(sorted(unknown))}")
+    return parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())
