@@ -218,9 +218,9 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
         "Throughput on Ceph RGW, loopback",
         ["workload", "s3cache", *(f"× {name}" for name in others)],
         notes=[
-            f"s3cache's throughput, and how it compares: medians of {rounds} rounds and their ratios.",
+            f"s3cache's throughput, and what it is of the others': medians of {rounds} rounds.",
             f"{_DOWNLOADS} downloads or {_UPLOADS} uploads at once.",
-            "s3cache checks digests and writes files, durably when uploading; the others do neither.",
+            "s3cache checks digests and writes files, durably if uploading; the others do neither.",
         ],
     )
     for workload in WORKLOADS:

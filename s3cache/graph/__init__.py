@@ -1,0 +1,1 @@
+"""May this graph be cached, and under which key: pure, synchronous, in process."""

@@ -1,0 +1,92 @@
+"""What compiled code depends on that torch's keys leave out: the machine and the installation.
+
+torch's keys hold no CPU ISA. Inductor compiles with ``-march=native``, so code made on one machine
+may use any instruction that machine has: on another one it returns wrong numbers or crashes
+(measured with ``ATEN_CPU_CAPABILITY=avx2``; see docs/storage.md for what is in a key).
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+import sysconfig
+
+from s3cache.artifact import SCHEMA
+from s3cache.graph._key import Component
+
+__all__ = ["machine_components"]
+
+# Flags of /proc/cpuinfo that are no instructions a compiler emits: mitigations, virtualisation,
+# power, clocks. They differ between kernels and hypervisors on equal processors. Whatever is not
+# in this list is taken for an instruction set, so one unknown here costs a miss and no more.
+_NOT_INSTRUCTIONS = """
+    acc_power acpi aperfmperf apic arat arch_capabilities arch_lbr arch_perfmon art
+    auto_ibrs avic bts bus_lock_detect cat_l2 cat_l3 cdp_l2 cdp_l3 clzero cmp_legacy
+    constant_tsc core_capabilities cpb cpuid cpuid_fault cqm cqm_llc cqm_mbm_local
+    cqm_mbm_total cqm_occup_llc cr8_legacy dca de debug_swap decodeassists ds_cpl dtes64
+    dtherm dts dtt epb ept ept_ad erms est extapic extd_apicid flexpriority flush_l1d
+    flushbyasid fsrm fsrs fzrm ht hw_pstate hwp hwp_act_window hwp_epp hwp_notify
+    hwp_pkg_req hypervisor ibpb ibpb_exit_to_user ibrs ibrs_enhanced ibs ibt ida intel_ppin
+    intel_pt invpcid invpcid_single irperf k8 la57 lbrv mba mca mce md_clear monitor mp msr
+    mtrr mwaitx nodeid_msr nonstop_tsc nopl npt nrip_save nx ospke osvw overflow_recov
+    ovfl_umov pae pat pausefilter pbe pcid pconfig pdcm pdpe1gb perfctr_core perfctr_llc
+    perfctr_nb perfmon_v2 pfthreshold pge pku pln pni_monitor pse pse36 pti pts ptsc rapl
+    rdt_a rep_good ring3mwait rrsba_ctrl sdbg sep skinit smap smep smx split_lock_detect ss
+    ssbd stibp stibp_always_on succor svm svm_lock syscall tce tm tm2 topoext tpr_shadow tsc
+    tsc_adjust tsc_deadline_timer tsc_known_freq tsc_reliable tsc_scale v_spec_ctrl
+    v_vmsave_vmload vgif virt_ssbd vme vmmcall vmx vnmi vpid wdt x2apic x2avic xtopology
+    xtpr
+"""
+
+
+@functools.cache
+def _instruction_sets() -> str:
+    """Everything a compiler told ``-march=native`` might use here, sorted."""
+    names = ("flags", "Features")  # x86, Arm
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() in names:
+                    return " ".join(sorted(set(value.split()) - set(_NOT_INSTRUCTIONS.split())))
+    except OSError:
+        pass
+    # Not Linux: the model says the same, if less generously.
+    return f"{platform.processor()} {platform.version()}"
+
+
+@functools.cache
+def _installation() -> dict[str, Component]:
+    import torch
+
+    parts = {
+        "s3cache.schema": str(SCHEMA),
+        "machine.arch": platform.machine(),
+        "machine.isa": _instruction_sets(),
+        "machine.os": platform.system(),
+        "python.abi": f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}",
+        "torch.version": str(torch.__version__),
+        "torch.cxx_abi": str(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", "")),
+    }
+    return {name: Component.of_text(text) for name, text in parts.items()}
+
+
+def machine_components() -> dict[str, Component]:
+    """Components that depend on the machine, the installation and settings of this moment."""
+    import torch
+
+    now = {
+        # What ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it.
+        "torch.cpu_capability": str(torch._C._get_cpu_capability()),
+        "torch.num_threads": str(torch.get_num_threads()),
+        "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.mkldnn": repr(
+            (
+                torch.backends.mkldnn.enabled,
+                torch.backends.mkldnn.deterministic,
+                getattr(torch.backends.mkldnn, "allow_tf32", None),
+            )
+        ),
+    }
+    return {**_installation(), **{name: Component.of_text(text) for name, text in now.items()}}

@@ -1,0 +1,69 @@
+"""Call back once a module has been imported, without importing it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+__all__ = ["when_imported"]
+
+
+def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call ``callback`` right after module ``name`` is imported; now, if it has been.
+
+    It runs on the importing thread, before the import statement returns. ``callback`` must not
+    raise: the program that imports would see it.
+
+    Returns:
+        A function that takes this back, if it has not happened yet.
+    """
+    if name in sys.modules:
+        callback()
+        return lambda: None
+    finder = _Finder(name, callback)
+    sys.meta_path.insert(0, finder)
+    return finder.withdraw
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self._name = name
+        self._callback = callback
+
+    def withdraw(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        self.withdraw()
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._callback)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Does as the real loader does, and calls back; whatever else is asked is the real one's."""
+
+    def __init__(self, real: Any, callback: Callable[[], None]) -> None:
+        self._real = real
+        self._callback = callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._real.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._real.exec_module(module)
+        self._callback()

@@ -1,0 +1,127 @@
+"""Turning the compile cache on for this process, and off again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from s3cache.cache import Cache
+from s3cache.hooks._aot import AotSeam
+from s3cache.hooks._importing import when_imported
+from s3cache.hooks._install import remember_installation
+from s3cache.hooks._kernels import Kernels
+from s3cache.hooks._patching import Patches
+from s3cache.hooks._registry import Registry
+from s3cache.hooks._versions import supported
+
+__all__ = ["active", "disable", "enable", "enabled", "register_cacheable"]
+
+logger = logging.getLogger("s3cache")
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+# Importing it, or anything that compiles, brings all the modules that the seams are in.
+_AOT_MODULE = "torch._functorch._aot_autograd.autograd_cache"
+
+
+class Session:
+    """One cache behind torch, from :func:`enable` to :func:`disable`.
+
+    torch's compiler is not imported here: the seams go in when the program first needs it.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self._patches = Patches()
+        self._withdraw = when_imported(_AOT_MODULE, self._install)
+
+    def _install(self) -> None:
+        kernels = Kernels()
+        aot = AotSeam(self.cache, kernels, _registry)
+        try:
+            remember_installation(self.cache.settings.local_dir)
+            kernels.install(self._patches)
+            aot.install(self._patches)
+        except Exception:
+            self._patches.undo()
+            if self.cache.settings.strict:
+                raise
+            logger.warning(
+                "s3cache: cannot get behind this torch; it compiles without a cache", exc_info=True
+            )
+
+    def close(self) -> None:
+        """Put torch back as it was, and finish the uploads."""
+        self._withdraw()
+        self._patches.undo()
+        self.cache.close()
+
+
+_mutex = threading.Lock()
+_session: Session | None = None
+_registry = Registry()
+
+
+def active() -> Cache | None:
+    """The cache that torch.compile uses now, if any."""
+    return None if _session is None else _session.cache
+
+
+def enable(url: str | None = None, **settings: Any) -> Cache | None:
+    """Have every ``torch.compile`` of this process look up, and share, what it compiles.
+
+    Replaces what an earlier call has enabled. Settings and store options may also come from the
+    environment; see :meth:`s3cache.Cache.open`.
+
+    Returns:
+        The cache; ``None`` where this torch is not supported (one warning says so).
+
+    Raises:
+        ConfigError: the URL or a setting cannot be used.
+    """
+    global _session
+    with _mutex:
+        _close()
+        if not supported():
+            return None
+        cache = Cache.open(url, **settings)
+        _session = Session(cache)
+        return cache
+
+
+def disable() -> None:
+    """Put torch back exactly as it was; waits for uploads, ``exit_timeout_s`` at most."""
+    with _mutex:
+        _close()
+
+
+@contextlib.contextmanager
+def enabled(url: str | None = None, **settings: Any) -> Iterator[Cache | None]:
+    """:func:`enable` for the block, then :func:`disable`."""
+    try:
+        yield enable(url, **settings)
+    finally:
+        disable()
+
+
+def register_cacheable(function: _F, *, version: str) -> _F:
+    """Vouch that what ``function`` returns depends on its arguments and ``version`` alone.
+
+    Graphs that call it can then be cached; the version is part of their key.
+
+    Raises:
+        ConfigError: ``function`` has no importable name, or ``version`` is empty.
+    """
+    _registry.add(function, version)
+    return function
+
+
+def _close() -> None:
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session.close()

@@ -1,0 +1,30 @@
+"""Which torch versions the seams were tried with."""
+
+from __future__ import annotations
+
+import logging
+import re
+from importlib.metadata import version
+
+__all__ = ["NEWEST", "OLDEST", "supported"]
+
+OLDEST = (2, 13)
+NEWEST = (2, 13)
+
+logger = logging.getLogger("s3cache")
+
+
+def supported() -> bool:
+    """Whether the installed torch is one of them; if not, one warning says so."""
+    installed = version("torch")
+    found = re.match(r"(\d+)\.(\d+)", installed)
+    release = (int(found[1]), int(found[2])) if found else (0, 0)
+    if OLDEST <= release <= NEWEST:
+        return True
+    logger.warning(
+        "s3cache: torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
+        installed,
+        *OLDEST,
+        *NEWEST,
+    )
+    return False
