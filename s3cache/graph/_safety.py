@@ -146,7 +146,7 @@ def _is_safe_function(target: Any) -> bool:
 
 def _method(node: Any, module: str) -> Iterator[Unsafe]:
     subject = node.args[0] if node.args else None
-    if not hasattr(subject, "meta") or "example_value" not in subject.meta:
+    if "example_value" not in getattr(subject, "meta", ()):
         yield Unsafe(
             "method",
             f"calls method {node.target!r} of something that is no tensor",
