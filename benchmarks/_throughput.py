@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import aioboto3
@@ -77,13 +78,23 @@ class Contender(Protocol):
 class S3Cache:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        # Removed in the end: ext4 without a journal makes files slowly for a minute after many
+        # were removed, which would be the next round's loss.
+        self._roots = tempfile.TemporaryDirectory()
+
+    def _new_root(self) -> str:
+        # But not what is large: writing it to the disk would slow the next round down.
+        for path in Path(self._roots.name).rglob("*"):
+            if path.is_file() and path.stat().st_size > 1 << 20:
+                path.unlink()
+        return tempfile.mkdtemp(dir=self._roots.name)
 
     def _open(self, prefix: str, local_dir: str) -> Cache:
         url = self._gateway.url(prefix)
         return Cache.open(url, local_dir=local_dir, strict=True, **self._gateway.options())
 
     def download(self, prefix: str, objects: Objects) -> float:
-        with tempfile.TemporaryDirectory() as root, self._open(prefix, root) as cache:
+        with self._open(prefix, self._new_root()) as cache:
             cache.prefetch([f"absent{number}" for number in range(2 * _DOWNLOADS)]).wait()
             started = time.perf_counter()
             report = cache.prefetch(objects).wait()
@@ -92,7 +103,7 @@ class S3Cache:
         return elapsed
 
     def upload(self, prefix: str, objects: Objects) -> float:
-        with tempfile.TemporaryDirectory() as root, self._open(prefix, root) as cache:
+        with self._open(prefix, self._new_root()) as cache:
             for number in range(2 * _UPLOADS):
                 key = f"warm{number}"
                 cache.save(key, frame.encode(kind="bench", key=key, sections={}))

@@ -167,6 +167,8 @@ class Cache:
                 self._counters.hit(tier, entry.size, elapsed_s)
                 raise
             started = time.perf_counter()  # the caller's own time is not the lookup's
+            if entry.header in self._damaged:
+                search.reason = Reason.CORRUPT  # the caller has rejected it
         self._counters.miss(search.reason, elapsed_s + time.perf_counter() - started)
 
     def _search(self, key: str, accept: Callable[[Frame], bool] | None) -> Search | Reason:
@@ -194,6 +196,19 @@ class Cache:
         self._problems.warn("entry", "an entry is of no use and is set aside", error)
         self._remember_damaged(entry.header)
         self._local.set_aside(entry)
+
+    def take_back(self, hit: Hit, error: Exception) -> None:
+        """:meth:`reject` an entry that was counted as a hit: it is counted as a miss instead."""
+        self._counters.taken_back(hit.tier, hit.entry.size, Reason.CORRUPT)
+        self.reject(hit.entry, error)
+
+    def count_bypass(self, reasons: Iterable[str]) -> None:
+        """Count something that cannot be cached, and why, by short names of the reasons."""
+        self._counters.bypassed(reasons)
+
+    def count_time_saved(self, seconds: float) -> None:
+        """Count what making a hit took where it was made."""
+        self._counters.time_saved(seconds)
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
         """Fetch the first entry of each key into the local tier, in the background.
@@ -415,17 +430,26 @@ class Cache:
                     self._remote.uploads.start()
             return self._remote
 
-    def _arrived(self, name: str, data: Buffer) -> Frame:
+    def _arrived(self, objects: list[tuple[str, Buffer]]) -> list[Frame | Exception]:
         """Verify what was downloaded, and keep it; on a worker thread."""
+        found: list[Frame | Exception] = [self._verified(*each) for each in objects]
+        sound = [
+            each for each, entry in zip(objects, found, strict=True) if isinstance(entry, Frame)
+        ]
         try:
-            entry = verified(name, data)
-        except CorruptError:
+            self._local.keep(sound)
+        except Exception as exc:  # noqa: BLE001 - strict: whoever asked for them is told
+            return [exc if isinstance(entry, Frame) else entry for entry in found]
+        return found
+
+    def _verified(self, name: str, data: Buffer) -> Frame | CorruptError:
+        try:
+            return verified(name, data)
+        except CorruptError as exc:
             self._counters.set_aside("remote")
             with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
                 self._remember_damaged(frame.decode_header(data))
-            raise
-        self._local.keep(name, data)
-        return entry
+            return exc
 
     def _remember_damaged(self, header: Header) -> None:
         if header not in self._damaged:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 
 from s3cache import entries, frame
 from s3cache.cache._problems import Problems
@@ -114,17 +115,22 @@ class Local:
             self.read_failed(exc)
             return False
 
-    def keep(self, name: str, data: Buffer) -> None:
+    def keep(self, objects: Sequence[tuple[str, Buffer]]) -> None:
         """Write what came from the remote, if the tier takes it."""
         tier = self.writable
-        if tier is None:
+        if tier is None or not objects:
             return
         try:
-            tier.put(self._namespace + name, data)
+            failed = tier.put_all([(self._namespace + name, data) for name, data in objects])
         except S3CacheError as exc:
             self.write_failed(exc)
-        else:
-            self.wrote(tier, memoryview(data).nbytes)
+            return
+        for name, data in objects:
+            error = failed.get(self._namespace + name)
+            if error is None:
+                self.wrote(tier, memoryview(data).nbytes)
+            else:
+                self.write_failed(error)
 
     def usage(self) -> Usage | None:
         """Bytes and files held, by all namespaces; ``None`` without a tier."""

@@ -23,6 +23,7 @@ from s3cache.store import (
 from s3cache.store._metered import Verb, VerbStats
 from s3cache.tier import LocalTier
 from s3cache.transfer import (
+    Batches,
     Downloads,
     Listeners,
     UploadLimits,
@@ -35,6 +36,11 @@ __all__ = ["RemoteTier"]
 _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
+# The digest of so much takes about 0.1 ms, as long as handing it to another thread.
+_LARGE_BYTES = 256 << 10
+# From so many downloads at once on, small ones land a few at a time, so many seconds late.
+_MANY = 4
+_LINGER_S = 0.003
 
 
 class RemoteTier:
@@ -44,7 +50,8 @@ class RemoteTier:
         store: the bare store; this object closes it.
         tier: what uploads are recorded in, if anything.
         namespace: prefix of this remote's names in the local tier.
-        arrived: verifies the bytes of one downloaded object and lands them, on a worker thread.
+        arrived: verifies downloaded objects and lands them, on a worker thread; what is in one
+            that cannot be used does not matter to the others.
         replaces: whether an upload is to overwrite the entry with this header.
         on_problem: told of every error that ends an upload's attempt.
     """
@@ -56,7 +63,7 @@ class RemoteTier:
         *,
         tier: LocalTier | None,
         namespace: str,
-        arrived: Callable[[str, Buffer], Frame],
+        arrived: Callable[[list[tuple[str, Buffer]]], list[Frame | Exception]],
         replaces: Callable[[Header], bool],
         on_problem: Callable[[Exception], None],
         present: Callable[[str], bool],
@@ -77,6 +84,7 @@ class RemoteTier:
             self._metered, _policy(settings, settings.upload_timeout_s, settings.upload_timeout_s)
         )
         self._arrived = arrived
+        self._small: Batches[tuple[str, Buffer], Frame] = Batches(arrived, linger_s=_LINGER_S)
         self._replaces = replaces
         self._loop = background()
         self.downloads: Downloads[Frame] = Downloads(
@@ -143,10 +151,22 @@ class RemoteTier:
 
     async def _fetch(self, name: str) -> Frame | None:
         data = await self._reader.get(name)
-        return None if data is None else await asyncio.to_thread(self._arrived, name, data)
+        if data is None:
+            return None
+        # The digest of a large one is worth a thread; a single one need not wait for others.
+        if memoryview(data).nbytes > _LARGE_BYTES or self.downloads.under_way < _MANY:
+            [entry] = await asyncio.to_thread(self._arrived, [(name, data)])
+            if isinstance(entry, Exception):
+                raise entry
+            return entry
+        return await self._small((name, data))
 
     async def _publish(self, name: str, data: Buffer) -> None:
-        entry = await asyncio.to_thread(verified, name[len(self._namespace) :], data)
+        remote_name = name[len(self._namespace) :]
+        if memoryview(data).nbytes > _LARGE_BYTES:
+            entry = await asyncio.to_thread(verified, remote_name, data)
+        else:
+            entry = verified(remote_name, data)
         await entries.publish(self._writer, entry, replaces=self._replaces)
 
 

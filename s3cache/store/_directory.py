@@ -246,14 +246,22 @@ class Directory:
         try:
             move(staged, target)
         except FileNotFoundError:
-            self.ensure()
-            path = self._objects
-            for name in os.path.dirname(os.path.relpath(target, path)).split(os.sep):
-                path = os.path.join(path, name)
-                make_private(path)
+            self._make_parents(target)
             move(staged, target)
             return True
         return False
+
+    def _make_parents(self, path: str) -> None:
+        """The directories that ``path`` is in: seldom more than the last is missing."""
+        parent = os.path.dirname(path)
+        try:
+            make_private(parent)
+        except FileNotFoundError:
+            if parent == self._objects:
+                self.ensure()
+            else:
+                self._make_parents(parent)
+                make_private(parent)
 
     def _flush_name(self, target: str, made: bool) -> None:
         """Flush the directory ``target`` is in, and those it is in if they are new."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class RetryingStore(WrapperStore):
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:
         super().__init__(inner)
         self.policy = policy
+        self._knows_atomic = False
 
     async def get(self, key: str) -> Buffer | None:
         return await self._retry("get", key, lambda: self.inner.get(key))
@@ -143,7 +145,11 @@ class RetryingStore(WrapperStore):
             await batches.aclose()
 
     async def atomic_create(self) -> bool:
-        return await self._retry("atomic_create", "", self.inner.atomic_create)
+        if not self._knows_atomic:
+            answer = await self._retry("atomic_create", "", self.inner.atomic_create)
+            self._knows_atomic = True
+            return answer
+        return await self.inner.atomic_create()  # from memory; asked before every upload
 
     async def _holds(self, key: str, data: Buffer) -> bool:
         info = await self.inner.head(key)
@@ -163,26 +169,53 @@ class RetryingStore(WrapperStore):
             left_s = started + policy.total_timeout_s - time.monotonic()
             timeout_s = min(policy.attempt_timeout_s, left_s)
             try:
-                return await asyncio.wait_for(call(), timeout_s)
+                return await _within(timeout_s, call())
             except asyncio.TimeoutError:
                 raise TransientError(
                     f"no answer within {max(timeout_s, 0.0):.3g} s", op=op, store=self.url, key=key
                 ) from None
 
-        # One object for each call: an AsyncRetrying keeps the state of its current iteration in
-        # a threading.local, which tasks on one loop would share.
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(_worth_retrying),
-            stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_timeout_s),
-            wait=wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
-            reraise=True,
-        )
+        async def again(failures: list[StoreError]) -> _T:
+            if failures:  # what tenacity takes for the first attempt is the one already made
+                raise failures.pop()
+            return await attempt()
+
         try:
-            return cast("_T", await retrying(attempt))
+            try:
+                return await attempt()  # it nearly always is the only one
+            except StoreError as error:
+                if not _worth_retrying(error):
+                    raise
+                return cast("_T", await self._retrying(started)(again, [error]))
         except StoreError as error:
             error.attempts = attempts
             error.elapsed_s = time.monotonic() - started
             raise
+
+    def _retrying(self, started: float) -> AsyncRetrying:
+        # One object for each call: an AsyncRetrying keeps the state of its current iteration in
+        # a threading.local, which tasks on one loop would share.
+        policy = self.policy
+        left_s = started + policy.total_timeout_s - time.monotonic()
+        return AsyncRetrying(
+            retry=retry_if_exception(_worth_retrying),
+            stop=stop_after_attempt(policy.attempts) | stop_before_delay(left_s),
+            wait=wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
+            reraise=True,
+        )
+
+
+if sys.version_info >= (3, 11):
+
+    async def _within(timeout_s: float, work: Coroutine[Any, Any, _T]) -> _T:
+        # Unlike wait_for, it makes no task.
+        async with asyncio.timeout(timeout_s):
+            return await work
+
+else:
+
+    async def _within(timeout_s: float, work: Coroutine[Any, Any, _T]) -> _T:
+        return await asyncio.wait_for(work, timeout_s)
 
 
 def _worth_retrying(error: BaseException) -> bool:

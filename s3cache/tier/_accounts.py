@@ -15,7 +15,9 @@ import contextlib
 import fcntl
 import os
 import struct
+import threading
 import time
+import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +50,10 @@ class Accounts:
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._path = os.path.join(directory.root, "usage")
+        # Threads of one process queue up here, where waiting costs nothing: for the file's lock one
+        # has to ask again and again.
+        self._mutex = threading.Lock()
+        _instances.add(self)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Books]:
@@ -57,6 +63,21 @@ class Accounts:
             TransientError: somebody held the lock for :data:`_LOCK_TIMEOUT_S`.
             OSError: the file cannot be opened or written.
         """
+        mutex = self._mutex  # a child forked in the block has another one
+        if not mutex.acquire(timeout=_LOCK_TIMEOUT_S):
+            raise self._busy("another thread")
+        try:
+            with self._file_locked() as books:
+                yield books
+        finally:
+            mutex.release()
+
+    def forget(self) -> None:
+        """In a forked child: the lock is the parent's, whose thread may hold it."""
+        self._mutex = threading.Lock()
+
+    @contextlib.contextmanager
+    def _file_locked(self) -> Iterator[Books]:
         fd = self._open_locked()
         try:
             books = Books(self._directory, fd)
@@ -93,13 +114,27 @@ class Accounts:
                 return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TransientError(
-                        f"another process has held {self._path} for {_LOCK_TIMEOUT_S:g} s",
-                        op="lock",
-                        store=self._directory.url,
-                    ) from None
+                    raise self._busy("another process") from None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.005)
+
+    def _busy(self, who: str) -> TransientError:
+        return TransientError(
+            f"{who} has held {self._path} for {_LOCK_TIMEOUT_S:g} s",
+            op="lock",
+            store=self._directory.url,
+        )
+
+
+_instances: weakref.WeakSet[Accounts] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for accounts in _instances:
+        accounts.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Books:

@@ -1,10 +1,12 @@
 """Records of what is still to be uploaded: they survive their process and get exactly one heir.
 
 Each process has a directory ``pending/<owner>/`` and holds a lock on the file ``.lock`` in it for
-as long as it lives. One empty file beside the lock is one record; its name is the object's,
-percent-encoded (255 bytes at most), so that it never begins with a dot. Whoever can take the lock
-of another's directory knows that its owner is gone, and while holding it moves the records to its
-own.
+as long as it lives. One file beside the lock is one record; its name is the object's,
+percent-encoded (255 bytes at most), so that it never begins with a dot. What is in it does not
+matter: it is a link to the object where there can be one, which spares the file system a file that
+soon goes again (ext4 without a journal is slow at making files after many went). Whoever can take
+the lock of another's directory knows that its owner is gone, and while holding it moves the records
+to its own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from s3cache.errors import ClosedError
 from s3cache.store._directory import make_private
 from s3cache.tier._forked import close_unshared, open_unshared
 
@@ -38,19 +41,29 @@ class _Owner:
 
 
 class Pending:
-    """The records below ``root``. Every method may raise ``OSError``."""
+    """The records below ``root``.
+
+    Every method may raise ``OSError``, and those that make records ``ClosedError``.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._mutex = threading.Lock()
         self._owner: _Owner | None = None
+        self._closed = False
         _instances.add(self)
 
-    def add(self, name: str) -> bool:
-        """Record ``name`` as ours to upload; false if it was already."""
+    def add(self, name: str, file: str) -> bool:
+        """Record ``name`` as ours to upload, with a link to ``file``; false if it was already."""
         path = os.path.join(self._own().path, _record(name))
         try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            try:
+                os.link(file, path)
+            except (FileExistsError, FileNotFoundError):
+                raise
+            except OSError:  # no links on this file system, or too many
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                os.close(os.open(path, flags, 0o600))
         except FileExistsError:
             return False
         return True
@@ -110,8 +123,16 @@ class Pending:
             _remove_if_empty(owner.path)
             close_unshared(owner.fd)
 
+    def close(self) -> None:
+        """Let the records go for good: an adoption that is under way takes nothing any more."""
+        with self._mutex:
+            self._closed = True
+        self.release()
+
     def _own(self) -> _Owner:
         with self._mutex:
+            if self._closed:
+                raise ClosedError("the local tier was closed")
             while self._owner is None:
                 path = os.path.join(self._root, secrets.token_hex(8))
                 make_private(self._root)

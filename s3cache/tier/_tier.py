@@ -16,17 +16,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 from urllib.parse import quote
 
-from s3cache.errors import NoSpaceError, ReadOnlyError
+from s3cache.errors import NoSpaceError, ReadOnlyError, StoreError
 from s3cache.store._base import Buffer, ObjectInfo
 from s3cache.store._directory import Directory, make_private, os_errors
 from s3cache.tier._accounts import Accounts, Books, Usage
 from s3cache.tier._pending import Pending
 
 __all__ = ["LocalTier"]
+
+#: Entered around the moment a staged file, the second argument, becomes the object.
+_Around: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
 
 _QUARANTINED_FILES = 8
 # Trimming starts above the first fraction of a bound and ends at the second, so that a writer
@@ -114,7 +118,22 @@ class LocalTier:
         Raises:
             NoSpaceError: it is larger than the tier, or the rest may not be evicted.
         """
-        self._put(name, data, durable=False, around=contextlib.nullcontext())
+        self._put(name, data, durable=False, around=_unrecorded)
+
+    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> dict[str, StoreError]:
+        """Like :meth:`put` for each; returns what failed, by name.
+
+        Others wait meanwhile: for objects that are small together.
+        """
+        failed: dict[str, StoreError] = {}
+        with os_errors("put", self.url), self._accounts.locked() as books:
+            for name, data in objects:
+                try:
+                    with self._staged(name, data, False) as staged:
+                        self._replace(books, name, staged, data, _unrecorded)
+                except StoreError as exc:
+                    failed[name] = exc
+        return failed
 
     def put_pending(self, name: str, data: Buffer) -> None:
         """Like :meth:`put`, for an object that nobody else has yet.
@@ -124,20 +143,20 @@ class LocalTier:
         gets the record from :meth:`adopt`. A power failure may take object and record, but never
         leaves a part. Where this fails, an earlier record of the same name stays.
         """
-        self._put(name, data, durable=True, around=self._recorded(name))
+        self._put(name, data, durable=True, around=self._recorded)
 
     @contextlib.contextmanager
-    def _recorded(self, name: str) -> Iterator[None]:
+    def _recorded(self, name: str, staged: str) -> Iterator[None]:
         """Record ``name`` as pending before the block; undo that if it fails.
 
         First the record: one without an object is dropped by whoever would upload it, but an
         object without a record would never be uploaded.
         """
         try:
-            added = self._pending.add(name)
+            added = self._pending.add(name, staged)
         except FileNotFoundError:  # somebody removed our directory: begin anew
             self._pending.release()
-            added = self._pending.add(name)
+            added = self._pending.add(name, staged)
         try:
             yield
         except BaseException:
@@ -145,27 +164,34 @@ class LocalTier:
                 self._pending.remove(name)
             raise
 
-    def _put(
-        self, name: str, data: Buffer, *, durable: bool, around: AbstractContextManager[None]
-    ) -> None:
+    def _put(self, name: str, data: Buffer, *, durable: bool, around: _Around) -> None:
+        with self._staged(name, data, durable) as staged, self._accounts.locked() as books:
+            self._replace(books, name, staged, data, around)
+
+    @contextlib.contextmanager
+    def _staged(self, name: str, data: Buffer, durable: bool) -> Iterator[str]:
         size = memoryview(data).nbytes
         if size > self.max_bytes:
             raise self._no_space(name, f"{size} bytes are more than the {self.max_bytes} allowed")
         with (
             os_errors("put", self.url, name),
             self._directory.staged(name, data, durable=durable) as staged,
-            self._accounts.locked() as books,
         ):
-            before = books.size_of(name)
-            if not self._make_room(books, name, _growth(before, size)):
-                raise self._no_space(
-                    name,
-                    f"{size} bytes do not fit: {books.bytes} of {self.max_bytes} bytes and "
-                    f"{books.files} of {self.max_files} files are taken and may not be evicted",
-                )
-            with around, books.changing(name, before, size):
-                _mark_used(staged)
-                self._directory.rename(staged, name)
+            yield staged
+
+    def _replace(self, books: Books, name: str, staged: str, data: Buffer, around: _Around) -> None:
+        """Move a staged file to its place, with room made for it."""
+        size = memoryview(data).nbytes
+        before = books.size_of(name)
+        if not self._make_room(books, name, _growth(before, size)):
+            raise self._no_space(
+                name,
+                f"{size} bytes do not fit: {books.bytes} of {self.max_bytes} bytes and "
+                f"{books.files} of {self.max_files} files are taken and may not be evicted",
+            )
+        with around(name, staged), books.changing(name, before, size):
+            _mark_used(staged)
+            self._directory.rename(staged, name)
 
     def _no_space(self, name: str, problem: str) -> NoSpaceError:
         return NoSpaceError(problem, op="put", store=self.url, key=name)
@@ -215,8 +241,8 @@ class LocalTier:
             return self._pending.adopt(prefix)
 
     def close(self) -> None:
-        """Let go of what is not uploaded, for another process to adopt."""
-        self._pending.release()
+        """Let go of what is not uploaded, for another process to adopt; record nothing more."""
+        self._pending.close()
 
     # -- bounds
 
@@ -305,6 +331,11 @@ class LocalTier:
     def _evict(self, books: Books, victim: ObjectInfo) -> None:
         with books.changing(victim.key, victim.size, None):
             self._directory.delete(victim.key)
+
+
+@contextlib.contextmanager
+def _unrecorded(name: str, staged: str) -> Iterator[None]:
+    yield
 
 
 def _growth(before: int | None, size: int) -> Usage:

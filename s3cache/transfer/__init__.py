@@ -1,5 +1,6 @@
 """Moving bytes in the background: the event loop on its thread, uploads, downloads, prefetch."""
 
+from s3cache.transfer._batches import Batches
 from s3cache.transfer._downloads import (
     Downloads,
     DownloadTimeoutError,
@@ -12,6 +13,7 @@ from s3cache.transfer._uploads import FlushReport, UploadLimits, Uploads
 
 __all__ = [
     "BackgroundLoop",
+    "Batches",
     "DownloadTimeoutError",
     "Downloads",
     "FlushReport",

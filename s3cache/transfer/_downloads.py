@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from s3cache.errors import ClosedError, TransientError
@@ -22,6 +24,7 @@ class _Sized(Protocol):
 
 
 _CLOSE_TIMEOUT_S = 5.0
+_PRESENT_AT_ONCE = 64
 _T = TypeVar("_T", bound=_Sized)
 _R = TypeVar("_R")
 
@@ -86,6 +89,11 @@ class Downloads(Generic[_T]):
         prefetch.future = self._loop.submit(self._prefetch(prefetch))
         return prefetch
 
+    @property
+    def under_way(self) -> int:
+        """How many downloads there are just now."""
+        return len(self._tasks)
+
     def close(self) -> None:
         """Cancel what is under way; whoever waits for it gets :class:`ClosedError`."""
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
@@ -125,14 +133,24 @@ class Downloads(Generic[_T]):
         assert task is not None
         self._prefetching.add(task)
         task.add_done_callback(self._prefetching.discard)
-        waiting = iter(prefetch.names)
+        names = iter(prefetch.names)
+        wanted: deque[str] = deque()
+        refilling = asyncio.Lock()
+
+        async def refill() -> bool:
+            """Whether there is more to fetch; looks for it on a worker thread, many at once."""
+            async with refilling:
+                while not wanted and (some := list(islice(names, _PRESENT_AT_ONCE))):
+                    absent = await asyncio.to_thread(self._absent, some)
+                    prefetch.count(present=len(some) - len(absent))
+                    wanted.extend(absent)
+            return bool(wanted)
 
         async def work() -> None:
-            for name in waiting:
+            while wanted or await refill():
+                name = wanted.popleft()
                 try:
-                    if await asyncio.to_thread(self._present, name):
-                        prefetch.count(present=1)
-                    elif (result := await self._join(name)) is None:
+                    if (result := await self._join(name)) is None:
                         prefetch.count(absent=1)
                     else:
                         prefetch.count(found=1, size=result.size)
@@ -140,6 +158,15 @@ class Downloads(Generic[_T]):
                     prefetch.count(failed=1, error=exc)
 
         await asyncio.gather(*(work() for _ in range(self._concurrency)))
+
+    def _absent(self, names: list[str]) -> list[str]:
+        absent = []
+        for name in names:
+            with contextlib.suppress(Exception):  # then it is fetched, and that says what is wrong
+                if self._present(name):
+                    continue
+            absent.append(name)
+        return absent
 
 
 class DownloadTimeoutError(TransientError):

@@ -1,4 +1,4 @@
-"""Bytes that wait for their upload in memory, for want of a local tier."""
+"""Bytes that wait for their upload in memory."""
 
 from __future__ import annotations
 
@@ -38,20 +38,26 @@ class HeldBytes:
         Raises:
             NoSpaceError: that would be too much.
         """
+        if not self.replace(name, data):
+            raise NoSpaceError(
+                f"the upload queue is full: {len(self._objects)} objects of {self._bytes} "
+                "bytes wait in memory",
+                op="put",
+                key=name,
+            )
+
+    def replace(self, name: str, data: Buffer) -> bool:
+        """Like :meth:`admit`, but false if that would be too much; what was held stays then."""
         held = bytes(data)  # the caller may reuse its buffer; bytes are not copied
         with self._mutex:
             old = self._objects.get(name)
             count = len(self._objects) + (old is None)
             total = self._bytes + len(held) - len(old or b"")
             if count > self._max_count or total > self._max_bytes:
-                raise NoSpaceError(
-                    f"the upload queue is full: {len(self._objects)} objects of {self._bytes} "
-                    "bytes wait in memory",
-                    op="put",
-                    key=name,
-                )
+                return False
             self._objects[name] = held
             self._bytes = total
+            return True
 
     def remove(self, name: str) -> None:
         """Let go of the object, if it is held."""

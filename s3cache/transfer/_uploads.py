@@ -15,6 +15,7 @@ from typing import Any
 from s3cache.errors import ClosedError, CorruptError, S3CacheError, TransientError
 from s3cache.store._base import Buffer
 from s3cache.tier import LocalTier
+from s3cache.transfer._batches import Batches, each
 from s3cache.transfer._events import Listeners, Step, TransferEvent
 from s3cache.transfer._held import HeldBytes
 from s3cache.transfer._loop import BackgroundLoop, cancelled
@@ -27,7 +28,11 @@ _LONGEST_PAUSE_S = 60.0
 # How often a process looks for what its dead neighbours have left.
 _ADOPT_EVERY_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
+# Of the memory that uploads may take, for what waits and has just been written to the disk.
+_FRESH_PART = 0.25
 _EVERYTHING = 1 << 62
+# Records are removed so many seconds late, a few at once.
+_LINGER_S = 0.003
 
 logger = logging.getLogger("s3cache")
 
@@ -115,12 +120,23 @@ class Uploads:
         self._error: Exception | None = None
         self._stopped = False
 
+        # Of objects without a record, all there is. They die with the process.
         self._held = HeldBytes(max_count=limits.max_count, max_bytes=limits.max_bytes)
+        # Of objects with a record, as many as fit: those need not be read back from the disk.
+        self._fresh = HeldBytes(
+            max_count=limits.max_count, max_bytes=int(_FRESH_PART * limits.max_bytes)
+        )
+        self._finish: Batches[tuple[str, int, Buffer | None], None] = Batches(
+            each(lambda done: self._finished(*done)), linger_s=_LINGER_S
+        )
 
         # Held while an object and its record change together. The version tells the end of an
         # upload that the object was replaced while it was under way.
         self._record_lock = threading.Lock()
         self._versions: Counter[str] = Counter()  # of all objects put here and not uploaded
+        # Any thread appends, and wakes the loop up unless that has been done; the loop takes.
+        self._handed_over: deque[tuple[str, int]] = deque()
+        self._told = False
         self._closed = False
 
     # -- on the caller's thread
@@ -142,10 +158,12 @@ class Uploads:
                 raise ClosedError("the cache was closed")
             tier.put_pending(name, data)
             self._held.remove(name)  # it is older
+            if not self._fresh.replace(name, data):
+                self._fresh.remove(name)
             # Last: an upload that sees the new version reads the new bytes.
             self._versions[name] += 1
         with contextlib.suppress(ClosedError):  # at interpreter exit: a later process uploads it
-            self._loop.call(self._accept, name, memoryview(data).nbytes)
+            self._hand_over(name, memoryview(data).nbytes)
 
     def put_in_memory(self, name: str, data: Buffer) -> None:
         """Queue a copy of the object's bytes, which dies with the process.
@@ -158,10 +176,17 @@ class Uploads:
             raise ClosedError("the cache was closed")
         self._held.admit(name, data)
         try:
-            self._loop.call(self._accept, name, memoryview(data).nbytes)
+            self._hand_over(name, memoryview(data).nbytes)
         except ClosedError:
             self._held.remove(name)
             raise
+
+    def _hand_over(self, name: str, size: int) -> None:
+        """Have the loop queue it; waking the loop up is dear, so once for all that wait."""
+        self._handed_over.append((name, size))
+        if not self._told:
+            self._told = True
+            self._loop.call(self._take_over)
 
     @property
     def pending(self) -> int:
@@ -207,6 +232,11 @@ class Uploads:
             with contextlib.suppress(S3CacheError):
                 known.update(self._tier.pending(self._namespace))
         return known
+
+    def _take_over(self) -> None:
+        self._told = False  # first: what is appended from now on may come too late for the rest
+        while self._handed_over:
+            self._accept(*self._handed_over.popleft())
 
     def _accept(self, name: str, size: int) -> None:
         if self._stopped:
@@ -256,7 +286,7 @@ class Uploads:
         if not self._active:
             return True
         busy = sum(self._sizes[name] for name in self._active)
-        return busy + self._sizes[self._queue[0]] <= self._limits.max_bytes
+        return busy + self._sizes[self._queue[0]] <= (1 - _FRESH_PART) * self._limits.max_bytes
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not (self._stopped or condition()):
@@ -319,7 +349,7 @@ class Uploads:
     async def _attempt(self, name: str) -> bool:
         """Upload the object and forget it; false if there is none (any more)."""
         version = self._versions[name]
-        data: Buffer | None = self._held.get(name)
+        data: Buffer | None = self._held.get(name) or self._fresh.get(name)
         if data is None and self._tier is not None:
             data = await asyncio.to_thread(self._tier.get_range, name, 0, _EVERYTHING)
         if data is not None:
@@ -330,11 +360,12 @@ class Uploads:
                 # Damaged on our own disk: nobody shall have it, and there is nothing to try again.
                 await asyncio.to_thread(self._set_aside, name, version, data)
                 raise
-        await asyncio.to_thread(self._finished, name, version, data)
+        await self._finish((name, version, data))
         return data is not None
 
     def _finished(self, name: str, version: int, data: Buffer | None) -> None:
         """Forget what was uploaded, unless it was replaced meanwhile."""
+        self._fresh.remove_if_same(name, data)
         from_memory = self._held.remove_if_same(name, data)
         if self._tier is None:
             return

@@ -493,7 +493,8 @@ def test_a_file_damaged_before_its_upload_is_not_uploaded(
     remote.is_open = False
     for number in range(8):  # as many as are uploaded at once
         machine().save(f"busy{number}", entry(f"busy{number}"))
-    cache = machine("b", upload_concurrency=1)
+    # So little memory that what waits is read back from the disk.
+    cache = machine("b", upload_concurrency=1, upload_queue_max_bytes=entry().size)
     cache.save(KEY, entry())
     eventually(lambda: ("put", FIRST) in remote.calls)
     cache.save(OTHER, entry(OTHER))
@@ -659,7 +660,7 @@ def test_where_the_disk_cannot_be_written_saves_go_through_memory(
     def fail(*_: object) -> None:
         raise error
 
-    for method in ("put", "put_pending"):
+    for method in ("put", "put_all", "put_pending"):
         monkeypatch.setattr(cache._tier, method, fail)
     for number in range(3):
         saved = cache.save(f"key{number}", entry(f"key{number}"))

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import os
 import stat
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,20 +52,50 @@ def pending(another: Callable[[], Pending]) -> Pending:
 Another = "Callable[[], Pending]"
 
 
+def add(pending: Pending, name: str) -> bool:
+    """Record ``name``, whose object is being written."""
+    with tempfile.NamedTemporaryFile(dir=Path(pending._root).parent, prefix="staged") as staged:
+        return pending.add(name, staged.name)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV])
+def test_where_there_can_be_no_link_the_record_is_a_file(
+    pending: Pending, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert add(pending, "a")
+    assert not add(pending, "a")
+    assert pending.mine("") == ["a"]
+    pending.remove("a")
+    assert pending.mine("") == []
+
+
+def test_a_record_takes_no_space_of_its_own(pending: Pending, tmp_path: Path) -> None:
+    file = tmp_path / "object"
+    file.write_bytes(b"x")
+    pending.add("a", str(file))
+    assert file.stat().st_nlink == 2
+    pending.remove("a")
+    assert file.stat().st_nlink == 1
+
+
 def test_what_is_added_is_mine_until_it_is_removed(pending: Pending) -> None:
     assert pending.mine("") == []
-    assert pending.add("a/b")
-    assert not pending.add("a/b")
+    assert add(pending, "a/b")
+    assert not add(pending, "a/b")
     assert pending.mine("") == ["a/b"]
     pending.remove("a/b")
     pending.remove("a/b")
     assert pending.mine("") == []
-    assert pending.add("a/b")
+    assert add(pending, "a/b")
 
 
 @pytest.mark.parametrize("name", [*ODD_KEYS, *NAMES_THAT_COULD_CLASH])
 def test_any_name_goes_from_owner_to_heir(pending: Pending, another: Another, name: str) -> None:
-    assert pending.add(name)
+    assert add(pending, name)
     assert pending.everybodys() == {name}
     pending.release()
     heir = another()
@@ -78,7 +109,7 @@ def test_any_name_goes_from_owner_to_heir(pending: Pending, another: Another, na
 @given(name=legal_keys.filter(lambda name: len(name.encode()) <= 80))
 def test_any_legal_name_is_remembered(pending: Pending, name: str) -> None:
     check_key(name)
-    assert pending.add(name)
+    assert add(pending, name)
     assert pending.mine("") == [name]
     pending.remove(name)
     assert pending.mine("") == []
@@ -87,14 +118,14 @@ def test_any_legal_name_is_remembered(pending: Pending, name: str) -> None:
 def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
     """A namespace of 16, a spread of 3, a key of 128 and a variant of 64 characters."""
     name = f"{'f' * 16}/v1/abc/{'k' * 128}.{'v' * 64}"
-    assert pending.add(name)
+    assert add(pending, name)
     assert pending.mine("") == [name]
 
 
 def test_a_live_owner_keeps_its_records(pending: Pending, another: Another) -> None:
-    pending.add("a")
+    add(pending, "a")
     heir = another()
-    heir.add("b")
+    add(heir, "b")
     assert heir.adopt("") == []
     assert pending.adopt("") == []
     assert (pending.mine(""), heir.mine("")) == (["a"], ["b"])
@@ -103,7 +134,7 @@ def test_a_live_owner_keeps_its_records(pending: Pending, another: Another) -> N
 
 def test_namespaces_are_adopted_apart(pending: Pending, another: Another) -> None:
     for name in ("one/a", "one/b", "two/a", "on"):
-        pending.add(name)
+        add(pending, name)
     assert sorted(pending.mine("one/")) == ["one/a", "one/b"]
     pending.release()
     first, second, third = another(), another(), another()
@@ -116,7 +147,7 @@ def test_namespaces_are_adopted_apart(pending: Pending, another: Another) -> Non
 def test_what_both_had_is_adopted_once(pending: Pending, another: Another) -> None:
     heir = another()
     for each in (pending, heir):
-        each.add("a")
+        add(each, "a")
     pending.release()
     assert heir.adopt("") == ["a"]
     assert heir.mine("") == ["a"]
@@ -127,8 +158,8 @@ def test_what_both_had_is_adopted_once(pending: Pending, another: Another) -> No
 def test_nothing_is_left_of_those_who_had_nothing_left(
     pending: Pending, another: Another, root: Path
 ) -> None:
-    pending.add("a")
-    pending.add("b")
+    add(pending, "a")
+    add(pending, "b")
     pending.remove("a")
     pending.release()
     heir = another()
@@ -139,12 +170,12 @@ def test_nothing_is_left_of_those_who_had_nothing_left(
 
 
 def test_after_release_it_begins_anew(pending: Pending, another: Another) -> None:
-    pending.add("a")
+    add(pending, "a")
     pending.release()
     pending.release()
     assert pending.mine("") == []
     pending.remove("a")
-    pending.add("b")
+    add(pending, "b")
     assert another().adopt("") == ["a"]
     assert pending.mine("") == ["b"]
 
@@ -152,7 +183,7 @@ def test_after_release_it_begins_anew(pending: Pending, another: Another) -> Non
 def test_directories_are_private(pending: Pending, root: Path) -> None:
     umask = os.umask(0o002)
     try:
-        pending.add("a")
+        add(pending, "a")
     finally:
         os.umask(umask)
     for path in [root, *root.rglob("*")]:
@@ -192,7 +223,7 @@ def test_an_adopter_that_is_faster_than_a_new_owner_does_no_harm(
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", adopted_first)
-    pending.add("a")
+    add(pending, "a")
     for fd in held:
         os.close(fd)
     assert adopter.adopt("") == []
@@ -202,7 +233,7 @@ def test_an_adopter_that_is_faster_than_a_new_owner_does_no_harm(
 def test_what_others_put_there_is_no_owner_and_no_record(
     pending: Pending, another: Another, root: Path
 ) -> None:
-    pending.add("a")
+    add(pending, "a")
     (root / "stray").write_bytes(b"x")
     (next(path for path in root.iterdir() if path.is_dir()) / ".nfs0001").write_bytes(b"")
     assert pending.everybodys() == {"a"}
@@ -215,7 +246,7 @@ def test_adopting_tells_what_it_got_before_it_failed(
 ) -> None:
     """Whoever asked would never upload it otherwise, and nobody else could adopt it."""
     for name in ("a", "b", "c"):
-        pending.add(name)
+        add(pending, name)
     pending.release()
     heir = another()
     replace, calls = os.replace, itertools.count()
@@ -249,7 +280,7 @@ def test_an_owner_that_cannot_be_removed_is_no_error(
     def not_empty(path: str) -> None:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
-    pending.add("a")
+    add(pending, "a")
     pending.release()
     monkeypatch.setattr(os, "rmdir", not_empty)
     heir = another()
@@ -267,5 +298,5 @@ def test_where_there_are_no_locks_nothing_is_recorded_and_nothing_leaks(
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with pytest.raises(OSError, match="lock"):
-            pending.add("a")
+            add(pending, "a")
     assert len(os.listdir("/proc/self/fd")) == before

@@ -198,7 +198,7 @@ def test_only_so_many_bytes_at_once_also_of_what_is_found(
         first.put(f"{number}", bytes(1000))
     first.close()
     remote.most_waiting_bytes = 0
-    second = new_site(max_bytes=2500)
+    second = new_site(max_bytes=3000)  # a quarter of it is for what is put there
     second.uploads.start()
     eventually(lambda: len(remote.waiting) == 2)
     remote.is_open = True
@@ -348,7 +348,7 @@ def test_what_fails_for_good_is_set_apart_and_tried_again_by_a_flush(
     site.put("good")
     eventually(lambda: "ns/good" in remote.objects)
     assert site.steps("bad") == ["queued", "started", "failed"]
-    assert site.uploads.pending == 1
+    eventually(lambda: site.uploads.pending == 1)
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
     assert set(remote.objects) == {"ns/bad", "ns/good"}
 
