@@ -290,11 +290,11 @@ def test_pending_is_not_evicted_while_it_changes_hands(start: Start, root: Path)
         tier.put_pending(name, b"x")
     tier.close()
     handing_on = """
-        tier = LocalTier(root, max_bytes=1 << 20, max_files=60)
         say("ready")
         hear()
         until = time.monotonic() + 2
         while time.monotonic() < until:
+            tier = LocalTier(root, max_bytes=1 << 20, max_files=60)
             tier.adopt()
             tier.close()
         """
@@ -313,8 +313,9 @@ def test_pending_is_not_evicted_while_it_changes_hands(start: Start, root: Path)
     tell(*workers)
     finish(*workers)
     assert pinned <= {info.key for info in tier.objects()}
-    assert set(tier.adopt()) == pinned
-    tier.close()
+    heir = LocalTier(root, max_bytes=1 << 20, max_files=60)
+    assert set(heir.adopt()) == pinned
+    heir.close()
 
 
 # --- forked
@@ -532,6 +533,7 @@ HAMMER = f"""
                 assert 0 <= usage.bytes <= {MAX_BYTES} and 0 <= usage.files <= {MAX_FILES}
             else:
                 tier.close()
+                tier = LocalTier(root, **bounds)
         except NoSpaceError:
             for mine in tier.pending():
                 tier.uploaded(mine)
