@@ -62,7 +62,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.number = 0
 
     def open(self, number: int) -> Cache:
-        return open_cache(self.root / f"{number}", self.remote, retry_attempts=2)
+        cache = open_cache(self.root / f"{number}", self.remote, retry_attempts=2)
+        cache.start()  # as Cache.open does: what the last process has left is adopted
+        return cache
 
     def teardown(self) -> None:
         try:
@@ -162,7 +164,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
