@@ -12,8 +12,11 @@ aioboto3
     ``gather`` under a semaphore. Download: GET, the whole body read into memory and dropped.
     Upload: PUT from memory. Nothing is checked, nothing is on disk. The client has s3cache's
     settings: pool, signed payload, botocore's own checksums only where required.
+aioboto3 with files
+    The same from and to files, as s3cache: each body is written to a new file, or read from one,
+    on a thread of ``asyncio.to_thread``. Not durable, nothing is checked.
 aioboto3 as it comes
-    The same with botocore's defaults: 10 connections, CRC checksums.
+    Without files, and with botocore's defaults: 10 connections, CRC checksums.
 obstore
     The same in Rust: signed payload, one PUT for each object.
 """
@@ -75,26 +78,34 @@ class Contender(Protocol):
     def upload(self, prefix: str, objects: Objects) -> float: ...
 
 
+class Roots:
+    """Empty directories, removed in the end.
+
+    ext4 without a journal makes files slowly for a minute after many were removed, which would be
+    the next round's loss. But large files go at once, for the disk is slow to take them.
+    """
+
+    def __init__(self) -> None:
+        self._parent = tempfile.TemporaryDirectory()
+
+    def new(self) -> str:
+        for path in Path(self._parent.name).rglob("*"):
+            if path.is_file() and path.stat().st_size > 1 << 20:
+                path.unlink()
+        return tempfile.mkdtemp(dir=self._parent.name)
+
+
 class S3Cache:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        # Removed in the end: ext4 without a journal makes files slowly for a minute after many
-        # were removed, which would be the next round's loss.
-        self._roots = tempfile.TemporaryDirectory()
-
-    def _new_root(self) -> str:
-        # But not what is large: writing it to the disk would slow the next round down.
-        for path in Path(self._roots.name).rglob("*"):
-            if path.is_file() and path.stat().st_size > 1 << 20:
-                path.unlink()
-        return tempfile.mkdtemp(dir=self._roots.name)
+        self._roots = Roots()
 
     def _open(self, prefix: str, local_dir: str) -> Cache:
         url = self._gateway.url(prefix)
         return Cache.open(url, local_dir=local_dir, strict=True, **self._gateway.options())
 
     def download(self, prefix: str, objects: Objects) -> float:
-        with self._open(prefix, self._new_root()) as cache:
+        with self._open(prefix, self._roots.new()) as cache:
             cache.prefetch([f"absent{number}" for number in range(2 * _DOWNLOADS)]).wait()
             started = time.perf_counter()
             report = cache.prefetch(objects).wait()
@@ -103,7 +114,7 @@ class S3Cache:
         return elapsed
 
     def upload(self, prefix: str, objects: Objects) -> float:
-        with self._open(prefix, self._new_root()) as cache:
+        with self._open(prefix, self._roots.new()) as cache:
             for number in range(2 * _UPLOADS):
                 key = f"warm{number}"
                 cache.save(key, frame.encode(kind="bench", key=key, sections={}))
@@ -183,6 +194,37 @@ class Aioboto3(_OnOneLoop):
         await self._client.put_object(Bucket=BUCKET, Key=path, Body=data)
 
 
+class Aioboto3WithFiles(Aioboto3):
+    def __init__(self, gateway: Gateway, config: AioConfig | None) -> None:
+        super().__init__(gateway, config)
+        self._roots = Roots()
+        self._root = Path()
+
+    def download(self, prefix: str, objects: Objects) -> float:
+        self._root = Path(self._roots.new())
+        return super().download(prefix, objects)
+
+    def upload(self, prefix: str, objects: Objects) -> float:
+        self._root = Path(self._roots.new())
+        for key, data in objects.items():
+            self._file(first_name(key)).write_bytes(data)
+        return super().upload(prefix, objects)
+
+    async def get(self, path: str) -> int:
+        response = await self._client.get_object(Bucket=BUCKET, Key=path)
+        async with response["Body"] as body:
+            data = await body.read()
+        return await asyncio.to_thread(self._file(path).write_bytes, data)
+
+    async def put(self, path: str, data: bytes) -> None:
+        if data:  # not while warming up
+            data = await asyncio.to_thread(self._file(path).read_bytes)
+        await super().put(path, data)
+
+    def _file(self, path: str) -> Path:
+        return self._root / path.rpartition("/")[2]
+
+
 class Obstore(_OnOneLoop):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__()
@@ -221,6 +263,7 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
     contenders: dict[str, Contender] = {
         "s3cache": S3Cache(gateway),
         "aioboto3": Aioboto3(gateway, same_settings()),
+        "aioboto3 with files": Aioboto3WithFiles(gateway, same_settings()),
         "aioboto3 as it comes": Aioboto3(gateway, None),
         "obstore": Obstore(gateway),
     }
