@@ -18,8 +18,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast test-infra test-rgw fuzz bench-storage bench-digest demo \
-	rgw-up rgw-down constraints clean check-python
+.PHONY: help setup lint format test test-fast test-infra test-rgw fuzz bench bench-storage bench-digest demo \
+	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -77,13 +77,19 @@ $(FUZZ_READY): constraints.txt | check-python
 			atheris msgpack zstandard; \
 		touch $@'
 
+bench: $(READY) ## first training steps from every cache there is, torch's own and ours; 15 minutes
+	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py $(ARGS)
+
 bench-storage: $(READY) ## latency and throughput of the stores
 	infra/rgw/run.sh --if-possible $(BIN)/python benchmarks/storage.py $(ARGS)
 
 bench-digest: $(READY) ## speed of the digests a frame could use
 	$(BIN)/python benchmarks/digest.py $(ARGS)
 
-demo: $(READY) ## two machines share a bucket; one is killed half-way and nothing is lost
+demo: $(READY) ## three machines train a small GPT; the first compiles it for all of them
+	$(BIN)/python -m examples.gpt_demo $(ARGS)
+
+demo-storage: $(READY) ## two machines share a bucket; one is killed half-way and nothing is lost
 	$(BIN)/python -m examples.storage_demo $(ARGS)
 
 rgw-up: ## start a Ceph RGW on loopback and leave it running

@@ -1,10 +1,10 @@
-"""Put the results of the storage benchmark into the README.
+"""Put the results of the benchmarks into the README.
 
     .venv/bin/python benchmarks/render.py [--check]
 
-Replaces what is between ``<!-- bench:storage -->`` and ``<!-- /bench:storage -->`` in README.md by
-the tables in docs/benchmarks/storage.json. With ``--check`` it writes nothing and ends with status
-1 if they differ.
+Replaces what is between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->`` in README.md by the
+tables in docs/benchmarks/NAME.json, for each of them that is there. With ``--check`` it writes
+nothing and ends with status 1 if they differ.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_BLOCK = re.compile(r"(<!-- bench:storage -->\n).*?(<!-- /bench:storage -->)", re.DOTALL)
+#: What writes docs/benchmarks/NAME.json, by name.
+COMMANDS = {"warm_start": "make bench", "storage": "make bench-storage"}
 
 
-def render(document: Mapping[str, Any]) -> str:
-    """Markdown for what ``benchmarks/storage.py`` wrote."""
+def render(document: Mapping[str, Any], command: str) -> str:
+    """Markdown for what ``command`` measured."""
     if "markdown" in document:
         return str(document["markdown"]).strip() + "\n"
     parts = [_result(result) for result in document["results"]]
+    if "plot" in document:
+        title = document["results"][0]["title"]
+        parts.insert(0, f"![{title}](docs/benchmarks/{document['plot']})\n")
     environment = document.get("environment", {})
     if environment:
         told = ", ".join(f"{name} {value}" for name, value in environment.items())
-        parts.append(f"Measured with `make bench-storage` on: {told}.\n")
+        parts.append(f"Measured with `{command}` on: {told}.\n")
     return "\n".join(parts)
 
 
@@ -45,26 +49,32 @@ def _result(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fill(page: str, text: str) -> str:
-    """``page`` with ``text`` in its block.
+def fill(page: str, name: str, text: str) -> str:
+    """``page`` with ``text`` in its block ``name``.
 
     Raises:
         ValueError: the page has not exactly one.
     """
-    filled, count = _BLOCK.subn(lambda found: f"{found[1]}{text}{found[2]}", page)
+    start, end = f"<!-- bench:{name} -->\n", f"<!-- /bench:{name} -->"
+    block = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+    filled, count = block.subn(lambda _: f"{start}{text}{end}", page)
     if count != 1:
-        raise ValueError(f"found {count} bench:storage blocks, not 1")
+        raise ValueError(f"found {count} bench:{name} blocks, not 1")
     return filled
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks/storage.json")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs/benchmarks")
     parser.add_argument("--page", type=Path, default=ROOT / "README.md")
     parser.add_argument("--check", action="store_true", help="only say whether they agree")
     options = parser.parse_args()
-    page = options.page.read_text(encoding="utf-8")
-    filled = fill(page, render(json.loads(options.json.read_text(encoding="utf-8"))))
+    page = filled = options.page.read_text(encoding="utf-8")
+    for name, command in COMMANDS.items():
+        results = options.results / f"{name}.json"
+        if results.exists():
+            document = json.loads(results.read_text(encoding="utf-8"))
+            filled = fill(filled, name, render(document, command))
     if options.check:
         return int(filled != page)
     options.page.write_text(filled, encoding="utf-8")

@@ -26,12 +26,11 @@ _FLUSH_TIMEOUT_S = 30.0
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True)
-    parser.add_argument("--run", required=True)
     parser.add_argument("--graphs", type=int, required=True)
     parser.add_argument("--prefetch", type=int, default=0)
     parser.add_argument("--slow-uplink", action="store_true")
     options = parser.parse_args()
-    wanted = graphs(options.graphs, options.run)
+    wanted = graphs(options.graphs)
 
     cache = open_cache(options.url, slow_uplink=options.slow_uplink)
     cache.subscribe(tell_transfer)

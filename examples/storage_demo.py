@@ -1,7 +1,7 @@
 """Two machines share a bucket; one of them is killed half-way. Nothing acknowledged is lost.
 
-    make demo                                    an S3 server of the demo's own
-    S3CACHE_URL=s3://bucket/prefix make demo     yours, with credentials as for any AWS tool
+    make demo-storage                                    an S3 server of the demo's own
+    S3CACHE_URL=s3://bucket/prefix make demo-storage     yours, with credentials as for any AWS tool
 
 Each machine is a process with an empty home, cache and temporary directory of its own. Machine A
 saves what it "compiles" over a slow uplink until it is killed with SIGKILL, while uploads are under
@@ -12,21 +12,12 @@ and compares every byte with what A must have saved. Exit status 1 if anything i
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import math
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
-import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples._show import bars
-from examples._workload import Graph, graphs
-from s3cache import entries
-from s3cache.errors import S3CacheError
-from s3cache.store import open_store
-from s3cache.store._s3_options import S3Options
-
-_ROOT = Path(__file__).resolve().parent.parent
-_JOB_TIMEOUT_S = 120.0
-
-
-class DemoError(Exception):
-    """The demo itself could not go on."""
+from examples._stage import DemoError, Machine, bucket, present
 
 
 @dataclass
@@ -95,178 +75,36 @@ class Report:
         return len(self.intact | self.damaged | self.acknowledged)
 
 
-class Machine:
-    """A computer with empty disks, as far as a process can tell."""
-
-    def __init__(self, console: Console, root: Path, name: str, environment: dict[str, str]):
-        self._console = console
-        self._stderr = root / f"{name}.log"
-        self._environment = dict(environment)
-        for variable in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
-            path = root / name / variable.lower()
-            path.mkdir(parents=True, mode=0o700)
-            self._environment[variable] = str(path)
-
-    def run(
-        self,
-        arguments: Sequence[str],
-        *,
-        totals: Mapping[str, int],
-        progress: Callable[[Report], Mapping[str, int]],
-        kill_when: Callable[[Report], bool] = lambda report: False,
-    ) -> Report:
-        """Run the job with bars for ``totals``; SIGKILL it as soon as ``kill_when`` says so."""
-        report = Report()
-        killed = False
-        with (
-            self._stderr.open("ab") as stderr,
-            _process("examples._machine", *arguments, env=self._environment, stderr=stderr) as job,
-            bars(self._console, totals) as shown,
-        ):
-            assert job.stdout is not None
-            overdue = threading.Timer(_JOB_TIMEOUT_S, job.kill)
-            overdue.daemon = True
-            overdue.start()
-            for line in job.stdout:  # to the end, after a kill too: it was told before
-                report.take(json.loads(line))
-                shown.show(progress(report))
-                if not killed and kill_when(report):
-                    job.kill()
-                    killed = True
-            status = job.wait()
-            overdue.cancel()
-        self._warnings()
-        if status != 0 and not (killed and status == -signal.SIGKILL):
-            raise DemoError(f"a machine ended with status {status}")
-        return report
-
-    def _warnings(self) -> None:
-        text = self._stderr.read_text(errors="replace")
-        if text:
-            self._console.print(
-                text, style="yellow", markup=False, highlight=False, soft_wrap=True, end=""
-            )
-        self._stderr.write_text("")
-
-
-@contextmanager
-def _process(
-    module: str, *arguments: str, env: Mapping[str, str], stderr: Any
-) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that ends with the block, out of reach of the terminal's Ctrl-C."""
-    with subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        cwd=_ROOT,
-        env=dict(env),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextmanager
-def embedded_server(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """The URL of a bucket on a server of our own."""
-    log = root / "server.log"
-    with (
-        log.open("wb") as stderr,
-        _process(
-            "examples._server", env={**environment, "TMPDIR": str(root)}, stderr=stderr
-        ) as server,
-    ):
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
-        if not url:
-            raise DemoError(f"the S3 server did not start:\n{log.read_text()}")
-        yield url
-
-
-def basic_environment() -> dict[str, str]:
-    """What any process needs, and nothing that leads to the user's own caches and buckets."""
-    wanted = ("PATH", "LANG", "LD_LIBRARY_PATH")
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in wanted or name.startswith("LC_")
-    }
-
-
-def users_s3_environment() -> dict[str, str]:
-    """How the user's machine reaches S3."""
-    s3_options = {f"S3CACHE_{each.name.upper()}" for each in fields(S3Options)}
-    found = {
-        name: value
-        for name, value in os.environ.items()
-        if name in s3_options or name.startswith("AWS_") or name.lower().endswith("_proxy")
-    }
-    # The machines' homes are empty, and a profile lives in the user's.
-    home = Path.home() / ".aws"
-    found.setdefault("AWS_CONFIG_FILE", str(home / "config"))
-    found.setdefault("AWS_SHARED_CREDENTIALS_FILE", str(home / "credentials"))
-    return found
-
-
-async def check_bucket(url: str, name: str) -> None:
-    """Raises :class:`S3CacheError` unless the bucket is there and answers."""
-    store = open_store(url)
-    try:
-        async for _ in store.list(name):
-            pass
-    finally:
-        await store.aclose()
-
-
-async def remove_from_bucket(url: str, wanted: Sequence[Graph]) -> None:
-    """Take out of the bucket what the demo put there."""
-    store = open_store(url)
-    try:
-        for graph in wanted:
-            await store.delete(entries.first_name(graph.key))
-            await store.delete(entries.variant_name(graph.key, ""))
-    finally:
-        await store.aclose()
-
-
-@contextmanager
-def users_bucket(url: str, wanted: Sequence[Graph]) -> Iterator[str]:
-    """``url``, if it can be used; afterwards none of ``wanted`` is left there."""
-    if url.startswith("memory:"):
-        raise DemoError("a memory:// store is of one process: unset S3CACHE_URL or use s3://")
-    try:
-        asyncio.run(check_bucket(url, entries.first_name(wanted[0].key)))
-        try:
-            yield url
-        finally:
-            asyncio.run(remove_from_bucket(url, wanted))
-    except S3CacheError as error:
-        raise DemoError(f"S3CACHE_URL cannot be used: {error}") from error
+def run(
+    console: Console,
+    machine: Machine,
+    arguments: Sequence[str],
+    *,
+    totals: Mapping[str, int],
+    progress: Callable[[Report], Mapping[str, int]],
+    kill_when: Callable[[Report], bool] = lambda report: False,
+) -> Report:
+    """Run the job with bars for ``totals``; SIGKILL it as soon as ``kill_when`` says so."""
+    report = Report()
+    with machine.job("examples._machine", *arguments) as job, bars(console, totals) as shown:
+        for line in job.lines():
+            report.take(line)
+            shown.show(progress(report))
+            if not job.killed and kill_when(report):
+                job.kill()
+    return report
 
 
 def tour(console: Console, root: Path, stack: ExitStack, count: int) -> bool:
     """Run both machines and print what became of the entries; whether nothing was lost."""
-    environment = basic_environment()
-    run = uuid.uuid4().hex
-    url = os.environ.get("S3CACHE_URL", "")
-    if url:
-        environment.update(users_s3_environment())
-        stack.enter_context(users_bucket(url, graphs(count, run)))
-        where = url.partition("?")[0]
-    else:
-        environment.update(AWS_ACCESS_KEY_ID="demo", AWS_SECRET_ACCESS_KEY="demo")
-        url = stack.enter_context(embedded_server(root, environment))
-        where = "moto, an S3 server in memory, on this machine's loopback"
-    console.print(f"Bucket: {where}\n", highlight=False, soft_wrap=True)
-    job = ["--url", url, "--run", run, "--graphs", str(count)]
+    environment, url = stack.enter_context(bucket(console, root))
+    job = ["--url", url, "--graphs", str(count)]
 
     machine_a = Machine(console, root, "a", environment)
     console.print(f"[bold]Machine A[/] needs {count} graphs; its uplink is slow.", highlight=False)
-    killed = machine_a.run(
+    killed = run(
+        console,
+        machine_a,
         [*job, "--slow-uplink"],
         totals={"acknowledged": count, "uploaded": count},
         progress=lambda now: {
@@ -288,7 +126,9 @@ def tour(console: Console, root: Path, stack: ExitStack, count: int) -> bool:
     )
 
     console.print("[bold]Machine A[/] is started again, on an uplink as it is.", highlight=False)
-    resumed = machine_a.run(
+    resumed = run(
+        console,
+        machine_a,
         job,
         totals={"in hand": count, "uploaded": count},
         progress=lambda now: {
@@ -307,7 +147,9 @@ def tour(console: Console, root: Path, stack: ExitStack, count: int) -> bool:
         f"[bold]Machine B[/] has an empty disk: it prefetches {prefetched} and looks all up.",
         highlight=False,
     )
-    fresh = machine_b.run(
+    fresh = run(
+        console,
+        machine_b,
         [*job, "--prefetch", str(prefetched)],
         totals={"downloaded": count, "verified": count},
         progress=lambda now: {"downloaded": len(now.downloaded), "verified": len(now.intact)},
@@ -379,37 +221,13 @@ def verdict(killed: Report, resumed: Report, fresh: Report) -> tuple[str, bool]:
     ), True
 
 
-def _stop(number: int, frame: object) -> None:
-    # As Ctrl-C does: through every `with` and `finally` on the way out.
-    raise SystemExit(128 + number)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--entries", type=int, default=60, help="graphs to save (60, about 60 MB)")
     options = parser.parse_args(arguments)
     if options.entries < 4:
         parser.error("--entries: a kill half-way takes 4 at least")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
-    console = Console()
-    began_s = time.monotonic()
-    try:
-        with ExitStack() as stack:
-            root = stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-demo-"))
-            good = tour(console, Path(root), stack, options.entries)
-    except KeyboardInterrupt:
-        console.print("interrupted; everything is cleaned up")
-        return 130
-    except DemoError as error:
-        console.print(f"The demo failed: {error}", markup=False, soft_wrap=True)
-        return 1
-    console.print(
-        f"{time.monotonic() - began_s:.0f} s, everything is cleaned up.",
-        style="dim",
-        highlight=False,
-    )
-    return 0 if good else 1
+    return present(lambda console, root, stack: tour(console, root, stack, options.entries))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from s3cache._version import __version__
 
 if TYPE_CHECKING:
     from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
+    from s3cache.hooks import Report, active, check, disable, enable, enabled, register_cacheable
     from s3cache.settings import Settings
     from s3cache.stats import CacheStats, Reason
     from s3cache.transfer import FlushReport, Prefetch, PrefetchReport, TransferEvent
@@ -27,10 +28,17 @@ __all__ = [
     "Prefetch",
     "PrefetchReport",
     "Reason",
+    "Report",
     "Saved",
     "Settings",
     "TransferEvent",
     "__version__",
+    "active",
+    "check",
+    "disable",
+    "enable",
+    "enabled",
+    "register_cacheable",
 ]
 
 _LAZY = {
@@ -43,9 +51,16 @@ _LAZY = {
     "Prefetch": "transfer",
     "PrefetchReport": "transfer",
     "Reason": "stats",
+    "Report": "hooks",
     "Saved": "cache",
     "Settings": "settings",
     "TransferEvent": "transfer",
+    "active": "hooks",
+    "check": "hooks",
+    "disable": "hooks",
+    "enable": "hooks",
+    "enabled": "hooks",
+    "register_cacheable": "hooks",
 }
 
 # Hidden from type checkers: to them a module with __getattr__ has every attribute there is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -51,6 +51,9 @@ class CacheStats:
         saved_bytes, uploaded_bytes, downloaded_bytes: sizes of the frames.
         hit_latency, miss_latency, save_latency: seconds on the calling thread.
         set_aside: corrupt objects found, by tier.
+        bypassed: graphs that were not looked up because they cannot be cached.
+        bypass_reasons: how many of them for which reason; a graph may have several.
+        time_saved_s: seconds that compiling what was hit took where it was compiled.
         local: what the local tier holds; ``None`` without one.
         pending: uploads queued or under way, as far as this process knows.
         breaker: state of the circuit breaker before the remote: ``closed``, ``open``,
@@ -73,6 +76,9 @@ class CacheStats:
     miss_latency: HistogramSnapshot
     save_latency: HistogramSnapshot
     set_aside: Mapping[TierName, int]
+    bypassed: int = 0
+    bypass_reasons: Mapping[str, int] = field(default_factory=dict)
+    time_saved_s: float = 0.0
     local: Usage | None = None
     pending: int = 0
     breaker: str = "none"
@@ -89,6 +95,7 @@ class Counters:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._counts: Counter[tuple[str, object]] = Counter()
+        self._time_saved_s = 0.0
         self._hit_latency: dict[TierName, Histogram] = {
             "local": Histogram(),
             "remote": Histogram(),
@@ -108,6 +115,17 @@ class Counters:
     def miss(self, reason: Reason, seconds: float) -> None:
         self._add(("misses", reason, 1))
         self._miss_latency.record(seconds)
+
+    def taken_back(self, tier: TierName, size: int, reason: Reason) -> None:
+        """What was counted as a hit is a miss; its latency stays among the hits'."""
+        self._add(("hits", tier, -1), ("hit_bytes", tier, -size), ("misses", reason, 1))
+
+    def bypassed(self, reasons: Iterable[str]) -> None:
+        self._add(("bypassed", None, 1), *(("bypass_reasons", each, 1) for each in set(reasons)))
+
+    def time_saved(self, seconds: float) -> None:
+        with self._mutex:
+            self._time_saved_s += seconds
 
     def saved(self, size: int, seconds: float) -> None:
         self._add(("saved", None, 1), ("saved_bytes", None, size))
@@ -139,6 +157,7 @@ class Counters:
     ) -> CacheStats:
         with self._mutex:
             counts = Counter(self._counts)
+            time_saved_s = self._time_saved_s
 
         def total(name: str) -> int:
             return counts[name, None]
@@ -152,6 +171,9 @@ class Counters:
             found = {reason: counts[name, reason] for reason in Reason}
             return MappingProxyType({reason: count for reason, count in found.items() if count})
 
+        bypasses = {
+            str(label): count for (name, label), count in counts.items() if name == "bypass_reasons"
+        }
         return CacheStats(
             hits=by_tier("hits"),
             misses=by_reason("misses"),
@@ -170,6 +192,9 @@ class Counters:
             miss_latency=self._miss_latency.snapshot(),
             save_latency=self._save_latency.snapshot(),
             set_aside=by_tier("set_aside"),
+            bypassed=total("bypassed"),
+            bypass_reasons=MappingProxyType(bypasses),
+            time_saved_s=time_saved_s,
             local=local,
             pending=pending,
             breaker=breaker,

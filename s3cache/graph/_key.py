@@ -1,18 +1,17 @@
 """The key of a graph: a digest over named components, each with a digest of its own.
 
-torch collects all that its compiled code depends on in one details object; every attribute of it is
-a component, so what a newer torch adds is covered. :mod:`s3cache.graph._machine` adds what torch
-leaves out.
+torch collects all that its compiled code depends on in one details object; every attribute of it
+is a component, so what a newer torch adds is covered. The other modules here add what torch leaves
+out.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["Component", "Key", "components_of"]
+__all__ = ["Component", "Key"]
 
 _VALUE_CHARACTERS = 200
 
@@ -32,7 +31,14 @@ class Component:
     @classmethod
     def of_text(cls, text: str) -> Component:
         """A component whose value is its whole content."""
-        return cls(_digest(text.encode()), _short(text))
+        return cls.of_bytes(text.encode(), text)
+
+    @classmethod
+    def of_bytes(cls, data: bytes, value: str) -> Component:
+        """A component with content that nobody wants to read."""
+        if len(value) > _VALUE_CHARACTERS:
+            value = value[:_VALUE_CHARACTERS] + "…"
+        return cls(hashlib.sha256(data).hexdigest()[:32], value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +54,3 @@ class Key:
         for name in sorted(self.components):
             whole.update(f"{name}\0{self.components[name].digest}\n".encode())
         return whole.hexdigest()
-
-
-def components_of(details: object, pickled: Callable[[Any], bytes]) -> dict[str, Component]:
-    """One component for each attribute of torch's details.
-
-    Args:
-        details: torch's ``AOTAutogradCacheDetails`` (or a later torch's like of it).
-        pickled: stable bytes of an attribute's value; raises what torch's pickler raises for a
-            value that has none.
-    """
-    return {
-        name: Component(_digest(pickled(value)), _readable(value))
-        for name, value in vars(details).items()
-    }
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]
-
-
-def _readable(value: object) -> str:
-    if isinstance(value, (type(None), bool, int, float)):
-        return repr(value)
-    if isinstance(value, str):
-        return _short(value)
-    if isinstance(value, bytes):
-        return value.hex()[:32]
-    if isinstance(value, (list, tuple, dict)):
-        return f"{type(value).__name__} of {len(value)}"
-    return type(value).__qualname__
-
-
-def _short(text: str) -> str:
-    if len(text) <= _VALUE_CHARACTERS:
-        return text
-    return text[:_VALUE_CHARACTERS] + "…"

@@ -8,9 +8,12 @@ may use any instruction that machine has: on another one it returns wrong number
 from __future__ import annotations
 
 import functools
+import hashlib
 import platform
 import sys
 import sysconfig
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from s3cache.artifact import SCHEMA
 from s3cache.graph._key import Component
@@ -67,6 +70,7 @@ def _installation() -> dict[str, Component]:
         "machine.os": platform.system(),
         "python.abi": f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}",
         "torch.version": str(torch.__version__),
+        "torch.build": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
         "torch.cxx_abi": str(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", "")),
     }
     return {name: Component.of_text(text) for name, text in parts.items()}
@@ -74,19 +78,128 @@ def _installation() -> dict[str, Component]:
 
 def machine_components() -> dict[str, Component]:
     """Components that depend on the machine, the installation and settings of this moment."""
+    return {**_installation(), **{name: Component.of_text(text) for name, text in _now().items()}}
+
+
+def _now() -> dict[str, str]:
     import torch
 
-    now = {
+    backends: Any = torch.backends  # in parts untyped
+    functorch = torch._functorch.config
+    return {
         # What ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it.
         "torch.cpu_capability": str(torch._C._get_cpu_capability()),
         "torch.num_threads": str(torch.get_num_threads()),
         "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "torch.mkldnn": repr(
-            (
-                torch.backends.mkldnn.enabled,
-                torch.backends.mkldnn.deterministic,
-                getattr(torch.backends.mkldnn, "allow_tf32", None),
-            )
+        "torch.precision": _said(_precisions(backends)),
+        "torch.backends": _said(
+            {
+                "mkldnn": backends.mkldnn.enabled,
+                "mkldnn.deterministic": backends.mkldnn.deterministic,
+                "cudnn": backends.cudnn.enabled,
+                "cudnn.deterministic": backends.cudnn.deterministic,
+                "cudnn.benchmark": backends.cudnn.benchmark,
+                "mha.fastpath": backends.mha.get_fastpath_enabled(),
+                "opt_einsum": getattr(backends.opt_einsum, "enabled", None),
+                "opt_einsum.strategy": getattr(backends.opt_einsum, "strategy", None),
+                "quantized": backends.quantized.engine,
+            }
         ),
+        # Which attention a graph is traced to.
+        "torch.attention": _said(
+            {
+                "flash": backends.cuda.flash_sdp_enabled(),
+                "mem_efficient": backends.cuda.mem_efficient_sdp_enabled(),
+                "math": backends.cuda.math_sdp_enabled(),
+                "math_reduced": backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
+                "cudnn": backends.cuda.cudnn_sdp_enabled(),
+                "priority": _attention_priority(),
+            }
+        ),
+        # Grad mode and autocast are in torch's own details.
+        "torch.modes": _said(
+            {
+                "inference": torch.is_inference_mode_enabled(),
+                "anomaly": torch.is_anomaly_enabled(),
+                "view_replay": torch._C._is_view_replay_enabled(),
+                "multithreading": torch._C._is_multithreading_enabled(),
+                "autocast_cache": torch.is_autocast_cache_enabled(),
+                "device": str(torch.get_default_device()),
+            }
+        ),
+        # torch looks at these two only to refuse what has no uuid(); names are in no key of its.
+        "functorch.budget": _said(
+            {
+                "estimator": _named(functorch.activation_memory_budget_runtime_estimator),
+                "solver": _named(functorch.activation_memory_budget_solver),
+                "joint_custom_pass": _named(functorch.joint_custom_pass),
+            }
+        ),
+        # Settings of Dynamo and of symbolic shapes that what comes after Dynamo reads as well.
+        "dynamo.config": _said(_read(torch._dynamo.config, _DYNAMO)),
+        "shapes.config": _said(_read(torch.fx.experimental._config, _SHAPES)),
     }
-    return {**_installation(), **{name: Component.of_text(text) for name, text in now.items()}}
+
+
+_DYNAMO = (
+    "capture_scalar_outputs",
+    "enable_compiler_collectives",
+    "fake_tensor_disable_inference_mode",
+    "leaf_function_check_escaped_gradients",
+    "leaf_function_validate_outputs",
+    "specialize_float",
+    "specialize_int",
+)
+_SHAPES = (
+    "aggressive_guard_free_semantics",
+    "backed_size_oblivious",
+    "meta_nonzero_assume_all_nonzero",
+    "no_data_dependent_graph_break",
+    "skip_dtype_check_in_meta_registrations",
+    "symbol_guard_limit_before_specialize",
+    "unify_view_symbols_bso_meta",
+    "use_duck_shape",
+)
+
+
+_LIBRARIES = (
+    "mkldnn",
+    "mkldnn.matmul",
+    "mkldnn.conv",
+    "mkldnn.rnn",
+    "cudnn",
+    "cudnn.conv",
+    "cudnn.rnn",
+    "cuda.matmul",
+)
+
+
+def _precisions(backends: Any) -> dict[str, object]:
+    """What each library may use for float32; ``None`` where this torch has no such setting."""
+    found: dict[str, object] = {"": getattr(backends, "fp32_precision", None)}
+    for name in _LIBRARIES:
+        part = backends
+        for step in name.split("."):
+            part = getattr(part, step, None)
+        found[name] = getattr(part, "fp32_precision", None)
+    return found
+
+
+def _attention_priority() -> object:
+    import torch
+
+    order = getattr(torch._C, "_get_sdp_priority_order", None)
+    return None if order is None else list(order())
+
+
+def _named(value: Any) -> object:
+    uuid = getattr(value, "uuid", None)
+    return [type(value).__qualname__, uuid()] if callable(uuid) else value
+
+
+def _read(config: Any, names: Iterable[str]) -> dict[str, object]:
+    return {name: getattr(config, name, None) for name in names}
+
+
+def _said(values: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in values.items())

@@ -1,29 +1,49 @@
 """May a graph be cached? All reasons why not, each with the node it comes from and a way out.
 
 A graph is safe if its key determines what it compiles to. The conditions are torch's own
-(``torch/_functorch/_aot_autograd/autograd_cache.py``: ``check_cacheable``, ``check_node_safe``);
-torch stops at the first that fails, and is asked as well, so what a newer torch adds is covered.
+(``torch/_functorch/_aot_autograd/autograd_cache.py``: ``check_cacheable``, ``check_node_safe``;
+``torch/_inductor/codecache.py``: ``CacheabilityValidator``), which stop at the first that fails,
+and some that torch does not have:
+
+* the graphs inside of a graph (checkpointed regions, branches, custom autograd functions) are
+  checked like the outermost one;
+* a function of a C extension is no more known than one in Python (pytorch #194658);
+* a module that Dynamo was told not to look into (``allow_in_graph``) is not known at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Code", "Unsafe", "unsafe_parts"]
+__all__ = ["Code", "Unsafe", "unsafe_parts", "unsafe_result"]
 
 Code: TypeAlias = Literal[
-    "freezing",
+    "caches-off",  # the process
     "fx-graph-cache-off",
+    "freezing",
     "fakify-first-call",
-    "function",
+    "constant-folding",
+    "bisecting",
+    "custom-pass",
+    "custom-callable",
+    "config",
+    "function",  # the graph
     "method",
+    "module",
     "higher-order-op",
     "node-kind",
     "checkpoint-context",
-    "custom-callable",
-    "torch",
+    "custom-operator",
+    "frozen-parameters",
+    "backward-state",  # its inputs
+    "input",
+    "component",
+    "view-replay",  # what it was compiled to
+    "entry",
+    "torch",  # a reason that only torch knows
+    "error",  # none at all
 ]
 
 
@@ -42,7 +62,7 @@ class Unsafe:
 
     code: Code
     message: str
-    fix: str
+    fix: str = ""
     node: str = ""
     target: str = ""
     module: str = ""
@@ -51,33 +71,70 @@ class Unsafe:
         where = f"{self.module}.{self.node}".strip(".")
         return f"{where}: {self.message}" if where else self.message
 
+    def as_dict(self) -> dict[str, str]:
+        """All attributes, as plain data."""
+        return asdict(self)
 
-def unsafe_parts(gm: Any, registered: Callable[[Any], bool]) -> list[Unsafe]:
+
+def unsafe_parts(
+    gm: Any, registered: Callable[[Any], bool], inputs: Iterable[Any] = ()
+) -> list[Unsafe]:
     """Every reason why the graph module ``gm`` cannot be cached; empty if it can.
 
     Args:
         registered: whether the user vouched for a function
             (:func:`s3cache.register_cacheable`).
+        inputs: what the graph is called with.
     """
-    return [*_conditions(), *_nodes(gm, "", registered), *_contexts(gm), *_callables()]
+    return [
+        *_process(),
+        *_passes(),
+        *_graphs(gm, registered),
+        *_inputs(gm, inputs),
+    ]
 
 
-def _conditions() -> Iterator[Unsafe]:
+def unsafe_result(entry: Any) -> list[Unsafe]:
+    """Every reason why what a graph was compiled to cannot be kept, as far as it shows."""
+    outputs = getattr(getattr(entry, "runtime_metadata", None), "output_info", ())
+    return [
+        Unsafe(
+            "view-replay",
+            f"output {index} is a view that torch replays from a live tensor",
+            "set torch._functorch.config.view_replay_for_aliased_outputs = False",
+        )
+        for index, output in enumerate(outputs)
+        if getattr(output, "functional_tensor", None) is not None
+    ]
+
+
+# -- the process
+
+
+def _process() -> Iterator[Unsafe]:
     import torch
+    from torch._inductor.compiler_bisector import CompilerBisector
     from torch._inductor.utils import should_use_remote_fx_graph_cache
 
-    inductor = torch._inductor.config
-    if inductor.freezing:
+    inductor, functorch = torch._inductor.config, torch._functorch.config
+    if torch.compiler.config.force_disable_caches or not functorch.enable_autograd_cache:
         yield Unsafe(
-            "freezing",
-            "freezing compiles the values of parameters into the code",
-            "unset torch._inductor.config.freezing",
+            "caches-off",
+            "torch's caches are switched off",
+            "unset torch.compiler.config.force_disable_caches and set "
+            "torch._functorch.config.enable_autograd_cache = True",
         )
     if not (inductor.fx_graph_cache or should_use_remote_fx_graph_cache()):
         yield Unsafe(
             "fx-graph-cache-off",
             "torch's FX graph cache is switched off",
             "set torch._inductor.config.fx_graph_cache = True",
+        )
+    if inductor.freezing:
+        yield Unsafe(
+            "freezing",
+            "freezing compiles the values of parameters into the code",
+            "unset torch._inductor.config.freezing",
         )
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.fakify_first_call:
@@ -86,117 +143,238 @@ def _conditions() -> Iterator[Unsafe]:
             "the first call runs on fake tensors (fakify_first_call)",
             "DDPOptimizer sets it; set torch._dynamo.config.optimize_ddp = False",
         )
+    if inductor.aot_inductor.use_runtime_constant_folding:
+        yield Unsafe(
+            "constant-folding",
+            "constants are folded when the code is loaded",
+            "unset torch._inductor.config.aot_inductor.use_runtime_constant_folding",
+        )
+    if CompilerBisector.bisection_enabled:
+        yield Unsafe("bisecting", "the compiler bisector is at work", "let it finish")
 
 
-def _nodes(gm: Any, module: str, registered: Callable[[Any], bool]) -> Iterator[Unsafe]:
-    for node in gm.graph.nodes:
-        if node.op == "call_function":
-            yield from _function(node, module, registered)
-        elif node.op == "call_method":
-            yield from _method(node, module)
-        elif node.op not in ("placeholder", "get_attr", "call_module", "output"):
-            yield Unsafe(
-                "node-kind", f"nodes of kind {node.op!r} are not known", "report it", node.name
-            )
-    for name in ("saved_tensors_hooks_pack_0", "saved_tensors_hooks_unpack_0"):
-        if hasattr(gm, name):
-            yield from _nodes(getattr(gm, name), f"{module}.{name}".strip("."), registered)
+_PASSES = (
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+)
+_GIVE_UUID = "derive it from torch._inductor.custom_graph_pass.{} and give it a uuid()"
 
 
-def _function(node: Any, module: str, registered: Callable[[Any], bool]) -> Iterator[Unsafe]:
+def _passes() -> Iterator[Unsafe]:
+    """User code that rewrites graphs must say which code it is."""
     import torch
+    from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import custom_graph_pass as known
 
-    target = node.target
-    if node.meta and node.meta.get("is_wrapped", False) and node.meta.get("user_cache_hash"):
-        return
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        if not target.cacheable():
+    inductor, functorch = torch._inductor.config, torch._functorch.config
+
+    def unknown(name: str, kind: str, passes: Iterable[Any]) -> Iterator[Unsafe]:
+        for each in passes:
+            if not (isinstance(each, getattr(known, kind)) and each.uuid()):
+                yield Unsafe(
+                    "custom-pass",
+                    f"{name} is {_qualified(each)}, which has no uuid()",
+                    _GIVE_UUID.format(kind),
+                    target=_qualified(each),
+                )
+
+    for name in _PASSES:
+        yield from unknown(name, "CustomGraphPass", _listed(getattr(inductor, name)))
+    timing = inductor.pre_grad_pass_timing
+    if timing == "late":  # others have run on this graph already
+        late = _listed(inductor.pre_grad_custom_pass)
+        yield from unknown("pre_grad_custom_pass", "CustomGraphPass", late)
+    for name in ("_pre_fusion_custom_pass", "_post_fusion_custom_pass"):
+        yield from unknown(name, "CustomSchedulerPass", _listed(getattr(inductor, name)))
+    communication = [each for each in inductor._fuse_ddp_communication_passes if callable(each)]
+    yield from unknown("_fuse_ddp_communication_passes", "CustomGraphPass", communication)
+    partitioner = _listed(inductor.custom_partitioner_fn)
+    yield from unknown("custom_partitioner_fn", "CustomPartitionerFn", partitioner)
+    # torch leaves this one out of its key, and does not refuse it either.
+    if callable(joint := functorch.joint_custom_pass):
+        yield from unknown("joint_custom_pass", "CustomGraphPass", [joint])
+
+    uuids = getattr(autograd_cache, "_get_custom_estimator_solver_uuids", None)
+    if uuids is not None:
+        try:
+            uuids(functorch)
+        except autograd_cache.BypassAOTAutogradCache as exc:
+            yield Unsafe("custom-callable", str(exc), "give it a uuid(), as torch asks")
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [] if value is None else [value]
+
+
+# -- the graph
+
+_ALLOW_FUNCTIONS = (
+    "set torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True"
+)
+
+
+def _graphs(gm: Any, registered: Callable[[Any], bool]) -> Iterator[Unsafe]:
+    import torch
+    from torch._inductor.freezing_utils import has_frozen_params
+
+    if has_frozen_params(gm):
+        yield Unsafe("frozen-parameters", "the graph holds the values of frozen parameters")
+    judge = _Judge(registered)
+    for name, module in gm.named_modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        yield from judge.graph(module, name)
+        context_fn = (module.meta or {}).get("_checkpoint_context_fn")
+        if context_fn is not None and getattr(context_fn, "cache_hash", None) is None:
+            yield Unsafe(
+                "checkpoint-context",
+                "a selective-checkpoint context_fn has no cache_hash",
+                "give context_fn (or the functools.partial) an attribute cache_hash that "
+                "changes with what it does",
+                target=_qualified(context_fn),
+                module=name,
+            )
+
+
+class _Judge:
+    """Judges nodes, each thing that they call once."""
+
+    def __init__(self, registered: Callable[[Any], bool]) -> None:
+        self._registered = registered
+        self._known: dict[Any, bool] = {}
+
+    def graph(self, gm: Any, module: str) -> Iterator[Unsafe]:
+        for node in gm.graph.nodes:
+            if node.op == "call_function":
+                yield from self._function(node, module)
+            elif node.op == "call_method":
+                yield from _method(node, module)
+            elif node.op == "call_module":
+                yield from self._module(node, gm, module)
+            elif node.op not in ("placeholder", "get_attr", "output"):
+                yield Unsafe(
+                    "node-kind",
+                    f"nodes of kind {node.op!r} are not known",
+                    "report it",
+                    node.name,
+                    str(node.target),
+                    module,
+                )
+
+    def _function(self, node: Any, module: str) -> Iterator[Unsafe]:
+        import torch
+
+        target = node.target
+        if node.meta and node.meta.get("is_wrapped", False) and node.meta.get("user_cache_hash"):
+            return
+        safe = self._known.get(target)
+        if safe is None:
+            safe = self._registered(target) or _is_safe_function(target)
+            self._known[target] = safe
+        if safe:
+            return
+        if isinstance(target, torch._ops.HigherOrderOperator):
             yield Unsafe(
                 "higher-order-op",
                 f"{target} says that it cannot be cached",
-                "call it outside of the compiled region",
+                _ALLOW_FUNCTIONS
+                if str(target) == "autograd_function_apply"
+                else "call it outside of the compiled region",
                 node.name,
                 str(target),
                 module,
             )
-    elif not (_is_safe_function(target) or registered(target)):
+            return
         yield Unsafe(
             "function",
-            f"calls {_qualified(target)}, which torch does not know to depend on its inputs alone",
+            f"calls {_qualified(target)}, which is not known to depend on its inputs alone",
             "if it does: s3cache.register_cacheable(function, version=...)",
             node.name,
             _qualified(target),
             module,
         )
 
+    def _module(self, node: Any, gm: Any, module: str) -> Iterator[Unsafe]:
+        import torch
+
+        called = gm.get_submodule(node.target)
+        kind = type(called)
+        if isinstance(called, torch.fx.GraphModule) or kind.__module__.startswith("torch."):
+            return
+        if not self._registered(kind):
+            yield Unsafe(
+                "module",
+                f"calls a {_qualified(kind)} as a whole, and nothing tells what its code is",
+                "let Dynamo trace it, or: s3cache.register_cacheable(its class, version=...)",
+                node.name,
+                _qualified(kind),
+                module,
+            )
+
+
+# Modules whose C functions come with Python or torch, so that versions in the key cover them.
+_KNOWN_MODULES = ("torch", "builtins", "math", "cmath", "_operator", "_functools", "itertools")
+
 
 def _is_safe_function(target: Any) -> bool:
-    import torch
     from torch._functorch._aot_autograd import autograd_cache
     from torch.fx import Graph
 
-    # torch's own judgement, one node at a time: its rules are long, and change.
-    probe = Graph().call_function(target)
+    if type(target).__name__ == "builtin_function_or_method":
+        home = str(getattr(target, "__module__", None) or type(target.__self__).__module__)
+        return home.partition(".")[0] in _KNOWN_MODULES
+    # torch's own judgement, one function at a time: its rules are long, and change.
     try:
-        autograd_cache.check_node_safe(probe)
+        autograd_cache.check_node_safe(Graph().call_function(target))
     except (autograd_cache.BypassAOTAutogradCache, AttributeError, AssertionError):
         return False
-    return not isinstance(target, torch._ops.HigherOrderOperator)
+    return True
 
 
 def _method(node: Any, module: str) -> Iterator[Unsafe]:
     subject = node.args[0] if node.args else None
-    if "example_value" not in getattr(subject, "meta", ()):
-        yield Unsafe(
-            "method",
-            f"calls method {node.target!r} of something that is no tensor",
-            "call it outside of the compiled region",
-            node.name,
-            str(node.target),
-            module,
-        )
+    meta = getattr(subject, "meta", ())
+    if "example_value" not in meta and "val" not in meta:
+        message = f"calls method {node.target!r} of something that is no tensor"
     elif not isinstance(node.target, str) and type(node.target).__name__ != "method_descriptor":
-        yield Unsafe(
-            "method",
-            f"calls {node.target!r}, which is no method of tensors",
-            "call it outside of the compiled region",
-            node.name,
-            str(node.target),
-            module,
-        )
-
-
-def _contexts(gm: Any) -> Iterator[Unsafe]:
-    import torch
-
-    for name, module in gm.named_modules():
-        if isinstance(module, torch.fx.GraphModule):
-            context_fn = (module.meta or {}).get("_checkpoint_context_fn")
-            if context_fn is not None and getattr(context_fn, "cache_hash", None) is None:
-                yield Unsafe(
-                    "checkpoint-context",
-                    "a selective-checkpoint context_fn has no cache_hash",
-                    "give context_fn (or the functools.partial) an attribute cache_hash that "
-                    "changes with what it does",
-                    target=_qualified(context_fn),
-                    module=name,
-                )
-
-
-def _callables() -> Iterator[Unsafe]:
-    import torch
-    from torch._functorch._aot_autograd import autograd_cache
-
-    probe = getattr(autograd_cache, "_get_custom_estimator_solver_uuids", None)
-    if probe is None:
+        message = f"calls {node.target!r}, which is no method of tensors"
+    else:
         return
-    try:
-        probe(torch._functorch.config)
-    except autograd_cache.BypassAOTAutogradCache as exc:
-        yield Unsafe("custom-callable", str(exc), "give it a uuid() as torch asks")
+    fix = "call it outside of the compiled region"
+    yield Unsafe("method", message, fix, node.name, str(node.target), module)
+
+
+# -- its inputs
+
+
+def _inputs(gm: Any, inputs: Iterable[Any]) -> Iterator[Unsafe]:
+    from torch import Tensor
+    from torch.fx.experimental._backward_state import BackwardState
+
+    for index, value in enumerate(inputs):
+        if isinstance(value, BackwardState):
+            yield Unsafe(
+                "backward-state",
+                "carries hooks over to the backward pass (compiled autograd)",
+                "register hooks outside of the compiled region",
+                node=f"input {index}",
+            )
+        elif isinstance(value, Tensor) and value.is_mkldnn:
+            yield Unsafe(
+                "input",
+                "is a tensor in mkldnn's own layout",
+                "convert it with to_dense()",
+                node=f"input {index}",
+            )
 
 
 def _qualified(target: Any) -> str:
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    module = getattr(target, "__module__", None)
-    return f"{module}.{name}" if name else repr(target)
+    if name is None:  # an object: its type says more than an address would
+        target = type(target)
+        name = target.__qualname__
+    return f"{getattr(target, '__module__', None)}.{name}"

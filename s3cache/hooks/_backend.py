@@ -6,6 +6,7 @@ torch finds this through the entry point group ``torch_dynamo_backends``; nothin
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ __all__ = ["s3cache"]
 
 logger = logging.getLogger("s3cache")
 
+_mutex = threading.Lock()
 _tried = False
 
 
@@ -27,17 +29,21 @@ def s3cache(
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile with Inductor; ``mode`` and ``options`` are those of ``torch.compile``."""
-    global _tried
-    import torch._inductor
-    from torch._inductor.compile_fx import compile_fx
+    import torch
 
-    if active() is None and not _tried:
+    _enable_once()
+    # What ``backend="inductor"`` stands for; it checks mode and options.
+    inductor: Any = torch._TorchCompileInductorWrapper
+    return cast("Callable[..., Any]", inductor(mode, options, None)(gm, example_inputs))
+
+
+def _enable_once() -> None:
+    global _tried
+    with _mutex:
+        if _tried or active() is not None:
+            return
         _tried = True
         try:
             enable()
         except ConfigError as exc:
             logger.warning("s3cache: not enabled, so this compiles without a cache: %s", exc)
-    patches = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
-    return cast(
-        "Callable[..., Any]", compile_fx(gm, example_inputs, config_patches=patches or None)
-    )

@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]
         A function that takes this back, if it has not happened yet.
     """
     if name in sys.modules:
+        import_module(name)  # waits, should another thread be importing it just now
         callback()
         return lambda: None
     finder = _Finder(name, callback)
@@ -65,5 +67,8 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._real
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._real
         self._real.exec_module(module)
         self._callback()

@@ -1,114 +1,171 @@
-"""The seam at Inductor's C++ code cache: kernels that come with an entry are loaded, not compiled.
+"""The seam at Inductor's C++ code caches: kernels that come with an entry are loaded, not compiled.
 
 Inductor names a shared library after its source and the compiler's command line, which holds the
 paths of this installation. Here a kernel is named after what it *is*: source, extra flags, device,
 kind of binding. What else would change the machine code (ISA, ABI, Python version, torch) is in the
 key of the entry that carries it.
+
+Which kernels a graph needs is seen, not guessed: those that its generated Python module asks for
+while it is loaded.
 """
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import hashlib
 import inspect
+import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from s3cache.artifact import open_image
+from s3cache.artifact import check_image, open_image
+from s3cache.errors import CorruptError
 from s3cache.hooks._patching import Patches
 from s3cache.store import Buffer
 
-__all__ = ["Kernels", "MissingKernelError"]
+__all__ = ["Kernels", "UnsharableKernelError", "UnusableKernelError"]
+
+# What generated code may load through async_compile and an entry can carry: C++ as images, Triton
+# as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
+_PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}
 
 
-class MissingKernelError(Exception):
-    """A graph's native kernel was not seen being loaded, so an entry would be incomplete."""
+class UnsharableKernelError(Exception):
+    """A graph loads native code that an entry cannot carry."""
+
+
+class UnusableKernelError(Exception):
+    """A kernel of an entry does not load here, or is not in it."""
 
 
 class Kernels:
     """Native kernels of this process: those that arrived, and those that were compiled here."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._offered: dict[str, Buffer] = {}
-        self._loaded: dict[str, Any] = {}  # libraries that arrived with an entry
-        # Every kernel met so far: its source, and its image or the path of it.
-        self._seen: dict[str, tuple[str, Buffer | str]] = {}
+        self._thread = _Thread()
+        self._arrived: dict[str, Any] = {}  # libraries loaded from an entry
+        self._images: dict[str, Buffer | str] = {}  # of every kernel loaded; or the path of it
+        self._modules: dict[str, set[str]] = {}  # kernels that a generated module asked for
 
     def install(self, patches: Patches) -> None:
-        """Route ``CppCodeCache.load_async`` through here."""
-        from torch._inductor.codecache import CppCodeCache
+        """Route the loading of kernels, and of the modules that ask for them, through here."""
+        from torch._inductor.codecache import CppCodeCache, PyCodeCache
 
-        original = CppCodeCache.__dict__["load_async"].__func__
+        patches.set(CppCodeCache, "load_async", self._kernel_loader(CppCodeCache))
+        patches.set(PyCodeCache, "load_by_key_path", self._module_loader(PyCodeCache))
+
+    @contextlib.contextmanager
+    def only(self, images: Mapping[str, Buffer]) -> Iterator[None]:
+        """While the block runs, this thread loads kernels from ``images`` and compiles none."""
+        before, self._thread.offered = self._thread.offered, images
+        try:
+            yield
+        finally:
+            self._thread.offered = before
+
+    def needed_by(self, modules: Iterable[tuple[str, str]]) -> dict[str, Buffer]:
+        """Images of the kernels that generated modules load, by id.
+
+        Args:
+            modules: each one's name in torch's cache of modules, and its source.
+
+        Raises:
+            UnsharableKernelError: there is one that an entry cannot carry.
+            OSError: a library that was loaded is gone from the disk.
+        """
+        found: dict[str, Buffer] = {}
+        for module, source in modules:
+            kinds = set(re.findall(r"\basync_compile\.(\w+)\(", source)) - _PORTABLE
+            if kinds:
+                raise UnsharableKernelError(f"it has kernels of kind {', '.join(sorted(kinds))}")
+            if module not in self._modules:
+                raise UnsharableKernelError("its kernels were loaded before s3cache was enabled")
+            for name in self._modules[module]:
+                if name not in self._images:
+                    raise UnsharableKernelError("one of its kernels was never loaded")
+                found[name] = self._image(name)
+        return found
+
+    def _image(self, name: str) -> Buffer:
+        image = self._images[name]
+        if isinstance(image, str):
+            with open(image, "rb") as file:
+                image = file.read()
+        try:
+            check_image(image)
+        except CorruptError as exc:
+            raise UnsharableKernelError(str(exc)) from exc
+        return image
+
+    def _kernel_loader(self, cache: Any) -> Any:
+        original = cache.__dict__["load_async"].__func__
         signature = inspect.signature(original)
 
         def load_async(cls: Any, *args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(cls, *args, **kwargs)
             bound.apply_defaults()
-            name, source = _kernel_id(cls, bound.arguments), bound.arguments["main_code"]
-            library = self._load_offered(cls, name, source)
-            if library is not None:
+            name = _kernel_id(cls, bound.arguments)
+            for needed in self._thread.loading:
+                needed.add(name)
+            if self._thread.offered is not None:
+                library = self._load(cls, name, self._thread.offered)
                 return lambda: library
-            return self._remembering(name, source, original(cls, *args, **kwargs))
+            return self._remembering(name, original(cls, *args, **kwargs))
 
-        patches.set(CppCodeCache, "load_async", classmethod(load_async))
+        return classmethod(load_async)
 
-    def offer(self, images: Mapping[str, Buffer]) -> None:
-        """Have these at hand for the code that is about to be loaded."""
-        with self._mutex:
-            self._offered.update(images)
+    def _module_loader(self, cache: Any) -> Any:
+        original = cache.__dict__["load_by_key_path"].__func__
 
-    def withdraw(self, names: Iterable[str]) -> None:
-        """Let go of images that were offered; what was loaded stays loaded."""
-        with self._mutex:
-            for name in names:
-                self._offered.pop(name, None)
+        def load_by_key_path(cls: Any, key: str, path: str, *args: Any, **kwargs: Any) -> Any:
+            if key not in self._modules:
+                # Loaded before we were here: once more, to see what it asks for.
+                cls.modules_no_attr.pop(path, None)
+            needed: set[str] = set()
+            self._thread.loading.append(needed)
+            try:
+                module = original(cls, key, path, *args, **kwargs)
+            finally:
+                self._thread.loading.pop()
+            self._modules.setdefault(key, needed)
+            return module
 
-    def needed_by(self, sources: Iterable[str]) -> dict[str, Buffer]:
-        """Images of the kernels that generated Python modules load, by id.
+        return classmethod(load_by_key_path)
 
-        Raises:
-            MissingKernelError: one of them was never loaded in this process.
-            OSError: a library that was loaded is gone from the disk.
-        """
-        found: dict[str, Buffer] = {}
-        for source in sources:
-            for kernel in _kernel_sources(source):
-                names = [name for name, (code, _) in self._seen.items() if code.startswith(kernel)]
-                if not names:
-                    raise MissingKernelError(kernel[:200])
-                found.update((name, self._image(name)) for name in names if name not in found)
-        return found
-
-    def _image(self, name: str) -> Buffer:
-        image = self._seen[name][1]
-        if isinstance(image, str):
-            with open(image, "rb") as file:
-                return file.read()
-        return image
-
-    def _load_offered(self, cls: Any, name: str, source: str) -> Any:
-        with self._mutex:
-            library = self._loaded.get(name)
-            image = self._offered.get(name)
-        if library is None and image is not None:
+    def _load(self, cls: Any, name: str, offered: Mapping[str, Buffer]) -> Any:
+        library = self._arrived.get(name)
+        if library is not None:
+            return library
+        if name not in offered:
+            raise UnusableKernelError(f"kernel {name} is not in the entry")
+        image = offered[name]
+        try:
+            check_image(image)
             with open_image(image, name) as path:
                 library = cls._load_library(path, name)
-            with self._mutex:
-                library = self._loaded.setdefault(name, library)
-                self._seen[name] = source, image
-        return library
+        except Exception as exc:
+            raise UnusableKernelError(f"kernel {name} does not load: {exc}") from exc
+        self._images[name] = image
+        return self._arrived.setdefault(name, library)
 
-    def _remembering(self, name: str, source: str, load: Callable[[], Any]) -> Callable[[], Any]:
+    def _remembering(self, name: str, load: Callable[[], Any]) -> Callable[[], Any]:
         def loaded() -> Any:
             library = load()
             path = getattr(library, "__file__", None) or getattr(library, "_name", None)
             if path:
-                self._seen[name] = source, path
+                self._images[name] = path
             return library
 
         return loaded
+
+
+class _Thread(threading.local):
+    """What this thread is about."""
+
+    def __init__(self) -> None:
+        self.offered: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt
+        self.loading: list[set[str]] = []  # kernels of each module being loaded, the outer first
 
 
 def _kernel_id(cls: type, arguments: Mapping[str, Any]) -> str:
@@ -123,20 +180,3 @@ def _kernel_id(cls: type, arguments: Mapping[str, Any]) -> str:
     for part in parts:
         digest.update(f"{len(part)}:".encode() + part.encode())
     return digest.hexdigest()[:40]
-
-
-def _kernel_sources(module_source: str) -> list[str]:
-    """C++ sources in the ``async_compile.cpp*(...)`` calls of a generated module."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(module_source)):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("cpp", "cpp_pybinding")
-        ):
-            found += [
-                each.value
-                for each in node.args
-                if isinstance(each, ast.Constant) and isinstance(each.value, str)
-            ]
-    return found

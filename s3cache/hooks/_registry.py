@@ -36,11 +36,17 @@ class Registry:
 
     def holds(self, function: Any) -> bool:
         """Whether the user vouched for ``function``."""
-        return _name_of(function) in self._versions
+        return self.version_of(function) is not None
 
-    def versions(self) -> str:
-        """All names and versions, sorted: a part of every key."""
-        return " ".join(f"{name}={version}" for name, version in sorted(self._versions.items()))
+    def version_of(self, function: Any) -> str | None:
+        """The version that the user gave, if any. An operator stands for its overloads."""
+        if not self._versions:
+            return None
+        version = self._versions.get(_name_of(function))
+        packet = getattr(function, "overloadpacket", None)
+        if version is None and packet is not None:
+            return self._versions.get(_name_of(packet))
+        return version
 
     @contextlib.contextmanager
     def vouched(self) -> Iterator[None]:
@@ -56,4 +62,5 @@ class Registry:
 
 
 def _name_of(function: Any) -> str:
+    function = getattr(function, "_opoverload", function)  # of torch.library.custom_op
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '<none>')}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from s3cache.cache import Cache
-from s3cache.hooks._aot import AotSeam
+from s3cache.hooks._aot import install_aot
+from s3cache.hooks._check import Report, checked
 from s3cache.hooks._importing import when_imported
 from s3cache.hooks._install import remember_installation
 from s3cache.hooks._kernels import Kernels
@@ -17,15 +19,15 @@ from s3cache.hooks._patching import Patches
 from s3cache.hooks._registry import Registry
 from s3cache.hooks._versions import supported
 
-__all__ = ["active", "disable", "enable", "enabled", "register_cacheable"]
+__all__ = ["active", "check", "disable", "enable", "enabled", "register_cacheable"]
 
 logger = logging.getLogger("s3cache")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-# Importing it, or anything that compiles, brings all the modules that the seams are in.
-_AOT_MODULE = "torch._functorch._aot_autograd.autograd_cache"
+# Whatever compiles imports it, and it imports all the modules that the seams are in.
+_COMPILER = "torch._inductor.compile_fx"
 
 
 class Session:
@@ -37,15 +39,14 @@ class Session:
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self._patches = Patches()
-        self._withdraw = when_imported(_AOT_MODULE, self._install)
+        self._withdraw = when_imported(_COMPILER, self._install)
 
     def _install(self) -> None:
         kernels = Kernels()
-        aot = AotSeam(self.cache, kernels, _registry)
         try:
             remember_installation(self.cache.settings.local_dir)
             kernels.install(self._patches)
-            aot.install(self._patches)
+            install_aot(self._patches, self.cache, kernels, _registry)
         except Exception:
             self._patches.undo()
             if self.cache.settings.strict:
@@ -120,8 +121,29 @@ def register_cacheable(function: _F, *, version: str) -> _F:
     return function
 
 
+def check(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+    """Find out what of ``function(*args, **kwargs)`` can be cached, and what cannot and why.
+
+    It is called once, traced as ``torch.compile`` would and run without being compiled; what it
+    does to its arguments happens. ``function`` may be a module, and may be compiled already: then
+    with its own options. Compiled code of this process is dropped, so do this before training.
+
+    Raises:
+        Exception: what ``function`` raises.
+    """
+    return checked(function, _registry, args, kwargs)
+
+
 def _close() -> None:
     global _session
     session, _session = _session, None
     if session is not None:
         session.close()
+
+
+def _after_fork_in_child() -> None:
+    global _mutex
+    _mutex = threading.Lock()  # whoever held it is not in the child
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 __all__ = ["NEWEST", "OLDEST", "supported"]
 
@@ -14,17 +14,31 @@ NEWEST = (2, 13)
 logger = logging.getLogger("s3cache")
 
 
+_warned = False
+
+
 def supported() -> bool:
     """Whether the installed torch is one of them; if not, one warning says so."""
-    installed = version("torch")
+    global _warned
+    installed = _installed()
     found = re.match(r"(\d+)\.(\d+)", installed)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
     if OLDEST <= release <= NEWEST:
         return True
-    logger.warning(
-        "s3cache: torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
-        installed,
-        *OLDEST,
-        *NEWEST,
-    )
+    if not _warned:
+        logger.warning(
+            "s3cache: torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
+            installed,
+            *OLDEST,
+            *NEWEST,
+        )
+        _warned = True
     return False
+
+
+def _installed() -> str:
+    """torch's version, without importing it."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "(none)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.render import fill, render
+from benchmarks.render import COMMANDS, fill, render
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
 from s3cache.stats import Reason
@@ -110,16 +111,29 @@ RESULTS = {
 }
 
 
-def test_the_readme_has_one_block_for_what_was_measured() -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_readme_has_one_block_for_what_was_measured(name: str) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    filled = fill(page, render(RESULTS))
+    text = render(RESULTS, COMMANDS[name])
+    filled = fill(page, name, text)
     assert "| what | p50 |\n| --- | --- |\n| hit | 1 ms |\n\nWarm.\n" in filled
     assert "ratio: 1.23; at most 2 asked: met." in filled
-    assert "machine x86_64, cores 2" in filled
-    assert fill(filled, render(RESULTS)) == filled
+    assert f"Measured with `{COMMANDS[name]}` on: machine x86_64, cores 2" in filled
+    assert fill(filled, name, text) == filled
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_the_readme_shows_is_what_was_measured(name: str) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    results = ROOT / "docs" / "benchmarks" / f"{name}.json"
+    if results.exists():
+        text = render(json.loads(results.read_text(encoding="utf-8")), COMMANDS[name])
+        assert fill(page, name, text) == page
+    else:
+        assert f"Not measured yet: `{COMMANDS[name]}`" in page
 
 
 @pytest.mark.parametrize("page", ["", "<!-- bench:storage -->\n<!-- /bench:storage -->\n" * 2])
 def test_a_page_without_exactly_one_block_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="blocks, not 1"):
-        fill(page, "text\n")
+        fill(page, "storage", "text\n")

@@ -1,0 +1,92 @@
+"""A fresh process that trains a GPT for a few steps, and says how long the first one took.
+
+Run as a program with a request as JSON (see :class:`Request`); it prints its answer as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+LAYERS = 6
+WIDTH = 128
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to do.
+
+    Attributes:
+        began_s: when the process was asked for, on the monotonic clock.
+        layers: of the model.
+        steps: how many to time after the first.
+        compiled: with ``torch.compile``, or eagerly.
+        s3cache: turn it on, as the environment says.
+        load_artifacts, save_artifacts: files for torch's Mega-Cache, or "".
+    """
+
+    began_s: float
+    layers: int = LAYERS
+    steps: int = 0
+    compiled: bool = True
+    s3cache: bool = False
+    load_artifacts: str = ""
+    save_artifacts: str = ""
+
+
+def main(request: Request) -> dict[str, Any]:
+    if request.s3cache:
+        import s3cache
+
+        cache = s3cache.enable()
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # which this does not need
+    import torch
+
+    from examples._gpt import GPT, batches, encoded_book
+
+    torch.manual_seed(_SEED)
+    book, vocabulary = encoded_book()
+    model = GPT(vocabulary, request.layers, WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = batches(book, _SEED)
+    if request.load_artifacts:
+        with open(request.load_artifacts, "rb") as file:
+            torch.compiler.load_cache_artifacts(file.read())
+    forward = torch.compile(model) if request.compiled else model
+
+    def step_s() -> float:
+        text, following = next(data)
+        started_s = time.perf_counter()
+        forward(text, following).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - started_s
+
+    first_s = step_s()
+    total_s = time.monotonic() - request.began_s
+    later_s = [step_s() for _ in range(request.steps)]
+    answer = {"first_s": first_s, "total_s": total_s, "hit": None, "tiers": {}}
+    if later_s:
+        answer["later_s"] = statistics.median(later_s)
+    if request.compiled:
+        counters = torch._dynamo.utils.counters["aot_autograd"]
+        answer["hit"] = counters["autograd_cache_hit"] == 1 and not counters["autograd_cache_miss"]
+    if request.s3cache:
+        cache.flush()
+        answer["tiers"] = {tier: count for tier, count in cache.stats().hits.items() if count}
+    if request.save_artifacts:
+        data_and_info = torch.compiler.save_cache_artifacts()
+        assert data_and_info is not None
+        with open(request.save_artifacts, "wb") as file:
+            file.write(data_and_info[0])
+    return answer
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Request(**json.loads(sys.argv[1])))), flush=True)

@@ -1,0 +1,248 @@
+"""How fast does training start: compiled before by this machine, by another one, or by nobody?
+
+    make bench [ARGS="--rounds 9"]
+
+One training step of a GPT, each time in a fresh process. What is compared takes turns in a
+shuffled order, so that ratios hold on a busy machine where times do not. On an "empty disk" home,
+caches and temporary directory are empty, so that torch's precompiled headers are gone too.
+
+Prints a table, writes every sample as JSON and a plot as SVG, and ends with status 1 where a bar
+is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from _first_step import LAYERS, WIDTH, Request
+from _harness import Bar, Gateway, Result, median_ratio, shuffled_rounds
+from _plot import horizontal_bars
+
+ROOT = Path(__file__).resolve().parent.parent
+
+EAGER = "eager, nothing compiled"
+COLD = "nothing cached"
+MISS = "s3cache, nothing cached"
+REDIS = "torch's Redis remote caches, empty disk"
+MEGA = "torch's Mega-Cache, empty disk"
+TORCH = "torch's own cache, warm disk"
+LOCAL = "s3cache, local tier"
+S3 = "s3cache from S3, empty disk"
+
+BARS = (
+    ("first step", "first_s", S3, REDIS, 0.08),
+    ("first step", "first_s", S3, TORCH, 0.6),
+    ("process start to the end of the first step", "total_s", S3, TORCH, 1.0),
+    ("first step", "first_s", MISS, COLD, 1.03),
+    # "No more": two runs of the very same code differ by as much as is allowed here.
+    ("later steps", "later_s", S3, TORCH, 1.02),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to start.
+
+    Attributes:
+        request: for the fresh process.
+        environment: its variables, on top of the basic ones.
+        disk: names the disk it finds; "" for an empty one.
+        hit: whether torch must report a hit, or nothing.
+        tier: the tier of s3cache that must have it.
+    """
+
+    request: Request
+    environment: Mapping[str, str]
+    disk: str = ""
+    hit: bool | None = True
+    tier: str = ""
+
+
+#: Seconds by what was timed, then by case, in the order of the rounds.
+Samples: TypeAlias = dict[str, dict[str, list[float]]]
+
+
+class Bench:
+    """Cases, and the disks and servers they start from."""
+
+    def __init__(self, root: Path, gateway: Gateway, redis_url: str, request: Request) -> None:
+        self._root = root
+        self._gateway = gateway
+        self._request = request
+        self._disks = 0
+        artifacts = str(root / "mega-cache")
+        redis = {
+            "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
+            "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
+            "TORCHINDUCTOR_REDIS_URL": redis_url,
+        }
+        ours = replace(request, s3cache=True)
+        shared = self._s3cache("shared")
+        #: What has to happen before anything is measured, in this order.
+        self.preparations = {
+            TORCH: Case(request, {}, disk="torch", hit=False),
+            REDIS: Case(request, redis, hit=False),
+            MEGA: Case(replace(request, save_artifacts=artifacts), {}, hit=False),
+            S3: Case(ours, shared, hit=False),
+            LOCAL: Case(ours, shared, disk="s3cache", tier="remote"),
+        }
+        self.cases: dict[str, Callable[[], Case]] = {
+            EAGER: lambda: Case(replace(request, compiled=False), {}, hit=None),
+            COLD: lambda: Case(request, {}, hit=False),
+            MISS: lambda: Case(ours, self._s3cache(f"miss-{self._disks}"), hit=False),
+            REDIS: lambda: Case(request, redis),
+            MEGA: lambda: Case(replace(request, load_artifacts=artifacts), {}),
+            TORCH: lambda: Case(request, {}, disk="torch"),
+            LOCAL: lambda: Case(ours, shared, disk="s3cache", tier="local"),
+            S3: lambda: Case(ours, shared, tier="remote"),
+        }
+
+    def _s3cache(self, prefix: str) -> dict[str, str]:
+        options = {**self._gateway.options(), "url": self._gateway.url(prefix), "strict": "true"}
+        return {f"S3CACHE_{name.upper()}": value for name, value in options.items()}
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """The answer of a fresh process, after checking that it started as the case says."""
+        self._disks += 1
+        disk = self._root / (case.disk or f"empty-{self._disks}")
+        environment = {
+            **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
+            "PYTHONPATH": str(ROOT),
+            **case.environment,
+        }
+        for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+            (disk / name.lower()).mkdir(parents=True, exist_ok=True, mode=0o700)
+            environment[name] = str(disk / name.lower())
+        request = asdict(replace(case.request, began_s=time.monotonic()))
+        child = subprocess.run(
+            [sys.executable, str(ROOT / "benchmarks" / "_first_step.py"), json.dumps(request)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
+        answer: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+        if answer["hit"] != case.hit or answer["tiers"] != ({case.tier: 1} if case.tier else {}):
+            raise SystemExit(f"not what was to be measured: {case} started as {answer}")
+        return answer
+
+
+def measure(bench: Bench, names: Sequence[str], rounds: int, seed: int) -> Samples:
+    """Prepare what the cases start from, and run them all, ``rounds`` times."""
+    for name, case in bench.preparations.items():
+        if name in names or (name == S3 and LOCAL in names):
+            print(f"preparing: {name}", flush=True)
+            bench.run(case)
+    found: Samples = {
+        timed: {name: [] for name in names} for timed in ("first_s", "total_s", "later_s")
+    }
+    for number, order in enumerate(shuffled_rounds(names, rounds, seed), 1):
+        for name in order:
+            answer = bench.run(bench.cases[name]())
+            print(
+                f"round {number}: {name}: first step {answer['first_s']:.3f} s, "
+                f"from process start {answer['total_s']:.3f} s",
+                flush=True,
+            )
+            for timed, samples in found.items():
+                samples[name].append(answer[timed])
+    return found
+
+
+def result_of(found: Samples, layers: int, rounds: int) -> Result:
+    """The table, the bars and the samples."""
+    first, total, later = found["first_s"], found["total_s"], found["later_s"]
+    result = Result(
+        f"First training step of a GPT ({layers} layers, d={WIDTH})",
+        ["started from", "first step", "process start to its end", "later steps"],
+        notes=[
+            f"Medians of {rounds} fresh processes each, which took turns.",
+            "Loading a Mega-Cache comes before the first step, and is not in its time.",
+        ],
+        samples={
+            f"{name}, {timed}": samples
+            for timed, by_case in found.items()
+            for name, samples in by_case.items()
+        },
+    )
+    for name in first:
+        seconds = [statistics.median(samples[name]) for samples in (first, total)]
+        step_ms = 1e3 * statistics.median(later[name])
+        result.rows.append([name, *(f"{each:.2f} s" for each in seconds), f"{step_ms:.1f} ms"])
+    for what, timed, above, below, limit in BARS:
+        if above in first and below in first:
+            ratio = median_ratio(found[timed][above], found[timed][below])
+            result.bars.append(Bar(f"{what}, {above} ÷ {below}", ratio, "at most", limit))
+    return result
+
+
+def main() -> int:
+    options = _options()
+    gateway = Gateway.from_environment()
+    redis_url = os.environ.get("S3CACHE_TEST_REDIS_URL")
+    if gateway is None or redis_url is None:
+        raise SystemExit("there is no gateway or no Redis: use make bench")
+    gateway.create_bucket()
+    request = Request(began_s=0.0, layers=options.layers, steps=options.steps)
+    with tempfile.TemporaryDirectory(prefix="s3cache-bench-") as root:
+        bench = Bench(Path(root), gateway, redis_url, request)
+        names = [name for name in bench.cases if not options.only or name in options.only]
+        found = measure(bench, names, options.rounds, options.seed)
+    result = result_of(found, options.layers, options.rounds)
+    print(f"\n{result.markdown()}", *result.bars, sep="\n")
+    if options.json:
+        _write(options.json, result, found["first_s"])
+    return int(not all(bar.met for bar in result.bars))
+
+
+def _write(path: str, result: Result, first_s: Mapping[str, list[float]]) -> None:
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    plot = os.path.splitext(path)[0] + ".svg"
+    with open(path, "w", encoding="utf-8") as file:
+        document = {
+            "environment": _environment(),
+            "results": [result.as_json()],
+            "plot": os.path.basename(plot),
+        }
+        json.dump(document, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+    seconds = {name: statistics.median(samples) for name, samples in first_s.items()}
+    with open(plot, "w", encoding="utf-8") as file:
+        file.write(horizontal_bars(f"{result.title}, seconds", seconds, emphasised={LOCAL, S3}))
+
+
+def _environment() -> dict[str, str | int | None]:
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in ("torch", "aioboto3")},
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=50, help="timed after the first, for each")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="some of the cases, as printed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", default="docs/benchmarks/warm_start.json", help="'' for none")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

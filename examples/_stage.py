@@ -1,0 +1,254 @@
+"""What the demos share: machines with empty disks, a bucket, and cleaning up behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from s3cache.errors import S3CacheError
+from s3cache.store import open_store
+from s3cache.store._s3_options import S3Options
+
+__all__ = ["DemoError", "Job", "Machine", "bucket", "present"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_JOB_TIMEOUT_S = 600.0
+
+
+class DemoError(Exception):
+    """The demo itself could not go on."""
+
+
+def present(tour: Callable[[Console, Path, ExitStack], bool]) -> int:
+    """Run a demo in a directory of its own; the exit status. Whatever happens is cleaned up."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    console = Console()
+    began_s = time.monotonic()
+    try:
+        with ExitStack() as stack:
+            root = stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-demo-"))
+            good = tour(console, Path(root), stack)
+    except KeyboardInterrupt:
+        console.print("interrupted; everything is cleaned up")
+        return 130
+    except DemoError as error:
+        console.print(f"The demo failed: {error}", markup=False, soft_wrap=True)
+        return 1
+    console.print(
+        f"{time.monotonic() - began_s:.0f} s, everything is cleaned up.",
+        style="dim",
+        highlight=False,
+    )
+    return 0 if good else 1
+
+
+def _stop(number: int, frame: object) -> None:
+    # As Ctrl-C does: through every `with` and `finally` on the way out.
+    raise SystemExit(128 + number)
+
+
+class Job:
+    """A running process that tells one JSON object a line."""
+
+    def __init__(self, popen: subprocess.Popen[str]) -> None:
+        self._popen = popen
+        self.killed = False
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """All it tells, to the end, after a kill too: that was told before."""
+        assert self._popen.stdout is not None
+        return map(json.loads, self._popen.stdout)
+
+    def kill(self) -> None:
+        """SIGKILL, as when its machine goes away."""
+        self.killed = True
+        self._popen.kill()
+
+
+class Machine:
+    """A computer with empty disks, as far as a process can tell.
+
+    Args:
+        root: where it keeps its files, below ``name``.
+        python: the interpreter it has.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        root: Path,
+        name: str,
+        environment: Mapping[str, str],
+        python: str | Path = sys.executable,
+    ) -> None:
+        self._console = console
+        self._stderr = root / f"{name}.log"
+        self._environment = dict(environment)
+        self._python = python
+        for variable in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
+            path = root / name / variable.lower()
+            path.mkdir(parents=True, mode=0o700)
+            self._environment[variable] = str(path)
+
+    @contextmanager
+    def job(self, module: str, *arguments: str) -> Iterator[Job]:
+        """Run a module until it ends or is killed; its warnings are shown.
+
+        Raises:
+            DemoError: it failed, or took too long.
+        """
+        with (
+            self._stderr.open("ab") as stderr,
+            _process(
+                module, *arguments, env=self._environment, stderr=stderr, python=self._python
+            ) as popen,
+        ):
+            overdue = threading.Timer(_JOB_TIMEOUT_S, popen.kill)
+            overdue.daemon = True
+            overdue.start()
+            job = Job(popen)
+            yield job
+            status = popen.wait()
+            overdue.cancel()
+        self._show_warnings()
+        if status != 0 and not (job.killed and status == -signal.SIGKILL):
+            raise DemoError(f"a machine ended with status {status}")
+
+    def _show_warnings(self) -> None:
+        text = self._stderr.read_text(errors="replace")
+        if text:
+            self._console.print(
+                text, style="yellow", markup=False, highlight=False, soft_wrap=True, end=""
+            )
+        self._stderr.write_text("")
+
+
+@contextmanager
+def _process(
+    module: str,
+    *arguments: str,
+    env: Mapping[str, str],
+    stderr: Any,
+    python: str | Path = sys.executable,
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that ends with the block, out of reach of the terminal's Ctrl-C."""
+    with subprocess.Popen(
+        [str(python), "-m", module, *arguments],
+        cwd=_ROOT,
+        env=dict(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+@contextmanager
+def bucket(console: Console, root: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """The machines' environment and the URL of an empty place in a bucket.
+
+    The bucket is that of ``S3CACHE_URL``, of which nothing is kept; without one, on a server of
+    the demo's own.
+    """
+    environment = _basic_environment()
+    url = os.environ.get("S3CACHE_URL", "")
+    if url:
+        environment.update(_users_s3_environment())
+        where, place = url.partition("?")[0], _users_bucket(url)
+    else:
+        environment.update(AWS_ACCESS_KEY_ID="demo", AWS_SECRET_ACCESS_KEY="demo")
+        where = "moto, an S3 server in memory, on this machine's loopback"
+        place = _embedded_server(root, environment)
+    with place as found:
+        console.print(f"Bucket: {where}\n", highlight=False, soft_wrap=True)
+        yield environment, found
+
+
+@contextmanager
+def _embedded_server(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    log = root / "server.log"
+    env = {**environment, "TMPDIR": str(root)}
+    with log.open("wb") as stderr, _process("examples._server", env=env, stderr=stderr) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        if not url:
+            raise DemoError(f"the S3 server did not start:\n{log.read_text()}")
+        yield url
+
+
+def _basic_environment() -> dict[str, str]:
+    """What any process needs, and nothing that leads to the user's own caches and buckets."""
+    wanted = ("PATH", "LANG", "LD_LIBRARY_PATH")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in wanted or name.startswith("LC_")
+    }
+
+
+def _users_s3_environment() -> dict[str, str]:
+    """How the user's machine reaches S3."""
+    s3_options = {f"S3CACHE_{each.name.upper()}" for each in fields(S3Options)}
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name in s3_options or name.startswith("AWS_") or name.lower().endswith("_proxy")
+    }
+    # The machines' homes are empty, and a profile lives in the user's.
+    home = Path.home() / ".aws"
+    found.setdefault("AWS_CONFIG_FILE", str(home / "config"))
+    found.setdefault("AWS_SHARED_CREDENTIALS_FILE", str(home / "credentials"))
+    return found
+
+
+@contextmanager
+def _users_bucket(url: str) -> Iterator[str]:
+    """A new prefix below ``url``, if that can be used; afterwards nothing is left there."""
+    if url.startswith("memory:"):
+        raise DemoError("a memory:// store is of one process: unset S3CACHE_URL or use s3://")
+    parts = urlsplit(url)
+    parts = parts._replace(path=f"{parts.path.rstrip('/')}/demo-{uuid.uuid4().hex}")
+    if parts.scheme == "s3" and "conditional_create=" not in parts.query:
+        # Else the store writes a marker to find out what the server can do, which would stay.
+        parts = parts._replace(query=f"{parts.query}&conditional_create=check".lstrip("&"))
+    below = parts.geturl()
+    try:
+        asyncio.run(_for_each_object(below, delete=False))
+        try:
+            yield below
+        finally:
+            asyncio.run(_for_each_object(below, delete=True))
+    except S3CacheError as error:
+        raise DemoError(f"S3CACHE_URL cannot be used: {error}") from error
+
+
+async def _for_each_object(url: str, *, delete: bool) -> None:
+    store = open_store(url)
+    try:
+        for name in [info.key async for info in store.list()]:
+            if delete:
+                await store.delete(name)
+    finally:
+        await store.aclose()

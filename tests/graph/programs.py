@@ -1,0 +1,131 @@
+"""Programs whose keys must be the same wherever they run."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import s3cache
+
+OFFSETS = {"one": 1.0, "two": 2.0}
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * grad * x
+
+
+@torch.library.custom_op("s3cache_programs::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+twice.register_autograd(lambda ctx, grad: grad * OFFSETS["two"])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(x)
+
+
+def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
+    return op is torch.ops.aten.mm.default
+
+
+def saved(x: Tensor, weight: Tensor) -> Tensor:
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    contexts.cache_hash = "mm"  # type: ignore[attr-defined]
+    return checkpoint(
+        lambda a: torch.sin(a @ weight) @ weight, x, use_reentrant=False, context_fn=contexts
+    )
+
+
+@torch.compiler.nested_compile_region
+def region(x: Tensor) -> Tensor:
+    return x.sin() + 1
+
+
+def regions(x: Tensor) -> Tensor:
+    return region(region(x))
+
+
+def offset(x: Tensor) -> Tensor:
+    return sum((x + value for value in OFFSETS.values()), x).view(-1)[:2]
+
+
+def programs() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+    def leaf(*shape: int) -> Tensor:
+        return torch.ones(*shape, requires_grad=True)
+
+    return {
+        "block": lambda: (Block(), (torch.ones(2, 4, 8),), {}),
+        "inference": lambda: (Block().eval().requires_grad_(False), (torch.ones(2, 4, 8),), {}),
+        "function": lambda: (lambda x: Squared.apply(x).sum(), (leaf(3),), {}),
+        "operator": lambda: (lambda x: twice(x).sin(), (leaf(3),), {}),
+        "selective": lambda: (saved, (leaf(4, 4), leaf(4, 4)), {}),
+        "regions": lambda: (regions, (torch.ones(3),), {}),
+        "dynamic": lambda: (offset, (leaf(5, 2),), {"dynamic": True}),
+        "parametrized": lambda: (
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+            (torch.ones(2, 4),),
+            {},
+        ),
+    }
+
+
+def components() -> dict[str, dict[str, list[str]]]:
+    """Digest and value of each component of each program's key."""
+    found = {}
+    for name, make in programs().items():
+        torch.manual_seed(0)
+        function, args, options = make()
+        with functorch.patch(autograd_cache_allow_custom_autograd_functions=True):
+            report = s3cache.check(torch.compile(function, **options), *args)
+        (graph,) = report.graphs
+        assert graph.cacheable, f"{name}: {report}"
+        found[name] = {part: [one.digest, one.value] for part, one in graph.components.items()}
+    return found
+
+
+def elsewhere() -> dict[str, Any]:
+    """The keys, and proof that this process is somewhere else."""
+    return {
+        "components": components(),
+        "torch": torch.__file__,
+        "here": __file__,
+        "seed": os.environ.get("PYTHONHASHSEED"),
+        "user": os.environ.get("USER"),
+        "home": os.path.expanduser("~"),
+        "host": socket.gethostname(),
+        "argv": sys.argv[0],
+        "hash": hash("s3cache"),
+    }

@@ -1,0 +1,324 @@
+"""Which graphs may be cached, and every reason why one may not."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomKnapsackSolver
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental._backward_state import BackwardState
+
+from s3cache.graph._safety import Unsafe, unsafe_parts, unsafe_result
+
+
+def users_own(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+class UsersModule(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def graph_of(*calls: tuple[str, Any], modules: dict[str, nn.Module] | None = None) -> GraphModule:
+    """A graph that makes one call after the other, each with what the one before returned."""
+    graph = Graph()
+    value = graph.placeholder("x")
+    value.meta["example_value"] = torch.ones(2)
+    for op, target in calls:
+        value = graph.create_node(op, target, (value,))
+        value.meta["example_value"] = torch.ones(2)
+    graph.output(value)
+    root = nn.Module()
+    for name, module in (modules or {}).items():
+        root.add_module(name, module)
+    return GraphModule(root, graph)
+
+
+def reasons(
+    *calls: tuple[str, Any], registered: Callable[[Any], bool] = lambda _: False, **more: Any
+) -> list[Unsafe]:
+    return unsafe_parts(graph_of(*calls, **more), registered)
+
+
+def codes(found: list[Unsafe]) -> list[str]:
+    return [each.code for each in found]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("call_function", torch.sin),
+        ("call_function", torch.nn.functional.relu),
+        ("call_function", operator.neg),
+        ("call_function", torch.ops.aten.sin.default),
+        ("call_function", torch.ops.aten.sin),
+        ("call_method", "sin"),
+    ],
+)
+def test_what_torch_knows_is_safe(call: tuple[str, Any]) -> None:
+    assert reasons(call) == []
+
+
+def test_a_module_of_torch_and_a_graph_are_safe() -> None:
+    inner = graph_of(("call_function", torch.sin))
+    found = reasons(
+        ("call_module", "relu"),
+        ("call_module", "body"),
+        modules={"relu": nn.ReLU(), "body": inner},
+    )
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "target"),
+    [
+        (("call_function", users_own), "function", f"{__name__}.users_own"),
+        (("call_function", zlib.crc32), "function", "zlib.crc32"),
+        (
+            ("call_function", torch.ops.higher_order.wrap_activation_checkpoint),
+            "higher-order-op",
+            "wrap_activation_checkpoint",
+        ),
+    ],
+)
+def test_what_nobody_knows_is_not(call: tuple[str, Any], code: str, target: str) -> None:
+    (reason,) = reasons(call)
+    assert (reason.code, reason.target, reason.module) == (code, target, "")
+    assert reason.node
+    assert reason.message
+    assert reason.fix
+
+
+def test_a_function_of_an_extension_is_as_unknown_as_one_in_python() -> None:
+    """pytorch #194658: torch's own check takes any builtin function for one of its own."""
+    from torch._functorch._aot_autograd.autograd_cache import check_node_safe
+
+    check_node_safe(Graph().call_function(zlib.crc32))
+    assert codes(reasons(("call_function", zlib.crc32))) == ["function"]
+
+
+def test_a_module_that_dynamo_did_not_look_into_is_not_safe() -> None:
+    (reason,) = reasons(("call_module", "mine"), modules={"mine": UsersModule()})
+    assert (reason.code, reason.target) == ("module", f"{__name__}.UsersModule")
+
+
+def test_a_method_of_something_that_is_no_tensor_is_not_safe() -> None:
+    gm = graph_of(("call_method", "sin"))
+    next(iter(gm.graph.nodes)).meta.clear()
+    assert codes(unsafe_parts(gm, lambda _: False)) == ["method"]
+
+
+def test_a_method_without_a_name_is_not_safe() -> None:
+    gm = graph_of(("call_method", "sin"))
+    list(gm.graph.nodes)[1].target = zlib.crc32
+    (reason,) = unsafe_parts(gm, lambda _: False)
+    assert (reason.code, reason.target) == ("method", str(zlib.crc32))
+
+
+def test_a_kind_of_node_that_nobody_has_seen_is_not_safe() -> None:
+    gm = graph_of(("call_method", "sin"))
+    list(gm.graph.nodes)[1].op = "call_planet"
+    assert codes(unsafe_parts(gm, lambda _: False)) == ["node-kind"]
+
+
+def test_the_graphs_inside_of_a_graph_are_checked_too() -> None:
+    """torch checks the outermost graph and hooks for saved tensors, and no other."""
+    inner = graph_of(("call_function", users_own))
+    (reason,) = reasons(("call_module", "body"), modules={"body": inner})
+    assert (reason.code, reason.module) == ("function", "body")
+    assert str(reason).startswith("body.")
+
+
+@pytest.mark.parametrize("side", ["pack", "unpack"])
+def test_hooks_for_saved_tensors_are_checked(side: str) -> None:
+    gm = graph_of(("call_function", torch.sin))
+    for name in ("pack", "unpack"):
+        target = users_own if name == side else torch.cos
+        setattr(gm, f"saved_tensors_hooks_{name}_0", graph_of(("call_function", target)))
+    (reason,) = unsafe_parts(gm, lambda _: False)
+    assert (reason.code, reason.module) == ("function", f"saved_tensors_hooks_{side}_0")
+
+
+def test_a_wrapped_function_is_safe_if_its_user_gave_a_hash() -> None:
+    gm = graph_of(("call_function", users_own))
+    node = list(gm.graph.nodes)[1]
+    node.meta["is_wrapped"] = True
+    assert codes(unsafe_parts(gm, lambda _: False)) == ["function"]
+    node.meta["user_cache_hash"] = "1"
+    assert unsafe_parts(gm, lambda _: False) == []
+
+
+def test_a_checkpoint_context_needs_a_hash() -> None:
+    def context_fn() -> None: ...
+
+    inner = graph_of(("call_function", torch.sin))
+    inner.meta["_checkpoint_context_fn"] = context_fn
+    gm = graph_of(("call_module", "body"), modules={"body": inner})
+    (reason,) = unsafe_parts(gm, lambda _: False)
+    assert (reason.code, reason.module) == ("checkpoint-context", "body")
+    context_fn.cache_hash = "1"  # type: ignore[attr-defined]
+    assert unsafe_parts(gm, lambda _: False) == []
+
+
+def test_what_the_user_vouches_for_is_safe() -> None:
+    calls = [("call_function", users_own), ("call_module", "mine")]
+    found = reasons(
+        *calls,
+        modules={"mine": UsersModule()},
+        registered=lambda each: each in (users_own, UsersModule),
+    )
+    assert found == []
+
+
+def test_hooks_that_travel_to_the_backward_pass_are_not_safe() -> None:
+    gm = graph_of(("call_function", torch.sin))
+    assert codes(unsafe_parts(gm, lambda _: False, [torch.ones(1), BackwardState()])) == [
+        "backward-state"
+    ]
+
+
+def solver(*_: object) -> None: ...
+
+
+class Unwilling(CustomKnapsackSolver):
+    def __call__(self, *_: object) -> Any: ...
+
+    def uuid(self) -> None:
+        return None
+
+
+class Known(CustomGraphPass):
+    def __call__(self, graph: Graph) -> None: ...
+
+    def uuid(self) -> str:
+        return "known"
+
+
+INDUCTOR = torch._inductor.config
+FUNCTORCH = torch._functorch.config
+
+
+@pytest.mark.parametrize(
+    ("config", "setting", "value", "code"),
+    [
+        (torch.compiler.config, "force_disable_caches", True, "caches-off"),
+        (FUNCTORCH, "enable_autograd_cache", False, "caches-off"),
+        (INDUCTOR, "fx_graph_cache", False, "fx-graph-cache-off"),
+        (INDUCTOR, "freezing", True, "freezing"),
+        (INDUCTOR, "aot_inductor.use_runtime_constant_folding", True, "constant-folding"),
+        (INDUCTOR, "post_grad_custom_pre_pass", users_own, "custom-pass"),
+        (INDUCTOR, "post_grad_custom_post_pass", [Known(), users_own], "custom-pass"),
+        (INDUCTOR, "joint_custom_pre_pass", users_own, "custom-pass"),
+        (INDUCTOR, "joint_custom_post_pass", users_own, "custom-pass"),
+        (INDUCTOR, "_pre_fusion_custom_pass", users_own, "custom-pass"),
+        (INDUCTOR, "_post_fusion_custom_pass", users_own, "custom-pass"),
+        (INDUCTOR, "_fuse_ddp_communication_passes", [users_own], "custom-pass"),
+        (INDUCTOR, "custom_partitioner_fn", users_own, "custom-pass"),
+        (FUNCTORCH, "joint_custom_pass", users_own, "custom-pass"),
+        (FUNCTORCH, "activation_memory_budget_solver", solver, "custom-callable"),
+        (FUNCTORCH, "activation_memory_budget_solver", Unwilling(), "custom-callable"),
+        (FUNCTORCH, "activation_memory_budget_runtime_estimator", solver, "custom-callable"),
+    ],
+)
+def test_settings_under_which_nothing_is_cached(
+    config: Any, setting: str, value: Any, code: str
+) -> None:
+    with config.patch({setting: value}):
+        assert codes(reasons(("call_function", torch.sin))) == [code]
+    assert reasons(("call_function", torch.sin)) == []
+
+
+def test_a_pass_that_says_which_it_is_does_not_matter() -> None:
+    with INDUCTOR.patch(joint_custom_pre_pass=Known()), FUNCTORCH.patch(joint_custom_pass=Known()):
+        assert reasons(("call_function", torch.sin)) == []
+
+
+def test_a_pass_before_autograd_matters_only_if_it_runs_late() -> None:
+    with INDUCTOR.patch(pre_grad_custom_pass=users_own, pre_grad_pass_timing="early"):
+        assert reasons(("call_function", torch.sin)) == []
+    with INDUCTOR.patch(pre_grad_custom_pass=users_own, pre_grad_pass_timing="late"):
+        assert codes(reasons(("call_function", torch.sin))) == ["custom-pass"]
+
+
+def test_a_first_call_on_fake_tensors_is_not_cached() -> None:
+    from torch._guards import TracingContext, tracing
+
+    context = TracingContext(None)
+    context.fakify_first_call = True
+    with tracing(context):
+        assert codes(reasons(("call_function", torch.sin))) == ["fakify-first-call"]
+
+
+def test_bisecting_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    monkeypatch.setattr(CompilerBisector, "bisection_enabled", True)
+    assert codes(reasons(("call_function", torch.sin))) == ["bisecting"]
+
+
+def test_all_reasons_are_told() -> None:
+    inner = graph_of(("call_function", users_own), ("call_function", zlib.crc32))
+    with INDUCTOR.patch(freezing=True, joint_custom_pre_pass=users_own):
+        found = reasons(
+            ("call_function", users_own),
+            ("call_module", "body"),
+            ("call_module", "mine"),
+            ("call_function", users_own),
+            modules={"body": inner, "mine": UsersModule()},
+        )
+    assert codes(found) == [
+        "freezing",
+        "custom-pass",
+        "function",
+        "module",
+        "function",
+        "function",
+        "function",
+    ]
+    assert len({(each.module, each.node) for each in found}) == 6  # two have no node
+
+
+def test_what_torch_refuses_we_refuse() -> None:
+    """torch's own check must not be stricter than ours in anything that it can be asked."""
+    from torch._functorch._aot_autograd.autograd_cache import check_cacheable
+
+    unknown = graph_of(("call_method", "sin"))
+    list(unknown.graph.nodes)[1].target = zlib.crc32
+    for gm in (unknown, graph_of(("call_function", users_own))):
+        with pytest.raises(BypassAOTAutogradCache):
+            check_cacheable(gm)
+        assert unsafe_parts(gm, lambda _: False)
+
+
+def test_a_view_that_is_replayed_from_a_live_tensor_is_not_kept() -> None:
+    class Output:
+        functional_tensor: object = None
+
+    class Entry:
+        class runtime_metadata:  # noqa: N801 - torch's attribute
+            output_info = (Output(), Output())
+
+    assert unsafe_result(Entry()) == []
+    Entry.runtime_metadata.output_info[1].functional_tensor = torch.ones(1)
+    assert codes(unsafe_result(Entry())) == ["view-replay"]
+    assert unsafe_result(object()) == []
+
+
+def test_a_reason_is_plain_data() -> None:
+    (reason,) = reasons(("call_function", users_own))
+    assert reason.as_dict() == {
+        "code": "function",
+        "message": reason.message,
+        "fix": reason.fix,
+        "node": "users_own",
+        "target": f"{__name__}.users_own",
+        "module": "",
+    }

@@ -1,0 +1,117 @@
+"""Keys are the same in every process, and on every machine that is alike."""
+
+from __future__ import annotations
+
+import shutil
+import site
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import s3cache
+from tests.graph import programs
+from tests.machines import ROOT, Machine
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def another_prefix(root: Path) -> Path:
+    """Everything that a process imports, under other names: torch by links, our tests as copies."""
+    (packages,) = [each for each in site.getsitepackages() if (Path(each) / "torch").is_dir()]
+    root.mkdir(parents=True)
+    for each in Path(packages).iterdir():
+        (root / each.name).symlink_to(each)
+    (root / "s3cache").symlink_to(ROOT / "s3cache")
+    for name in ("__init__.py", "machines.py", "graph/__init__.py", "graph/programs.py"):
+        (root / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "tests" / name, root / "tests" / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two machines that have nothing in common but their kind found."""
+    root = tmp_path_factory.mktemp("machines")
+    prefix = another_prefix(root / "opt" / "venv" / "lib")
+    machines = [
+        Machine(root / "first", PYTHONHASHSEED="1"),
+        Machine(
+            root / "second" / "of two",
+            PYTHONHASHSEED="2",
+            PYTHONPATH=str(prefix),
+            USER="somebody-else",
+            HOSTNAME="elsewhere",
+            VIRTUAL_ENV=str(root / "opt" / "venv"),
+        ),
+    ]
+    return [each.run("tests.graph.programs:elsewhere").result for each in machines]
+
+
+def test_keys_do_not_depend_on_process_path_user_or_hash_seed(found: list[dict[str, Any]]) -> None:
+    first, second = found
+    for name in ("torch", "here", "seed", "user", "home", "argv", "hash"):
+        assert first[name] != second[name], f"both machines have the same {name}"
+    assert first["components"] == second["components"]
+
+
+def test_programs_have_keys_of_their_own(found: list[dict[str, Any]]) -> None:
+    keys = [str({n: v[0] for n, v in each.items()}) for each in found[0]["components"].values()]
+    assert len(set(keys)) == len(programs.programs())
+
+
+def test_no_component_shows_where_it_was_made(found: list[dict[str, Any]]) -> None:
+    for place in (found[1]["home"], str(Path(found[1]["torch"]).parents[1]), "somebody-else"):
+        assert place not in str(found[1]["components"])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch instantiates what it says not to
+def test_a_second_look_in_one_process_finds_the_same(found: list[dict[str, Any]]) -> None:
+    """Neither what was looked at before nor objects that happen to be shared matter."""
+    again = programs.components()
+    assert again == programs.components()
+    changing = {"torch.num_threads", "cpp_runtime_thread_count"}  # this process is no machine
+    for name, parts in found[0]["components"].items():
+        for part, value in parts.items():
+            if part not in changing and not part.endswith("_config"):
+                assert again[name][part] == value, f"{name}: {part}"
+
+
+def key_of_changed(change: Callable[[torch.fx.GraphModule], None]) -> str | None:
+    from torch._inductor.compile_fx import compile_fx
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        change(gm)
+        return compile_fx(gm, inputs)
+
+    program = torch.compile(lambda x, y: x.sin() + y, backend=backend)
+    (graph,) = s3cache.check(program, torch.ones(3), torch.ones(3)).graphs
+    return graph.key
+
+
+def rename_placeholders(gm: torch.fx.GraphModule) -> None:
+    for index, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        node.target = f"another_{index}"
+        node._rename(node.target)
+    gm.recompile()
+
+
+def fill_ignored_fields(gm: torch.fx.GraphModule) -> None:
+    gm.meta["noted"] = object()
+    gm.compile_subgraph_reason = "because"  # type: ignore[assignment]
+    gm._param_name_to_source = {"x": "somewhere"}  # type: ignore[assignment]
+    gm._backend_id = "random"  # type: ignore[assignment]
+
+
+def change_the_code(gm: torch.fx.GraphModule) -> None:
+    list(gm.graph.nodes)[2].target = "cos"
+    gm.recompile()
+
+
+def test_names_of_placeholders_and_ignored_fields_do_not_matter() -> None:
+    key = key_of_changed(lambda gm: None)
+    assert key_of_changed(rename_placeholders) == key
+    assert key_of_changed(fill_ignored_fields) == key
+    assert key_of_changed(change_the_code) not in (key, None)

@@ -1,0 +1,105 @@
+"""A job: mistakes in each seam, while programs compile."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from tests.hooks.switches import Counted, compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class InjectedError(Exception):
+    """What a fault raises, so that nothing else is taken for it."""
+
+
+def _raise(*_: Any, **__: Any) -> Any:
+    raise InjectedError("injected")
+
+
+@contextlib.contextmanager
+def _broken(owner: Any, name: str) -> Iterator[None]:
+    old = vars(owner)[name]
+    setattr(owner, name, _raise)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+def _seams() -> dict[str, tuple[Any, str]]:
+    """What to break in each seam."""
+    from s3cache.artifact import Artifact
+    from s3cache.cache import Cache
+    from s3cache.hooks import _keying, _saves
+
+    return {
+        "key": (_keying, "unsafe_parts"),
+        "lookup": (Cache, "candidates"),
+        "candidate": (Artifact, "entry_of"),
+        "rebuild": (Artifact, "kernels_of"),
+        "save": (Artifact, "encode"),
+        "describe": (_saves, "describe"),
+    }
+
+
+def _faults(url: str, strict: bool) -> dict[str, Any]:
+    """For each seam: what a program sees of it, and the counts."""
+    import torch
+
+    import s3cache
+
+    cache = s3cache.enable(url, strict=strict)
+    counted = Counted(cache)
+    found: dict[str, Any] = {}
+    for number, (name, (owner, attribute)) in enumerate(_seams().items()):
+        size = 4 + number
+        if name not in ("key", "save", "describe"):
+            assert compiled(size, grad=True)  # so that there is a hit to break
+        counted.step("")
+        with _broken(owner, attribute):
+            try:
+                found[name] = compiled(size, grad=True)
+            except (InjectedError, torch._dynamo.exc.BackendCompilerFailed) as exc:
+                found[name] = f"{type(exc).__name__} {'injected' in str(exc)}"
+        counted.step(name)
+        found[name + " after"] = compiled(size, grad=True)
+        counted.step(name + " after")
+    s3cache.disable()
+    return {"found": found, "steps": counted.steps}
+
+
+def _bypass(url: str, strict: bool) -> dict[str, Any]:
+    """A graph that cannot be cached, and one that can."""
+    import torch
+
+    import s3cache
+
+    @torch._dynamo.allow_in_graph
+    def opaque(x: Any) -> Any:
+        return x @ x
+
+    def function(x: Any, y: Any) -> Any:
+        return opaque(x @ y)
+
+    cache = s3cache.enable(url, strict=strict)
+    counted = Counted(cache)
+    found: dict[str, Any] = {}
+    for name in ("function", "again"):
+        try:
+            found[name] = compiled(20, function)
+        except torch._dynamo.exc.BackendCompilerFailed as exc:
+            found[name] = str(exc)
+        counted.step(name)
+    found["product"] = compiled(20)
+    counted.step("product")
+    stats = cache.stats()
+    s3cache.disable()
+    return {"found": found, "steps": counted.steps, "reasons": dict(stats.bypass_reasons)}
+
+
+def all_faults(url: str, strict: bool) -> dict[str, Any]:
+    """Both, in one process."""
+    return {"faults": _faults(url, strict), "bypass": _bypass(url, strict)}

@@ -1,0 +1,77 @@
+"""What the machines of these tests do. torch is imported in there, not by the tests."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_STARTED: list[str] = []
+_STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "os.fork")
+
+
+def watch_processes() -> list[str]:
+    """Every process started from now on, in any way that Python has."""
+
+    def saw(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _STARTS:
+            _STARTED.append(f"{event} {arguments[:2]!r}"[:200])
+
+    sys.addaudithook(saw)
+    return _STARTED
+
+
+def account(cache: Any) -> dict[str, Any]:
+    """What the cache and torch have counted."""
+    from torch._dynamo.utils import counters
+
+    stats = cache.stats()
+    return {
+        "hits": dict(stats.hits),
+        "misses": {str(reason): count for reason, count in stats.misses.items()},
+        "saved": stats.saved,
+        "bypassed": stats.bypassed,
+        "bypass_reasons": dict(stats.bypass_reasons),
+        "time_saved_s": stats.time_saved_s,
+        "torch": dict(counters["aot_autograd"]),
+        "inductor": {
+            name: count for name, count in counters["inductor"].items() if "cache" in name
+        },
+    }
+
+
+def model() -> Any:
+    """A small network with kernels of its own in both directions."""
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+
+
+def train(url: str) -> dict[str, Any]:
+    """One training step, and one graph through the C++ wrapper; how near to eager they come."""
+    started = watch_processes()
+    import torch
+
+    import s3cache
+
+    def step(function: Any, network: Any) -> list[Any]:
+        x = torch.linspace(-1, 1, 40).reshape(5, 8).requires_grad_()
+        out = function(x)
+        out.square().sum().backward()
+        return [out, x.grad, *(each.grad for each in network.parameters())]
+
+    def wrapped(x: Any) -> Any:
+        return (x.sin() * 2).softmax(-1) + 1
+
+    with s3cache.enabled(url) as cache:
+        eager, network = model(), model()
+        expected = step(eager, eager)
+        got = step(torch.compile(network), network)
+        with torch._inductor.config.patch(cpp_wrapper=True):
+            x = torch.linspace(-1, 1, 40).reshape(5, 8)
+            got.append(torch.compile(wrapped)(x))
+            expected.append(wrapped(x))
+        cache.flush()
+        found = account(cache)
+    error = max(float((a - b).abs().max()) for a, b in zip(expected, got, strict=True))
+    return {**found, "error": error, "started": started, "torch_at": torch.__file__}

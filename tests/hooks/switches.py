@@ -1,0 +1,186 @@
+"""A job: torch's own switches, one after the other in one process, with s3cache turned on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.hooks.jobs import account
+
+
+def product(x: Any, y: Any) -> Any:
+    """A graph that Inductor compiles without a C++ compiler."""
+    return x @ y
+
+
+def compiled(size: int, function: Any = product, grad: bool = False) -> bool:
+    """Compile ``function`` anew for matrices of ``size``; whether it does as eager does."""
+    import torch
+
+    torch._dynamo.reset()
+    x = torch.arange(float(size * size)).reshape(size, size).requires_grad_(grad)
+    y = x.detach().t().contiguous()
+    out = torch.compile(function)(x, y)
+    same = torch.equal(out, function(x, y))
+    if grad:
+        out.sum().backward()
+        same &= torch.equal(x.grad, torch.ones_like(out) @ y.t())
+    return same
+
+
+class Counted:
+    """What each step has added to the counts."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        self.steps: dict[str, dict[str, int]] = {}
+        self._before = self._now()
+
+    def _now(self) -> dict[str, int]:
+        found = account(self.cache)
+        return {
+            "hit": sum(found["hits"].values()),
+            "miss": sum(found["misses"].values()),
+            "saved": found["saved"],
+            "bypass": found["bypassed"],
+            **{"torch " + name.removeprefix("autograd_cache_"): n for name, n in
+               found["torch"].items() if "cache" in name},
+            **{name.removeprefix("fxgraph_cache_") + " fx": n for name, n in
+               found["inductor"].items() if name.startswith("fxgraph_cache")},
+        }  # fmt: skip
+
+    def step(self, name: str) -> None:
+        now = self._now()
+        added = {each: n - self._before.get(each, 0) for each, n in now.items()}
+        self.steps[name] = {each: n for each, n in added.items() if n}
+        self._before = now
+
+
+def switches(url: str) -> dict[str, Any]:
+    """Counts that each switch adds, by its name."""
+    import torch
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+    from torch._inductor.utils import fresh_cache
+
+    import s3cache
+
+    cache = s3cache.enable(url)
+    counted = Counted(cache)
+
+    def step(name: str, size: int = 8, **options: Any) -> None:
+        assert compiled(size, **options), name
+        counted.step(name)
+
+    step("cold")
+    step("warm")
+    with torch.compiler.config.patch(force_disable_caches=True):
+        step("force_disable_caches")
+    with functorch.patch(enable_autograd_cache=False):
+        step("enable_autograd_cache=False")
+        step("enable_autograd_cache=False again")
+    with inductor.patch(fx_graph_cache=False):
+        step("fx_graph_cache=False")
+    with fresh_cache():
+        step("fresh_cache")
+        step("fresh_cache again")
+    step("after fresh_cache")
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        step("tag")
+        step("tag again")
+    step("no tag")
+    with functorch.patch(strict_autograd_cache=True):
+        step("strict_autograd_cache")
+        with inductor.patch(fx_graph_cache=False):
+            try:
+                compiled(8)
+                raised = ""
+            except torch._dynamo.exc.BackendCompilerFailed as exc:
+                raised = str(exc)
+    counted.step("strict_autograd_cache bypass")
+    s3cache.disable()
+    return {"steps": counted.steps, "raised": raised, "moved": _moved(url)}
+
+
+def _moved(url: str) -> dict[str, Any]:
+    """The program moves Inductor's cache, or enables us inside a fresh one: s3cache stays on."""
+    import os
+    import tempfile
+
+    from torch._inductor.utils import fresh_cache
+
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+        assert compiled(8)
+        found = {"moved": account(cache)["hits"]}
+    with fresh_cache():
+        inside = s3cache.enable(url)
+        assert compiled(8)
+        found["inside"] = account(inside)["hits"]
+    assert compiled(8)
+    found["after"] = account(inside)["hits"]
+    s3cache.disable()
+    return found
+
+
+def hot_save(url: str, path: str) -> dict[str, Any]:
+    """Two graphs, of which the first was shared by somebody else, as torch's artifacts."""
+    import torch
+
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        assert compiled(8)
+        assert compiled(9)
+        saved = torch.compiler.save_cache_artifacts()
+        assert saved is not None
+        with open(path, "wb") as file:
+            file.write(saved[0])
+        return {**account(cache), "artifacts": len(saved[1].aot_autograd_artifacts)}
+
+
+def hot_load(url: str, path: str) -> dict[str, Any]:
+    """Load them; nobody has shared anything."""
+    import torch
+
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        with open(path, "rb") as file:
+            loaded = torch.compiler.load_cache_artifacts(file.read())
+        assert compiled(8)
+        assert compiled(9)
+        return {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}
+
+
+def tagged(url: str) -> dict[str, Any]:
+    """One graph, with whatever ``TORCH_COMPILE_CACHE_KEY_TAG`` is in the environment."""
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        assert compiled(8)
+        return account(cache)
+
+
+def guarded(url: str, sizes: list[int]) -> list[dict[str, int]]:
+    """One dynamic graph under guards that differ, for each size; counts of each compile."""
+    import torch
+
+    import s3cache
+
+    def function(x: Any, y: Any) -> Any:
+        # Two branches with one graph: only the guard tells them apart.
+        return x @ y if x.shape[0] % 2 else x @ y  # noqa: RUF034
+
+    with s3cache.enabled(url) as cache:
+        counted = Counted(cache)
+        for number, size in enumerate(sizes):
+            torch._dynamo.reset()
+            x, y = torch.ones(size, 4), torch.ones(4, 10)
+            torch._dynamo.mark_dynamic(x, 0)
+            out = torch.compile(function)(x, y)
+            assert torch.equal(out, x @ y)
+            counted.step(str(number))
+        cache.flush()
+    return list(counted.steps.values())

@@ -1,0 +1,57 @@
+"""A mistake of s3cache costs a warning, never the user's program; strict mode raises it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.hooks.conftest import Site
+
+pytestmark = pytest.mark.timeout(300)
+
+SEAMS = ("key", "lookup", "candidate", "rebuild", "save", "describe")
+# A graph that torch has compiled and kept by itself is hit there when s3cache works again.
+MISS = {"torch miss": 1, "torch saved": 1}
+
+
+def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
+    """Whatever seam it is in, results are eager's, and the next compile is as usual."""
+    ran = site.machine("one").run("faults:all_faults", site.url, False)
+    found, steps = ran["faults"]["found"], ran["faults"]["steps"]
+    for name in SEAMS:
+        assert found[name] is True, name
+        assert found[name + " after"] is True, name
+    assert ran["stderr"].count("InjectedError: injected") >= 1
+
+    assert steps["key"]["bypass"] == steps["key"]["torch bypass"] == 1
+    assert steps["key after"]["saved"] == 1
+    assert steps["lookup"] == {**MISS, "saved": 1}
+    # An entry that could not be used is replaced by the fresh one.
+    assert steps["candidate"] == steps["rebuild"] == {**MISS, "miss": 1, "saved": 1}
+    assert steps["candidate after"] == steps["rebuild after"] == {"hit": 1, "torch hit": 1}
+    for name in ("save", "describe"):
+        assert steps[name] == {**MISS, "miss": 1}
+        # torch has kept what s3cache could not save.
+        assert steps[name + " after"] == {"miss": 1, "torch hit": 1}
+
+    # A graph that cannot be cached, with its reasons, in torch's counters and ours.
+    bypass = ran["bypass"]
+    assert bypass["found"] == {"function": True, "again": True, "product": True}
+    assert bypass["steps"]["function"]["bypass"] == 1
+    assert bypass["steps"]["function"]["torch bypass"] == 1
+    # torch's cache of FX graphs does what it does without us.
+    assert bypass["steps"]["function"]["miss fx"] == bypass["steps"]["again"]["hit fx"] == 1
+    assert bypass["reasons"] == {"function": 2}
+
+
+def test_strict_raises_every_mistake_and_every_bypass(site: Site) -> None:
+    """And nothing else: the compile after each is as usual."""
+    ran = site.machine("one").run("faults:all_faults", site.url, True)
+    for name in SEAMS:
+        assert str(ran["faults"]["found"][name]).endswith(" True"), name
+        assert ran["faults"]["found"][name + " after"] is True, name
+    assert "opaque" in ran["bypass"]["found"]["function"]
+    assert ran["bypass"]["found"]["product"] is True
+    assert ran["bypass"]["reasons"] == {"function": 2}

@@ -1,0 +1,242 @@
+"""No code at all: ``python -m s3cache run``, and ``backend="s3cache"``."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hooks.conftest import Site
+    from tests.hooks.machines import Machine
+
+pytestmark = pytest.mark.timeout(300)
+
+# What a program can see of how it was started, and what it leaves for later.
+_PROGRAM = """\
+import atexit, json, os, pickle, sys
+import helper
+import __main__
+
+file = __file__  # the interpreter takes it away before what runs at exit
+
+class Thing:
+    pass
+
+def report():
+    here = sys.modules["__main__"]
+    found = {
+        "argv": sys.argv, "name": __name__, "path": sys.path[0], "file": file,
+        "doc": __doc__, "spec": getattr(__spec__, "name", None), "main": here is __main__,
+        "pickled": type(pickle.loads(pickle.dumps(Thing()))) is Thing,
+        "globals": sorted(each for each in globals() if not each.startswith("__")),
+        "enabled": __import__("s3cache").active() is not None,
+        "helper": helper.__file__,
+    }
+    with open(os.environ["OUT"], "a") as out:
+        out.write(json.dumps(found) + "\\n")
+
+if __name__ == "__main__":
+    report()
+    atexit.register(report)
+"""
+
+
+@pytest.fixture
+def machine(site: Site) -> Machine:
+    return site.machine("one", S3CACHE_URL=site.url, OUT=str(site.root / "out"))
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def _seen(machine: Machine) -> list[dict[str, Any]]:
+    out = machine.root.parent / "out"
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    out.unlink()
+    return found
+
+
+def test_a_script_runs_as_if_python_had_started_it(machine: Machine, tmp_path: Path) -> None:
+    """Arguments, paths, ``__main__`` while it runs and at exit; only s3cache is on."""
+    script = _write(tmp_path / "programs" / "train.py", _PROGRAM)
+    _write(script.parent / "helper.py", "")
+    for start in ([str(script)], ["../programs/train.py"]):
+        plain = machine.start(*start, "--lr", "1", "-m")
+        assert plain.returncode == 0, plain.stderr
+        expected = _seen(machine)
+        ours = machine.start("-m", "s3cache", "run", *start, "--lr", "1", "-m")
+        assert ours.returncode == 0, ours.stderr
+        assert ours.stderr == ""
+        found = _seen(machine)
+        assert [each.pop("enabled") for each in expected] == [False, False]
+        assert found[0]["enabled"]
+        for each in found:
+            del each["enabled"]
+        assert found == expected
+
+
+def test_a_module_runs_as_if_python_had_started_it(machine: Machine) -> None:
+    """``-m package.module``, from the working directory."""
+    _write(machine.root / "package" / "train.py", _PROGRAM.replace("import helper", "helper = sys"))
+    text = (machine.root / "package" / "train.py").read_text().replace("helper.__file__", "''")
+    (machine.root / "package" / "train.py").write_text(text)
+    plain = machine.start("-m", "package.train", "--lr", "1")
+    assert plain.returncode == 0, plain.stderr
+    expected = _seen(machine)
+    ours = machine.start("-m", "s3cache", "run", "-m", "package.train", "--lr", "1")
+    assert ours.returncode == 0, ours.stderr
+    found = _seen(machine)
+    for each in (*found, *expected):
+        del each["enabled"]
+    assert found == expected
+    assert found[0]["spec"] == "package.train"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit()", 0, ""),
+        ("raise SystemExit('that is why')", 1, "that is why"),
+        ("raise ValueError('a mistake')", 1, "ValueError: a mistake"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt"),
+        ("this is no python", 1, "SyntaxError"),
+    ],
+)
+def test_how_a_program_ends_is_how_this_ends(
+    machine: Machine, tmp_path: Path, text: str, status: int, said: str
+) -> None:
+    """Exit codes, exceptions and signals."""
+    script = _write(tmp_path / "ends.py", text)
+    plain = machine.start(str(script))
+    ours = machine.start("-m", "s3cache", "run", str(script))
+    assert (ours.returncode, plain.returncode) == (status, status)
+    assert said in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "said"),
+    [
+        ([], {}, "the command is missing"),
+        (["walk"], {}, "the command is missing"),
+        (["run"], {}, "no script to run"),
+        (["run", "-m"], {}, "no module to run"),
+        (["run", "--url", "x"], {}, "option --url is not known"),
+        (["run", "nowhere.py"], {}, "nowhere.py: no such file"),
+        (["run", "-m", "no.such.module"], {}, "No module named"),
+        (["run", "{script}"], {"S3CACHE_URL": "ftp://x"}, "ftp"),
+        (["run", "{script}"], {"S3CACHE_STRICT": "perhaps"}, "S3CACHE_STRICT"),
+    ],
+)
+def test_bad_usage_gives_one_clear_error(
+    machine: Machine, tmp_path: Path, arguments: list[str], settings: dict[str, str], said: str
+) -> None:
+    """And no traceback; the program does not run."""
+    script = _write(tmp_path / "script.py", "print('it ran')")
+    done = machine.start(
+        "-m", "s3cache", *(each.format(script=script) for each in arguments), **settings
+    )
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "it ran" not in done.stdout
+
+
+_TRAINING = """\
+import os
+import sys
+import torch
+import torch.distributed as dist
+
+x = torch.arange(9.0).reshape(3, 3)
+out = torch.compile(lambda x: x @ x)(x)
+assert torch.equal(out, x @ x)
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    dist.all_reduce(out)
+    assert torch.equal(out, 2 * (x @ x))
+    dist.destroy_process_group()
+from torch._dynamo.utils import counters
+print(sorted(counters["aot_autograd"].items()), sys.argv[1:])
+"""
+
+
+def test_uploads_end_with_the_program_and_torchrun_hits(
+    machine: Machine, site: Site, tmp_path: Path
+) -> None:
+    """What one program compiled is in the remote when it ends; two ranks elsewhere hit it."""
+    script = _write(tmp_path / "train.py", _TRAINING)
+    run = ["-m", "s3cache", "run", str(script), "--epochs", "1"]
+    done = machine.start(*run)
+    assert done.returncode == 0, done.stderr
+    assert "('autograd_cache_saved', 1)" in done.stdout
+    assert len(site.entries()) == 1
+
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--local-addr", "127.0.0.1"]
+    done = site.machine("two", S3CACHE_URL=site.url).start(*torchrun, *run)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("('autograd_cache_hit', 1)") == 2
+    assert done.stdout.count("['--epochs', '1']") == 2
+
+
+_BACKEND = """\
+import torch
+
+def function(x):
+    return x @ x
+
+x = torch.arange(9.0).reshape(3, 3)
+for arguments in ({}, {"mode": "max-autotune-no-cudagraphs"},
+                  {"options": {"epilogue_fusion": False}}, {"mode": "default"}):
+    torch._dynamo.reset()
+    out = torch.compile(function, backend="s3cache", **arguments)(x)
+    assert torch.equal(out, x @ x)
+try:
+    torch._dynamo.reset()
+    torch.compile(function, backend="s3cache", options={"no_such_option": 1})(x)
+except Exception as exc:
+    print("no_such_option" in str(exc))
+from torch._dynamo.utils import counters
+import s3cache
+print(sorted(counters["aot_autograd"].items()), s3cache.active().stats().saved)
+"""
+
+
+def test_as_a_backend_configured_by_environment(
+    machine: Machine, site: Site, tmp_path: Path
+) -> None:
+    """Nothing imports s3cache; ``mode`` and ``options`` are honoured and part of the key."""
+    script = _write(tmp_path / "train.py", _BACKEND)
+    done = machine.start(str(script))
+    assert done.returncode == 0, done.stderr
+    assert "True" in done.stdout.splitlines()[0]
+    # Three different graphs; the default mode is the first one's.
+    assert "('autograd_cache_hit', 1), ('autograd_cache_miss', 3)" in done.stdout
+    assert done.stdout.rstrip().endswith(" 3")
+    assert len(site.entries()) == 3
+
+
+def test_a_backend_that_is_badly_configured_compiles(machine: Machine, tmp_path: Path) -> None:
+    """With one warning, and no cache."""
+    script = _write(
+        tmp_path / "train.py",
+        """\
+        import torch
+        x = torch.arange(9.0).reshape(3, 3)
+        for _ in range(2):
+            torch._dynamo.reset()
+            assert torch.equal(torch.compile(lambda x: x @ x, backend="s3cache")(x), x @ x)
+        """,
+    )
+    done = machine.start(str(script), S3CACHE_URL="ftp://nowhere")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("not enabled, so this compiles without a cache") == 1

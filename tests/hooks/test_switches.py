@@ -1,0 +1,74 @@
+"""torch's own switches mean with s3cache what they mean without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hooks.conftest import Site
+
+pytestmark = pytest.mark.timeout(300)
+
+HIT = {"hit": 1, "torch hit": 1}
+COLD = {"miss": 1, "saved": 1, "torch miss": 1, "torch saved": 1}
+
+
+def test_each_switch(site: Site) -> None:
+    """Counts are torch's and s3cache's own, and agree."""
+    found = site.machine("one").run("switches:switches", site.url)
+    steps = found["steps"]
+    assert steps["cold"] == COLD
+    assert steps["warm"] == HIT
+    assert steps["force_disable_caches"] == {}
+    # Inductor's cache of FX graphs goes on without ours.
+    assert steps["enable_autograd_cache=False"] == {"miss fx": 1}
+    assert steps["enable_autograd_cache=False again"] == {"hit fx": 1}
+    assert steps["fx_graph_cache=False"] == {"bypass": 1, "torch bypass": 1}
+    # A cache that is fresh, and torch's own.
+    assert steps["fresh_cache"] == {"torch miss": 1, "torch saved": 1, "miss fx": 1}
+    assert steps["fresh_cache again"] == {"torch hit": 1, "hit fx": 1}
+    assert steps["after fresh_cache"] == HIT
+    assert steps["tag"] == COLD
+    assert steps["tag again"] == HIT
+    assert steps["no tag"] == HIT
+    assert steps["strict_autograd_cache"] == HIT
+    assert steps["strict_autograd_cache bypass"] == {"bypass": 1, "torch bypass": 1}
+    assert "FX graph cache" in found["raised"]
+
+    # Only inside fresh_cache() does s3cache step aside, unless it was enabled there.
+    assert found["moved"]["moved"] == {"local": 1, "remote": 0}
+    assert found["moved"]["inside"] == {"local": 1, "remote": 0}
+    assert found["moved"]["after"] == {"local": 2, "remote": 0}
+
+
+def test_artifacts_hold_what_was_hit_and_what_is_loaded_is_used(site: Site, tmp_path: Path) -> None:
+    """``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts``."""
+    path = str(tmp_path / "artifacts")
+    tag = {"TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
+    site.machine("first").run("switches:tagged", site.url)
+    other = site.machine("second").run("switches:tagged", site.url, **tag)
+    assert other["misses"] == {"absent": 1}  # the tag in the environment is part of the key
+
+    saved = site.machine("third").run("switches:hot_save", site.url, path)
+    assert saved["hits"] == {"local": 0, "remote": 1}
+    assert saved["artifacts"] == saved["saved"] + 1 == 2
+
+    loaded = site.machine("fourth").run("switches:hot_load", "memory://empty", path)
+    assert loaded["artifacts"] == 2
+    assert loaded["misses"] == {"absent": 2}
+    assert loaded["torch"]["autograd_cache_hit"] == 2
+
+
+def test_entries_with_several_guards_live_together(site: Site) -> None:
+    """Here and in the remote: a guard miss tries the next one, and saving adds one."""
+    first = site.machine("first").run("switches:guarded", site.url, [20, 5, 30, 7])
+    guard_miss = {**COLD, "torch guard_miss": 1}
+    assert first == [COLD, guard_miss, HIT, HIT]
+    assert len(site.entries()) == 2
+
+    second = site.machine("second").run("switches:guarded", site.url, [9, 24])
+    assert second == [HIT, HIT]

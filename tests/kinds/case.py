@@ -1,0 +1,77 @@
+"""Cases: small programs, each of which makes torch.compile produce one kind of entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+__all__ = ["CASES", "Case", "Compile", "case", "train"]
+
+Compile: TypeAlias = Callable[..., Any]
+Program: TypeAlias = Callable[[Compile], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and what the cache should make of it.
+
+    Attributes:
+        row: of the table "What the cache must hold" in the design.
+        name: unique.
+        program: is given ``torch.compile``, or for eager a function that changes nothing, and
+            returns everything that can be observed: inputs, outputs, gradients, numbers.
+        graphs: how many graphs of it are saved, and hit by the next machine.
+        bypassed: how many graphs are refused in each process.
+        reasons: which reasons the cache gives for that.
+        shows: whether the plain description of an entry (``meta["runtime"]`` of its frame) has
+            the kind that the case is about; some entry of the case must.
+        differs: observations in which torch.compile itself differs from eager, cache or not.
+    """
+
+    row: str
+    name: str
+    program: Program
+    graphs: int
+    bypassed: int
+    reasons: tuple[str, ...]
+    shows: Callable[[dict[str, Any]], bool] | None
+    differs: tuple[str, ...]
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    row: str,
+    *,
+    graphs: int = 1,
+    bypassed: int = 0,
+    reasons: tuple[str, ...] = (),
+    shows: Callable[[dict[str, Any]], bool] | None = None,
+    differs: tuple[str, ...] = (),
+) -> Callable[[Program], Program]:
+    """Register the decorated program under its own name; see :class:`Case`."""
+
+    def register(program: Program) -> Program:
+        name = program.__name__
+        assert name not in CASES, name
+        CASES[name] = Case(row, name, program, graphs, bypassed, reasons, shows, differs)
+        return program
+
+    return register
+
+
+def train(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call it, go backward from every output that can, and return inputs, outputs, gradients."""
+    from torch import Tensor
+
+    outputs = function(*inputs)
+    flat = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    total: Any = 0
+    for index, each in enumerate(flat):
+        if isinstance(each, Tensor) and each.grad_fn is not None:
+            total = total + (each * (index + 1.5)).sum()
+    total.backward()
+    leaves = [each for each in inputs if isinstance(each, Tensor) and each.is_leaf]
+    return inputs, flat, [each.grad for each in leaves]

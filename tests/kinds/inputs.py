@@ -1,0 +1,269 @@
+"""What a graph may do to its inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kinds.case import Compile, case, train
+
+
+def _any(**wanted: Any) -> Any:
+    """Some input is described with all of these values."""
+
+    def shows(runtime: dict[str, Any]) -> bool:
+        return any(wanted.items() <= each.items() for each in runtime["inputs"])
+
+    return shows
+
+
+def _wrapped(name: str) -> Any:
+    return lambda runtime: name in runtime["wrappers"]
+
+
+def _matrix(requires_grad: bool = False) -> Any:
+    import torch
+
+    return torch.arange(6.0).reshape(2, 3).requires_grad_(requires_grad)
+
+
+@case("inputs", shows=_any(mutation_type="NOT_MUTATED", is_leaf=True))
+def not_mutated(compile_it: Compile) -> Any:
+    x, y = _matrix(), _matrix()
+    return x, y, compile_it(lambda x, y: x * y)(x, y)
+
+
+@case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
+def data_mutated_in_graph(compile_it: Compile) -> Any:
+    def function(x: Any, y: Any) -> Any:
+        x.mul_(2)
+        return x + y
+
+    x, y = _matrix(), _matrix()
+    return x, y, compile_it(function)(x, y)
+
+
+@case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
+def mutated_buffer_of_a_training_step(compile_it: Compile) -> Any:
+    """The input that is mutated needs no gradient; others do."""
+
+    def function(x: Any, seen: Any) -> Any:
+        seen.add_(x.detach())
+        return x * seen
+
+    return train(compile_it(function), _matrix(True), _matrix())
+
+
+@case("inputs", shows=_any(mutation_type="MUTATED_OUT_GRAPH", mutates_data=True, is_leaf=False))
+def data_mutated_out_of_graph(compile_it: Compile) -> Any:
+    """A non-leaf in autograd's sight: the caller's tensor gets a new history."""
+
+    leaf = _matrix(True)
+    x = leaf * 2
+
+    def function(x: Any) -> Any:
+        x.mul_(3)
+        return x + 1
+
+    out = compile_it(function)(x)
+    (out * 2 + x).sum().backward()
+    return leaf, leaf.grad, x, out
+
+
+@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False))
+def metadata_mutated(compile_it: Compile) -> Any:
+    def function(x: Any) -> Any:
+        x.transpose_(0, 1)
+        return x + 1
+
+    x = _matrix()
+    return x, compile_it(function, without_dynamo=True)(x)
+
+
+@case("inputs", shows=_any(mutates_metadata=True, mutates_data=True))
+def data_and_metadata_mutated(compile_it: Compile) -> Any:
+    def function(x: Any) -> Any:
+        x.unsqueeze_(0)
+        x.add_(1)
+        return x * 2
+
+    leaf = _matrix(True)
+    x = leaf * 1
+    out = compile_it(function, without_dynamo=True)(x)
+    out.sum().backward()
+    return leaf, leaf.grad, x, out
+
+
+@case("inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=True))
+def mutated_under_no_grad(compile_it: Compile) -> Any:
+    import torch
+
+    def function(x: Any) -> Any:
+        with torch.no_grad():
+            x.mul_(2)
+        return x * x
+
+    return train(compile_it(function), _matrix(True))
+
+
+@case("inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=False))
+def non_leaf_mutated_under_no_grad(compile_it: Compile) -> Any:
+    import torch
+
+    def function(x: Any) -> Any:
+        with torch.no_grad():
+            x.mul_(2)
+        return x + 3
+
+    leaf = _matrix(True)
+    x = leaf * 2
+    out = compile_it(function)(x)
+    out.sum().backward()
+    return leaf, leaf.grad, x, out
+
+
+@case("inputs", shows=_any(mutates_data=True, requires_grad=True))
+def mutated_hidden_from_autograd(compile_it: Compile) -> Any:
+    """On the CPU torch takes it for a mutation that autograd sees, and has the same effect."""
+
+    def function(x: Any) -> Any:
+        x.data.mul_(2)
+        return x * x
+
+    return train(compile_it(function), _matrix(True))
+
+
+@case("inputs", shows=_any(mutates_data=True, requires_grad=True))
+def mutated_through_an_alias(compile_it: Compile) -> Any:
+    def function(x: Any) -> Any:
+        x.detach().view(-1).mul_(2)
+        return x * x
+
+    return train(compile_it(function), _matrix(True))
+
+
+@case("inputs")
+def storage_resized(compile_it: Compile) -> Any:
+    """As FSDP does it: a parameter is given room, and filled."""
+    import torch
+
+    def function(x: Any, full: Any) -> Any:
+        x.untyped_storage().resize_(24)
+        with torch.no_grad():
+            x.copy_(full)
+        return x * 2
+
+    x, full = _matrix(), _matrix()
+    x.untyped_storage().resize_(0)
+    return x, full, compile_it(function)(x, full)
+
+
+@case("inputs")
+def storage_released(compile_it: Compile) -> Any:
+    def function(x: Any) -> Any:
+        out = x * 2
+        x.untyped_storage().resize_(0)
+        return out
+
+    x = _matrix()
+    return x, compile_it(function)(x)
+
+
+@case("inputs", shows=_any(mutates_storage_metadata=True))
+def storage_exchanged(compile_it: Compile) -> Any:
+    import torch
+
+    def function(x: Any, y: Any) -> Any:
+        with torch.no_grad():
+            torch.ops.aten.set_.source_Tensor(x, y)
+        return x * 2
+
+    x, y = _matrix(), _matrix() + 1
+    return x, y, compile_it(function)(x, y)
+
+
+@case("inputs", shows=_any(is_leaf=False, mutation_type="NOT_MUTATED"))
+def non_leaf(compile_it: Compile) -> Any:
+    leaf = _matrix(True)
+    x = leaf * 2
+    x.retain_grad()
+    out = compile_it(lambda x: x * x)(x)
+    out.sum().backward()
+    return leaf, leaf.grad, x, x.grad, out
+
+
+@case("inputs", shows=_wrapped("AOTSyntheticBaseWrapper"))
+def overlapping_and_mutated(compile_it: Compile) -> Any:
+    """Views of one tensor, one of them written to: both are made from one base."""
+
+    def function(x: Any, y: Any) -> Any:
+        x.mul_(2)
+        return x + y
+
+    leaf = _matrix(True)
+    base = leaf * 1
+    x, y = base.view(-1), base[1:]
+    out = compile_it(lambda x, y: function(x, y.view(-1)[:1]))(x, y)
+    out.sum().backward()
+    return leaf, leaf.grad, base, x, y, out
+
+
+@case("inputs")
+def overlapping_and_mutated_in_graph(compile_it: Compile) -> Any:
+    def function(x: Any, y: Any) -> Any:
+        x.mul_(2)
+        return x + y
+
+    base = _matrix()
+    x, y = base.view(-1)[:4], base.view(-1)[2:]
+    return base, x, y, compile_it(function)(x, y)
+
+
+@case("inputs")
+def one_tensor_twice(compile_it: Compile) -> Any:
+    def function(x: Any, y: Any) -> Any:
+        x.mul_(3)
+        return x * y, y
+
+    x = _matrix()
+    return x, compile_it(function)(x, x)
+
+
+@case(
+    "inputs",
+    shows=lambda runtime: bool(
+        runtime["indices_of_inputs_that_requires_grad_with_mutations_in_bw"]
+    ),
+)
+def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
+    import torch
+
+    class Counting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, seen: Any) -> Any:
+            ctx.seen = seen
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            with torch.no_grad():
+                ctx.seen.add_(grad)
+            return grad * 2, None
+
+    function = compile_it(lambda x, seen: Counting.apply(x, seen))
+    with torch._functorch.config.patch(autograd_cache_allow_custom_autograd_functions=True):
+        return train(function, _matrix(True), _matrix(True) * 0)
+
+
+@case("inputs", graphs=2)
+def numbers_and_absent(compile_it: Compile) -> Any:
+    """Python numbers are constants, then symbols; lists, dicts and ``None`` are taken apart."""
+
+    def function(x: Any, number: int, factor: float, more: dict[str, Any]) -> Any:
+        return x * number + factor + more["a"][0], more["b"]
+
+    function = compile_it(function)
+    results = []
+    for number in (2, 3):
+        x = _matrix()
+        results.append((x, function(x, number, 0.5, {"a": [x], "b": None})))
+    return results

@@ -1,0 +1,174 @@
+"""What a machine does with the cases: run each eagerly and compiled, and say how they compare."""
+
+from __future__ import annotations
+
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from s3cache import frame
+from tests.kinds.case import CASES, Case
+
+__all__ = ["ROWS", "load_cases", "run"]
+
+ROWS = ("safety", "outputs", "inputs", "tensors", "runtime", "paths", "compiled_autograd")
+
+
+def load_cases() -> dict[str, Case]:
+    """All cases, by name; without torch."""
+    for row in ROWS:
+        import_module(f"tests.kinds.{row}")
+    return CASES
+
+
+def run(names: list[str], remote: str) -> dict[str, dict[str, Any]]:
+    """Run cases one after the other, each as if it were alone in the process.
+
+    Returns:
+        For each case ``differs`` (from eager), ``counts`` (what the cache and torch counted),
+        ``shown`` (an entry was saved that has the case's kind), ``entries`` (descriptions of what
+        was saved) and ``error``.
+    """
+    load_cases()
+    lowered = _count_lowerings()
+    seen = set(_files(remote))
+    found = {}
+    for name in names:
+        before = len(lowered)
+        found[name] = _one(CASES[name])
+        found[name]["lowered"] = len(lowered) - before
+        new = [path for path in _files(remote) if path not in seen]
+        seen.update(new)
+        shows = CASES[name].shows
+        entries = [_description(path) for path in new]
+        found[name]["shown"] = shows is None or any(map(shows, entries))
+        found[name]["entries"] = entries
+    return found
+
+
+def _one(case: Case) -> dict[str, Any]:
+    import torch
+    from torch._dynamo.utils import counters
+
+    import s3cache
+
+    cache = s3cache.active()
+    assert cache is not None
+    torch.compiler.reset()
+    counters.clear()
+    before = cache.stats()
+    try:
+        differs, error = _compare(case), ""
+    except Exception:
+        differs, error = [], traceback.format_exc()
+    cache.flush(60)
+    after = cache.stats()
+    counts = {
+        "hits": sum(after.hits.values()) - sum(before.hits.values()),
+        "misses": sum(after.misses.values()) - sum(before.misses.values()),
+        "reasons_of_misses": {
+            str(reason): count - before.misses.get(reason, 0)
+            for reason, count in after.misses.items()
+            if count != before.misses.get(reason, 0)
+        },
+        "saved": after.saved - before.saved,
+        "bypassed": after.bypassed - before.bypassed,
+        "reasons": sorted(
+            reason
+            for reason, count in after.bypass_reasons.items()
+            if count > before.bypass_reasons.get(reason, 0)
+        ),
+    }
+    aot = {key: n for key, n in counters["aot_autograd"].items() if key.startswith("autograd_ca")}
+    return {"differs": differs, "counts": counts, "torch": aot, "error": error}
+
+
+def _compare(case: Case) -> list[str]:
+    from tests.kinds.observe import differences, observe
+
+    results = []
+    for compile_it in (_eagerly, _compiled):
+        results.append(observe(_seeded(case, compile_it)))
+    return [
+        each
+        for each in differences(*results)
+        if not any(each.startswith(known) for known in case.differs)
+    ]
+
+
+def _seeded(case: Case, compile_it: Any) -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return case.program(compile_it)
+
+
+def _eagerly(function: Any, **options: Any) -> Any:
+    return function
+
+
+def _compiled(function: Any, *, without_dynamo: bool = False, **options: Any) -> Any:
+    import torch
+
+    return _traced(function) if without_dynamo else torch.compile(function, **options)
+
+
+def _traced(function: Any) -> Any:
+    """``function`` as a graph given to Inductor, as a backend is given one by Dynamo.
+
+    Dynamo itself never returns inputs, and leaves what changes their shape to Python.
+    """
+    import torch
+    from torch._inductor.compile_fx import compile_fx
+
+    def call(*inputs: Any) -> Any:
+        gm = torch.fx.symbolic_trace(function)
+        gm.graph._co_fields = {}  # lines of this file: Dynamo's graphs have none either
+        gm.recompile()
+        _Annotating(gm).run(*(each.detach().clone() for each in inputs))
+        fake_mode = torch._subclasses.FakeTensorMode(
+            shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv()
+        )
+        with torch._guards.tracing(torch._guards.TracingContext(fake_mode)):
+            compiled = compile_fx(gm, list(inputs))
+        return compiled(*inputs)
+
+    return call
+
+
+def _Annotating(gm: Any) -> Any:  # noqa: N802 - a class that needs torch to be imported
+    import torch
+
+    class Annotating(torch.fx.Interpreter):
+        """Writes an example of each node's value where Dynamo writes it."""
+
+        def run_node(self, node: Any) -> Any:
+            node.meta["example_value"] = value = super().run_node(node)
+            return value
+
+    return Annotating(gm)
+
+
+def _count_lowerings() -> list[Any]:
+    """Every graph that Inductor lowers from now on, whatever the counters say."""
+    from torch._inductor.graph import GraphLowering
+
+    lowered: list[Any] = []
+    original = GraphLowering.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lowered.append(self.graph_id)
+        return original(self, *args, **kwargs)
+
+    GraphLowering.run = run
+    return lowered
+
+
+def _files(remote: str) -> list[Path]:
+    root = Path(remote.removeprefix("file://").partition("?")[0])
+    return [path for path in root.rglob("*") if path.is_file() and "/v1" in str(path)]
+
+
+def _description(path: Path) -> dict[str, Any]:
+    return dict(frame.decode(path.read_bytes()).header.meta["runtime"])

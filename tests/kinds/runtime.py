@@ -1,0 +1,250 @@
+"""What the runtime around a compiled graph does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kinds.case import Compile, case, train
+
+
+def _matrix(requires_grad: bool = False) -> Any:
+    import torch
+
+    return torch.arange(6.0).reshape(2, 3).requires_grad_(requires_grad)
+
+
+@case("runtime", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0)
+def saved_symints(compile_it: Compile) -> Any:
+    """The backward pass needs a size that only the forward pass has seen."""
+    import torch
+
+    function = compile_it(lambda x: x.sum(0).expand(x.shape[0], -1) * x.shape[0], dynamic=True)
+    return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 6)]
+
+
+@case("runtime")
+def saved_tensors(compile_it: Compile) -> Any:
+    """An input, an output and an intermediate are saved; the input is checked when it is used."""
+
+    def function(x: Any, w: Any) -> Any:
+        hidden = x @ w
+        out = hidden.exp()
+        return out * hidden, out
+
+    return train(compile_it(function), _matrix(True), _matrix(True).detach().t().requires_grad_())
+
+
+@case("runtime")
+def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
+    """Autograd must notice."""
+
+    x, w = _matrix(True), _matrix() + 1
+    out = compile_it(lambda x, w: x * w)(x, w)
+    w.add_(1)
+    try:
+        out.sum().backward()
+    except RuntimeError as exc:
+        return "modified by an inplace operation" in str(exc)
+    return "not noticed"
+
+
+@case("runtime", shows=lambda runtime: bool(runtime["bw_donated_idxs"]))
+def donated_buffers(compile_it: Compile) -> Any:
+    """Buffers that only the backward pass needs are reused by it."""
+    import torch
+
+    def function(x: Any, w: Any) -> Any:
+        return torch.nn.functional.relu(x @ w) @ w
+
+    with torch._functorch.config.patch(donated_buffer=True):
+        x, w = torch.ones(3, 3, requires_grad=True), torch.eye(3).requires_grad_()
+        return train(compile_it(function), x, w)
+
+
+@case("runtime", bypassed=1, reasons=("backward-state",), graphs=0)
+def backward_state(compile_it: Compile) -> Any:
+    """A hook on an intermediate becomes an input of the graph, which torch cannot put in a key."""
+    import torch
+
+    def hook(grad: Any) -> Any:
+        return grad * 3
+
+    def function(x: Any) -> Any:
+        y = x * 2
+        y.register_hook(hook)
+        return y + 1
+
+    x = _matrix(True)
+    if compile_it(function) is function:
+        out = function(x)
+        out.sum().backward()
+    else:
+        with torch._dynamo.compiled_autograd._enable(lambda gm: gm):
+            out = compile_it(function)(x)
+            out.sum().backward()
+    return x, x.grad, out
+
+
+@case("runtime", shows=lambda runtime: runtime["num_tokens"] > 0)
+def effect_tokens(compile_it: Compile) -> Any:
+    """Effects keep their order: each hands a token to the next."""
+    import torch
+
+    def function(x: Any) -> Any:
+        torch.ops.aten._print("")
+        y = x + 1
+        torch.ops.aten._print("")
+        return y
+
+    x = _matrix()
+    return x, compile_it(function)(x)
+
+
+@case("runtime", graphs=2)
+def random_numbers(compile_it: Compile) -> Any:
+    """The same seed gives the same numbers as eager, twice in a row different ones."""
+    import torch
+
+    def function(x: Any) -> Any:
+        return torch.nn.functional.dropout(x, 0.5) + torch.rand(2, 3)
+
+    with torch._inductor.config.patch(fallback_random=True):
+        function = compile_it(function)
+        torch.manual_seed(3)
+        found = [train(function, torch.ones(2, 3, requires_grad=True)) for _ in range(2)]
+        x = torch.ones(2, 3)
+        return found, function(x), function(x)
+
+
+@case("runtime", shows=lambda runtime: bool(runtime["is_rng_op_functionalized"]))
+def functionalised_rng(compile_it: Compile) -> Any:
+    """Seed and offset are inputs and outputs. Numbers are the compiler's own: only their kind
+    can be compared."""
+    import torch
+
+    def function(x: Any) -> Any:
+        return torch.nn.functional.dropout(x, 0.5) * 2
+
+    with torch._functorch.config.patch(functionalize_rng_ops=True):
+        x = torch.ones(8, 8, requires_grad=True)
+        out = compile_it(function)(x)
+        out.sum().backward()
+    return sorted(set(out.detach().flatten().tolist())), torch.equal(out, x.grad), out.shape
+
+
+@case("runtime", graphs=2)
+def random_numbers_of_the_compiler(compile_it: Compile) -> Any:
+    """Inductor's generator: its own numbers, in both directions the same ones."""
+    import torch
+
+    def function(x: Any) -> Any:
+        return torch.nn.functional.dropout(x, 0.5), torch.rand_like(x)
+
+    function = compile_it(function)
+    x = torch.ones(8, 8, requires_grad=True)
+    out, noise = function(x)
+    out.sum().backward()
+    again, _ = function(torch.ones(8, 8))
+    in_range = bool(((noise >= 0) & (noise < 1)).all())
+    return sorted(set(out.detach().flatten().tolist())), torch.equal(out, x.grad), in_range, [
+        torch.equal(out, again)
+    ]
+
+
+@case("runtime")
+def autocast_outside(compile_it: Compile) -> Any:
+    import torch
+
+    function = compile_it(lambda x, w: x @ w)
+    with torch.autocast("cpu", torch.bfloat16):
+        return train(function, torch.ones(2, 3, requires_grad=True), torch.ones(3, 2))
+
+
+@case("runtime")
+def autocast_inside(compile_it: Compile) -> Any:
+    import torch
+
+    def function(x: Any, w: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = x @ w
+        return y, x @ w
+
+    x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2, requires_grad=True)
+    return train(compile_it(function), x, w)
+
+
+@case("runtime", graphs=3)
+def autocast_is_part_of_the_key(compile_it: Compile) -> Any:
+    import torch
+
+    def function(x: Any, w: Any) -> Any:
+        return x.relu() @ w
+
+    x, w = torch.ones(2, 3), torch.ones(3, 2)
+    function = compile_it(function)
+    found = [function(x, w)]
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            found.append(function(x, w))
+    return found
+
+
+@case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None)
+def grad_mode_mutated(compile_it: Compile) -> Any:
+    """The graph leaves grad mode other than it found it."""
+    import torch
+
+    def function(x: Any) -> Any:
+        y = x * 2
+        torch._C._set_grad_enabled(False)
+        return y
+
+    before = torch.is_grad_enabled()
+    try:
+        x = _matrix(True)
+        out = compile_it(function, without_dynamo=True)(x)
+        after = torch.is_grad_enabled()
+    finally:
+        torch._C._set_grad_enabled(before)
+    out.sum().backward()
+    return before, after, x.grad, out
+
+
+@case("runtime", graphs=1)
+def grad_mode_left_changed(compile_it: Compile) -> Any:
+    import torch
+
+    def function(x: Any) -> Any:
+        torch.set_grad_enabled(False)
+        return x + 2
+
+    x = _matrix()
+    try:
+        out = compile_it(function)(x)
+        after = torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
+    return x, out, after
+
+
+@case("runtime", graphs=2)
+def grad_mode_is_part_of_the_key(compile_it: Compile) -> Any:
+    import torch
+
+    function = compile_it(lambda x: x.exp())
+    x = _matrix(True)
+    found = [train(function, x)]
+    with torch.no_grad():
+        found.append(function(x))
+    return found
+
+
+@case("runtime", shows=lambda runtime: bool(runtime["deterministic"]))
+def deterministic(compile_it: Compile) -> Any:
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        return train(compile_it(lambda x: x.cumsum(0)), _matrix(True))
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,192 @@
+"""Which kinds of tensors a graph may take and return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kinds.case import Compile, case, train
+
+
+def _subclass_in(place: str, depth: int = 1) -> Any:
+    """A subclass that wraps ``depth`` layers of them is among the graph's inputs or outputs."""
+
+    def layers(meta: Any) -> int:
+        inner = meta.get("attrs")
+        return 0 if inner is None else 1 + max(map(layers, inner.values()))
+
+    return lambda runtime: any(layers(each) >= depth for each in runtime["subclasses"][place])
+
+
+def _two(requires_grad: bool = False, nested: bool = False) -> Any:
+    import torch
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3) + 10
+    inner = TwoTensor(a, b)
+    found = TwoTensor(inner, TwoTensor(a + 1, b + 1)) if nested else inner
+    return found.requires_grad_(requires_grad)
+
+
+def _jagged(requires_grad: bool = False) -> Any:
+    import torch
+
+    rows = [torch.arange(float(2 * n)).reshape(n, 2) for n in (1, 3, 2)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=requires_grad)
+
+
+@case("tensors", graphs=4)
+def plain(compile_it: Compile) -> Any:
+    """Several dtypes, no dimensions, no elements, gaps between elements."""
+    import torch
+
+    function = compile_it(lambda x: (x + x, x.shape))
+    inputs = [
+        torch.tensor(3.0),
+        torch.zeros(0, 3),
+        torch.arange(12, dtype=torch.int64).reshape(3, 4)[:, ::2],
+        torch.ones(2, 3, dtype=torch.float64).t(),
+    ]
+    torch._dynamo.mark_static(inputs[2])
+    return [(x, function(x)) for x in inputs]
+
+
+@case("tensors", shows=lambda runtime: bool(runtime["static_input_indices"]))
+def parameters(compile_it: Compile) -> Any:
+    import torch
+
+    network = torch.nn.Linear(3, 2)
+    found = train(compile_it(network), torch.ones(4, 3))
+    return found, [(each, each.grad) for each in network.parameters()]
+
+
+@case("tensors", graphs=3)
+def shared_parameters_and_an_optimizer(compile_it: Compile) -> Any:
+    """Tied weights, two steps: what the optimizer writes is what the next step reads."""
+    import torch
+
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    network = torch.nn.Sequential(first, second)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    model, step = compile_it(network), compile_it(optimizer.step)
+    losses = []
+    for _ in range(2):
+        loss = model(torch.ones(4, 3)).square().mean()
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        step()
+        losses.append(loss)
+    return losses, list(network.parameters())
+
+
+@case("tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]))
+def buffers(compile_it: Compile) -> Any:
+    """Running statistics are written to in training."""
+    import torch
+
+    network = torch.nn.BatchNorm1d(3)
+    found = train(compile_it(network), torch.arange(12.0).reshape(4, 3).requires_grad_())
+    return found, list(network.buffers()), [each.grad for each in network.parameters()]
+
+
+@case("tensors", shows=_subclass_in("inputs"))
+def subclass(compile_it: Compile) -> Any:
+    x = _two()
+    return x, compile_it(lambda x: x * 2 + 1)(x)
+
+
+@case("tensors", shows=_subclass_in("tangents"))
+def subclass_training(compile_it: Compile) -> Any:
+    return train(compile_it(lambda x: x * x), _two(requires_grad=True))
+
+
+@case("tensors", shows=_subclass_in("inputs", depth=2))
+def nested_subclass(compile_it: Compile) -> Any:
+    x = _two(nested=True)
+    return x, compile_it(lambda x: x * 3)(x)
+
+
+@case("tensors", shows=_subclass_in("tangents", depth=2))
+def nested_subclass_training(compile_it: Compile) -> Any:
+    return train(compile_it(lambda x: x * x), _two(requires_grad=True, nested=True))
+
+
+@case("tensors", shows=_subclass_in("inputs"))
+def subclass_with_a_plain_tensor(compile_it: Compile) -> Any:
+    import torch
+
+    y = torch.ones(2, 3, requires_grad=True)
+    return train(compile_it(lambda x, y: x * y), _two(requires_grad=True), y)
+
+
+@case("tensors", shows=_subclass_in("inputs"))
+def subclass_mutated(compile_it: Compile) -> Any:
+    def function(x: Any) -> Any:
+        x.mul_(2)
+        return x + 1
+
+    x = _two()
+    return x, compile_it(function)(x)
+
+
+@case("tensors", shows=_subclass_in("outputs"))
+def subclass_made_in_the_graph(compile_it: Compile) -> Any:
+    import torch
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    x = torch.ones(2, 3)
+    return x, compile_it(lambda x: TwoTensor(x + 1, x * 2))(x)
+
+
+@case("tensors", shows=_subclass_in("inputs"))
+def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
+    import torch
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    function = compile_it(lambda x: (x * 2, x.t()), dynamic=True)
+    results = []
+    for rows in (4, 5):
+        x = torch.ones(rows, 3)
+        results.append(train(function, TwoTensor(x, x * 2).requires_grad_()))
+    return results
+
+
+@case("tensors", shows=_subclass_in("inputs"))
+def subclass_parameters(compile_it: Compile) -> Any:
+    import torch
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    network = torch.nn.Linear(3, 2)
+    for name, each in list(network.named_parameters()):
+        wrapped = TwoTensor(each.detach(), each.detach() + 1)
+        network.register_parameter(name, torch.nn.Parameter(wrapped))
+    out = compile_it(network)(torch.ones(4, 3))
+    out.sum().backward()
+    return out, [(each, each.grad) for each in network.parameters()]
+
+
+@case("tensors", shows=_subclass_in("inputs"))
+def jagged(compile_it: Compile) -> Any:
+    x = _jagged()
+    return x, compile_it(lambda x: x * 2)(x)
+
+
+@case("tensors", shows=_subclass_in("tangents"))
+def jagged_training(compile_it: Compile) -> Any:
+    import torch
+
+    x, w = _jagged(requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    out = compile_it(lambda x, w: torch.matmul(x, w) * x)(x, w)
+    out.values().sum().backward()
+    return x, w, out, x.grad, w.grad
+
+
+@case("tensors", shows=_subclass_in("outputs"))
+def jagged_made_in_the_graph(compile_it: Compile) -> Any:
+    import torch
+
+    def function(values: Any, offsets: Any) -> Any:
+        return torch.nested.nested_tensor_from_jagged(values * 2, offsets)
+
+    values, offsets = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 4, 6])
+    return values, offsets, compile_it(function)(values, offsets)

@@ -1,0 +1,430 @@
+"""All the changes: each differs from its base program in one thing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config as functorch
+import torch._inductor.config as inductor
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.perturb.bases import BASES, Mlp, mlp, pointwise
+from tests.perturb.operators import OPERATORS
+from tests.perturb.program import Change, Program
+
+__all__ = ["all_bases", "all_changes"]
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def all_bases() -> dict[str, Program]:
+    """Every base program, by name."""
+    return {**BASES, **{f"op {name}": _calling(name, {}) for name in OPERATORS}, **_users_bases()}
+
+
+def all_changes() -> list[Change]:
+    """Every change, in a fixed order."""
+    return [*_arguments(), *_inputs(), *_settings(), *_configs(), *_constants(), *_users()]
+
+
+# -- arguments of operators
+
+
+def _calling(name: str, changed: dict[str, Any]) -> Program:
+    function, shapes, arguments = OPERATORS[name]
+    given = {key: values[0] for key, values in arguments.items()} | changed
+
+    def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return functools.partial(function, **given), tuple(torch.rand(*shape) for shape in shapes)
+
+    return Program(make)
+
+
+def _arguments() -> Iterator[Change]:
+    for name, (_, _, arguments) in OPERATORS.items():
+        for key, values in arguments.items():
+            for value in values[1:]:
+                program = _calling(name, {key: value})
+                yield Change("argument", f"{key}={value!r}", f"op {name}", program)
+
+
+# -- inputs
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _offset(value: Tensor, by: int) -> Tensor:
+    room = torch.zeros(value.numel() + by, dtype=value.dtype)
+    moved = room[by:].view(value.shape)
+    moved.copy_(value.detach())
+    return _leaf(moved)
+
+
+_RESHAPED: dict[str, Callable[[Tensor], Tensor]] = {
+    **{
+        f"{rows}x{columns}": (lambda r, c: lambda x: _leaf(torch.randn(r, c)))(rows, columns)
+        for rows in (2, 3, 6, 8)
+        for columns in (4, 8, 12, 16, 32)
+        if (rows, columns) != (4, 8)
+    },
+    **{
+        str(dtype)[6:]: (lambda d: lambda x: _leaf(x.detach().to(d)))(dtype)
+        for dtype in (torch.float64, torch.float16, torch.bfloat16)
+    },
+    **{f"offset {by}": (lambda n: lambda x: _offset(x, n))(by) for by in (1, 2, 3, 4, 8, 16, 63)},
+    "transposed": lambda x: _leaf(x.detach().t().contiguous().t()),
+    "every other column": lambda x: _leaf(torch.randn(*x.shape[:-1], x.shape[-1] * 2)[..., ::2]),
+    "every other row": lambda x: _leaf(torch.randn(x.shape[0] * 2, *x.shape[1:])[::2]),
+    "expanded": lambda x: _leaf(torch.randn(1, *x.shape[1:]).expand(x.shape)),
+    "on meta": lambda x: x.detach().to("meta"),
+    "other grad": lambda x: x.detach().requires_grad_(not x.requires_grad),
+    "no leaf": lambda x: x * 1,
+    "no leaf that wants a grad": lambda x: x.detach().requires_grad_() * 1,
+    "parameter": lambda x: torch.nn.Parameter(x.detach()),
+    "buffer": lambda x: torch.nn.Buffer(x.detach()),
+    "negated": lambda x: torch._neg_view(x.detach()),
+    "other values": lambda x: _leaf(x.detach() * 3 + 1),
+    "view of a base": lambda x: _leaf(torch.randn(3, *x.shape))[1].detach(),
+    "inference tensor": lambda x: _inference(x),
+}
+
+
+def _inference(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return x.detach().clone()
+
+
+def _pair(x: Tensor, y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    if kind == "one tensor":
+        return x, x
+    if kind == "one value":
+        return x, x.detach()
+    flat = torch.randn(2 * x.numel())
+    size, start = x.numel(), {"apart": x.numel(), "half": x.numel() // 2, "next": 1}[kind]
+    first = flat[:size].view(x.shape)
+    second = flat[start : start + size].view(y.shape)
+    return (first.requires_grad_() if x.requires_grad and kind == "apart" else first), second
+
+
+_SHARED = ("one tensor", "one value", "apart", "half", "next")
+
+
+def _inputs() -> Iterator[Change]:
+    for base, program in BASES.items():
+        for position in range(1 if base == "mlp" else 2):
+            for name, change in _RESHAPED.items():
+                if base == "mlp" and "x" in name and not name.endswith("x8"):
+                    continue  # would not fit its weights
+                changed = replace(program, make=_with_input(program, position, change))
+                yield Change("input", f"{name} for input {position}", base, changed)
+        if base != "mlp":
+            for kind in _SHARED:
+                changed = replace(program, make=_with_pair(program, kind))
+                yield Change("sharing", kind, base, changed)
+        for low, high in ((2, 8), (2, 100), (3, 50)):
+            changed = replace(program, make=_with_range(program, low, high))
+            yield Change("dynamic", f"between {low} and {high}", base, changed)
+        for options in ({"dynamic": True}, {"dynamic": False}, {"fullgraph": True}):
+            if options != program.options:
+                yield Change("dynamic", str(options), base, replace(program, options=options))
+
+
+def _with_input(program: Program, position: int, change: Callable[[Tensor], Tensor]) -> Any:
+    def make() -> Any:
+        function, args = program.make()
+        return function, tuple(change(a) if i == position else a for i, a in enumerate(args))
+
+    return make
+
+
+def _with_pair(program: Program, kind: str) -> Any:
+    def make() -> Any:
+        function, (x, y) = program.make()
+        return function, _pair(x, y, kind)
+
+    return make
+
+
+def _with_range(program: Program, low: int, high: int) -> Any:
+    def make() -> Any:
+        function, args = program.make()
+        torch._dynamo.maybe_mark_dynamic(args[0], 0)
+        for each in args:
+            torch._dynamo.mark_dynamic(each, 0, min=low, max=high)
+        return function, args
+
+    return make
+
+
+# -- settings
+
+
+def _setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Context:
+    @contextlib.contextmanager
+    def changed() -> Iterator[None]:
+        before = read()
+        write(value)
+        try:
+            yield
+        finally:
+            write(before)
+
+    return changed
+
+
+def _attribute(owner: Any, name: str, value: Any) -> Context:
+    return _setting(lambda: getattr(owner, name), lambda v: setattr(owner, name, v), value)
+
+
+def _sdp(name: str) -> Context:
+    return _setting(
+        getattr(torch.backends.cuda, f"{name}_sdp_enabled"),
+        getattr(torch.backends.cuda, f"enable_{name}_sdp"),
+        False,
+    )
+
+
+def _surroundings() -> dict[str, Context]:
+    mkldnn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
+    return {
+        "no grad": torch.no_grad,
+        "inference mode": torch.inference_mode,
+        **{
+            f"autocast {str(dtype)[6:]}": functools.partial(torch.autocast, "cpu", dtype=dtype)
+            for dtype in (torch.bfloat16, torch.float16)
+        },
+        "autocast without its cache": functools.partial(torch.autocast, "cpu", cache_enabled=False),
+        "deterministic": _setting(
+            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+        ),
+        "deterministic, warning only": _setting(
+            torch.are_deterministic_algorithms_enabled,
+            lambda on: torch.use_deterministic_algorithms(on, warn_only=on),
+            True,
+        ),
+        "no filling": _attribute(torch.utils.deterministic, "fill_uninitialized_memory", False),
+        "default float64": _setting(torch.get_default_dtype, torch.set_default_dtype, torch.double),
+        "default bfloat16": _setting(
+            torch.get_default_dtype, torch.set_default_dtype, torch.bfloat16
+        ),
+        "default device meta": functools.partial(torch.device, "meta"),
+        **{
+            f"{count} threads": _setting(torch.get_num_threads, torch.set_num_threads, count)
+            for count in (1, 3, 4)
+        },
+        **{
+            f"precision {how}": _setting(
+                torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, how
+            )
+            for how in ("high", "medium")
+        },
+        **{f"no {name} attention": _sdp(name) for name in ("flash", "mem_efficient", "math")},
+        "only math attention": functools.partial(sdpa_kernel, SDPBackend.MATH),
+        "no mkldnn": functools.partial(mkldnn.flags, enabled=False),
+        "mkldnn deterministic": functools.partial(mkldnn.flags, deterministic=True),
+        "mkldnn bfloat16": _attribute(mkldnn.matmul, "fp32_precision", "bf16"),
+        "mkldnn tf32": _attribute(mkldnn.conv, "fp32_precision", "tf32"),
+        "cudnn benchmark": _attribute(cudnn, "benchmark", True),
+        "cudnn deterministic": _attribute(cudnn, "deterministic", True),
+        "reduced fp16": _attribute(
+            torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
+        ),
+        "no fast path": _setting(
+            torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
+        ),
+        "anomaly": functools.partial(torch.autograd.set_detect_anomaly, True),
+        "one-threaded backward": functools.partial(
+            torch.autograd.set_multithreading_enabled, False
+        ),
+        "view replay": functools.partial(torch.autograd._force_original_view_tracking, True),
+        "other tag": _attribute(torch.compiler.config, "cache_key_tag", "other"),
+        "other torch": _other_torch(),
+        "other schema": _installed("s3cache.schema"),
+        "other Python": _installed("python.abi"),
+        "other instructions": _installed("machine.isa"),
+        "other build": _installed("torch.build"),
+    }
+
+
+def _other_torch() -> Context:
+    from torch._inductor import codecache
+
+    return _setting(
+        lambda: codecache.torch_key, lambda v: setattr(codecache, "torch_key", v), lambda: b"other"
+    )
+
+
+def _installed(name: str) -> Context:
+    """As if this component of the installation were another; there is one to try with."""
+    from s3cache.graph import _machine
+    from s3cache.graph._key import Component
+
+    real = _machine._installation
+
+    def other() -> dict[str, Component]:
+        assert name in real()
+        return {**real(), name: Component.of_text("other")}
+
+    return _attribute(_machine, "_installation", other)
+
+
+def _settings() -> Iterator[Change]:
+    for name, context in _surroundings().items():
+        for base, program in BASES.items():
+            if "device meta" in name and base == "mlp":
+                continue
+            yield Change("setting", name, base, replace(program, context=context))
+
+
+# -- torch's configs
+
+
+def _configs() -> Iterator[Change]:
+    for module in (inductor, functorch):
+        for option, entry in module._config.items():
+            if entry.alias is not None or entry.deprecated:
+                continue
+            current = getattr(module, option)
+            for value in _others(current, entry.value_type):
+                context = functools.partial(module.patch, {option: value})
+                name = f"{module.__name__.split('.')[1]}.{option}={value!r}"
+                yield Change(
+                    "config", name, "pointwise", replace(BASES["pointwise"], context=context)
+                )
+
+
+def _others(value: Any, kind: Any) -> list[Any]:
+    """Plausible other values of an option."""
+    allowed = [each for each in _literals(kind) if each != value]
+    if allowed:
+        return allowed[:2]
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [value + 1, value * 2 + 3]
+        case float():
+            return [value + 0.5, value * 2 + 1.5]
+        case str():
+            return [f"{value}other"]
+        case None:
+            return _instead_of_nothing(kind)
+        case list():
+            return [[*value, "other"]]
+        case tuple():
+            return [(*value, "other")]
+        case dict():
+            return [{**value, "other": 1}]
+        case set():
+            return [{*value, "other"}]
+    return []
+
+
+def _literals(kind: Any) -> list[Any]:
+    if typing.get_origin(kind) is typing.Literal:
+        return list(typing.get_args(kind))
+    return [value for part in typing.get_args(kind) for value in _literals(part)]
+
+
+def _instead_of_nothing(kind: Any) -> list[Any]:
+    values = {bool: [True, False], int: [3, 7], float: [0.5], str: ["other"]}
+    return [each for part in typing.get_args(kind) for each in values.get(part, [])]
+
+
+# -- constants
+
+
+def _constants() -> Iterator[Change]:
+    for value in (0.0, 1.0, 2.0, -1.5, 1e-6, 1e10, float("inf"), 3, 0, -2, 2**31, True):
+        yield Change("constant", f"attribute {value!r}", "mlp", Program(_mlp_scaled(value)))
+        yield Change("constant", f"closure {value!r}", "pointwise", _replaced(_closing_over(value)))
+        yield Change("constant", f"global {value!r}", "pointwise", _replaced(_of_global(value)))
+        yield Change("constant", f"literal {value!r}", "pointwise", _replaced(_literal(value)))
+        yield Change("constant", f"tensor {value!r}", "pointwise", _replaced(_of_tensor(value)))
+    bodies = {
+        "cos": lambda x, y: torch.cos(x) * y + x,
+        "minus": lambda x, y: torch.sin(x) * y - x,
+        "order": lambda x, y: x + torch.sin(x) * y,
+        "more": lambda x, y: torch.sin(x) * y + x + x,
+        "less": lambda x, y: torch.sin(x) * y,
+        "swapped": lambda x, y: torch.sin(y) * x + y,
+        "two outputs": lambda x, y: (torch.sin(x) * y + x, y),
+        "in place": lambda x, y: torch.sin(x).mul_(y).add_(x),
+        "detached": lambda x, y: torch.sin(x.detach()) * y + x,
+        "no grad inside": _no_grad_inside,
+        "alias of the input": lambda x, y: (pointwise(x, y), x.view(-1)),
+        "is the input": lambda x, y: (pointwise(x, y), x),
+        "rounded": lambda x, y: pointwise(x, y).to(torch.bfloat16).float(),
+        "another size": lambda x, y: pointwise(x, y)[:2],
+        "the same": lambda x, y: torch.sin(x) * y + x,
+    }
+    for name, body in bodies.items():
+        yield Change("body", name, "pointwise", _replaced(body))
+
+
+def _replaced(function: Callable[..., Any]) -> Program:
+    return Program(lambda: (function, BASES["pointwise"].make()[1]))
+
+
+def _mlp_scaled(value: float) -> Any:
+    def make() -> Any:
+        model, args = mlp()
+        assert isinstance(model, Mlp)
+        model.scale = value
+        return model, args
+
+    return make
+
+
+def _closing_over(value: Any) -> Callable[..., Any]:
+    return lambda x, y: pointwise(x, y) * value
+
+
+def _of_global(value: Any) -> Callable[..., Any]:
+    return _written("base(x, y) * VALUE", VALUE=value)
+
+
+def _literal(value: Any) -> Callable[..., Any]:
+    return _written(f"base(x, y) + {value!r}")
+
+
+def _written(body: str, **names: Any) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {"inf": float("inf"), "base": pointwise, **names}
+    exec(f"def program(x, y): return {body}", namespace)
+    program: Callable[..., Any] = namespace["program"]
+    return program
+
+
+def _of_tensor(value: Any) -> Callable[..., Any]:
+    return lambda x, y: pointwise(x, y) * torch.tensor([value] * 8)
+
+
+def _no_grad_inside(x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        first = torch.sin(x)
+    return first * y + x
+
+
+# -- code of the user's that is not in the graph
+
+
+def _users_bases() -> dict[str, Program]:
+    from tests.perturb import users
+
+    return users.bases()
+
+
+def _users() -> Iterator[Change]:
+    from tests.perturb import users
+
+    yield from users.changes()

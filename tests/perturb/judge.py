@@ -1,0 +1,112 @@
+"""Run changed programs against the cache of the base program: a miss, or the right answer."""
+
+from __future__ import annotations
+
+import collections
+import shutil
+import tempfile
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import s3cache
+from tests.perturb.program import Change, Program, compiled, difference, eager, keys
+
+__all__ = ["Verdicts", "judge"]
+
+
+@dataclass
+class Verdicts:
+    """What became of each change.
+
+    Attributes:
+        counts: by family and verdict. ``miss``: another key. ``refused``: no key. ``right``: the
+            same key, and the answer of eager mode. ``wrong``: the same key, and another answer.
+            ``broken``: torch itself raises, with nothing cached.
+        right, wrong, broken: which changes, and what happened.
+    """
+
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    right: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    def add(self, change: Change, verdict: str, why: str = "") -> None:
+        """Count one."""
+        family = self.counts.setdefault(change.family, collections.Counter())
+        family[verdict] += 1
+        if verdict in ("right", "wrong", "broken"):
+            getattr(self, verdict).append(f"{change}{f': {why}' if why else ''}")
+
+    @property
+    def judged(self) -> int:
+        """How many changes could be judged."""
+        total = sum(sum(family.values()) for family in self.counts.values())
+        return total - len(self.broken)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "judged": self.judged,
+            "counts": {name: dict(family) for name, family in sorted(self.counts.items())},
+            "right": self.right,
+            "wrong": self.wrong,
+            "broken": self.broken,
+        }
+
+
+def judge(bases: Mapping[str, Program], changes: Iterable[Change]) -> Verdicts:
+    """Judge each change against a cache that holds its base program and nothing else."""
+    verdicts = Verdicts()
+    known: dict[str, list[str | None]] = {}
+    shelf = _Shelf(bases)
+    for change in changes:
+        if change.base not in known:
+            known[change.base] = keys(bases[change.base])
+            assert None not in known[change.base], f"base {change.base} cannot be cached"
+        try:
+            found = keys(change.program)
+        except Exception as exc:
+            verdicts.add(change, "broken", "".join(traceback.format_exception_only(exc))[:300])
+            continue
+        if set(found) & set(known[change.base]):
+            why = shelf.try_hit(change)
+            verdicts.add(change, "wrong" if why else "right", why or "")
+        else:
+            verdicts.add(change, "refused" if None in found else "miss")
+    return verdicts
+
+
+class _Shelf:
+    """Caches that hold one base program each, filled when they are first needed."""
+
+    def __init__(self, bases: Mapping[str, Program]) -> None:
+        self._bases = bases
+        self._directories: dict[str, str] = {}
+
+    def try_hit(self, change: Change) -> str | None:
+        """What is wrong with the changed program on its base's cache, if anything."""
+        directory = self._directories.get(change.base) or self._fill(change.base)
+        expected = eager(change.program)
+        # A copy: whatever it compiles must not be found by the next change.
+        with tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as copy:
+            shutil.copytree(directory, copy, dirs_exist_ok=True)
+            with s3cache.enabled(local_dir=copy) as cache:
+                assert cache is not None
+                found = compiled(change.program)
+                hits = sum(cache.stats().hits.values())
+        why = difference(found, expected)
+        return f"{why} ({hits} hits)" if why else None
+
+    def _fill(self, base: str) -> str:
+        directory = tempfile.mkdtemp(prefix="s3cache-perturb-")
+        self._directories[base] = directory
+        with s3cache.enabled(local_dir=directory) as cache:
+            assert cache is not None
+            found = compiled(self._bases[base])
+            stats = cache.stats()
+        assert stats.saved, f"base {base} was not saved: {stats}"
+        why = difference(found, eager(self._bases[base]))
+        assert why is None, f"base {base} compiles to something else: {why}"
+        return directory

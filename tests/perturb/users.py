@@ -1,0 +1,278 @@
+"""Code of the user's that a graph only mentions: operators, passes, policies, registrations."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch
+import torch._inductor.config as inductor
+from torch import Tensor
+from torch._inductor.custom_graph_pass import (
+    CustomGraphPass,
+    CustomKnapsackSolver,
+    CustomRuntimeEstimator,
+)
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import s3cache
+from tests.perturb.program import Change, Program
+
+__all__ = ["bases", "changes"]
+
+_COUNT = 12  # variants of each thing
+
+
+def bases() -> dict[str, Program]:
+    """Variant 0 of everything."""
+    return {f"user {name}": make(0) for name, make in _THINGS.items()}
+
+
+def changes() -> Iterator[Change]:
+    """The other variants."""
+    for name, make in _THINGS.items():
+        for variant in range(1, _COUNT):
+            yield Change("user", f"{name} {variant}", f"user {name}", make(variant))
+
+
+def _two(function: Callable[..., Any], context: Any = contextlib.nullcontext) -> Program:
+    return Program(
+        lambda: (function, (torch.randn(4, 4, requires_grad=True), torch.randn(4, 4))), context
+    )
+
+
+# An operator keeps its name; what is registered under it differs.
+
+
+@contextlib.contextmanager
+def _operator(forward: Any, fake: Any, backward: Any) -> Iterator[None]:
+    definition = torch.library.custom_op("s3cache_perturb::op", forward, mutates_args=())
+    definition.register_fake(fake)
+    definition.register_autograd(backward)
+    try:
+        yield
+    finally:
+        definition._lib._destroy()
+
+
+def _forward(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def _op(x: Tensor, y: Tensor) -> Any:
+    return torch.ops.s3cache_perturb.op(x) * y
+
+
+def _with_backward(variant: int) -> Program:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (2 + variant)
+
+    context = functools.partial(_operator, _forward_of(), torch.empty_like, backward)
+    return _two(_op, context)
+
+
+def _forward_of() -> Any:
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    return forward
+
+
+def _with_backward_of_a_global(variant: int) -> Program:
+    namespace: dict[str, Any] = {"FACTOR": 2 + variant}
+    exec("def backward(ctx, grad): return grad * FACTOR", namespace)
+    context = functools.partial(_operator, _forward_of(), torch.empty_like, namespace["backward"])
+    return _two(_op, context)
+
+
+def _with_fake(variant: int) -> Program:
+    """Shapes are what the fake implementation says; torch checks them against the real one."""
+
+    def forward(x: Tensor) -> Tensor:
+        return x.repeat(1 + variant, 1)
+
+    def fake(x: Tensor) -> Tensor:
+        return x.new_empty((1 + variant) * x.shape[0], x.shape[1])
+
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad[:4]
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        return torch.ops.s3cache_perturb.op(x) * y[0]
+
+    return _two(program, functools.partial(_operator, forward, fake, backward))
+
+
+def _composite(variant: int) -> Program:
+    """What an operator is made of is traced, and its name is all that the graph has."""
+
+    @contextlib.contextmanager
+    def registered() -> Iterator[None]:
+        lib = torch.library.Library("s3cache_perturb", "FRAGMENT")
+        try:
+            lib.define("op(Tensor x) -> Tensor")
+            lib.impl("op", lambda x: x.sin() * (1 + variant), "CompositeImplicitAutograd")
+            yield
+        finally:
+            lib._destroy()
+
+    return _two(_op, registered)
+
+
+class _Uuid:
+    def __init__(self, variant: int) -> None:
+        self.variant = variant
+
+    def uuid(self) -> str:
+        return f"variant {self.variant}"
+
+
+class _Pass(_Uuid, CustomGraphPass):
+    def __call__(self, graph: Any) -> None: ...
+
+
+class _Solver(_Uuid, CustomKnapsackSolver):
+    def __call__(self, *_: Any) -> Any: ...
+
+
+class _Estimator(_Uuid, CustomRuntimeEstimator):
+    def __call__(self, *_: Any) -> Any: ...
+
+
+def _plain(x: Tensor, y: Tensor) -> Tensor:
+    return torch.tanh(x @ y) @ y
+
+
+def _patched(config: Any, option: str, kind: Any) -> Callable[[int], Program]:
+    def make(variant: int) -> Program:
+        return _two(_plain, functools.partial(config.patch, {option: kind(variant)}))
+
+    return make
+
+
+def _save_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    save = op is torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _save_the_rest(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    save = op is not torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _selective(variant: int) -> Program:
+    policy = _save_the_rest if variant % 2 else _save_products
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+        contexts.cache_hash = f"variant {variant}"  # type: ignore[attr-defined]
+        return checkpoint(_plain, x, y, use_reentrant=False, context_fn=contexts)
+
+    return _two(program)
+
+
+@torch._dynamo.allow_in_graph
+def vouched_for(x: Tensor) -> Tensor:
+    return x.cos()
+
+
+def _vouched(variant: int) -> Program:
+    @contextlib.contextmanager
+    def registered() -> Iterator[None]:
+        s3cache.register_cacheable(vouched_for, version=str(variant))
+        yield
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        return vouched_for(x) * y
+
+    return _two(program, registered)
+
+
+def _decomposed(variant: int) -> Program:
+    from torch._inductor.decomposition import decompositions
+
+    @contextlib.contextmanager
+    def registered() -> Iterator[None]:
+        target = torch.ops.aten.hardsigmoid.default
+        before = decompositions.get(target)
+        decompositions[target] = lambda x: x * (1 + variant)
+        try:
+            yield
+        finally:
+            if before is None:
+                del decompositions[target]
+            else:
+                decompositions[target] = before
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        return torch.nn.functional.hardsigmoid(x.detach()) + y
+
+    return _two(program, registered)
+
+
+def _annotated(variant: int) -> Program:
+    def program(x: Tensor, y: Tensor) -> Any:
+        with torch.fx.traceback.annotate({"variant": variant}):
+            z = x.sin()
+        return z * y
+
+    return _two(program)
+
+
+def _budget(variant: int) -> Program:
+    """torch's key has neither the solver's name nor the estimator's."""
+    names = ("dp", "greedy", "ilp", "dp_knapsack_sliding_hirschberg", "other")
+    option = {"activation_memory_budget_solver": names[variant % len(names)]}
+    estimator = ("flops", "profile", "testing")[variant // len(names)]
+    patch = {**option, "activation_memory_budget_runtime_estimator": estimator}
+    return _two(_plain, functools.partial(functorch.patch, patch))
+
+
+class Function(torch.autograd.Function):
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * Function.factor
+
+
+def _function(variant: int) -> Program:
+    @contextlib.contextmanager
+    def changed() -> Iterator[None]:
+        Function.factor = 1.0 + variant
+        with functorch.patch(autograd_cache_allow_custom_autograd_functions=True):
+            yield
+
+    return _two(lambda x, y: Function.apply(x) * y, changed)
+
+
+_THINGS: dict[str, Callable[[int], Program]] = {
+    "backward formula": _with_backward,
+    "backward formula with a global": _with_backward_of_a_global,
+    "fake implementation": _with_fake,
+    "composite operator": _composite,
+    "pass before": _patched(inductor, "post_grad_custom_pre_pass", _Pass),
+    "pass after": _patched(inductor, "post_grad_custom_post_pass", _Pass),
+    "joint pass before": _patched(inductor, "joint_custom_pre_pass", _Pass),
+    "joint pass after": _patched(inductor, "joint_custom_post_pass", _Pass),
+    "joint pass of functorch": _patched(functorch, "joint_custom_pass", _Pass),
+    "solver": _patched(functorch, "activation_memory_budget_solver", _Solver),
+    "estimator": _patched(functorch, "activation_memory_budget_runtime_estimator", _Estimator),
+    "checkpoint policy": _selective,
+    "function vouched for": _vouched,
+    "decomposition": _decomposed,
+    "annotation": _annotated,
+    "names of the memory budget": _budget,
+    "autograd function": _function,
+}
