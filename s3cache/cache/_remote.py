@@ -23,6 +23,7 @@ from s3cache.store import (
 from s3cache.store._metered import Verb, VerbStats
 from s3cache.tier import LocalTier
 from s3cache.transfer import (
+    SMALL_BYTES,
     Batches,
     Downloads,
     Listeners,
@@ -36,8 +37,6 @@ __all__ = ["RemoteTier"]
 _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
-# The digest of so much takes about 0.1 ms, as long as handing it to another thread.
-_LARGE_BYTES = 256 << 10
 # From so many downloads at once on, small ones land a few at a time, so many seconds late.
 _MANY = 4
 _LINGER_S = 0.003
@@ -154,7 +153,7 @@ class RemoteTier:
         if data is None:
             return None
         # The digest of a large one is worth a thread; a single one need not wait for others.
-        if memoryview(data).nbytes > _LARGE_BYTES or self.downloads.under_way < _MANY:
+        if memoryview(data).nbytes > SMALL_BYTES or self.downloads.under_way < _MANY:
             [entry] = await asyncio.to_thread(self._arrived, [(name, data)])
             if isinstance(entry, Exception):
                 raise entry
@@ -163,7 +162,7 @@ class RemoteTier:
 
     async def _publish(self, name: str, data: Buffer) -> None:
         remote_name = name[len(self._namespace) :]
-        if memoryview(data).nbytes > _LARGE_BYTES:
+        if memoryview(data).nbytes > SMALL_BYTES:
             entry = await asyncio.to_thread(verified, remote_name, data)
         else:
             entry = verified(remote_name, data)

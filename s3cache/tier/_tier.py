@@ -123,8 +123,15 @@ class LocalTier:
     def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> dict[str, StoreError]:
         """Like :meth:`put` for each; returns what failed, by name.
 
-        Others wait meanwhile: for objects that are small together.
+        Others wait while several are written: for objects that are small together.
         """
+        if len(objects) == 1:
+            [(name, data)] = objects
+            try:
+                self.put(name, data)
+            except StoreError as exc:
+                return {name: exc}
+            return {}
         failed: dict[str, StoreError] = {}
         with os_errors("put", self.url), self._accounts.locked() as books:
             for name, data in objects:

@@ -1,6 +1,6 @@
 """Moving bytes in the background: the event loop on its thread, uploads, downloads, prefetch."""
 
-from s3cache.transfer._batches import Batches
+from s3cache.transfer._batches import SMALL_BYTES, Batches
 from s3cache.transfer._downloads import (
     Downloads,
     DownloadTimeoutError,
@@ -12,6 +12,7 @@ from s3cache.transfer._loop import BackgroundLoop, background, before_exit
 from s3cache.transfer._uploads import FlushReport, UploadLimits, Uploads
 
 __all__ = [
+    "SMALL_BYTES",
     "BackgroundLoop",
     "Batches",
     "DownloadTimeoutError",

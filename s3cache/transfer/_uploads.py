@@ -15,7 +15,7 @@ from typing import Any
 from s3cache.errors import ClosedError, CorruptError, S3CacheError, TransientError
 from s3cache.store._base import Buffer
 from s3cache.tier import LocalTier
-from s3cache.transfer._batches import Batches, each
+from s3cache.transfer._batches import SMALL_BYTES, Batches, each
 from s3cache.transfer._events import Listeners, Step, TransferEvent
 from s3cache.transfer._held import HeldBytes
 from s3cache.transfer._loop import BackgroundLoop, cancelled
@@ -31,8 +31,9 @@ _CLOSE_TIMEOUT_S = 5.0
 # Of the memory that uploads may take, for what waits and has just been written to the disk.
 _FRESH_PART = 0.25
 _EVERYTHING = 1 << 62
-# Records are removed so many seconds late, a few at once.
-_LINGER_S = 0.003
+_RECORD_LOCKS = 32
+# Small files are read, and records removed, so many seconds late, a few at once.
+_LINGER_S = 0.001
 
 logger = logging.getLogger("s3cache")
 
@@ -126,13 +127,18 @@ class Uploads:
         self._fresh = HeldBytes(
             max_count=limits.max_count, max_bytes=int(_FRESH_PART * limits.max_bytes)
         )
+        self._small: Batches[tuple[LocalTier, str], Buffer | None] = Batches(
+            each(lambda wanted: wanted[0].get_range(wanted[1], 0, _EVERYTHING)),
+            linger_s=_LINGER_S,
+        )
         self._finish: Batches[tuple[str, int, Buffer | None], None] = Batches(
             each(lambda done: self._finished(*done)), linger_s=_LINGER_S
         )
 
-        # Held while an object and its record change together. The version tells the end of an
-        # upload that the object was replaced while it was under way.
-        self._record_lock = threading.Lock()
+        # Held while an object and its record change together, which takes as long as the disk:
+        # one lock for all would have every upload that ends wait for whoever saves. The version
+        # tells the end of an upload that the object was replaced while it was under way.
+        self._record_locks = [threading.Lock() for _ in range(_RECORD_LOCKS)]
         self._versions: Counter[str] = Counter()  # of all objects put here and not uploaded
         # Any thread appends, and wakes the loop up unless that has been done; the loop takes.
         self._handed_over: deque[tuple[str, int]] = deque()
@@ -153,7 +159,7 @@ class Uploads:
             StoreError: the local tier could not take it; nothing was queued.
             ClosedError: uploads were closed; nothing was written.
         """
-        with self._record_lock:
+        with self._record_lock(name):
             if self._closed:
                 raise ClosedError("the cache was closed")
             tier.put_pending(name, data)
@@ -214,7 +220,9 @@ class Uploads:
 
     def close(self) -> None:
         """Stop uploading. Records stay, for :meth:`LocalTier.close` to leave to others."""
-        with self._record_lock:
+        with contextlib.ExitStack() as nobody_puts:
+            for lock in self._record_locks:
+                nobody_puts.enter_context(lock)
             self._closed = True
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
             self._loop.wait(self._stop(), _CLOSE_TIMEOUT_S)
@@ -226,8 +234,7 @@ class Uploads:
         return FlushReport(len(known), len(self._held), self._error)
 
     def _recorded(self) -> set[str]:
-        with self._record_lock:
-            known = set(self._versions)
+        known = set(self._versions)  # at once: no other thread runs meanwhile
         if self._tier is not None:
             with contextlib.suppress(S3CacheError):
                 known.update(self._tier.pending(self._namespace))
@@ -351,7 +358,7 @@ class Uploads:
         version = self._versions[name]
         data: Buffer | None = self._held.get(name) or self._fresh.get(name)
         if data is None and self._tier is not None:
-            data = await asyncio.to_thread(self._tier.get_range, name, 0, _EVERYTHING)
+            data = await self._read_back(self._tier, name)
         if data is not None:
             self._sizes[name] = memoryview(data).nbytes
             try:
@@ -363,6 +370,11 @@ class Uploads:
         await self._finish((name, version, data))
         return data is not None
 
+    async def _read_back(self, tier: LocalTier, name: str) -> Buffer | None:
+        if self._sizes[name] <= SMALL_BYTES:
+            return await self._small((tier, name))
+        return await asyncio.to_thread(tier.get_range, name, 0, _EVERYTHING)
+
     def _finished(self, name: str, version: int, data: Buffer | None) -> None:
         """Forget what was uploaded, unless it was replaced meanwhile."""
         self._fresh.remove_if_same(name, data)
@@ -370,14 +382,17 @@ class Uploads:
         if self._tier is None:
             return
         # What was held in memory was so because the tier fails; it seldom has a record too.
-        with contextlib.suppress(*([S3CacheError] if from_memory else [])), self._record_lock:
+        with contextlib.suppress(*([S3CacheError] if from_memory else [])), self._record_lock(name):
             if self._versions[name] == version:
                 self._tier.uploaded(name)
                 del self._versions[name]
 
+    def _record_lock(self, name: str) -> threading.Lock:
+        return self._record_locks[hash(name) % _RECORD_LOCKS]
+
     def _set_aside(self, name: str, version: int, data: Buffer | None) -> None:
         if self._tier is not None and name not in self._held:
-            with self._record_lock:
+            with self._record_lock(name):
                 if self._versions[name] == version:
                     self._tier.quarantine(name)
         self._finished(name, version, data)
