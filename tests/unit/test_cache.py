@@ -1098,8 +1098,9 @@ cache.prefetch([f"key{number}" for number in range(40)])
 eventually(lambda: gate.waiting == 17)
 locks = [cache._mutex, cache._local._mutex, cache._problems._mutex, cache._counters._mutex,
          cache._counters._miss_latency._lock, cache._listeners._mutex, background()._mutex,
-         cache._remote.uploads._record_lock, cache._remote.uploads._held._mutex,
-         cache._tier._pending._mutex]
+         *cache._remote.uploads._record_locks, cache._remote.uploads._held._mutex,
+         cache._remote.uploads._fresh._mutex, cache._tier._pending._mutex,
+         cache._tier._accounts._mutex]
 for lock in locks: lock.acquire()
 gate.is_open = True  # for the child; the parent's transfers are in the middle
 """,
