@@ -18,7 +18,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast test-infra test-rgw fuzz bench bench-storage bench-digest demo \
+.PHONY: help setup lint format test test-fast test-perturb bench-keys test-infra test-rgw fuzz bench bench-storage bench-digest demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -62,6 +62,9 @@ test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is no
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(BIN)/python -m pytest tests/infra $(ARGS)
 
+test-perturb: $(READY) ## all of 2,400 changes to programs: each a miss or the right answer; 15 minutes
+	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
+
 fuzz: $(FUZZ_READY) ## fuzz the frame decoder for FUZZ_TIME seconds (60)
 	@mkdir -p build/fuzz/frame
 	PYTHONPATH=. $(FUZZ_VENV)/bin/python tests/fuzz/fuzz_frame.py --write-seeds build/fuzz/frame
@@ -81,7 +84,11 @@ bench: $(READY) ## first training steps from every cache there is, torch's own a
 	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py $(ARGS)
 
 bench-storage: $(READY) ## latency and throughput of the stores
-	infra/rgw/run.sh --if-possible $(BIN)/python benchmarks/storage.py $(ARGS)
+	S3CACHE_TEST_RGW_MEMORY=$${S3CACHE_TEST_RGW_MEMORY:-6442450944} \
+		infra/rgw/run.sh --if-possible $(BIN)/python benchmarks/storage.py $(ARGS)
+
+bench-keys: $(READY) ## what a key costs, beside torch's own
+	$(BIN)/python -m benchmarks.key_cost --json docs/benchmarks/keys.json $(ARGS)
 
 bench-digest: $(READY) ## speed of the digests a frame could use
 	$(BIN)/python benchmarks/digest.py $(ARGS)

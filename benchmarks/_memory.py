@@ -38,6 +38,7 @@ def measure(gateway: Gateway, total: int, seed: int) -> Result:
                         **gateway.options(),
                         "local_dir": root,
                         "upload_queue_max_bytes": limit,
+                        "prefetch_max_bytes": limit,
                     },
                     "count": count,
                 }

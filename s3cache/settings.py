@@ -105,6 +105,7 @@ class Settings:
         lookup_timeout_s: the longest a lookup waits for the remote.
         download_concurrency: prefetches at once.
         upload_concurrency: uploads at once.
+        prefetch_max_bytes: memory that prefetches take: fewer run at once where objects are large.
         upload_queue_max_count: uploads queued; further ones wait in the local tier.
         upload_queue_max_bytes: payload that uploads hold in memory.
         exit_timeout_s: the longest that leaving the process waits for uploads.
@@ -126,7 +127,8 @@ class Settings:
     local_max_files: int = _setting(50_000, _count)
     lookup_timeout_s: float = _setting(10.0, _seconds)
     download_concurrency: int = _setting(16, _count)
-    upload_concurrency: int = _setting(8, _count)
+    upload_concurrency: int = _setting(16, _count)
+    prefetch_max_bytes: int = _setting(256 << 20, _bytes)
     upload_queue_max_count: int = _setting(10_000, _count)
     upload_queue_max_bytes: int = _setting(256 << 20, _bytes)
     exit_timeout_s: float = _setting(10.0, _seconds)

@@ -90,6 +90,7 @@ class RemoteTier:
             self._loop,
             self._fetch,
             concurrency=settings.download_concurrency,
+            max_bytes=settings.prefetch_max_bytes,
             present=present,
             listeners=listeners,
         )

@@ -25,6 +25,10 @@ class _Sized(Protocol):
 
 _CLOSE_TIMEOUT_S = 5.0
 _PRESENT_AT_ONCE = 64
+_AT_ONCE_AT_FIRST = 4
+_SIZES_KNOWN_EVERY_S = 0.01
+# What an object takes while it arrives: the pieces of its body, and the body put together.
+_COPIES = 3
 _T = TypeVar("_T", bound=_Sized)
 _R = TypeVar("_R")
 
@@ -35,6 +39,7 @@ class Downloads(Generic[_T]):
     Args:
         fetch: gets, verifies and lands one object; ``None`` where there is none.
         concurrency: how many prefetches run at once. Lookups do not wait for them.
+        max_bytes: memory that prefetches take together, unless a single one takes more.
         present: whether an object need not be prefetched; called on a worker thread.
     """
 
@@ -44,16 +49,19 @@ class Downloads(Generic[_T]):
         fetch: Callable[[str], Awaitable[_T | None]],
         *,
         concurrency: int,
+        max_bytes: int,
         present: Callable[[str], bool],
         listeners: Listeners,
     ) -> None:
         self._loop = loop
         self._fetch = fetch
         self._concurrency = concurrency
+        self._max_bytes = max_bytes
         self._present = present
         self._listeners = listeners
         # Touched on the loop only.
         self._tasks: dict[str, asyncio.Task[_T | None]] = {}
+        self._largest = 0  # bytes of the largest object that a prefetch got; 0: none yet
         self._prefetching: set[asyncio.Task[None]] = set()
         self._stopped = False
 
@@ -146,18 +154,33 @@ class Downloads(Generic[_T]):
                     wanted.extend(absent)
             return bool(wanted)
 
-        async def work() -> None:
+        async def work(number: int) -> None:
             while wanted or await refill():
+                if number >= self._at_once():
+                    if not self._largest:  # the first ones are under way
+                        await asyncio.sleep(_SIZES_KNOWN_EVERY_S)
+                        continue
+                    return
+                if not wanted:
+                    continue
                 name = wanted.popleft()
                 try:
                     if (result := await self._join(name)) is None:
                         prefetch.count(absent=1)
                     else:
                         prefetch.count(found=1, size=result.size)
+                        self._largest = max(self._largest, result.size)
                 except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
                     prefetch.count(failed=1, error=exc)
 
-        await asyncio.gather(*(work() for _ in range(self._concurrency)))
+        await asyncio.gather(*map(work, range(self._concurrency)))
+
+    def _at_once(self) -> int:
+        """How many prefetches may run now: few until it is known how large objects are."""
+        if not self._largest:
+            return min(_AT_ONCE_AT_FIRST, self._concurrency)
+        fit = self._max_bytes // (_COPIES * self._largest)
+        return max(1, min(fit, self._concurrency))
 
     def _absent(self, names: list[str]) -> list[str]:
         absent = []

@@ -1095,7 +1095,7 @@ def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
             before="""
 gate = cache._open_remote()
 cache.prefetch([f"key{number}" for number in range(40)])
-eventually(lambda: gate.waiting == 17)
+eventually(lambda: gate.waiting == 5)
 locks = [cache._mutex, cache._local._mutex, cache._problems._mutex, cache._counters._mutex,
          cache._counters._miss_latency._lock, cache._listeners._mutex, background()._mutex,
          *cache._remote.uploads._record_locks, cache._remote.uploads._held._mutex,

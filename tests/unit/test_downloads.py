@@ -86,9 +86,36 @@ def downloads(
         loop,
         source.fetch,
         concurrency=3,
+        max_bytes=1 << 20,
         present=source.landed.__contains__,
         listeners=listeners,
     )
+
+
+def test_large_objects_are_prefetched_a_few_at_a_time(loop: BackgroundLoop, source: Source) -> None:
+    """At first as if they were large; as many as may be at once if they turn out to be small."""
+    for size, at_once in ((10, 8), (100, 3), (10_000, 1)):
+        most: list[int] = []
+
+        async def fetch(name: str, size: int = size, most: list[int] = most) -> Thing | None:
+            source.waiting += 1
+            most.append(source.waiting)
+            await asyncio.sleep(0.01)
+            source.waiting -= 1
+            return Thing(name, size)
+
+        downloads = Downloads(
+            loop,
+            fetch,
+            concurrency=8,
+            max_bytes=1_000,
+            present=lambda _: False,
+            listeners=Listeners(),
+        )
+        report = downloads.prefetch(f"{number}" for number in range(60)).wait(20)
+        assert report.found == 60
+        assert max(most[:4]) == 4
+        assert max(most[20:]) == at_once
 
 
 def test_there_or_not(downloads: Downloads[Thing]) -> None:
