@@ -25,10 +25,10 @@ class _Sized(Protocol):
 
 _CLOSE_TIMEOUT_S = 5.0
 _PRESENT_AT_ONCE = 64
-_AT_ONCE_AT_FIRST = 4
 _SIZES_KNOWN_EVERY_S = 0.01
-# What an object takes while it arrives: the pieces of its body, and the body put together.
-_COPIES = 3
+# What an object takes while it arrives, in its own size: the pieces of its body, the body put
+# together, and what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
+_COPIES = 6
 _T = TypeVar("_T", bound=_Sized)
 _R = TypeVar("_R")
 
@@ -62,6 +62,7 @@ class Downloads(Generic[_T]):
         # Touched on the loop only.
         self._tasks: dict[str, asyncio.Task[_T | None]] = {}
         self._largest = 0  # bytes of the largest object that a prefetch got; 0: none yet
+        self._none = 0  # how often there was none
         self._prefetching: set[asyncio.Task[None]] = set()
         self._stopped = False
 
@@ -167,6 +168,7 @@ class Downloads(Generic[_T]):
                 try:
                     if (result := await self._join(name)) is None:
                         prefetch.count(absent=1)
+                        self._none += 1
                     else:
                         prefetch.count(found=1, size=result.size)
                         self._largest = max(self._largest, result.size)
@@ -178,7 +180,7 @@ class Downloads(Generic[_T]):
     def _at_once(self) -> int:
         """How many prefetches may run now: few until it is known how large objects are."""
         if not self._largest:
-            return min(_AT_ONCE_AT_FIRST, self._concurrency)
+            return min(1 + self._none, self._concurrency)
         fit = self._max_bytes // (_COPIES * self._largest)
         return max(1, min(fit, self._concurrency))
 

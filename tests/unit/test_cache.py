@@ -264,9 +264,9 @@ def test_a_lookup_is_not_stuck_behind_queued_prefetches(
     remote.is_open = False
     cache = machine(download_concurrency=2)
     prefetch = cache.prefetch([f"{number}" for number in range(30)])
-    eventually(lambda: remote.waiting == 2)
+    eventually(lambda: remote.waiting == 1)
     join = in_thread(lambda: cache.lookup(KEY))
-    eventually(lambda: remote.waiting == 3)
+    eventually(lambda: remote.waiting == 2)
     prefetch.cancel()
     remote.is_open = True
     assert isinstance(join(), Hit)
@@ -1095,7 +1095,7 @@ def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
             before="""
 gate = cache._open_remote()
 cache.prefetch([f"key{number}" for number in range(40)])
-eventually(lambda: gate.waiting == 5)
+eventually(lambda: gate.waiting == 2)
 locks = [cache._mutex, cache._local._mutex, cache._problems._mutex, cache._counters._mutex,
          cache._counters._miss_latency._lock, cache._listeners._mutex, background()._mutex,
          *cache._remote.uploads._record_locks, cache._remote.uploads._held._mutex,
