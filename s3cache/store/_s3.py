@@ -36,6 +36,7 @@ _CONTENT_TYPE = "application/octet-stream"
 _MAX_PARTS = 10_000
 # Enough to fill a connection-limited link, few enough to leave small requests their share.
 _PARTS_AT_ONCE = 8
+_READ_AT_ONCE_BYTES = 1 << 20
 _ABORT_TIMEOUT_S = 5.0
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -322,12 +323,7 @@ class S3Store:
         async with body:
             if response.get("ETag") != etag or _total_bytes(response) is None:
                 raise TransientError("the object was overwritten while it was read")
-            filled = 0
-            while chunk := await body.read(CHUNK_BYTES):
-                if filled + len(chunk) > len(into):
-                    raise TransientError(f"more than {len(into)} bytes came")
-                into[filled : filled + len(chunk)] = chunk
-                filled += len(chunk)
+            filled = await _fill(into, body)
         if filled != len(into):
             raise TransientError(f"{filled} bytes came, not {len(into)}")
 
@@ -466,11 +462,28 @@ class S3Store:
             task.exception()  # marks it as seen
 
 
-async def _read(response: Mapping[str, Any]) -> bytes:
+async def _read(response: Mapping[str, Any]) -> Buffer:
     body = response["Body"]
+    length = response.get("ContentLength", 0)
     async with body:  # what this gives is aiohttp's response: without the check of the length
+        if length > _READ_AT_ONCE_BYTES:
+            # Into place: otherwise the pieces take as much memory again as the whole.
+            whole = bytearray(length)
+            filled = await _fill(memoryview(whole), body)
+            return whole if filled == length else whole[:filled]
         data: bytes = await body.read()
         return data
+
+
+async def _fill(into: memoryview, body: Any) -> int:
+    """Read the body to its end; how many bytes that were."""
+    filled = 0
+    while chunk := await body.read(CHUNK_BYTES):
+        if filled + len(chunk) > len(into):
+            raise TransientError(f"more than {len(into)} bytes came")
+        into[filled : filled + len(chunk)] = chunk
+        filled += len(chunk)
+    return filled
 
 
 def _total_bytes(response: Mapping[str, Any]) -> int | None:

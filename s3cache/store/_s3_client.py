@@ -157,7 +157,7 @@ def _without_unused(rules: dict[str, Any]) -> dict[str, Any]:
 
 # Of what botocore would look for, one by one, in the headers of each answer.
 _READ = {
-    "GetObjectOutput": ("Body", "ContentRange", "ETag"),
+    "GetObjectOutput": ("Body", "ContentLength", "ContentRange", "ETag"),
     "HeadObjectOutput": ("ContentLength", "LastModified"),
     "PutObjectOutput": ("ETag",),
 }
