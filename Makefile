@@ -18,7 +18,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast test-perturb bench-keys test-infra test-rgw fuzz bench bench-storage bench-digest demo \
+.PHONY: help setup lint format test test-fast test-opinfo test-torch test-perturb bench-keys test-infra test-rgw fuzz bench bench-storage bench-digest demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -58,6 +58,22 @@ test-fast: $(READY) ## unit and contract tests only, no server
 
 test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
 	infra/rgw/run.sh $(BIN)/python -m pytest tests -m rgw $(ARGS)
+
+test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 40 minutes
+	nice $(BIN)/python -m tests.opinfo $(ARGS)
+
+# Builds of several GB with CUDA, which run on the CPU here. Delete the environment after use.
+TORCH_VENV = .venv-torch-$(TORCH)
+test-torch: check-python ## what touches torch, with another one: make test-torch TORCH=2.14.1
+	@[ -n "$(TORCH)" ] || { echo "error: say which torch: make test-torch TORCH=2.14.1" >&2; exit 1; }
+	@[ -e $(TORCH_VENV)/.ready ] || $(LOCKED) bash -euc '\
+		$(PYTHON) -m venv $(TORCH_VENV); \
+		echo "*" >$(TORCH_VENV)/.gitignore; \
+		grep -v ^torch= constraints.txt >$(TORCH_VENV)/constraints.txt; \
+		$(TORCH_VENV)/bin/python -m pip install --quiet -c $(TORCH_VENV)/constraints.txt \
+			torch==$(TORCH) -e ".[test]"; \
+		touch $(TORCH_VENV)/.ready'
+	$(TORCH_VENV)/bin/python -m pytest tests/hooks tests/kinds tests/graph $(ARGS)
 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(BIN)/python -m pytest tests/infra $(ARGS)

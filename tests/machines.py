@@ -169,9 +169,7 @@ def _with_cache(
             "set_aside": dict(stats.set_aside),
             "time_saved_s": stats.time_saved_s,
         },
-        "counters": {
-            group: dict(counts) for group, counts in torch._dynamo.utils.counters.items()
-        },
+        "counters": {group: dict(counts) for group, counts in torch._dynamo.utils.counters.items()},
     }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "in_torch"]
 
 _MAX_DEPTH = 12
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
@@ -80,18 +80,18 @@ class _Walk:
         self._say("end")
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        if _is_torchs(function):
+        for cell in function.__closure__ or ():  # torch's wrappers hold users' functions
+            try:
+                self.value(cell.cell_contents, depth + 1)
+            except ValueError:  # not filled yet
+                self._say("empty")
+        if in_torch(function):
             self._say("torch", _name(function))
             return
         self._say("function")
         names = self._code(function.__code__, depth)
         self.value(function.__defaults__, depth + 1)
         self.value(function.__kwdefaults__, depth + 1)
-        for cell in function.__closure__ or ():
-            try:
-                self.value(cell.cell_contents, depth + 1)
-            except ValueError:  # not filled yet
-                self._say("empty")
         for name in names:
             if name not in function.__globals__:
                 continue
@@ -158,6 +158,12 @@ def _alone(value: Any) -> str:
 
 def _is_member(value: Any) -> bool:
     return isinstance(value, (types.FunctionType, staticmethod, classmethod, *_PLAIN))
+
+
+def in_torch(function: types.FunctionType) -> bool:
+    """Whether the code is torch's: ``functools.wraps`` gives users' functions names of torch's."""
+    homes = (function.__globals__.get("__name__"), function.__module__)
+    return all(str(home).partition(".")[0] == "torch" for home in homes)
 
 
 def _is_torchs(value: Any) -> bool:

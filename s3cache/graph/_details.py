@@ -17,9 +17,11 @@ __all__ = ["details_components", "unpicklable_configs"]
 
 # Attributes of the details that are options of torch's config modules.
 _CONFIGS = ("autograd_config", "inductor_config", "inductor_config_comms")
-# Options that say how to cache, and nothing about what is compiled.
-_CACHING = frozenset(
+# Options that say how to cache, and nothing about what is compiled; and the path of the compiler,
+# which a hit does not need and a reader may not have.
+_LEFT_OUT = frozenset(
     {
+        "cpp.cxx",
         "bundled_autograd_cache",
         "enable_autograd_cache",
         "enable_remote_autograd_cache",
@@ -86,7 +88,7 @@ def _of_config(name: str, value: Any, pickled: Pickled) -> Component:
     rest = []
     for option in sorted(values):
         setting = values[option]
-        if option in _CACHING:
+        if option in _LEFT_OUT:
             continue
         if type(setting) in _SCALARS:
             plain.append((option, type(setting), setting))
@@ -128,7 +130,7 @@ def _changed(name: str, values: Mapping[str, Any]) -> str:
     changed = [
         f"{option}={setting!r}"
         for option, setting in sorted(values.items())
-        if option not in _CACHING and option in entries and entries[option].default != setting
+        if option not in _LEFT_OUT and option in entries and entries[option].default != setting
     ]
     return " ".join(changed) or "defaults"
 

@@ -124,6 +124,11 @@ def _now() -> dict[str, str]:
                 "view_replay": torch._C._is_view_replay_enabled(),
                 "multithreading": torch._C._is_multithreading_enabled(),
                 "autocast_cache": torch.is_autocast_cache_enabled(),
+                # A graph that enters autocast without a dtype gets the default one.
+                "autocast_dtypes": [
+                    str(torch.get_autocast_dtype(each))
+                    for each in torch._C._autocast_supported_devices()
+                ],
                 "device": str(torch.get_default_device()),
             }
         ),

@@ -12,10 +12,11 @@ import hashlib
 import os
 import re
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from s3cache.graph._code import fingerprint
+from s3cache.graph._code import fingerprint, in_torch
 from s3cache.graph._key import Component
 from s3cache.graph._safety import Unsafe
 
@@ -119,6 +120,8 @@ def _registered_at(name: str, *, fake: bool, defined: bool) -> Iterator[str]:
             if not (defined or (fake and key == "Meta") or _is_torchs(name)):
                 raise _UnknownError(f"what it has for {key} cannot be told")
         elif path.endswith(".py"):
+            if key != "Meta":  # a formula may be any closure
+                raise _UnknownError(f"what it has for {key} cannot be told")
             yield _file_digest(path, name)
         elif not _is_torchs(name):
             yield from _libraries_with(name)
@@ -181,7 +184,7 @@ def registrations() -> Component | None:
         f"{table}.{target}: {fingerprint(function)}"
         for table, entries in _tables()
         for target, function in list(entries.items())
-        if not _in_torch(_home_of(function))
+        if function not in _torchs and not _is_torchs_own(function)
     ]
     return Component.of_text(" ".join(sorted(found))) if found else None
 
@@ -196,14 +199,35 @@ def _tables() -> Iterator[tuple[str, dict[Any, Any]]]:
             yield attribute, getattr(module, attribute)
 
 
-def _home_of(function: Any) -> Any:
-    home = getattr(function, "__module__", None)
-    while home == "functools":  # a partial, or what wraps one
-        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
-        home = getattr(function, "__module__", None)
-    return home
+_torchs: set[Any] = set()  # thousands, and they stay
 
 
-@functools.cache
-def _in_torch(home: Any) -> bool:
-    return str(home).startswith("torch.")
+def _is_torchs_own(function: Any) -> bool:
+    inner = _unwrapped(function)
+    if isinstance(inner, types.FunctionType):
+        known = in_torch(inner) or _lowers_builtin(inner)
+    else:
+        known = str(getattr(inner, "__module__", None)).startswith("torch")
+    if known:
+        _torchs.add(function)
+    return known
+
+
+def _lowers_builtin(function: types.FunctionType) -> bool:
+    """torch's lowering of ``operator.add`` bears the name of what it wraps (before torch 2.13)."""
+    wrapped = getattr(function, "__wrapped__", None)
+    home = str(function.__globals__.get("__name__"))
+    return isinstance(wrapped, types.BuiltinFunctionType) and home.startswith("torch.")
+
+
+def _unwrapped(function: Any) -> Any:
+    """What is inside of partials, and of what wraps a partial and so bears the name functools."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif getattr(function, "__module__", None) == "functools" and hasattr(
+            function, "__wrapped__"
+        ):
+            function = function.__wrapped__
+        else:
+            return function

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+from s3cache.graph._autograd import autograd_words
+
 __all__ = ["Pickled"]
 
 _REMEMBERED_TEXTS = 4096
@@ -99,7 +101,9 @@ class _Words:
             return None
         code = gm._graph.python_code(root_module="self")
         parts = {name: value for name, value in vars(gm).items() if name not in _GENERATED}
-        imports = sorted(line_of(name, value) for name, value in code.globals.items())
+        imports = sorted(
+            autograd_words(value) or line_of(name, value) for name, value in code.globals.items()
+        )
         return parts, code.src, imports
 
 
@@ -112,7 +116,7 @@ _fields_of: dict[type, tuple[str, ...]] = {}
 def _init_fields(kind: type) -> tuple[str, ...]:
     names = _fields_of.get(kind)
     if names is None:
-        names = tuple(each.name for each in dataclasses.fields(kind) if each.init)  # type: ignore[arg-type]
+        names = tuple(each.name for each in dataclasses.fields(kind) if each.init)
         _fields_of[kind] = names
     return names
 

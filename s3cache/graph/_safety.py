@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Code", "Unsafe", "unsafe_parts", "unsafe_result"]
+from s3cache.graph._autograd import autograd_words
+
+__all__ = ["Code", "Unsafe", "also_safe", "unsafe_parts", "unsafe_result"]
 
 Code: TypeAlias = Literal[
     "caches-off",  # the process
@@ -320,6 +322,37 @@ class _Judge:
 _KNOWN_MODULES = ("torch", "builtins", "math", "cmath", "_operator", "_functools", "itertools")
 
 
+# Functions that torch's check leaves out. All that they do is in their arguments, which are in the
+# graph, and in the key: torch's version, and default dtypes of autocast.
+_ALSO_SAFE = (
+    "torch.amp.autocast_mode._enter_autocast",
+    "torch.amp.autocast_mode._exit_autocast",
+)
+
+
+def also_safe(gm: Any) -> dict[str, str]:
+    """Names of functions in ``gm`` that torch's own check must be told to accept."""
+    targets = {
+        node.target
+        for module in _graph_modules(gm)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    }
+    return {f"{each.__module__}.{each.__name__}": "" for each in targets if _is_also_safe(each)}
+
+
+def _graph_modules(gm: Any) -> Iterator[Any]:
+    import torch
+
+    return (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
+
+
+def _is_also_safe(target: Any) -> bool:
+    if autograd_words(target) is not None:  # the words are in the key
+        return True
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', '')}" in _ALSO_SAFE
+
+
 def _is_safe_function(target: Any) -> bool:
     from torch._functorch._aot_autograd import autograd_cache
     from torch.fx import Graph
@@ -327,6 +360,8 @@ def _is_safe_function(target: Any) -> bool:
     if type(target).__name__ == "builtin_function_or_method":
         home = str(getattr(target, "__module__", None) or type(target.__self__).__module__)
         return home.partition(".")[0] in _KNOWN_MODULES
+    if _is_also_safe(target):
+        return True
     # torch's own judgement, one function at a time: its rules are long, and change.
     try:
         autograd_cache.check_node_safe(Graph().call_function(target))

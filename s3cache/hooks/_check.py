@@ -106,13 +106,25 @@ def checked(
     torch._dynamo.reset()
     try:
         with watch.installed():
-            compiled(*args, **kwargs)
+            _called(compiled, args, kwargs)
         breaks = tuple(
             GraphBreak(_one_line(each.reason), _where(each)) for each in graph_break_reasons
         )
     finally:
         torch._dynamo.reset()  # none of the callables made here may run again
     return Report(tuple(watch.graphs), breaks)
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A graph that raises half-way would leave grad mode as it was there."""
+    import torch
+
+    grad = torch.is_grad_enabled()
+    try:
+        function(*args, **kwargs)
+    except BaseException:
+        torch.set_grad_enabled(grad)
+        raise
 
 
 def _is_compiled(function: Any) -> bool:

@@ -35,7 +35,8 @@ def remember_installation(directory: str) -> None:
     path = os.path.join(directory, _FILE)
     known = _read(path)
     if known.get("fingerprint") == fingerprint:
-        with contextlib.suppress(RuntimeError, ValueError):  # set already, or not hexadecimal
+        # Known already, or not hexadecimal.
+        with contextlib.suppress(AssertionError, RuntimeError, ValueError):
             torch_key.set(bytes.fromhex(str(known.get("torch_key"))))
         return
     _write(path, {"fingerprint": fingerprint, "torch_key": torch_key().hex()})

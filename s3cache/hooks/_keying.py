@@ -9,9 +9,10 @@ from typing import Any
 from s3cache.graph._compose import key_of
 from s3cache.graph._details import unpicklable_configs
 from s3cache.graph._key import Key
-from s3cache.graph._safety import Unsafe, unsafe_parts
+from s3cache.graph._safety import Unsafe, also_safe, unsafe_parts
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._registry import Registry
+from s3cache.hooks._versions import key_prefix
 
 __all__ = ["Keying", "reasons_of"]
 
@@ -53,7 +54,7 @@ class Keying:
         def check_cacheable(gm: Any) -> None:
             inputs = getattr(self._now, "inputs", ())
             _bypass(module, unsafe_parts(gm, self._registry.holds, inputs))
-            with self._registry.vouched():
+            with self._registry.vouched(also_safe(gm)):
                 check(gm)
 
         patches.set(module, "check_cacheable", check_cacheable)
@@ -71,7 +72,7 @@ class Keying:
                 _bypass(module, key)
                 raise AssertionError("no key, and no reason")
             digest = key.digest
-            self._made(module.AOTAUTOGRAD_CACHE_PREFIX + digest, key)
+            self._made(key_prefix(module) + digest, key)
             return digest
 
         patches.set(pickler_type, "get_hash", get_hash)

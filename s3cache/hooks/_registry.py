@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from s3cache.errors import ConfigError
@@ -49,15 +49,15 @@ class Registry:
         return version
 
     @contextlib.contextmanager
-    def vouched(self) -> Iterator[None]:
-        """Have torch's own check accept them too, while the block runs."""
+    def vouched(self, more: Mapping[str, str]) -> Iterator[None]:
+        """Have torch's own check accept them, and ``more``, while the block runs."""
         import torch._inductor.config as inductor
 
-        if not self._versions:
+        if not self._versions and not more:
             yield
             return
-        known = inductor.unsafe_marked_cacheable_functions
-        with inductor.patch(unsafe_marked_cacheable_functions={**self._versions, **known}):
+        known = {**self._versions, **more, **inductor.unsafe_marked_cacheable_functions}
+        with inductor.patch(unsafe_marked_cacheable_functions=known):
             yield
 
 

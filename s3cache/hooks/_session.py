@@ -90,7 +90,11 @@ def enable(url: str | None = None, **settings: Any) -> Cache | None:
         if not supported():
             return None
         cache = Cache.open(url, **settings)
-        _session = Session(cache)
+        try:
+            _session = Session(cache)
+        except Exception:  # strict
+            cache.close()
+            raise
         return cache
 
 

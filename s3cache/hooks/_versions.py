@@ -1,12 +1,13 @@
-"""Which torch versions the seams were tried with."""
+"""Which torch versions the seams were tried with, and where they differ."""
 
 from __future__ import annotations
 
 import logging
 import re
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-__all__ = ["NEWEST", "OLDEST", "supported"]
+__all__ = ["NEWEST", "OLDEST", "key_prefix", "supported"]
 
 OLDEST = (2, 13)
 NEWEST = (2, 13)
@@ -42,3 +43,8 @@ def _installed() -> str:
         return version("torch")
     except PackageNotFoundError:
         return "(none)"
+
+
+def key_prefix(autograd_cache: Any) -> str:
+    """What torch writes before the digest in the name of a key; a constant since 2.13."""
+    return str(getattr(autograd_cache, "AOTAUTOGRAD_CACHE_PREFIX", "a"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -197,6 +197,17 @@ def test_what_the_program_raises_is_raised_and_torch_is_as_before() -> None:
     assert FUNCTORCH.bundled_autograd_cache is False
 
 
+def test_a_graph_that_raises_half_way_leaves_grad_mode_alone() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.mul_(2)  # not allowed: elements share memory
+        return x.sin()
+
+    with pytest.raises(RuntimeError, match="single memory location"):
+        s3cache.check(program, torch.ones(1).expand(4))
+    assert torch.is_grad_enabled()
+
+
 def test_strict_mode_raises_what_cannot_be_cached(tmp_path: Path) -> None:
     with (
         s3cache.enabled(local_dir=str(tmp_path), strict=True),
@@ -209,15 +220,22 @@ def test_strict_mode_raises_what_cannot_be_cached(tmp_path: Path) -> None:
 def test_custom_operators_are_identified_by_what_is_traced_of_them() -> None:
     lib = torch.library.Library("s3cache_check", "FRAGMENT")
     lib.define("known(Tensor x) -> Tensor")
-    lib.impl("known", lambda x: x.sin(), "CompositeImplicitAutograd")
-    lib.define("unknown(Tensor x) -> Tensor")
-    lib.impl("unknown", lambda x: x.sin(), "CPU")
-    torch.library.register_fake("s3cache_check::unknown", lambda x: torch.empty_like(x), lib=lib)
-    lib.impl("unknown", torch._library.autograd.make_autograd_impl, "Autograd")
+    lib.impl("known", lambda x: x.sin(), "CPU")
+    lib.impl("known", torch.empty_like, "Meta")
     ops = torch.ops.s3cache_check
     found = s3cache.check(lambda x: ops.known(x), torch.ones(3)).graphs[0]
     assert found.cacheable
     assert found.components["graph.operators"].value.startswith("s3cache_check.known.default: ")
+
+
+def test_an_operator_that_is_made_of_others_is_not_cached() -> None:
+    """Two closures with one name, from one line of one file, may do different things."""
+    lib = torch.library.Library("s3cache_composite", "FRAGMENT")
+    lib.define("f(Tensor x) -> Tensor")
+    lib.impl("f", lambda x: x.sin(), "CompositeImplicitAutograd")
+    op = torch.ops.s3cache_composite.f
+    (reason,) = s3cache.check(lambda x: op(x), torch.ones(3)).graphs[0].reasons
+    assert reason.code == "custom-operator"
 
 
 def test_an_operator_with_a_formula_that_cannot_be_found_is_not_cached() -> None:
@@ -231,3 +249,12 @@ def test_an_operator_with_a_formula_that_cannot_be_found_is_not_cached() -> None
     assert (reason.code, reason.target) == ("custom-operator", "s3cache_formula.f.default")
     s3cache.register_cacheable(op, version="1")
     assert s3cache.check(lambda x: op(x), torch.ones(3)).cacheable
+
+
+def test_every_component_and_every_reason_is_documented() -> None:
+    from s3cache.graph._safety import Code
+
+    page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
+    (graph,) = s3cache.check(scaled, torch.ones(3)).graphs
+    for name in (*graph.components, *get_args(Code)):
+        assert f"`{name}`" in page, name

@@ -22,10 +22,12 @@ class Case:
         program: is given ``torch.compile``, or for eager a function that changes nothing, and
             returns everything that can be observed: inputs, outputs, gradients, numbers.
         graphs: how many graphs of it are saved, and hit by the next machine.
+        unsaved: how many are looked up, and cannot be saved.
         bypassed: how many graphs are refused in each process.
         reasons: which reasons the cache gives for that.
         shows: whether the plain description of an entry (``meta["runtime"]`` of its frame) has
             the kind that the case is about; some entry of the case must.
+        together: the same of all its entries; they also have ``key`` and ``guards``.
         differs: observations in which torch.compile itself differs from eager, cache or not.
     """
 
@@ -33,9 +35,11 @@ class Case:
     name: str
     program: Program
     graphs: int
+    unsaved: int
     bypassed: int
     reasons: tuple[str, ...]
     shows: Callable[[dict[str, Any]], bool] | None
+    together: Callable[[list[dict[str, Any]]], bool] | None
     differs: tuple[str, ...]
 
 
@@ -46,9 +50,11 @@ def case(
     row: str,
     *,
     graphs: int = 1,
+    unsaved: int = 0,
     bypassed: int = 0,
     reasons: tuple[str, ...] = (),
     shows: Callable[[dict[str, Any]], bool] | None = None,
+    together: Callable[[list[dict[str, Any]]], bool] | None = None,
     differs: tuple[str, ...] = (),
 ) -> Callable[[Program], Program]:
     """Register the decorated program under its own name; see :class:`Case`."""
@@ -56,7 +62,9 @@ def case(
     def register(program: Program) -> Program:
         name = program.__name__
         assert name not in CASES, name
-        CASES[name] = Case(row, name, program, graphs, bypassed, reasons, shows, differs)
+        CASES[name] = Case(
+            row, name, program, graphs, unsaved, bypassed, reasons, shows, together, differs
+        )
         return program
 
     return register

@@ -1,4 +1,9 @@
-"""Cached graphs under compiled autograd, which traces the backward pass as a whole."""
+"""Cached graphs under compiled autograd, which traces the backward pass as a whole.
+
+torch saves a training graph when its backward pass has been compiled. Compiled autograd takes the
+backward module instead, and compiles it as part of its own graph; so each program here goes
+backward once without it.
+"""
 
 from __future__ import annotations
 
@@ -13,44 +18,63 @@ def _leaf() -> Any:
     return torch.arange(6.0).reshape(2, 3).requires_grad_()
 
 
-def _backward(compile_it: Compile, loss: Any, compiled: bool = True) -> None:
-    """Go backward under compiled autograd; for eager as ever."""
+def _as_it_is(function: Any) -> Any:
+    return function
+
+
+def _under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = _as_it_is) -> None:
+    """Go backward, with ``compiler`` for the graph of it; for eager as ever."""
     import torch
 
-    def keep(function: Any) -> Any:
-        return function
-
-    if compile_it(keep) is keep:
+    if compile_it(_as_it_is) is _as_it_is:
         loss.backward()
         return
-    compiler = (lambda gm: torch.compile(gm, fullgraph=True)) if compiled else (lambda gm: gm)
     with torch._dynamo.compiled_autograd._enable(compiler):
         loss.backward()
 
 
-@case("compiled_autograd", graphs=1)
-def backward_is_traced(compile_it: Compile) -> Any:
-    """The cached forward's backward pass is traced, and run as it is."""
-    x = _leaf()
-    out = compile_it(lambda x: x * x + 5)(x)
-    _backward(compile_it, out.sum(), compiled=False)
-    return x, out, x.grad
+def _twice(compile_it: Compile, function: Any, compiler: Any = _as_it_is) -> Any:
+    function = compile_it(function)
+    x, y = _leaf(), _leaf()
+    first, second = function(x), function(y)
+    first.sum().backward()
+    _under_compiled_autograd(compile_it, second.sum(), compiler)
+    return x, y, first, second, x.grad, y.grad
+
+
+@case("compiled_autograd", shows=lambda runtime: runtime["has_backward_module"])
+def backward_module_of_an_entry(compile_it: Compile) -> Any:
+    """It is traced, and run as it is."""
+    return _twice(compile_it, lambda x: x * x + 5)
+
+
+@case("compiled_autograd", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0)
+def backward_module_with_symbols(compile_it: Compile) -> Any:
+    import torch
+
+    function = compile_it(lambda x: x.sum(0).expand(x.shape[0], -1) * x.shape[0], dynamic=True)
+    found = []
+    for rows in (4, 6):
+        x = torch.ones(rows, 3, requires_grad=True)
+        function(x).sum().backward()
+        x.grad = None
+        out = function(x)
+        _under_compiled_autograd(compile_it, out.sum())
+        found.append((x, x.grad, out))
+    return found
 
 
 @case("compiled_autograd", graphs=2)
 def its_graph_is_cached(compile_it: Compile) -> Any:
     """The graph of the whole backward pass is a graph like others."""
-    x = _leaf()
-    out = compile_it(lambda x: x * x * 6)(x)
-    _backward(compile_it, out.exp().sum() * 0.5)
-    return x, out, x.grad
+    return _twice(compile_it, lambda x: x * x * 6, compile_it)
 
 
-@case("compiled_autograd", graphs=1)
+@case("compiled_autograd")
 def eager_forward(compile_it: Compile) -> Any:
     x = _leaf()
-    out = x * x * 7
-    _backward(compile_it, out.sum())
+    out = (x * x).exp() @ x.t()
+    _under_compiled_autograd(compile_it, out.sum(), compile_it)
     return x, out, x.grad
 
 
@@ -59,24 +83,39 @@ def parameters_of_a_module(compile_it: Compile) -> Any:
     import torch
 
     network = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
-    out = compile_it(network)(torch.ones(4, 3))
-    _backward(compile_it, out.square().sum())
+    function = compile_it(network)
+    function(torch.ones(4, 3)).square().sum().backward()
+    out = function(torch.ones(4, 3))
+    _under_compiled_autograd(compile_it, out.square().sum(), compile_it)
     return out, [(each, each.grad) for each in network.parameters()]
 
 
-@case("compiled_autograd", graphs=1)
-def hooks_keep_order_and_effect(compile_it: Compile) -> Any:
-    """Tensor, pre-, post- and accumulate-grad hooks around a cached graph."""
-    return _hooks(compile_it, compiled=False)
+@case("compiled_autograd")
+def hooks_around_a_cached_graph(compile_it: Compile) -> Any:
+    """Tensor, pre-, post- and accumulate-grad hooks keep their order and effect."""
+    function = compile_it(lambda x: x * x - 8)
+    return [_hooked(function, lambda loss: loss.backward())]
 
 
-@case("compiled_autograd", graphs=0, bypassed=0)
-def hooks_without_compiled_autograd(compile_it: Compile) -> Any:
-    """placeholder"""
-    return 0
+@case("compiled_autograd")
+def hooks_under_compiled_autograd(compile_it: Compile) -> Any:
+    function = compile_it(lambda x: x * x - 9)
+    function(_leaf()).sum().backward()
+    return _hooked(function, lambda loss: _under_compiled_autograd(compile_it, loss))
 
 
-def _hooks(compile_it: Compile, *, compiled: bool) -> Any:
+@case("compiled_autograd", graphs=2)
+def hooks_in_its_graph(compile_it: Compile) -> Any:
+    """Hooks that Dynamo traces become part of the graph of the backward pass."""
+    function = compile_it(lambda x: x * x - 10)
+    function(_leaf()).sum().backward()
+    return _hooked(
+        function,
+        lambda loss: _under_compiled_autograd(compile_it, loss, compile_it),
+    )
+
+
+def _hooked(function: Any, backward: Any) -> Any:
     order: list[str] = []
 
     def scale(name: str, factor: float) -> Any:
@@ -100,9 +139,9 @@ def _hooks(compile_it: Compile, *, compiled: bool) -> Any:
     x = _leaf()
     x.register_hook(scale("leaf", 3))
     x.register_post_accumulate_grad_hook(accumulated)
-    out = compile_it(lambda x: x * x - 8)(x)
+    out = function(x)
     out.register_hook(scale("output", 5))
     out.grad_fn.register_prehook(pre)
     out.grad_fn.register_hook(post)
-    _backward(compile_it, out.sum(), compiled=compiled)
+    backward(out.sum())
     return x, out, x.grad, order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -26,25 +27,30 @@ def run(names: list[str], remote: str) -> dict[str, dict[str, Any]]:
     """Run cases one after the other, each as if it were alone in the process.
 
     Returns:
-        For each case ``differs`` (from eager), ``counts`` (what the cache and torch counted),
-        ``shown`` (an entry was saved that has the case's kind), ``entries`` (descriptions of what
-        was saved) and ``error``.
+        For each case ``differs`` (from eager), ``counts`` and ``torch`` (what the cache and torch
+        counted), ``lowered`` and ``started`` (graphs compiled and processes started), ``shown``
+        (an entry was saved that has the case's kind), ``entries`` (descriptions of what was
+        saved) and ``error``.
     """
     load_cases()
-    lowered = _count_lowerings()
+    lowered, started = _watch_lowerings(), _watch_processes()
     seen = set(_files(remote))
     found = {}
     for name in names:
-        before = len(lowered)
+        lowered.clear()
+        started.clear()
         found[name] = _one(CASES[name])
-        found[name]["lowered"] = len(lowered) - before
+        found[name].update(lowered=len(lowered), started=list(started))
         new = [path for path in _files(remote) if path not in seen]
         seen.update(new)
-        shows = CASES[name].shows
         entries = [_description(path) for path in new]
-        found[name]["shown"] = shows is None or any(map(shows, entries))
-        found[name]["entries"] = entries
+        found[name].update(shown=_shown(CASES[name], entries), entries=entries)
     return found
+
+
+def _shown(case: Case, entries: list[dict[str, Any]]) -> bool:
+    some = case.shows is None or any(map(case.shows, entries))
+    return some and (case.together is None or case.together(entries))
 
 
 def _one(case: Case) -> dict[str, Any]:
@@ -85,7 +91,7 @@ def _one(case: Case) -> dict[str, Any]:
 
 
 def _compare(case: Case) -> list[str]:
-    from tests.kinds.observe import differences, observe
+    from tests.observe import differences, observe
 
     results = []
     for compile_it in (_eagerly, _compiled):
@@ -123,7 +129,8 @@ def _traced(function: Any) -> Any:
     from torch._inductor.compile_fx import compile_fx
 
     def call(*inputs: Any) -> Any:
-        gm = torch.fx.symbolic_trace(function)
+        made = isinstance(function, torch.fx.GraphModule)
+        gm = function if made else torch.fx.symbolic_trace(function)
         gm.graph._co_fields = {}  # lines of this file: Dynamo's graphs have none either
         gm.recompile()
         _Annotating(gm).run(*(each.detach().clone() for each in inputs))
@@ -150,7 +157,19 @@ def _Annotating(gm: Any) -> Any:  # noqa: N802 - a class that needs torch to be 
     return Annotating(gm)
 
 
-def _count_lowerings() -> list[Any]:
+def _watch_processes() -> list[str]:
+    """Every process that Python starts from now on."""
+    started: list[str] = []
+
+    def saw(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system", "os.fork"):
+            started.append(f"{event} {arguments[:2]!r}"[:200])
+
+    sys.addaudithook(saw)
+    return started
+
+
+def _watch_lowerings() -> list[Any]:
     """Every graph that Inductor lowers from now on, whatever the counters say."""
     from torch._inductor.graph import GraphLowering
 
@@ -171,4 +190,5 @@ def _files(remote: str) -> list[Path]:
 
 
 def _description(path: Path) -> dict[str, Any]:
-    return dict(frame.decode(path.read_bytes()).header.meta["runtime"])
+    header = frame.decode(path.read_bytes()).header
+    return {**header.meta["runtime"], "key": header.key, "guards": header.meta["guards"]}

@@ -156,8 +156,7 @@ def dynamic_dims(compile_it: Compile) -> Any:
         return x * 2, x.t(), x.shape[0] * 2
 
     function = compile_it(function, dynamic=True)
-    results = [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 7)]
-    return results
+    return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 7)]
 
 
 @case("outputs", shows=lambda r: {e["requires_grad"] for e in r["outputs"]} == {True, False})

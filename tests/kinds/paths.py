@@ -83,21 +83,35 @@ def dynamic_after_a_recompile(compile_it: Compile) -> Any:
     return [train(function, _matrix(True, rows)) for rows in (2, 3, 4)]
 
 
-@case("paths", graphs=2)
+def _variants(entries: list[dict[str, Any]]) -> bool:
+    """Several entries under one key, told apart by their guards."""
+    keys, guards = {e["key"] for e in entries}, {e["guards"] for e in entries}
+    return len(keys) == 1 and len(guards) == len(entries) > 1
+
+
+@case("paths", graphs=2, together=_variants)
 def guard_variants_of_one_key(compile_it: Compile) -> Any:
-    """Two graphs that look alike, and hold for different sizes: two entries under one key."""
+    """Two graphs that are the same, and hold for different sizes."""
     import torch
 
-    def function(x: Any) -> Any:
-        # Inductor splits a reduction or not, by its length; neither is in the graph.
-        return x * (2 if x.shape[0] > 5 else 2)
-
-    function = compile_it(function, dynamic=True)
+    function = compile_it(lambda x: (x * 2, x.shape[0] > 5), dynamic=True)
     found = []
     for rows in (4, 8, 3, 9):
         x = torch.ones(rows, 3)
         found.append((x, function(x)))
     return found
+
+
+@case("paths", graphs=3, together=_variants)
+def guard_variants_of_a_training_step(compile_it: Compile) -> Any:
+    import torch
+
+    def function(x: Any) -> Any:
+        rows = x.shape[0]
+        return x * x * rows, (rows > 4) + (rows > 8)
+
+    function = compile_it(function, dynamic=True)
+    return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (3, 6, 9, 7, 2)]
 
 
 @case("paths", graphs=3)
@@ -147,7 +161,7 @@ def mark_dynamic(compile_it: Compile) -> Any:
     return found
 
 
-@case("paths", graphs=1)
+@case("paths", differs=("[1].stride",))
 def data_dependent_size(compile_it: Compile) -> Any:
     """A size that only the numbers tell (an unbacked symbol)."""
     import torch

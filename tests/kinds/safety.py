@@ -1,1 +1,335 @@
-"""later"""
+"""What may be cached is; what may not is bypassed, for the right reason. Both are right."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from tests.kinds.case import Compile, case, train
+
+
+def _matrix(requires_grad: bool = False) -> Any:
+    import torch
+
+    return torch.arange(6.0).reshape(2, 3).requires_grad_(requires_grad)
+
+
+# -- what graphs are made of
+
+
+@case("safety")
+def every_safe_node(compile_it: Compile) -> Any:
+    """Methods, public functions, builtins, overloads, packets, constants, symbolic arithmetic."""
+    import torch
+
+    table = torch.tensor([1.0, 2.0, 3.0])
+
+    def function(x: Any) -> Any:
+        y = x.sin() + torch.cos(x) + torch.nn.functional.relu(x)
+        y = torch.ops.aten.mul.Tensor(y, x) + torch.ops.aten.sigmoid(x)
+        y = y + torch.tensor([0.5, 1.5, 2.5]) + table
+        return y, max(x.shape[0], 3), math.sqrt(x.shape[0])
+
+    x = _matrix()
+    return x, compile_it(function, dynamic=True)(x)
+
+
+@case("safety")
+def torchs_own_modules(compile_it: Compile) -> Any:
+    import torch
+
+    network = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Softmax(-1))
+    return train(compile_it(network), _matrix(True)), [e.grad for e in network.parameters()]
+
+
+@case("safety", graphs=1, bypassed=1, reasons=("function",))
+def numpy_functions(compile_it: Compile) -> Any:
+    """torch knows its stand-ins for numpy's functions, and not those for operators."""
+    import numpy as np
+    import torch
+
+    x = _matrix()
+    function = compile_it(lambda x: torch.from_numpy(np.multiply(x.numpy(), 11.0)))
+    operator = compile_it(lambda x: torch.from_numpy(x.numpy() + 11.0))
+    return x, function(x), operator(x)
+
+
+@case("safety")
+def einops_functions(compile_it: Compile) -> Any:
+    import einops
+
+    def function(x: Any) -> Any:
+        return einops.rearrange(x, "a (b c) -> c (a b)", c=3) * 12
+
+    x = _matrix()
+    return x, compile_it(function)(x)
+
+
+@case("safety", graphs=2)
+def custom_operator(compile_it: Compile) -> Any:
+    """Its kernel runs as it is; its fake implementation and formula are in the key."""
+    operator = _operator()
+    x = _matrix()
+    return [train(compile_it(lambda x: operator(x) * 2), _matrix(True)), x, compile_it(operator)(x)]
+
+
+@functools.cache
+def _operator() -> Any:
+    import torch
+
+    name, schema = "s3cache_tests::triple", "(Tensor x) -> Tensor"
+    triple = torch.library.custom_op(name, lambda x: x * 3, mutates_args=(), schema=schema)
+    triple.register_fake(lambda x: torch.empty_like(x))
+    triple.register_autograd(lambda ctx, grad: grad * 3)
+    return triple
+
+
+@case("safety", graphs=1, bypassed=1, reasons=("function",))
+def unknown_function_and_one_vouched_for(compile_it: Compile) -> Any:
+    import torch
+
+    import s3cache
+
+    torch._dynamo.allow_in_graph(unknown)
+    torch._dynamo.allow_in_graph(known)
+    s3cache.register_cacheable(known, version="1")
+    x = _matrix()
+    return x, compile_it(lambda x: unknown(x) + 1)(x), compile_it(lambda x: known(x) + 1)(x)
+
+
+def unknown(x: Any) -> Any:
+    return x * 13
+
+
+def known(x: Any) -> Any:
+    return x * 14
+
+
+@case("safety", graphs=0, bypassed=1, reasons=("module",))
+def unknown_module(compile_it: Compile) -> Any:
+    """A module that is called as a whole: nothing says what its code is."""
+    import torch
+
+    class Opaque(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 15
+
+    graph = torch.fx.Graph()
+    graph.output((graph.call_module("opaque", (graph.placeholder("x"),)),))
+    x = _matrix()
+    network = torch.fx.GraphModule({"opaque": Opaque()}, graph)
+    return x, compile_it(network, without_dynamo=True)(x)
+
+
+@case("safety", graphs=1, bypassed=1, reasons=("higher-order-op",))
+def custom_autograd_function(compile_it: Compile) -> Any:
+    """Bypassed as torch does, unless its switch says otherwise."""
+    import torch
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return grad * x * 16
+
+    found = [train(compile_it(lambda x: Scale.apply(x)), _matrix(True))]
+    with torch._functorch.config.patch(autograd_cache_allow_custom_autograd_functions=True):
+        found.append(train(compile_it(lambda x: Scale.apply(x) + 0), _matrix(True)))
+    return found
+
+
+@case("safety", graphs=0, bypassed=1, reasons=("higher-order-op",))
+def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
+    import torch
+
+    def function(x: Any) -> Any:
+        return torch.cond(x.sum() > 3, lambda x: x + 17, lambda x: x - 17, (x,))
+
+    x = _matrix()
+    return x, compile_it(function)(x), function(-x)
+
+
+@case("safety")
+def invoke_subgraph(compile_it: Compile) -> Any:
+    import torch
+
+    @torch.compiler.nested_compile_region
+    def region(x: Any) -> Any:
+        return x.sin() * 0.18
+
+    return train(compile_it(lambda x: region(region(x))), _matrix(True))
+
+
+@case("safety")
+def checkpoint(compile_it: Compile) -> Any:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    w = torch.ones(3, 3, requires_grad=True)
+
+    def function(x: Any, w: Any) -> Any:
+        return checkpoint(lambda x: (x @ w).sin(), x, use_reentrant=False)
+
+    return train(compile_it(function), _matrix(True), w)
+
+
+@case("safety", graphs=1, bypassed=1, reasons=("checkpoint-context",))
+def selective_checkpoint(compile_it: Compile) -> Any:
+    """With a ``cache_hash`` on its ``context_fn``, and without one."""
+    import torch
+    from torch.utils import checkpoint as library
+
+    def program(context_fn: Any) -> Any:
+        torch.compiler.reset()
+
+        def function(x: Any, w: Any) -> Any:
+            return library.checkpoint(
+                lambda x: (x @ w).cos(), x, use_reentrant=False, context_fn=context_fn
+            )
+
+        return train(compile_it(function), _matrix(True), torch.ones(3, 3, requires_grad=True))
+
+    create = library.create_selective_checkpoint_contexts
+    hashed = functools.partial(create, _policy)
+    hashed.cache_hash = "mm is saved"  # type: ignore[attr-defined]
+    return program(hashed), program(functools.partial(create, _policy))
+
+
+def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    saved = op == torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+# -- where graphs are compiled
+
+
+@case("safety")
+def saved_tensor_hooks(compile_it: Compile) -> Any:
+    """Python functions that run when tensors are saved, and when they are used."""
+    import torch
+
+    function = compile_it(lambda x: x.sin() * 19)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 1, lambda x: x * 2):
+        return train(function, _matrix(True))
+
+
+@case("safety", graphs=1, bypassed=1, reasons=("function",))
+def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
+    """Hooks that are graphs are compiled in. What they wrap must say what it is."""
+    import torch
+
+    def traced(name: str, cache_hash: str | None) -> Any:
+        graph = torch.fx.Graph()
+        node = graph.call_function(scaled, (graph.placeholder("x"), 0.5 if name == "pack" else 2.0))
+        node.meta["is_wrapped"] = True
+        if cache_hash:
+            node.meta["user_cache_hash"] = cache_hash
+        graph.output(node)
+        return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+    found = []
+    for cache_hash in ("scaled-1", None):
+        hooks = traced("pack", cache_hash), traced("unpack", cache_hash)
+        torch.compiler.reset()
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            found.append(train(compile_it(lambda x: x.cos() * 20), _matrix(True)))
+    return found
+
+
+def scaled(x: Any, factor: float) -> Any:
+    return x * factor
+
+
+@case("safety", graphs=0, bypassed=1, reasons=("freezing",))
+def freezing(compile_it: Compile) -> Any:
+    import torch
+
+    network = torch.nn.Linear(3, 2).eval()
+    with torch._inductor.config.patch(freezing=True), torch.no_grad():
+        return compile_it(network)(_matrix())
+
+
+@case("safety", graphs=0, bypassed=1, reasons=("fakify-first-call",))
+def fakify_first_call(compile_it: Compile) -> Any:
+    """What DDP's splitting of graphs asks for."""
+    import torch
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        torch._guards.TracingContext.get().fakify_first_call = True
+        try:
+            return compile_fx(gm, inputs)
+        finally:
+            torch._guards.TracingContext.get().fakify_first_call = False
+
+    x = _matrix()
+    function = compile_it(lambda x: x * 21, backend=backend)
+    function(x)  # for its metadata only: compiled, it returns tensors without numbers
+    return x, function(x)
+
+
+@case("safety", graphs=0)
+def caches_off(compile_it: Compile) -> Any:
+    """Then nothing is asked, and nothing is a bypass."""
+    import torch
+
+    x = _matrix()
+    found = []
+    with torch.compiler.config.patch(force_disable_caches=True):
+        found.append(compile_it(lambda x: x * 22)(x))
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        found.append(compile_it(lambda x: x * 23)(x))
+    return x, found
+
+
+@case("safety", graphs=0, bypassed=1, reasons=("fx-graph-cache-off",))
+def fx_graph_cache_off(compile_it: Compile) -> Any:
+    import torch
+
+    x = _matrix()
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        return x, compile_it(lambda x: x * 24)(x)
+
+
+@case("safety")
+def view_replay(compile_it: Compile) -> Any:
+    """The views of an output are in the entry, and are replayed from there."""
+    import torch
+
+    def function(x: Any) -> Any:
+        return x.view(-1), x * 25
+
+    with torch._functorch.config.patch(view_replay_for_aliased_outputs=True):
+        return train(compile_it(function), _matrix(True))
+
+
+@case("safety", graphs=1, bypassed=1, reasons=("custom-pass",))
+def custom_pass(compile_it: Compile) -> Any:
+    """One that says which code it is, and one that does not."""
+    import torch
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Known(CustomGraphPass):
+        def __call__(self, graph: Any) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return "nothing-1"
+
+    x = _matrix()
+    found = []
+    for custom in (Known(), lambda graph: None):
+        torch.compiler.reset()
+        with torch._inductor.config.patch(post_grad_custom_post_pass=custom):
+            found.append(compile_it(lambda x: x * 26)(x))
+    return x, found

@@ -129,8 +129,9 @@ def subclass_mutated(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("tensors", shows=_subclass_in("outputs"))
+@case("tensors", graphs=0, bypassed=1, reasons=("function",))
 def subclass_made_in_the_graph(compile_it: Compile) -> Any:
+    """torch does not know the constructor of a subclass that is not its own."""
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
@@ -138,7 +139,7 @@ def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     return x, compile_it(lambda x: TwoTensor(x + 1, x * 2))(x)
 
 
-@case("tensors", shows=_subclass_in("inputs"))
+@case("tensors", graphs=0, bypassed=1, reasons=("component",))
 def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
@@ -165,23 +166,23 @@ def subclass_parameters(compile_it: Compile) -> Any:
     return out, [(each, each.grad) for each in network.parameters()]
 
 
-@case("tensors", shows=_subclass_in("inputs"))
+@case("tensors", graphs=0, bypassed=1, reasons=("component",))
 def jagged(compile_it: Compile) -> Any:
     x = _jagged()
     return x, compile_it(lambda x: x * 2)(x)
 
 
-@case("tensors", shows=_subclass_in("tangents"))
+@case("tensors", graphs=0, bypassed=1, reasons=("component",))
 def jagged_training(compile_it: Compile) -> Any:
     import torch
 
-    x, w = _jagged(requires_grad=True), torch.ones(2, 2, requires_grad=True)
-    out = compile_it(lambda x, w: torch.matmul(x, w) * x)(x, w)
+    x = _jagged(requires_grad=True)
+    out = compile_it(lambda x: torch.sin(x) * x)(x)
     out.values().sum().backward()
-    return x, w, out, x.grad, w.grad
+    return x, out, x.grad
 
 
-@case("tensors", shows=_subclass_in("outputs"))
+@case("tensors", shows=_subclass_in("outputs"), differs=("[2].base", "[2].is_view"))
 def jagged_made_in_the_graph(compile_it: Compile) -> Any:
     import torch
 

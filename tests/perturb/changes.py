@@ -59,33 +59,36 @@ def _arguments() -> Iterator[Change]:
 # -- inputs
 
 
-def _leaf(value: Tensor) -> Tensor:
-    return value.detach().requires_grad_(value.requires_grad)
+def _leaf_like(old: Tensor, new: Tensor) -> Tensor:
+    return new.detach().requires_grad_(old.requires_grad)
+
+
+def _like(old: Tensor, *shape: int) -> Tensor:
+    return _leaf_like(old, torch.randn(shape))
 
 
 def _offset(value: Tensor, by: int) -> Tensor:
     room = torch.zeros(value.numel() + by, dtype=value.dtype)
     moved = room[by:].view(value.shape)
     moved.copy_(value.detach())
-    return _leaf(moved)
+    return _leaf_like(value, moved)
 
 
-_RESHAPED: dict[str, Callable[[Tensor], Tensor]] = {
+_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    f"{rows}x{columns}": functools.partial(lambda r, c, x: _like(x, r, c), rows, columns)
+    for rows in (2, 3, 6, 8)
+    for columns in (4, 8, 12, 16, 32)
+}
+_INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     **{
-        f"{rows}x{columns}": (lambda r, c: lambda x: _leaf(torch.randn(r, c)))(rows, columns)
-        for rows in (2, 3, 6, 8)
-        for columns in (4, 8, 12, 16, 32)
-        if (rows, columns) != (4, 8)
-    },
-    **{
-        str(dtype)[6:]: (lambda d: lambda x: _leaf(x.detach().to(d)))(dtype)
+        str(dtype)[6:]: (lambda d: lambda x: _leaf_like(x, x.detach().to(d)))(dtype)
         for dtype in (torch.float64, torch.float16, torch.bfloat16)
     },
     **{f"offset {by}": (lambda n: lambda x: _offset(x, n))(by) for by in (1, 2, 3, 4, 8, 16, 63)},
-    "transposed": lambda x: _leaf(x.detach().t().contiguous().t()),
-    "every other column": lambda x: _leaf(torch.randn(*x.shape[:-1], x.shape[-1] * 2)[..., ::2]),
-    "every other row": lambda x: _leaf(torch.randn(x.shape[0] * 2, *x.shape[1:])[::2]),
-    "expanded": lambda x: _leaf(torch.randn(1, *x.shape[1:]).expand(x.shape)),
+    "transposed": lambda x: _leaf_like(x, x.detach().t().contiguous().t()),
+    "every other column": lambda x: _leaf_like(x, torch.randn(4, 16)[:, ::2]),
+    "every other row": lambda x: _leaf_like(x, torch.randn(8, 8)[::2]),
+    "expanded": lambda x: _leaf_like(x, torch.randn(1, 8).expand(4, 8)),
     "on meta": lambda x: x.detach().to("meta"),
     "other grad": lambda x: x.detach().requires_grad_(not x.requires_grad),
     "no leaf": lambda x: x * 1,
@@ -93,8 +96,8 @@ _RESHAPED: dict[str, Callable[[Tensor], Tensor]] = {
     "parameter": lambda x: torch.nn.Parameter(x.detach()),
     "buffer": lambda x: torch.nn.Buffer(x.detach()),
     "negated": lambda x: torch._neg_view(x.detach()),
-    "other values": lambda x: _leaf(x.detach() * 3 + 1),
-    "view of a base": lambda x: _leaf(torch.randn(3, *x.shape))[1].detach(),
+    "other values": lambda x: _leaf_like(x, x.detach() * 3 + 1),
+    "view of a base": lambda x: torch.randn(3, *x.shape)[1],
     "inference tensor": lambda x: _inference(x),
 }
 
@@ -121,11 +124,13 @@ _SHARED = ("one tensor", "one value", "apart", "half", "next")
 
 def _inputs() -> Iterator[Change]:
     for base, program in BASES.items():
+        for name, change in _SHAPES.items():
+            if base != "mlp" or name.endswith("x8"):  # others do not fit its weights
+                changed = replace(program, make=_with_input(program, {0, 1}, change))
+                yield Change("input", name, base, changed)
         for position in range(1 if base == "mlp" else 2):
-            for name, change in _RESHAPED.items():
-                if base == "mlp" and "x" in name and not name.endswith("x8"):
-                    continue  # would not fit its weights
-                changed = replace(program, make=_with_input(program, position, change))
+            for name, change in _INPUTS.items():
+                changed = replace(program, make=_with_input(program, {position}, change))
                 yield Change("input", f"{name} for input {position}", base, changed)
         if base != "mlp":
             for kind in _SHARED:
@@ -139,10 +144,10 @@ def _inputs() -> Iterator[Change]:
                 yield Change("dynamic", str(options), base, replace(program, options=options))
 
 
-def _with_input(program: Program, position: int, change: Callable[[Tensor], Tensor]) -> Any:
+def _with_input(program: Program, positions: set[int], change: Callable[[Tensor], Tensor]) -> Any:
     def make() -> Any:
         function, args = program.make()
-        return function, tuple(change(a) if i == position else a for i, a in enumerate(args))
+        return function, tuple(change(a) if i in positions else a for i, a in enumerate(args))
 
     return make
 
@@ -223,9 +228,7 @@ def _surroundings() -> dict[str, Context]:
             for count in (1, 3, 4)
         },
         **{
-            f"precision {how}": _setting(
-                torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, how
-            )
+            f"precision {how}": _setting(_precision, _set_precision, (how, None, None))
             for how in ("high", "medium")
         },
         **{f"no {name} attention": _sdp(name) for name in ("flash", "mem_efficient", "math")},
@@ -254,6 +257,19 @@ def _surroundings() -> dict[str, Context]:
         "other instructions": _installed("machine.isa"),
         "other build": _installed("torch.build"),
     }
+
+
+def _precision() -> tuple[str, Any, Any]:
+    libraries = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    return torch.get_float32_matmul_precision(), *(each.fp32_precision for each in libraries)
+
+
+def _set_precision(wanted: tuple[str, Any, Any]) -> None:
+    """torch's own setter also sets those of libraries, and never back to ``none``."""
+    torch.set_float32_matmul_precision(wanted[0])
+    if wanted[1] is not None:
+        torch.backends.cuda.matmul.fp32_precision = wanted[1]
+        torch.backends.mkldnn.matmul.fp32_precision = wanted[2]
 
 
 def _other_torch() -> Context:
@@ -292,7 +308,7 @@ def _settings() -> Iterator[Change]:
 def _configs() -> Iterator[Change]:
     for module in (inductor, functorch):
         for option, entry in module._config.items():
-            if entry.alias is not None or entry.deprecated:
+            if entry.alias is not None or entry.deprecated or option in _NO_OPTIONS:
                 continue
             current = getattr(module, option)
             for value in _others(current, entry.value_type):
@@ -301,6 +317,10 @@ def _configs() -> Iterator[Change]:
                 yield Change(
                     "config", name, "pointwise", replace(BASES["pointwise"], context=context)
                 )
+
+
+# What the config modules keep about themselves.
+_NO_OPTIONS = ("_save_config_ignore", "_cache_config_ignore_prefix", "_cache_config_factory_keys")
 
 
 def _others(value: Any, kind: Any) -> list[Any]:

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import s3cache
-from tests.perturb.program import Change, Program, compiled, difference, eager, keys
+from tests.perturb.program import Change, Program, Record, compiled, difference, eager, keys
 
 __all__ = ["Verdicts", "judge"]
+
+
+_STEADY = 10  # changes between two looks at whether a base still has its key
 
 
 @dataclass
@@ -61,21 +64,32 @@ def judge(bases: Mapping[str, Program], changes: Iterable[Change]) -> Verdicts:
     verdicts = Verdicts()
     known: dict[str, list[str | None]] = {}
     shelf = _Shelf(bases)
-    for change in changes:
+    for number, change in enumerate(changes):
         if change.base not in known:
             known[change.base] = keys(bases[change.base])
             assert None not in known[change.base], f"base {change.base} cannot be cached"
+        if number % _STEADY == 0:
+            _check_steady(bases, change.base, known[change.base])
         try:
             found = keys(change.program)
+            same = bool(set(found) & set(known[change.base]))
+            expected = eager(change.program) if same else None
         except Exception as exc:
             verdicts.add(change, "broken", "".join(traceback.format_exception_only(exc))[:300])
             continue
-        if set(found) & set(known[change.base]):
-            why = shelf.try_hit(change)
+        if expected is not None:
+            why = shelf.try_hit(change, expected)
             verdicts.add(change, "wrong" if why else "right", why or "")
         else:
             verdicts.add(change, "refused" if None in found else "miss")
+    for base in list(known)[:_STEADY]:
+        _check_steady(bases, base, known[base])
     return verdicts
+
+
+def _check_steady(bases: Mapping[str, Program], base: str, before: list[str | None]) -> None:
+    """If a change did not take itself back, everything after it would seem to be a miss."""
+    assert keys(bases[base]) == before, f"the key of base {base} is no longer what it was"
 
 
 class _Shelf:
@@ -85,16 +99,18 @@ class _Shelf:
         self._bases = bases
         self._directories: dict[str, str] = {}
 
-    def try_hit(self, change: Change) -> str | None:
+    def try_hit(self, change: Change, expected: Record) -> str | None:
         """What is wrong with the changed program on its base's cache, if anything."""
         directory = self._directories.get(change.base) or self._fill(change.base)
-        expected = eager(change.program)
         # A copy: whatever it compiles must not be found by the next change.
         with tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as copy:
             shutil.copytree(directory, copy, dirs_exist_ok=True)
             with s3cache.enabled(local_dir=copy) as cache:
                 assert cache is not None
-                found = compiled(change.program)
+                try:
+                    found = compiled(change.program)
+                except Exception as exc:
+                    return "".join(traceback.format_exception_only(exc))[:300]
                 hits = sum(cache.stats().hits.values())
         why = difference(found, expected)
         return f"{why} ({hits} hits)" if why else None
@@ -104,7 +120,10 @@ class _Shelf:
         self._directories[base] = directory
         with s3cache.enabled(local_dir=directory) as cache:
             assert cache is not None
-            found = compiled(self._bases[base])
+            try:
+                found = compiled(self._bases[base])
+            except Exception as exc:
+                raise AssertionError(f"base {base} cannot be compiled") from exc
             stats = cache.stats()
         assert stats.saved, f"base {base} was not saved: {stats}"
         why = difference(found, eager(self._bases[base]))

@@ -85,10 +85,11 @@ def _run(program: Program, prepare: Callable[[Any], Any]) -> Record:
                 each.retain_grad()
         result = prepare(function)(*args)
         outputs = result if isinstance(result, (list, tuple)) else [result]
-        losses = [_loss(each) for each in outputs if isinstance(each, Tensor)]
-        wanted = [each for each in losses if each is not None]
-        if wanted:
-            sum(wanted[1:], wanted[0]).backward()
+        with torch.enable_grad():
+            losses = [_loss(each) for each in outputs if isinstance(each, Tensor)]
+            wanted = [each for each in losses if each is not None]
+            if wanted:
+                sum(wanted[1:], wanted[0]).backward()
     parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
     touched = [each for each in (*args, *parameters) if isinstance(each, Tensor)]
     return [
@@ -99,7 +100,7 @@ def _run(program: Program, prepare: Callable[[Any], Any]) -> Record:
 
 
 def _loss(output: Tensor) -> Tensor | None:
-    if not output.requires_grad or output.is_meta or not output.is_floating_point():
+    if not output.requires_grad or output.is_meta or output.is_inference():
         return None
     flat = output.float().reshape(-1)
     return (flat * torch.arange(1.0, 1 + flat.numel(), device=flat.device).cos()).sum()

@@ -110,22 +110,6 @@ def _with_fake(variant: int) -> Program:
     return _two(program, functools.partial(_operator, forward, fake, backward))
 
 
-def _composite(variant: int) -> Program:
-    """What an operator is made of is traced, and its name is all that the graph has."""
-
-    @contextlib.contextmanager
-    def registered() -> Iterator[None]:
-        lib = torch.library.Library("s3cache_perturb", "FRAGMENT")
-        try:
-            lib.define("op(Tensor x) -> Tensor")
-            lib.impl("op", lambda x: x.sin() * (1 + variant), "CompositeImplicitAutograd")
-            yield
-        finally:
-            lib._destroy()
-
-    return _two(_op, registered)
-
-
 class _Uuid:
     def __init__(self, variant: int) -> None:
         self.variant = variant
@@ -261,7 +245,6 @@ _THINGS: dict[str, Callable[[int], Program]] = {
     "backward formula": _with_backward,
     "backward formula with a global": _with_backward_of_a_global,
     "fake implementation": _with_fake,
-    "composite operator": _composite,
     "pass before": _patched(inductor, "post_grad_custom_pre_pass", _Pass),
     "pass after": _patched(inductor, "post_grad_custom_post_pass", _Pass),
     "joint pass before": _patched(inductor, "joint_custom_pre_pass", _Pass),

@@ -1,0 +1,52 @@
+"""Models as people train them: compiled on one machine, hit on an empty disk of another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.machines import Machine, remote_url
+from tests.models.jobs import MODELS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROCESS_TIMEOUT_S = 600
+
+pytestmark = pytest.mark.timeout(2 * PROCESS_TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What all models came to on the machine that compiled them, and on the next."""
+    root = tmp_path_factory.mktemp("models")
+    first, second = (_run(root, Machine(root / name)) for name in ("first", "second"))
+    return first, second
+
+
+def _run(root: Path, machine: Machine) -> dict[str, Any]:
+    outcome = machine.run(
+        "tests.models.jobs:run",
+        list(MODELS),
+        str(root),
+        remote=remote_url(root),
+        timeout_s=PROCESS_TIMEOUT_S,
+    )
+    return dict(outcome.result)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step_is_hit_on_an_empty_disk_and_equal(
+    name: str, ran: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    first, second = (each[name] for each in ran)
+    assert first["bypassed"] == 0, first["reasons"]
+    assert first["saved"] == first["misses"] > 0
+    assert first["hits"] == 0
+    assert first["error"] < 1e-4
+
+    assert second["hits"] == first["saved"]
+    assert (second["misses"], second["bypassed"], second["lowered"]) == (0, 0, 0)
+    assert second["equal"]
+    assert second["loss"] == first["loss"]

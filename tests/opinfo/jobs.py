@@ -1,0 +1,179 @@
+"""What a machine does with torch's own samples of its operators: compile each, and keep results."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["names_of_all", "run"]
+
+
+def names_of_all() -> list[str]:
+    """Every operator that torch has samples of, and that takes float32 on the CPU."""
+    return list(_operators())
+
+
+def run(names: list[str], folder: str, backward: bool) -> dict[str, dict[str, Any]]:
+    """Compile the first sample of each operator.
+
+    Args:
+        folder: where results are kept; those that another machine kept there are compared with.
+        backward: whether to go backward too, where the operator can.
+
+    Returns:
+        For each operator ``status`` (``compiled``, ``no-sample``, ``eager-fails``,
+        ``not-compilable`` or ``inaccurate``), ``why``, ``equal`` (to what was kept; ``None`` if
+        nothing was), ``lowered`` (graphs that were compiled here) and what the cache counted.
+    """
+    lowered = _watch_lowerings()
+    operators = _operators()
+    found = {}
+    for index, name in enumerate(names):
+        lowered.clear()
+        kept = Path(folder, f"{index}.pt")
+        found[name] = {**_one(operators[name], kept, backward), "lowered": len(lowered)}
+    return found
+
+
+def _operators() -> dict[str, Any]:
+    import torch
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {
+        each.formatted_name: each for each in op_db if torch.float32 in each.supported_dtypes("cpu")
+    }
+
+
+def _one(operator: Any, kept: Path, backward: bool) -> dict[str, Any]:
+    import s3cache
+
+    cache = s3cache.active()
+    assert cache is not None
+    before = cache.stats()
+    result = _compiled(operator, kept, backward)
+    cache.flush(60)
+    after = cache.stats()
+    return {
+        **result,
+        "hits": sum(after.hits.values()) - sum(before.hits.values()),
+        "misses": sum(after.misses.values()) - sum(before.misses.values()),
+        "saved": after.saved - before.saved,
+        "bypassed": after.bypassed - before.bypassed,
+        "reasons": sorted(
+            reason
+            for reason, count in after.bypass_reasons.items()
+            if count > before.bypass_reasons.get(reason, 0)
+        ),
+    }
+
+
+def _compiled(operator: Any, kept: Path, backward: bool) -> dict[str, Any]:
+    import torch
+
+    torch.compiler.reset()
+    backward = backward and operator.supports_autograd
+    call = _caller(operator, backward)
+    try:
+        expected = call(lambda function: function)
+    except StopIteration:
+        return _status("no-sample")
+    except Exception as exc:
+        return _status("eager-fails", exc)
+    try:
+        with torch._inductor.config.patch(fallback_random=True):
+            result = call(torch.compile)
+    except Exception as exc:
+        return _status("not-compilable", exc)
+    equal = None
+    if kept.exists():
+        equal = not _difference(torch.load(kept, weights_only=False), result, exact=True)
+    else:
+        torch.save(result, kept)
+    # Without numbers that anybody set, or with ways to round them, it is torch's to differ.
+    why = _difference(expected, result, exact=False)
+    return {**_status("inaccurate" if why else "compiled", why), "equal": equal}
+
+
+def _status(status: str, why: object = "") -> dict[str, Any]:
+    return {"status": status, "why": str(why)[:300], "equal": None}
+
+
+def _caller(operator: Any, backward: bool) -> Callable[[Any], list[Any]]:
+    """A function that takes ``torch.compile`` and returns outputs, mutated inputs, gradients."""
+
+    def call(compile_it: Any) -> list[Any]:
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        _seed()
+        sample = next(iter(operator.sample_inputs("cpu", torch.float32, requires_grad=backward)))
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return operator.op(*args, **kwargs)
+
+        _seed()
+        outputs = compile_it(function)(sample.input, *sample.args, **sample.kwargs)
+        inputs = tree_leaves((sample.input, sample.args, sample.kwargs))
+        gradients = _gradients(tree_leaves(outputs), inputs) if backward else []
+        return [_detached(each) for each in (*tree_leaves(outputs), *inputs, *gradients)]
+
+    return call
+
+
+def _gradients(outputs: list[Any], inputs: list[Any]) -> list[Any]:
+    import torch
+
+    reached = [e for e in outputs if isinstance(e, torch.Tensor) and e.requires_grad]
+    leaves = [e for e in inputs if isinstance(e, torch.Tensor) and e.requires_grad and e.is_leaf]
+    if not reached or not leaves:
+        return []
+    ones = [torch.ones_like(each) for each in reached]
+    return list(torch.autograd.grad(reached, leaves, ones, allow_unused=True))
+
+
+def _detached(value: Any) -> Any:
+    import torch
+
+    return value.detach() if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _seed() -> None:
+    import torch
+
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+def _difference(expected: list[Any], found: list[Any], *, exact: bool) -> str:
+    import torch
+
+    tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-3, "atol": 1e-4}
+    if len(expected) != len(found):
+        return f"{len(expected)} values became {len(found)}"
+    for wanted, got in zip(expected, found, strict=True):
+        if not isinstance(wanted, torch.Tensor):
+            if wanted != got and exact:
+                return f"{wanted} became {got}"
+            continue
+        try:
+            torch.testing.assert_close(got, wanted, equal_nan=True, check_stride=exact, **tolerance)
+        except AssertionError as exc:
+            return str(exc)
+    return ""
+
+
+def _watch_lowerings() -> list[Any]:
+    """Every graph that Inductor lowers from now on."""
+    from torch._inductor.graph import GraphLowering
+
+    lowered: list[Any] = []
+    original = GraphLowering.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lowered.append(self.graph_id)
+        return original(self, *args, **kwargs)
+
+    GraphLowering.run = run
+    return lowered
