@@ -8,10 +8,14 @@ pass is part of this one. No import finds them, and torch's key refuses them.
 from __future__ import annotations
 
 import hashlib
+import re
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["autograd_words"]
+__all__ = ["autograd_words", "without_aot_names"]
+
+# Nodes that compiled autograd copies from the backward pass of the first, second … compiled graph.
+_COPIED = re.compile(r"\baot\d+_\w+")
 
 _PROLOGUE = "AutogradCompilerInstance.proxy_call_aot_backward.<locals>.call_aot_bwd_prologue"
 # Globals of a generated prologue: what is described below, and what its error messages say.
@@ -29,6 +33,16 @@ def autograd_words(target: Any) -> str | None:
     if isinstance(target, FunctionType) and target.__qualname__ == _PROLOGUE:
         return _prologue_words(target)
     return None
+
+
+def without_aot_names(gm: Any, source: str) -> str:
+    """``source``, generated from ``gm``, with numbers for the names of nodes copied into it.
+
+    The backward pass of a hit was written out and read again, which gives its nodes other names.
+    """
+    names = (node.name for node in gm.graph.nodes if _COPIED.fullmatch(node.name))
+    numbers = {name: f"aot#{number}" for number, name in enumerate(names)}
+    return _COPIED.sub(lambda found: numbers.get(found[0], found[0]), source)
 
 
 def _prologue_words(target: FunctionType) -> str | None:

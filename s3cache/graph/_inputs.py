@@ -19,7 +19,7 @@ def input_components(inputs: Sequence[Any]) -> dict[str, Component]:
     texts = {
         "inputs.sharing": _sharing(inputs),
         "inputs.non_leaf": _non_leaf(inputs),
-        "inputs.ranges": _ranges(inputs),
+        "inputs.bounds": _bounds(),
     }
     return {name: Component.of_text(text) for name, text in texts.items() if text}
 
@@ -79,28 +79,28 @@ def _non_leaf(inputs: Sequence[Any]) -> str:
     )
 
 
-def _ranges(inputs: Sequence[Any]) -> str:
-    """What is assumed of symbolic sizes besides guards, e.g. by ``mark_dynamic(..., max=8)``."""
+def _bounds() -> str:
+    """Bounds that the user set for sizes, e.g. by ``mark_dynamic(..., max=8)``.
+
+    Guards are no part of a key: those of an entry become guards of the program that it is a hit
+    for. Where the user set bounds, guards that are narrower than they would be an error there.
+    """
     import torch
 
-    found: dict[str, str] = {}
     context = torch._guards.TracingContext.try_get()
-    if context is None or context.fake_mode is None or context.fake_mode.shape_env is None:
-        return ""
-    ranges = context.fake_mode.shape_env.var_to_range
-    for number in _symbolic(inputs):
-        for symbol in number.node.expr.free_symbols:
-            if symbol in ranges:
-                found[str(symbol)] = f"{symbol} in [{ranges[symbol].lower}, {ranges[symbol].upper}]"
-    return " ".join(found[name] for name in sorted(found))
-
-
-def _symbolic(inputs: Sequence[Any]) -> Iterable[Any]:
-    import torch
-
-    for value in inputs:
-        sizes = value.shape if isinstance(value, torch.Tensor) and not value.is_nested else (value,)
-        yield from (each for each in sizes if isinstance(each, torch.SymInt))
+    shape_env = (
+        None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    )
+    found = set()
+    for each in getattr(shape_env, "tracked_fakes", None) or ():
+        constraints = getattr(each.symbolic_context, "constraint_sizes", None) or ()
+        for size, constraint in zip(
+            each.fake.shape if constraints else (), constraints, strict=True
+        ):
+            bounds = getattr(constraint, "vr", None)
+            if bounds is not None:
+                found.add(f"{size} in [{bounds.lower}, {bounds.upper}]")
+    return " ".join(sorted(found))
 
 
 def _annotations(gm: Any) -> list[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from s3cache.graph._autograd import autograd_words
+from s3cache.graph._autograd import autograd_words, without_aot_names
 
 __all__ = ["Pickled"]
 
@@ -101,10 +101,12 @@ class _Words:
             return None
         code = gm._graph.python_code(root_module="self")
         parts = {name: value for name, value in vars(gm).items() if name not in _GENERATED}
+        described = {name: autograd_words(value) for name, value in code.globals.items()}
         imports = sorted(
-            autograd_words(value) or line_of(name, value) for name, value in code.globals.items()
+            described[name] or line_of(name, value) for name, value in code.globals.items()
         )
-        return parts, code.src, imports
+        source = code.src if not any(described.values()) else without_aot_names(gm, code.src)
+        return parts, source, imports
 
 
 # Attributes of a graph module that are made from its graph.

@@ -49,10 +49,12 @@ def model() -> Any:
 
 def train(url: str) -> dict[str, Any]:
     """One training step, and one graph through the C++ wrapper; how near to eager they come."""
-    started = watch_processes()
     import torch
+    import torch._inductor.compile_fx  # with CUDA, importing it asks ldconfig for libraries
 
     import s3cache
+
+    started = watch_processes()
 
     def step(function: Any, network: Any) -> list[Any]:
         x = torch.linspace(-1, 1, 40).reshape(5, 8).requires_grad_()

@@ -94,10 +94,10 @@ def guard_variants_of_one_key(compile_it: Compile) -> Any:
     """Two graphs that are the same, and hold for different sizes."""
     import torch
 
-    function = compile_it(lambda x: (x * 2, x.shape[0] > 5), dynamic=True)
+    function = compile_it(lambda x: (x * 2, 1 if x.shape[0] > 5 else 0), dynamic=True)
     found = []
     for rows in (4, 8, 3, 9):
-        x = torch.ones(rows, 3)
+        x = torch.ones(rows, 11)  # equal sizes would be one symbol
         found.append((x, function(x)))
     return found
 
@@ -111,7 +111,7 @@ def guard_variants_of_a_training_step(compile_it: Compile) -> Any:
         return x * x * rows, (rows > 4) + (rows > 8)
 
     function = compile_it(function, dynamic=True)
-    return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (3, 6, 9, 7, 2)]
+    return [train(function, torch.ones(rows, 11, requires_grad=True)) for rows in (3, 6, 9, 7, 2)]
 
 
 @case("paths", graphs=3)
