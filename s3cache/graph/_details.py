@@ -17,11 +17,12 @@ __all__ = ["details_components", "unpicklable_configs"]
 
 # Attributes of the details that are options of torch's config modules.
 _CONFIGS = ("autograd_config", "inductor_config", "inductor_config_comms")
-# Options that say how to cache, and nothing about what is compiled; and the path of the compiler,
-# which a hit does not need and a reader may not have.
+# Options that say how to cache, or how to go about compiling, and nothing about what is compiled;
+# and the path of the compiler, which a hit does not need and a reader may not have.
 _LEFT_OUT = frozenset(
     {
         "cpp.cxx",
+        "cpp_cache_precompile_headers",
         "bundled_autograd_cache",
         "enable_autograd_cache",
         "enable_remote_autograd_cache",
