@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,19 +22,25 @@ pytestmark = pytest.mark.timeout(2 * PROCESS_TIMEOUT_S)
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """What all models came to on the machine that compiled them, and on the next."""
     root = tmp_path_factory.mktemp("models")
-    first, second = (_run(root, Machine(root / name)) for name in ("first", "second"))
-    return first, second
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda name: _run(root / name, name), MODELS))
+    return {name: each[0] for name, each in both}, {name: each[1] for name, each in both}
 
 
-def _run(root: Path, machine: Machine) -> dict[str, Any]:
-    outcome = machine.run(
-        "tests.models.jobs:run",
-        list(MODELS),
-        str(root),
-        remote=remote_url(root),
-        timeout_s=PROCESS_TIMEOUT_S,
-    )
-    return dict(outcome.result)
+def _run(root: Path, model: str) -> tuple[str, list[Any]]:
+    results = root / "results"
+    results.mkdir(parents=True)
+    found = []
+    for place in ("first", "second"):
+        outcome = Machine(root / place).run(
+            "tests.models.jobs:run",
+            [model],
+            str(results),
+            remote=remote_url(root),
+            timeout_s=PROCESS_TIMEOUT_S,
+        )
+        found.append(outcome.result[model])
+    return model, found
 
 
 @pytest.mark.parametrize("name", MODELS)
