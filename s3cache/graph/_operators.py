@@ -85,7 +85,7 @@ def _identity(operator: Any) -> str:
     whole = hashlib.sha256(str(operator._schema).encode())
     functions = [*operator.py_kernels.values()]
     definition = OPDEFS.get(name)
-    entry = singleton.get(name)
+    entry = singleton._data.get(name)
     if definition is not None:
         functions += _of_definition(definition)
     if entry is not None:

@@ -29,7 +29,8 @@ class Pickled:
 
     def __init__(self, pickler: Any) -> None:
         self._pickler = pickler
-        self._words = _Words(pickler.reducer_override)
+        inherited = getattr(pickler, "reducer_override", _nothing)  # none before torch 2.12
+        self._words = _Words(inherited)
         pickler.reducer_override = self._words.reduce
 
     def __call__(self, value: Any) -> bytes:
@@ -38,6 +39,15 @@ class Pickled:
         self._pickler.fast = True
         data: bytes = self._pickler.dumps(value)
         return data
+
+
+def _nothing(value: Any) -> Any:
+    """A ``reducer_override`` that overrides nothing, and refuses what later torches refuse."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        raise TypeError("a nested tensor has sizes that are numbered as they come")
+    return NotImplemented
 
 
 class _Words:

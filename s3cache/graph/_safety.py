@@ -173,8 +173,9 @@ def _passes() -> Iterator[Unsafe]:
     inductor, functorch = torch._inductor.config, torch._functorch.config
 
     def unknown(name: str, kind: str, passes: Iterable[Any]) -> Iterator[Unsafe]:
+        base: Any = getattr(known, kind, ())  # torch 2.12 knows no scheduler pass
         for each in passes:
-            if not (isinstance(each, getattr(known, kind)) and each.uuid()):
+            if not (isinstance(each, base) and each.uuid()):
                 yield Unsafe(
                     "custom-pass",
                     f"{name} is {_qualified(each)}, which has no uuid()",
@@ -184,7 +185,7 @@ def _passes() -> Iterator[Unsafe]:
 
     for name in _PASSES:
         yield from unknown(name, "CustomGraphPass", _listed(getattr(inductor, name)))
-    timing = inductor.pre_grad_pass_timing
+    timing = getattr(inductor, "pre_grad_pass_timing", "default")
     if timing == "late":  # others have run on this graph already
         late = _listed(inductor.pre_grad_custom_pass)
         yield from unknown("pre_grad_custom_pass", "CustomGraphPass", late)

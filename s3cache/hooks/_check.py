@@ -12,6 +12,7 @@ from s3cache.graph._safety import Unsafe
 from s3cache.hooks._keying import Keying, reasons_of
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._registry import Registry
+from s3cache.hooks._versions import loaded, name_of_key
 
 __all__ = ["Graph", "GraphBreak", "Report", "checked"]
 
@@ -165,7 +166,7 @@ class _Watch:
     def _loader(self, module: Any) -> Callable[..., Any]:
         def try_load(mod: Any, args: Any, aot_config: Any, *rest: Any, **kwargs: Any) -> Any:
             try:
-                name, _ = module.autograd_cache_key(mod, args, aot_config, *rest[:1])
+                name = name_of_key(module, mod, args, aot_config, rest)
                 key, components = name, dict(self._keys[name].components)
                 reasons: tuple[Unsafe, ...] = ()
             except Exception as exc:  # noqa: BLE001 - it is what is asked for
@@ -173,7 +174,7 @@ class _Watch:
                 reasons = tuple(reasons_of(exc)) or (Unsafe("error", repr(exc)),)
             gm = getattr(mod, "gm", mod)
             self.graphs.append(Graph(len(gm.graph.nodes), key, components, reasons))
-            return _eagerly(mod), aot_config
+            return loaded(_eagerly(mod), aot_config)
 
         return try_load
 

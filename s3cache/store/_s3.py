@@ -22,6 +22,7 @@ from s3cache.store._base import Buffer, ObjectInfo, PutMode, check_key, check_ra
 from s3cache.store._s3_client import CHUNK_BYTES, S3Body, new_client
 from s3cache.store._s3_errors import error_status, is_absent, refuses_condition, translate
 from s3cache.store._s3_options import MIN_PART_BYTES, S3Options
+from s3cache.store._sizes import announce
 
 __all__ = ["PROBE_NAME", "S3Store"]
 
@@ -285,8 +286,13 @@ class S3Store:
             if error_status(error) == 416:  # an empty object has no first byte
                 return b""
             raise
-        first = await _read(response)
         total = _total_bytes(response)
+        try:
+            announce(response.get("ContentLength", 0) if total is None else total)
+        except BaseException:
+            response["Body"].close()
+            raise
+        first = await _read(response)
         if total is None:  # the server knows no ranges and sent everything
             return first
         if len(first) != min(part_bytes, total):

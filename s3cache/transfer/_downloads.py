@@ -12,6 +12,8 @@ from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from s3cache.errors import ClosedError, TransientError
+from s3cache.store._sizes import sizes_told_to
+from s3cache.transfer._budget import Budget
 from s3cache.transfer._events import Listeners, TransferEvent
 from s3cache.transfer._loop import BackgroundLoop, cancelled
 
@@ -26,9 +28,9 @@ class _Sized(Protocol):
 _CLOSE_TIMEOUT_S = 5.0
 _PRESENT_AT_ONCE = 64
 _SIZES_KNOWN_EVERY_S = 0.01
-# What an object takes while it arrives, in its own size: the pieces of its body, the body put
-# together, and what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
-_COPIES = 6
+# What an object takes while it arrives, in its own size, at most: the body, and pieces of it or
+# what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
+_COPIES = 2
 _T = TypeVar("_T", bound=_Sized)
 _R = TypeVar("_R")
 
@@ -56,7 +58,7 @@ class Downloads(Generic[_T]):
         self._loop = loop
         self._fetch = fetch
         self._concurrency = concurrency
-        self._max_bytes = max_bytes
+        self._budget = Budget(max_bytes)
         self._present = present
         self._listeners = listeners
         # Touched on the loop only.
@@ -77,7 +79,7 @@ class Downloads(Generic[_T]):
             RuntimeError: called on the loop's own thread.
             S3CacheError: as ``fetch`` does.
         """
-        return self.wait(self._join(name), name, timeout_s)
+        return self.wait(self._insist(name), name, timeout_s)
 
     def wait(self, work: Coroutine[Any, Any, _R], name: str, timeout_s: float) -> _R:
         """The result of a coroutine on the loop, with the same patience."""
@@ -118,7 +120,17 @@ class Downloads(Generic[_T]):
             # With every waiter gone nobody would ask for the error: that is no mistake here.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([task])  # unlike awaiting it, leaves it alone when cancelled
+        if task.cancelled() and not self._stopped:
+            raise _PostponedError
         return task.result()
+
+    async def _insist(self, name: str) -> _T | None:
+        """For whoever waits, memory is no reason to put a download off."""
+        while True:
+            try:
+                return await self._join(name)
+            except _PostponedError:
+                continue
 
     async def _stop(self) -> None:
         self._stopped = True
@@ -157,32 +169,46 @@ class Downloads(Generic[_T]):
 
         async def work(number: int) -> None:
             while wanted or await refill():
-                if number >= self._at_once():
-                    if not self._largest:  # the first ones are under way
-                        await asyncio.sleep(_SIZES_KNOWN_EVERY_S)
-                        continue
-                    return
-                if not wanted:
-                    continue
-                name = wanted.popleft()
-                try:
-                    if (result := await self._join(name)) is None:
-                        prefetch.count(absent=1)
-                        self._none += 1
-                    else:
-                        prefetch.count(found=1, size=result.size)
-                        self._largest = max(self._largest, result.size)
-                except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
-                    prefetch.count(failed=1, error=exc)
+                if not self._largest and number > self._none:
+                    await asyncio.sleep(_SIZES_KNOWN_EVERY_S)  # the first ones are under way
+                elif wanted:
+                    name = wanted.popleft()
+                    if not await self._prefetch_one(name, sizes, prefetch):
+                        wanted.append(name)
 
+        sizes: dict[str, int] = {}  # of those that were put off
         await asyncio.gather(*map(work, range(self._concurrency)))
 
-    def _at_once(self) -> int:
-        """How many prefetches may run now: few until it is known how large objects are."""
-        if not self._largest:
-            return min(1 + self._none, self._concurrency)
-        fit = self._max_bytes // (_COPIES * self._largest)
-        return max(1, min(fit, self._concurrency))
+    async def _prefetch_one(self, name: str, sizes: dict[str, int], prefetch: Prefetch) -> bool:
+        """Fetch one object within the budget; ``False``: it is too large to be read just now."""
+        held = _COPIES * sizes.get(name, self._largest)
+
+        def told(size: int) -> None:
+            nonlocal held
+            wanted = _COPIES * size
+            if wanted > held:
+                if not self._budget.grow(held, wanted):
+                    sizes[name] = size
+                    raise asyncio.CancelledError(f"{size} bytes are too many just now")
+                held = wanted
+
+        await self._budget.take(held)
+        try:
+            with sizes_told_to(told):
+                result = await self._join(name)
+            if result is None:
+                prefetch.count(absent=1)
+                self._none += 1
+            else:
+                prefetch.count(found=1, size=result.size)
+                self._largest = max(self._largest, result.size)
+        except _PostponedError:
+            return False
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
+            prefetch.count(failed=1, error=exc)
+        finally:
+            self._budget.give(held)
+        return True
 
     def _absent(self, names: list[str]) -> list[str]:
         absent = []
@@ -192,6 +218,10 @@ class Downloads(Generic[_T]):
                     continue
             absent.append(name)
         return absent
+
+
+class _PostponedError(Exception):
+    """A prefetch was told to wait until there is memory for it."""
 
 
 class DownloadTimeoutError(TransientError):

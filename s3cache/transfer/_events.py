@@ -23,7 +23,8 @@ class TransferEvent:
         direction: ``upload`` or ``download``.
         step: ``queued`` and ``started`` come before it ends; it ends as ``done``, ``absent``
             (there is nothing to transfer) or ``failed``. An upload that is tried again after a
-            pause is ``retried``, and ``started`` anew.
+            pause is ``retried``, and ``started`` anew; a prefetched object that proves too large
+            for the memory left is ``started`` anew too.
         name: the object.
         size: its bytes as far as known, else 0.
         error: why it failed or is retried.

@@ -251,6 +251,9 @@ def test_an_operator_with_a_formula_that_cannot_be_found_is_not_cached() -> None
     assert s3cache.check(lambda x: op(x), torch.ones(3)).cacheable
 
 
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="other versions have other details"
+)
 def test_every_component_and_every_reason_is_documented() -> None:
     from s3cache.graph._safety import Code
 

@@ -29,6 +29,8 @@ class Case:
             the kind that the case is about; some entry of the case must.
         together: the same of all its entries; they also have ``key`` and ``guards``.
         differs: observations in which torch.compile itself differs from eager, cache or not.
+        since: the torch release before which such a graph is refused, if it matters.
+        until: the last torch release that compiles it at all.
     """
 
     row: str
@@ -41,6 +43,8 @@ class Case:
     shows: Callable[[dict[str, Any]], bool] | None
     together: Callable[[list[dict[str, Any]]], bool] | None
     differs: tuple[str, ...]
+    since: tuple[int, int]
+    until: tuple[int, int]
 
 
 CASES: dict[str, Case] = {}
@@ -56,6 +60,8 @@ def case(
     shows: Callable[[dict[str, Any]], bool] | None = None,
     together: Callable[[list[dict[str, Any]]], bool] | None = None,
     differs: tuple[str, ...] = (),
+    since: tuple[int, int] = (0, 0),
+    until: tuple[int, int] = (99, 0),
 ) -> Callable[[Program], Program]:
     """Register the decorated program under its own name; see :class:`Case`."""
 
@@ -63,7 +69,18 @@ def case(
         name = program.__name__
         assert name not in CASES, name
         CASES[name] = Case(
-            row, name, program, graphs, unsaved, bypassed, reasons, shows, together, differs
+            row=row,
+            name=name,
+            program=program,
+            graphs=graphs,
+            unsaved=unsaved,
+            bypassed=bypassed,
+            reasons=reasons,
+            shows=shows,
+            together=together,
+            differs=differs,
+            since=since,
+            until=until,
         )
         return program
 

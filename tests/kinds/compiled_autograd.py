@@ -64,13 +64,13 @@ def backward_module_with_symbols(compile_it: Compile) -> Any:
     return found
 
 
-@case("compiled_autograd", graphs=2)
+@case("compiled_autograd", graphs=2, since=(2, 13))
 def its_graph_is_cached(compile_it: Compile) -> Any:
     """The graph of the whole backward pass is a graph like others."""
     return _twice(compile_it, lambda x: x * x * 6, compile_it)
 
 
-@case("compiled_autograd")
+@case("compiled_autograd", since=(2, 13))
 def eager_forward(compile_it: Compile) -> Any:
     x = _leaf()
     out = (x * x).exp() @ x.t()
@@ -78,7 +78,7 @@ def eager_forward(compile_it: Compile) -> Any:
     return x, out, x.grad
 
 
-@case("compiled_autograd", graphs=2)
+@case("compiled_autograd", graphs=2, since=(2, 13))
 def parameters_of_a_module(compile_it: Compile) -> Any:
     import torch
 
@@ -104,7 +104,7 @@ def hooks_under_compiled_autograd(compile_it: Compile) -> Any:
     return _hooked(function, lambda loss: _under_compiled_autograd(compile_it, loss))
 
 
-@case("compiled_autograd", graphs=2)
+@case("compiled_autograd", graphs=2, since=(2, 13))
 def hooks_in_its_graph(compile_it: Compile) -> Any:
     """Hooks that Dynamo traces become part of the graph of the backward pass."""
     function = compile_it(lambda x: x * x - 10)

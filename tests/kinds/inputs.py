@@ -69,7 +69,7 @@ def data_mutated_out_of_graph(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, out
 
 
-@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False))
+@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False), until=(2, 14))
 def metadata_mutated(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         x.transpose_(0, 1)
@@ -141,7 +141,7 @@ def mutated_through_an_alias(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("inputs")
+@case("inputs", since=(2, 12))
 def storage_resized(compile_it: Compile) -> Any:
     """As FSDP does it: a parameter is given room, and filled."""
     import torch
@@ -157,7 +157,7 @@ def storage_resized(compile_it: Compile) -> Any:
     return x, full, compile_it(function)(x, full)
 
 
-@case("inputs")
+@case("inputs", since=(2, 12))
 def storage_released(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         out = x * 2

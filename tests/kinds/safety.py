@@ -43,7 +43,7 @@ def torchs_own_modules(compile_it: Compile) -> Any:
     return train(compile_it(network), _matrix(True)), [e.grad for e in network.parameters()]
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",))
+@case("safety", graphs=1, bypassed=1, reasons=("function",), since=(2, 13))
 def numpy_functions(compile_it: Compile) -> Any:
     """torch knows its stand-ins for numpy's functions, and not those for operators."""
     import numpy as np

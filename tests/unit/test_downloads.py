@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.errors import AccessDeniedError, ClosedError
+from s3cache.store._sizes import announce
 from s3cache.transfer import (
     BackgroundLoop,
     Downloads,
@@ -96,7 +98,7 @@ def downloads(
 
 def test_large_objects_are_prefetched_a_few_at_a_time(loop: BackgroundLoop, source: Source) -> None:
     """The first one tells how large they are."""
-    for size, at_once in ((10, 8), (50, 3), (10_000, 1)):
+    for size, at_once in ((10, 8), (160, 3), (10_000, 1)):
         most: list[int] = []
 
         async def fetch(name: str, size: int = size, most: list[int] = most) -> Thing | None:
@@ -118,6 +120,79 @@ def test_large_objects_are_prefetched_a_few_at_a_time(loop: BackgroundLoop, sour
         assert report.found == 60
         assert most[0] == 1
         assert max(most) == at_once
+
+
+def test_what_proves_too_large_is_put_off_and_nothing_else_waits_for_it(
+    loop: BackgroundLoop,
+) -> None:
+    """The first one was small; of the large ones only so many are read at once."""
+    reading = most = 0
+    announced: Counter[str] = Counter()
+
+    async def fetch(name: str) -> Thing | None:
+        nonlocal reading, most
+        size = 1 if name == "first" else 200
+        await asyncio.sleep(0.01)
+        announced[name] += 1
+        announce(size)
+        reading += size
+        most = max(most, reading)
+        await asyncio.sleep(0.01)
+        reading -= size
+        return Thing(name, size)
+
+    downloads = Downloads(
+        loop,
+        fetch,
+        concurrency=8,
+        max_bytes=1_000,
+        present=lambda _: False,
+        listeners=Listeners(),
+    )
+    prefetch = downloads.prefetch(["first", *map(str, range(30))])
+    assert downloads.get("17", 20) == Thing("17", 200)
+    report = prefetch.wait(20)
+    assert (report.found, report.failed) == (31, 0)
+    # One more for the lookup, which does not wait for memory.
+    assert most <= 1_000 // 2 + 200
+    assert max(announced.values()) > 1, "none was put off"
+    assert loop.wait(_idle(downloads), 20)
+
+
+async def _idle(downloads: Downloads[Thing]) -> bool:
+    return downloads._budget.grow(0, 1_000) and not downloads.under_way
+
+
+def test_whoever_waits_gets_what_a_prefetch_has_put_off(loop: BackgroundLoop) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    tries: Counter[str] = Counter()
+
+    async def fetch(name: str) -> Thing | None:
+        tries[name] += 1
+        if tries[name] == 1:
+            started.set()
+            await asyncio.to_thread(go_on.wait, 20)
+            announce(5_000)
+        return Thing(name, 10)
+
+    downloads = Downloads(
+        loop,
+        fetch,
+        concurrency=2,
+        max_bytes=100,
+        present=lambda _: False,
+        listeners=Listeners(),
+    )
+    loop.wait(downloads._budget.take(90), 20)  # something else is under way
+    downloads._largest = 1
+    prefetch = downloads.prefetch(["large"])
+    assert started.wait(20)
+    joining = loop.submit(downloads._insist("large"))
+    loop.wait(asyncio.sleep(0), 20)  # it has joined now
+    go_on.set()
+    assert joining.result(20) == Thing("large", 10)
+    assert tries["large"] == 2
+    prefetch.cancel()
 
 
 def test_there_or_not(downloads: Downloads[Thing]) -> None:
