@@ -78,7 +78,7 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(BIN)/python -m pytest tests/infra $(ARGS)
 
-test-perturb: $(READY) ## all of 2,400 changes to programs: each a miss or the right answer; 15 minutes
+test-perturb: $(READY) ## all of 2,400 changes to programs: each a miss or the right answer; 11 minutes
 	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
 
 fuzz: $(FUZZ_READY) ## fuzz the frame decoder for FUZZ_TIME seconds (60)
