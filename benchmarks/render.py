@@ -19,7 +19,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What writes docs/benchmarks/NAME.json, by name.
-COMMANDS = {"warm_start": "make bench", "storage": "make bench-storage"}
+COMMANDS = {
+    "warm_start": "make bench",
+    "keys": "make bench-keys",
+    "storage": "make bench-storage",
+}
 
 
 def render(document: Mapping[str, Any], command: str) -> str:

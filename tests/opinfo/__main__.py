@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", nargs="*", help="these operators")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
+    options.folder = options.folder.resolve()  # URLs are made of it
     names = options.only or _names(options.folder)
     verdicts: dict[str, tuple[Verdict, str]] = {}
     for done in _chunks(options.folder, names, options.chunk):
