@@ -36,7 +36,8 @@ def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: N
     left_behind = 0
     for round_ in range(7):
         pair = [
-            machine.start(["save", keys(0, 40, f"{round_}-{each}-"), SIZE], events=True)
+            # It does not end by itself: only a kill ends it.
+            machine.start(["save", keys(0, 40, f"{round_}-{each}-"), SIZE], ["hear"], events=True)
             for each in range(2)
         ]
         for process in pair:
