@@ -2,7 +2,7 @@
 
 torch's keys hold no CPU ISA. Inductor compiles with ``-march=native``, so code made on one machine
 may use any instruction that machine has: on another one it returns wrong numbers or crashes
-(measured with ``ATEN_CPU_CAPABILITY=avx2``; see docs/storage.md for what is in a key).
+(measured with ``ATEN_CPU_CAPABILITY=avx2``; docs/keys.md says what is in a key).
 """
 
 from __future__ import annotations
