@@ -44,12 +44,13 @@ def remember_installation(directory: str) -> None:
 
 def _fingerprint(root: str) -> str:
     found = hashlib.sha256(root.encode())
-    for path, size, mtime_ns in sorted(_python_files(root)):
-        found.update(f"{path}\0{size}\0{mtime_ns}\n".encode())
+    # As text, which the garbage collector, busy enough while torch is imported, need not look at.
+    for file in sorted(_python_files(root)):
+        found.update(file.encode())
     return found.hexdigest()
 
 
-def _python_files(root: str) -> Iterator[tuple[str, int, int]]:
+def _python_files(root: str) -> Iterator[str]:
     with os.scandir(root) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -57,7 +58,7 @@ def _python_files(root: str) -> Iterator[tuple[str, int, int]]:
                     yield from _python_files(entry.path)
             elif entry.name.endswith((".py", ".so", ".cpp", ".ld")):
                 status = entry.stat()
-                yield entry.path, status.st_size, status.st_mtime_ns
+                yield f"{entry.path}\0{status.st_size}\0{status.st_mtime_ns}\n"
 
 
 def _read(path: str) -> dict[str, Any]:

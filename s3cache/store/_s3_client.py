@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import platform
 import threading
 from collections.abc import AsyncIterator
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from functools import cache
 from typing import Any
 
 from s3cache._version import __version__
+from s3cache.store._s3_models import model_loader
 from s3cache.store._s3_options import S3Options
 
 __all__ = ["CHUNK_BYTES", "S3Body", "new_client"]
@@ -96,7 +95,7 @@ def _make_client(options: S3Options) -> Any:
         parameter_validation=False,  # ours are right
     )
     botocore_session = get_session()
-    botocore_session.register_component("data_loader", _loader())
+    botocore_session.register_component("data_loader", model_loader())
     parsers = botocore_session.get_component("response_parser_factory")
     parsers.set_parser_defaults(timestamp_parser=_timestamp)
     session = aioboto3.Session(
@@ -120,57 +119,6 @@ def _make_client(options: S3Options) -> Any:
         ).__aenter__()
 
     return asyncio.run(enter())
-
-
-@cache
-def _loader() -> Any:
-    """botocore's models, read once: the next store's client then takes 10 ms, not 60."""
-    from botocore.loaders import create_loader
-
-    loader = create_loader(os.environ.get("AWS_DATA_PATH"))
-    load = loader.load_service_model
-
-    def load_service_model(service: str, kind: str, *args: Any, **kwargs: Any) -> Any:
-        model = load(service, kind, *args, **kwargs)
-        if kind == "endpoint-rule-set-1":
-            return _without_unused(model)
-        return _without_unread(model) if (service, kind) == ("s3", "service-2") else model
-
-    loader.load_service_model = load_service_model
-    return loader
-
-
-def _without_unused(rules: dict[str, Any]) -> dict[str, Any]:
-    """The rule set without the parameters that none of its rules looks at.
-
-    botocore remembers the endpoint for each set of parameters, and one is the object's key: it
-    would go through all rules for each object, an eighth of what a small request costs.
-    """
-    text = json.dumps(rules["rules"])
-    used = {
-        name: each
-        for name, each in rules["parameters"].items()
-        if f'"{name}"' in text or f"{{{name}" in text
-    }
-    return {**rules, "parameters": used}
-
-
-# Of what botocore would look for, one by one, in the headers of each answer.
-_READ = {
-    "GetObjectOutput": ("Body", "ContentLength", "ContentRange", "ETag"),
-    "HeadObjectOutput": ("ContentLength", "LastModified"),
-    "PutObjectOutput": ("ETag",),
-}
-
-
-def _without_unread(model: dict[str, Any]) -> dict[str, Any]:
-    """The service model without the parts of answers that nobody here reads."""
-    shapes = dict(model["shapes"])
-    for name, read in _READ.items():
-        members = shapes[name]["members"]
-        kept = {member: members[member] for member in read if member in members}
-        shapes[name] = {**shapes[name], "members": kept}
-    return {**model, "shapes": shapes}
 
 
 def _timestamp(value: Any) -> datetime:

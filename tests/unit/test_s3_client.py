@@ -1,39 +1,12 @@
-"""What is left out of botocore's models makes requests cheaper and nothing different."""
+"""Times in S3's answers, which a listing has thousands of."""
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
-from typing import Any
 
 import pytest
-from botocore.loaders import create_loader
 
-from s3cache.store._s3_client import _loader, _timestamp, _without_unused
-
-
-def test_only_parameters_that_no_rule_looks_at_are_left_out() -> None:
-    whole = create_loader().load_service_model("s3", "endpoint-rule-set-1")
-    rules = _loader().load_service_model("s3", "endpoint-rule-set-1")
-    assert rules["rules"] == whole["rules"]
-    left_out = set(whole["parameters"]) - set(rules["parameters"])
-    assert "Key" in left_out
-    for name in left_out:
-        assert f'"{name}"' not in json.dumps(whole["rules"])
-    assert {"Bucket", "Region", "Endpoint", "UseFIPS", "ForcePathStyle"} <= set(rules["parameters"])
-
-
-@pytest.mark.parametrize(
-    "use", [{"ref": "Key"}, "{Key}", "https://{Key#part}", {"fn": "x", "argv": ["Key"]}]
-)
-def test_a_parameter_that_a_rule_looks_at_stays(use: Any) -> None:
-    rules = {"parameters": {"Key": {}, "Other": {}}, "rules": [{"conditions": [use]}]}
-    assert list(_without_unused(rules)["parameters"]) == ["Key"]
-
-
-def test_other_services_are_left_as_they_are() -> None:
-    whole = create_loader().load_service_model("sts", "service-2")
-    assert _loader().load_service_model("sts", "service-2") == whole
+from s3cache.store._s3_client import _timestamp
 
 
 @pytest.mark.parametrize(
