@@ -17,11 +17,15 @@ __all__ = ["model_loader"]
 # What the stores call; the last two are called by botocore itself, where a bucket turns out to be
 # elsewhere and for directory buckets.
 _OPERATIONS = (
+    "AbortMultipartUpload",
+    "CompleteMultipartUpload",
+    "CreateMultipartUpload",
     "DeleteObject",
     "GetObject",
     "HeadObject",
     "ListObjectsV2",
     "PutObject",
+    "UploadPart",
     "HeadBucket",
     "CreateSession",
 )
