@@ -1,15 +1,16 @@
-"""A fresh process that trains a GPT for a few steps, and says how long the first one took.
+"""A fresh process that trains a GPT, and says how long the first step took, and later ones.
 
-Run as a program with a request as JSON (see :class:`Request`); it prints its answer as JSON.
+Run as a program with a request as JSON (see :class:`Request`); it prints its answer as JSON. Then
+it does as many more steps as each line of its input says, and prints their seconds, as JSON.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,6 @@ class Request:
     Attributes:
         began_s: when the process was asked for, on the monotonic clock.
         layers: of the model.
-        steps: how many to time after the first.
         compiled: with ``torch.compile``, or eagerly.
         s3cache: turn it on, as the environment says.
         load_artifacts, save_artifacts: files for torch's Mega-Cache, or "".
@@ -33,14 +33,14 @@ class Request:
 
     began_s: float
     layers: int = LAYERS
-    steps: int = 0
     compiled: bool = True
     s3cache: bool = False
     load_artifacts: str = ""
     save_artifacts: str = ""
 
 
-def main(request: Request) -> dict[str, Any]:
+def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
+    """The answer, once the first step is done, and what does a step and returns its seconds."""
     if request.s3cache:
         import s3cache
 
@@ -70,10 +70,7 @@ def main(request: Request) -> dict[str, Any]:
 
     first_s = step_s()
     total_s = time.monotonic() - request.began_s
-    later_s = [step_s() for _ in range(request.steps)]
     answer = {"first_s": first_s, "total_s": total_s, "hit": None, "tiers": {}}
-    if later_s:
-        answer["later_s"] = statistics.median(later_s)
     if request.compiled:
         counters = torch._dynamo.utils.counters["aot_autograd"]
         answer["hit"] = counters["autograd_cache_hit"] == 1 and not counters["autograd_cache_miss"]
@@ -85,8 +82,15 @@ def main(request: Request) -> dict[str, Any]:
         assert data_and_info is not None
         with open(request.save_artifacts, "wb") as file:
             file.write(data_and_info[0])
-    return answer
+    return answer, step_s
+
+
+def main() -> None:
+    answer, step_s = started(Request(**json.loads(sys.argv[1])))
+    print(json.dumps(answer), flush=True)
+    for line in sys.stdin:
+        print(json.dumps([step_s() for _ in range(int(line))]), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Request(**json.loads(sys.argv[1])))), flush=True)
+    main()
