@@ -59,7 +59,7 @@ test-fast: $(READY) ## unit and contract tests only, no server
 test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
 	infra/rgw/run.sh $(BIN)/python -m pytest tests -m rgw $(ARGS)
 
-test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 40 minutes
+test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
 
 # Builds of several GB with CUDA, which run on the CPU here. Delete the environment after use.
