@@ -75,7 +75,7 @@ class Proxy:
         self._thread.start()
         self._socket = _bound(0)
         self.port: int = self._socket.getsockname()[1]
-        self._server: asyncio.Server | None = None
+        self._listens = False
         self._call(self._prepare())
         return self
 
@@ -127,30 +127,42 @@ class Proxy:
             self._changed.notify_all()
 
     async def _listen(self) -> None:
-        if self._server is None:
-            self._server = await asyncio.start_server(self._connected, sock=self._socket)
+        if not self._listens:
+            self._listens = True
+            self._socket.setblocking(False)
+            self._socket.listen(100)
+            # Not asyncio's own server: closed just when somebody connects, it forgets that socket.
+            self._loop.add_reader(self._socket, self._accept)
 
     async def _refuse(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        if self._listens:
+            self._listens = False
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
             self._socket = _bound(self.port)  # nobody else shall have it meanwhile
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # gone again
+            client, _ = self._socket.accept()
+            client.setblocking(False)
+            task = asyncio.ensure_future(self._serve(client))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: client.close())  # if it never began
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, client: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=client)
         try:
             upstream = await asyncio.open_connection("127.0.0.1", self._server_port)
-        except OSError:
-            _reset(writer)
-            return
+        except BaseException as exc:
+            await _closed([], writer, reset=True)
+            if isinstance(exc, OSError):
+                return
+            raise
         pumps = [
             asyncio.ensure_future(self._pump("up", reader, upstream[1])),
             asyncio.ensure_future(self._pump("down", upstream[0], writer)),
@@ -160,11 +172,7 @@ class Proxy:
             done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             broken = any(pump.exception() for pump in done)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            for each in (writer, upstream[1]):
-                _reset(each) if broken else each.close()
+            await _closed(pumps, writer, upstream[1], reset=broken)
 
     async def _pump(
         self, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -226,6 +234,18 @@ def _bound(port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", port))
     return bound
+
+
+async def _closed(
+    pumps: list[asyncio.Future[None]], *writers: asyncio.StreamWriter, reset: bool
+) -> None:
+    """Close all, without waiting for anything before that is done, and wait until it is."""
+    for pump in pumps:
+        pump.cancel()
+    for writer in writers:
+        _reset(writer) if reset else writer.close()
+    waits = (writer.wait_closed() for writer in writers)
+    await asyncio.gather(*pumps, *waits, return_exceptions=True)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
