@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,7 +237,7 @@ def _bound(port: int) -> socket.socket:
 
 
 async def _closed(
-    pumps: list[asyncio.Future[None]], *writers: asyncio.StreamWriter, reset: bool
+    pumps: Sequence[asyncio.Future[None]], *writers: asyncio.StreamWriter, reset: bool
 ) -> None:
     """Close all, without waiting for anything before that is done, and wait until it is."""
     for pump in pumps:
