@@ -149,20 +149,45 @@ def _process(
     python: str | Path = sys.executable,
 ) -> Iterator[subprocess.Popen[str]]:
     """A Python process that ends with the block, out of reach of the terminal's Ctrl-C."""
-    with subprocess.Popen(
-        [str(python), "-m", module, *arguments],
-        cwd=_ROOT,
-        env=dict(env),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        start_new_session=True,
-    ) as started:
-        try:
-            yield started
-        finally:
+    started: subprocess.Popen[str] | None = None
+    try:
+        with _uninterrupted():
+            started = subprocess.Popen(
+                [str(python), "-m", module, *arguments],
+                cwd=_ROOT,
+                env=dict(env),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+        yield started
+    finally:
+        if started is not None:
             started.kill()
+            with started:  # closes its pipes and waits for it
+                pass
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals that would end the demo do so at the end of the block.
+
+    A Ctrl-C just while a process is started would leave it running, with nobody who knows it.
+    """
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 @contextmanager
