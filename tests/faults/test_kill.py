@@ -146,7 +146,7 @@ def test_sigterm_ends_the_process_though_the_server_hangs(
     """With and without a handler; what was acknowledged waits for the next process."""
     proxy.link = HANGS
     machine = new_machine(endpoint_url=proxy.url, exit_timeout_s=1.0)
-    process = machine.start(*steps, ["save", keys(0, 20), SIZE], ["say", "done"], ["hear"])
+    process = machine.start(*steps, ["save", keys(0, 20), SIZE], ["say", "done"], ["work"])
     process.until("at done")
     started = time.monotonic()
     process.signal(signal.SIGTERM)

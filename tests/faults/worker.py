@@ -115,6 +115,15 @@ class Worker:
         """Go on when the test writes a line."""
         sys.stdin.readline()
 
+    def work(self) -> None:
+        """Until a signal ends it, as a program that trains.
+
+        Not by :meth:`hear`: Python does not hear of a signal that comes between its last
+        instruction and a system call that then blocks.
+        """
+        while True:
+            time.sleep(0.01)
+
     def until_imported(self, module: str) -> None:
         """Until the background thread is that far with making a client."""
         while module not in sys.modules:
