@@ -28,6 +28,8 @@ _LONGEST_PAUSE_S = 60.0
 # How often a process looks for what its dead neighbours have left.
 _ADOPT_EVERY_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
+# The records are counted by a thread, and all of those may be in a name lookup that hangs.
+_REPORT_TIMEOUT_S = 2.0
 # Of the memory that uploads may take, for what waits and has just been written to the disk.
 _FRESH_PART = 0.25
 _EVERYTHING = 1 << 62
@@ -214,9 +216,11 @@ class Uploads:
         try:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._loop.wait(work, timeout_s)
-            return self._loop.wait(self._report(), None)
+            return self._loop.wait(self._report(), _REPORT_TIMEOUT_S)
         except ClosedError as exc:
             return FlushReport(self.pending, len(self._held), exc)
+        except concurrent.futures.TimeoutError:  # the disk or a name server hangs
+            return FlushReport(self.pending, len(self._held), self._error)
 
     def close(self) -> None:
         """Stop uploading. Records stay, for :meth:`LocalTier.close` to leave to others."""

@@ -370,6 +370,25 @@ def test_a_flush_has_an_end(site: Site, remote: Remote) -> None:
     assert site.uploads.flush(20).complete
 
 
+def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Remote) -> None:
+    """As in lookups of a name server that is gone."""
+    remote.is_open = False
+    site.put("one")
+    site.put("two")
+    eventually(lambda: len(remote.waiting) == 2)
+    goes_on = threading.Event()
+
+    async def hang() -> None:
+        for _ in range(100):
+            asyncio.get_running_loop().run_in_executor(None, goes_on.wait)
+
+    site.loop.wait(hang(), 20)
+    try:
+        assert in_thread(lambda: site.uploads.flush(0.01))().remaining == 2
+    finally:
+        goes_on.set()
+
+
 def test_even_a_mistake_in_the_store_stops_no_other_upload(
     new_site: Callable[..., Site], remote: Remote
 ) -> None:
