@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import platform
-import threading
 from collections.abc import AsyncIterator
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from s3cache._forks import new_event_loop, undivided
 from s3cache._version import __version__
 from s3cache.store._s3_models import model_loader
 from s3cache.store._s3_options import S3Options
@@ -66,7 +65,8 @@ async def new_client(options: S3Options) -> Any:
 
 
 def _make_client(options: S3Options) -> Any:
-    with _importing:
+    # It takes a second at most, once in a process; no child shall have half a module.
+    with undivided():
         import aioboto3
         import aioboto3.s3.inject  # what the first client would import
         from aiobotocore.config import AioConfig
@@ -118,7 +118,13 @@ def _make_client(options: S3Options) -> Any:
             config=config,
         ).__aenter__()
 
-    return asyncio.run(enter())
+    loop = new_event_loop()
+    try:
+        return loop.run_until_complete(enter())
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 def _timestamp(value: Any) -> datetime:
@@ -138,13 +144,3 @@ def _runtime() -> str:
 
 def _drop_expect(params: dict[str, Any], **_: Any) -> None:
     params["headers"].pop("Expect", None)
-
-
-# A child forked while this thread imports would have half a module and its lock, for good: its own
-# client, and its exit, would hang or fail. So a fork waits; a second at most, once in a process.
-_importing = threading.RLock()
-os.register_at_fork(
-    before=_importing.acquire,
-    after_in_parent=_importing.release,
-    after_in_child=_importing.release,
-)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from s3cache._forks import new_event_loop
 from s3cache.errors import ClosedError
 
 __all__ = ["BackgroundLoop", "background", "before_exit", "cancelled"]
@@ -92,7 +93,7 @@ class BackgroundLoop:
         if self._stopped:
             raise ClosedError("the background thread was stopped: the interpreter is exiting")
         if self._loop is None:
-            loop = asyncio.new_event_loop()
+            loop = new_event_loop()
             loop.set_default_executor(self._executor)
             thread = threading.Thread(target=_run, args=(loop,), name="s3cache", daemon=True)
             try:

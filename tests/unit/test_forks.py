@@ -1,0 +1,119 @@
+"""A forked child has none of the locks that only a thread of its parent could open."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.caching import run_script
+
+# Forks once the other thread is amid its work, and prints what the child knows of it.
+FORK = """
+import time
+from s3cache import _forks
+_forks._PATIENCE_S = 20.0
+state = "before"
+
+def work():
+    global state
+    state = "amid"
+    time.sleep(0.2)
+    state = "after"
+
+{start}
+eventually(lambda: state == "amid")
+child = os.fork()
+if child == 0:
+    print("child:", state, flush=True)
+    os._exit(0)
+assert join(child) == 0
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "background().call(work)",
+        """
+def block():
+    with _forks.undivided(): work()
+threading.Thread(target=block).start()
+""",
+    ],
+    ids=["callback", "block"],
+)
+def test_a_fork_waits_for_the_end_of_what_is_undivided(start: str) -> None:
+    done = run_script(FORK.format(start=start))
+    assert (done.stdout.split(), done.stderr) == (["child:", "after"], "")
+
+
+def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
+    done = run_script(
+        """
+        from s3cache import _forks
+        _forks._PATIENCE_S = 600.0
+        async def for_ever(): await asyncio.Event().wait()
+        background().submit(for_ever())
+        loop = _forks.new_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        child = os.fork()
+        if child == 0: os._exit(0)
+        assert join(child) == 0
+        background().stop()
+        child = os.fork()
+        if child == 0: os._exit(0)
+        assert join(child) == 0
+        """
+    )
+    assert done.stderr == ""
+
+
+def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> None:
+    """Nobody can open it while the fork waits: the child is born all the same."""
+    done = run_script(
+        """
+        from s3cache import _forks
+        _forks._PATIENCE_S = 0.1
+        lock, there = threading.Lock(), threading.Event()
+        def work():
+            there.set()
+            with lock: pass
+        with lock:
+            background().call(work)
+            there.wait()
+            child = os.fork()
+        if child == 0:
+            async def where(): return os.getpid()
+            os._exit(0 if background().wait(where(), 10) == os.getpid() else 1)
+        assert join(child) == 0
+        """
+    )
+    assert done.stderr == ""
+
+
+def test_nothing_undivided_begins_while_somebody_forks() -> None:
+    done = run_script(
+        """
+        import time
+        from s3cache import _forks
+        state, stop = "out", False
+        def work():
+            global state
+            while not stop:
+                with _forks.undivided():
+                    state = "in"
+                    time.sleep(0.001)
+                    state = "out"
+        thread = threading.Thread(target=work)
+        thread.start()
+        seen = []
+        for _ in range(50):
+            child = os.fork()
+            if child == 0: os._exit(0 if state == "out" else 1)
+            seen.append(join(child))
+        stop = True
+        thread.join()
+        print(seen.count(0))
+        """
+    )
+    assert (done.stdout.strip(), done.stderr) == ("50", "")
