@@ -59,6 +59,8 @@ def reader(open_cache: OpenCache) -> Iterator[OpenCache]:
 
     def open_reader(**options: Any) -> Cache:
         cache = open_cache(**options)
+        # Not by a lookup, for which making a client may take too long here.
+        eventually(lambda: not cache.prefetch([key("warm")]).wait(20).failed)
         assert isinstance(cache.lookup(key("warm")), Hit)
         return cache
 
