@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.faults.conftest import NewMachine
-from tests.faults.machines import Machine
+from tests.faults.machines import Machine, eventually
 from tests.faults.proxy import Link, Proxy
 from tests.faults.worker import keys
 
@@ -68,8 +68,9 @@ def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
     proxy.link = HANGS
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     for _ in range(20):
-        process = machine.start(["save_for_ever", "key", 3_000_000])
+        process = machine.start(["save_for_ever", "key", 10_000_000])
         process.until("saved", 2)
+        eventually(lambda: any(machine.tier.glob("staging/*")))
         process.kill()
         if [*machine.tier.glob("staging/*")]:
             break
