@@ -14,34 +14,24 @@ import concurrent.futures.thread  # noqa: F401
 import os
 import selectors
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 
-__all__ = ["new_event_loop", "undivided"]
+__all__ = ["new_event_loop"]
 
 # A thread that takes longer, or needs a lock that the forking thread holds, is not waited for.
 _PATIENCE_S = 1.0
+_LOOK_EVERY_S = 0.0001
 
-_changed = threading.Condition()
-_undivided: set[int] = set()
-_forking: set[int] = set()
-
-
-@contextmanager
-def undivided() -> Iterator[None]:
-    """A block that other threads do not fork amid, unless it takes longer than a second.
-
-    Such blocks cannot be nested.
-    """
-    _enter()
-    try:
-        yield
-    finally:
-        _leave()
+# Held by whoever forks. Reentrant, for a signal handler may fork while its thread does.
+_gate = threading.RLock()
+_undivided: set[int] = set()  # the threads to wait for
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop whose callbacks are undivided: forks happen while it waits for something."""
+    """A loop whose callbacks no other thread forks amid, but while it waits for something.
+
+    A fork waits for them a second at most.
+    """
     return asyncio.SelectorEventLoop(_Selector())
 
 
@@ -49,51 +39,33 @@ class _Selector(selectors.DefaultSelector):
     """Its thread is amid something from the end of one wait to the beginning of the next."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        _leave()
+        _undivided.discard(threading.get_ident())
         try:
             return super().select(timeout)
         finally:
-            _enter()
+            with _gate:
+                _undivided.add(threading.get_ident())
 
     def close(self) -> None:
         super().close()
-        _leave()
-
-
-def _enter() -> None:
-    me = threading.get_ident()
-    with _changed:
-        while _forking and me not in _forking:
-            _changed.wait()
-        _undivided.add(me)
-
-
-def _leave() -> None:
-    with _changed:
         _undivided.discard(threading.get_ident())
-        _changed.notify_all()
 
 
-def _before() -> None:
-    me = threading.get_ident()
-    with _changed:
-        _forking.add(me)
-        _changed.wait_for(lambda: _undivided <= {me}, _PATIENCE_S)
-
-
-def _after_in_parent() -> None:
-    with _changed:
-        _forking.discard(threading.get_ident())
-        _changed.notify_all()
+def _wait_for_others() -> None:
+    mine = {threading.get_ident()}
+    end = time.monotonic() + _PATIENCE_S
+    # Without a lock, which a child could inherit locked.
+    while _undivided - mine and time.monotonic() < end:
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _after_in_child() -> None:
-    global _changed
-    _changed = threading.Condition()
     _undivided.intersection_update({threading.get_ident()})
-    _forking.clear()
 
 
+os.register_at_fork(before=_wait_for_others, after_in_child=_after_in_child)
+# Registered later, taken earlier: nobody begins anything from the wait to the end of the fork. The
+# functions are in C, so that no exception of a signal's handler leaves the gate closed.
 os.register_at_fork(
-    before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )

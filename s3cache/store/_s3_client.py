@@ -10,7 +10,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from s3cache._forks import new_event_loop, undivided
+from s3cache._forks import new_event_loop
 from s3cache._version import __version__
 from s3cache.store._s3_models import model_loader
 from s3cache.store._s3_options import S3Options
@@ -65,14 +65,24 @@ async def new_client(options: S3Options) -> Any:
 
 
 def _make_client(options: S3Options) -> Any:
-    # It takes a second at most, once in a process; no child shall have half a module.
-    with undivided():
-        import aioboto3
-        import aioboto3.s3.inject  # what the first client would import
-        from aiobotocore.config import AioConfig
-        from aiobotocore.session import get_session
-        from botocore import UNSIGNED
+    # All of it on the loop, imports too: no child shall have half a module.
+    loop = new_event_loop()
+    try:
+        return loop.run_until_complete(_entered(options))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
+
+async def _entered(options: S3Options) -> Any:
+    import aioboto3
+    import aioboto3.s3.inject  # what the first client would import
+    from aiobotocore.config import AioConfig
+    from aiobotocore.session import get_session
+    from botocore import UNSIGNED
+
+    await asyncio.sleep(0)  # a fork need not wait for the rest too
     s3: dict[str, Any] = {"payload_signing_enabled": True}
     if options.addressing_style != "auto":  # else what ~/.aws/config says
         s3["addressing_style"] = options.addressing_style
@@ -109,22 +119,14 @@ def _make_client(options: S3Options) -> Any:
     # that some servers and proxies never give. It would also cost a round trip for each write.
     session.events.register_last("before-call.s3", _drop_expect)
 
-    async def enter() -> Any:
-        return await session.client(
-            "s3",
-            region_name=options.region,
-            endpoint_url=options.endpoint_url,
-            verify=options.ca_bundle,
-            config=config,
-        ).__aenter__()
-
-    loop = new_event_loop()
-    try:
-        return loop.run_until_complete(enter())
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+    client = session.client(
+        "s3",
+        region_name=options.region,
+        endpoint_url=options.endpoint_url,
+        verify=options.ca_bundle,
+        config=config,
+    )
+    return await client.__aenter__()
 
 
 def _timestamp(value: Any) -> datetime:

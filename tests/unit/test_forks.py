@@ -34,12 +34,15 @@ assert join(child) == 0
     [
         "background().call(work)",
         """
-def block():
-    with _forks.undivided(): work()
-threading.Thread(target=block).start()
+async def block(): work()
+def run():
+    loop = _forks.new_event_loop()
+    loop.run_until_complete(block())
+    loop.close()
+threading.Thread(target=run).start()
 """,
     ],
-    ids=["callback", "block"],
+    ids=["callback", "another loop"],
 )
 def test_a_fork_waits_for_the_end_of_what_is_undivided(start: str) -> None:
     done = run_script(FORK.format(start=start))
@@ -94,25 +97,23 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
 def test_nothing_undivided_begins_while_somebody_forks() -> None:
     done = run_script(
         """
-        import time
         from s3cache import _forks
         state, stop = "out", False
-        def work():
+        async def work():
             global state
             while not stop:
-                with _forks.undivided():
-                    state = "in"
-                    time.sleep(0.001)
-                    state = "out"
-        thread = threading.Thread(target=work)
-        thread.start()
+                state = "in"
+                time.sleep(0.001)
+                state = "out"
+                await asyncio.sleep(0)
+        working = background().submit(work())
         seen = []
         for _ in range(50):
             child = os.fork()
             if child == 0: os._exit(0 if state == "out" else 1)
             seen.append(join(child))
         stop = True
-        thread.join()
+        working.result(10)
         print(seen.count(0))
         """
     )
