@@ -18,7 +18,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast test-opinfo test-torch test-perturb bench-keys test-infra test-rgw fuzz bench bench-storage bench-digest demo \
+.PHONY: help setup lint format test test-fast test-opinfo test-torch test-perturb bench-keys test-infra test-rgw fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -108,6 +108,9 @@ bench-keys: $(READY) ## what a key costs, beside torch's own
 
 bench-digest: $(READY) ## speed of the digests a frame could use
 	$(BIN)/python benchmarks/digest.py $(ARGS)
+
+bench-forks: $(READY) ## what a fork costs while clients are made, and whether its child lives; 2 minutes
+	$(BIN)/python benchmarks/forks.py $(ARGS)
 
 demo: $(READY) ## three machines train a small GPT; the first compiles it for all of them
 	$(BIN)/python -m examples.gpt_demo $(ARGS)

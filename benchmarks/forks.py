@@ -1,0 +1,92 @@
+"""What does a fork cost while S3 clients are made, and does its child live?
+
+Processes, each with one way to fork, take turns: one waits for the background threads, as s3cache
+does, the other does not. Each makes clients, one after the other, and forks without pause. The
+child makes a TLS context, as whatever speaks HTTPS, and hangs if it inherited a lock of OpenSSL.
+
+    python benchmarks/forks.py [--rounds 3] [--seconds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import ssl
+import statistics
+import subprocess
+import sys
+import time
+
+from s3cache import Cache, _forks
+
+WAYS = {"waits": 1.0, "does not": 0.0}  # how long a fork waits at most, in seconds
+HANGS_S = 4  # how long a child takes that hangs
+
+
+def fork_without_pause(seconds: float) -> tuple[list[float], int]:
+    """The seconds that each fork took, and how many children hung."""
+    took: list[float] = []
+    hung = 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        cache = Cache.open(
+            url="s3://bucket/prefix",
+            endpoint_url="https://127.0.0.1:1",  # nobody is there
+            access_key="key",
+            secret_key="secret",
+            region="us-east-1",
+            local=False,
+            lookup_timeout_s=0.01,
+        )
+        cache.lookup("key")  # is told that it takes too long; the client is made all the same
+        children = []
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            began = time.perf_counter()
+            child = os.fork()
+            if child == 0:
+                signal.alarm(HANGS_S)
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                os._exit(0)
+            took.append(time.perf_counter() - began)
+            children.append(child)
+        hung += sum(os.waitpid(child, 0)[1] != 0 for child in children)
+        cache.close(0.1)
+    return took, hung
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20, help="of each process")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        _forks._PATIENCE_S = WAYS[options.way]
+        print(json.dumps(fork_without_pause(options.seconds)), flush=True)
+        os._exit(0)
+
+    took: dict[str, list[float]] = {way: [] for way in WAYS}
+    hung = dict.fromkeys(WAYS, 0)
+    for _ in range(options.rounds):
+        for way in WAYS:
+            command = [sys.executable, __file__, "--way", way, "--seconds", str(options.seconds)]
+            done = subprocess.run(
+                command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            times, hanging = json.loads(done.stdout)
+            took[way] += times
+            hung[way] += hanging
+    print("| a fork | children | hung | median | 99 of 100 within | longest |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for way, times in took.items():
+        slow = statistics.quantiles(times, n=100)[-1]
+        cells = (f"{1e3 * each:.1f} ms" for each in (statistics.median(times), slow, max(times)))
+        print(f"| {way} | {len(times)} | {hung[way]} | {' | '.join(cells)} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
