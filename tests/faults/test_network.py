@@ -234,7 +234,7 @@ def test_a_prefetch_over_a_bad_link_reports_and_a_second_one_completes(
 ) -> None:
     link, _, _ = bad
     wanted = [KEY, key("warm"), key("absent")]
-    cache = reader(attempt_timeout_s=0.5, retry_timeout_s=1.0)
+    cache = reader(attempt_timeout_s=1.5, retry_timeout_s=3.0)
     make(proxy, link)
     report = cache.prefetch(wanted).wait(20)
     assert report.complete

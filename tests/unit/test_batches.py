@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -89,13 +88,17 @@ async def test_one_that_is_no_longer_wanted_is_left_out() -> None:
 
 
 async def test_nobody_waits_for_a_worker_that_was_cancelled() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
     def work(items: list[int]) -> list[int | Exception]:
-        time.sleep(0.05)
+        begun.set()
+        go_on.wait(10)
         return list(items)
 
     batches = Batches(work, linger_s=0)
     waiting = [asyncio.ensure_future(batches(number)) for number in (1, 2)]
-    await asyncio.sleep(0.01)
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
     late = asyncio.ensure_future(batches(3))
     await asyncio.sleep(0)
     assert batches._worker is not None
@@ -103,4 +106,5 @@ async def test_nobody_waits_for_a_worker_that_was_cancelled() -> None:
     for each_one in (*waiting, late):
         with pytest.raises(asyncio.CancelledError):
             await each_one
+    go_on.set()
     assert await batches(4) == 4

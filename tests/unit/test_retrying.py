@@ -200,10 +200,10 @@ class TestList:
     async def test_a_consumer_may_take_its_time(self, memory: MemoryStore) -> None:
         await memory.put("a", b"")
         await memory.put("b", b"")
-        policy = dataclasses.replace(QUICK, total_timeout_s=0.4, attempt_timeout_s=0.4)
+        policy = dataclasses.replace(QUICK, total_timeout_s=1.0, attempt_timeout_s=1.0)
         seen = set()
         async for info in RetryingStore(memory, policy).list():
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.6)
             seen.add(info.key)
         assert seen == {"a", "b"}
 
