@@ -13,14 +13,19 @@ import asyncio
 import concurrent.futures.thread  # noqa: F401
 import os
 import selectors
+import sys
 import threading
 import time
+import traceback
 
 __all__ = ["new_event_loop"]
 
-# A thread that takes longer, or needs a lock that the forking thread holds, is not waited for.
+# A thread that gets no further for so long may need a lock that the forking thread holds.
 _PATIENCE_S = 1.0
+# One that does get on, as an import from a slow disk, is waited for so long.
+_LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.0001
+_COMPARE_EVERY_S = 0.01
 
 # Held by whoever forks. Reentrant, for a signal handler may fork while its thread does.
 _gate = threading.RLock()
@@ -30,7 +35,7 @@ _undivided: set[int] = set()  # the threads to wait for
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A loop whose callbacks no other thread forks amid, but while it waits for something.
 
-    A fork waits for them a second at most.
+    A fork waits for them as long as they get on, 30 seconds at most.
     """
     return asyncio.SelectorEventLoop(_Selector())
 
@@ -53,10 +58,27 @@ class _Selector(selectors.DefaultSelector):
 
 def _wait_for_others() -> None:
     mine = {threading.get_ident()}
-    end = time.monotonic() + _PATIENCE_S
+    began = compared = got_on = time.monotonic()
+    at = None
     # Without a lock, which a child could inherit locked.
-    while _undivided - mine and time.monotonic() < end:
+    while others := _undivided - mine:
+        now = time.monotonic()
+        if now - began > _LIMIT_S or now - got_on > _PATIENCE_S:
+            break
+        if now - compared > _COMPARE_EVERY_S:
+            compared = now
+            if (now_at := _positions(others)) != at:
+                at, got_on = now_at, now
         time.sleep(_LOOK_EVERY_S)
+
+
+def _positions(threads: set[int]) -> list[tuple[int, list[int]]]:
+    """Where in their code they are, caller by caller: as long as one waits it does not change."""
+    return [
+        (thread, [frame.f_lasti for frame, _ in traceback.walk_stack(innermost)])
+        for thread, innermost in sys._current_frames().items()
+        if thread in threads
+    ]
 
 
 def _after_in_child() -> None:

@@ -26,6 +26,7 @@ from s3cache.errors import (
 )
 from s3cache.stats import Reason
 from s3cache.store import FaultyStore, LatencyStore, LocalStore, MemoryStore
+from s3cache.transfer import Downloads
 from tests.unit.caching import (
     KEY,
     OTHER,
@@ -233,13 +234,24 @@ def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
 
 
 def test_lookups_at_once_share_one_download(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
+    machine: Callable[..., Cache],
+    remote: GatedStore,
+    memory: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put(memory, FIRST, entry(payload=b"compiled").data)
     remote.is_open = False
     cache = machine()
+    joined: list[str] = []
+    join_download = Downloads._join
+
+    async def counted(downloads: Downloads[Any], name: str) -> Any:
+        joined.append(name)
+        return await join_download(downloads, name)
+
+    monkeypatch.setattr(Downloads, "_join", counted)
     joins = [in_thread(lambda: cache.lookup(KEY)) for _ in range(8)]
-    eventually(lambda: remote.waiting)
+    eventually(lambda: len(joined) == 8)
     remote.is_open = True
     assert all(isinstance(join(), Hit) for join in joins)
     assert calls(cache) == {"get": 1}

@@ -94,6 +94,36 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
     assert done.stderr == ""
 
 
+def test_a_fork_waits_for_what_takes_long_as_long_as_it_gets_on() -> None:
+    done = run_script(
+        FORK.format(start="_forks._PATIENCE_S = 1.0; background().call(work)").replace(
+            "time.sleep(0.2)",
+            "[(time.sleep(0.05), time.sleep(0.06)) for _ in range(25)]",
+        )
+    )
+    assert (done.stdout.split(), done.stderr) == (["child:", "after"], "")
+
+
+def test_a_fork_does_not_wait_for_ever_for_what_gets_on_without_an_end() -> None:
+    done = run_script(
+        """
+        from s3cache import _forks
+        _forks._LIMIT_S = 0.1
+        begun, stop = threading.Event(), False
+        def work():
+            begun.set()
+            while not stop: pass
+        background().call(work)
+        begun.wait()
+        child = os.fork()
+        if child == 0: os._exit(0)
+        stop = True
+        assert join(child) == 0
+        """
+    )
+    assert done.stderr == ""
+
+
 def test_nothing_undivided_begins_while_somebody_forks() -> None:
     done = run_script(
         """
