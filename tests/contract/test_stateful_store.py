@@ -73,6 +73,10 @@ class FaultyMachine(StoreMachine):
     def order_slowness(self, verb: FaultyVerb) -> None:
         self._order(verb, "slow", 1)
 
+    def may_seem_its_own(self, key: str, body: bytes) -> bool:
+        """After a fault it cannot know whether the same bytes are from its first attempt."""
+        return self.faulty.pending() > 0 and self.model.get(key) == body
+
     def _order(self, verb: FaultyVerb, fault: Fault, times: int) -> None:
         if self.faulty.pending() + times < self.ATTEMPTS:
             self.faulty.inject(verb, fault, times=times)
