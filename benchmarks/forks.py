@@ -21,7 +21,8 @@ import time
 
 from s3cache import Cache, _forks
 
-WAYS = {"waits": 1.0, "does not": 0.0}  # how long a fork waits at most, in seconds
+# How long a fork waits for a thread that gets no further, in seconds.
+WAYS = {"waits": 1.0, "does not": 0.0}
 HANGS_S = 4  # how long a child takes that hangs
 
 
