@@ -18,7 +18,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast test-opinfo test-torch test-perturb bench-keys test-infra test-rgw fuzz bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format test test-fast test-opinfo test-torch test-perturb bench-keys test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -55,6 +55,13 @@ test: $(READY) ## every test; those that need Ceph RGW skip where it cannot be i
 test-fast: $(READY) ## unit and contract tests only, no server
 	$(BIN)/python -m pytest tests --ignore=tests/faults --ignore=tests/infra \
 		--ignore=tests/integration --ignore=tests/rgw $(ARGS)
+
+BUSY = tests/unit tests/contract tests/stateful tests/faults
+test-busy: $(READY) ## the tests that have threads and processes, 6 times at once; 7 minutes
+	seq 6 | xargs -P 6 -I{} bash -euo pipefail -c \
+		'place=$$(mktemp -d); trap "rm -rf $$place" EXIT; \
+		$(BIN)/python -m pytest -q -p no:cacheprovider --basetemp=$$place/t $(BUSY) $(ARGS) \
+			| tail -n 40 | sed "s/^/{}: /"'
 
 test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
 	infra/rgw/run.sh $(BIN)/python -m pytest tests -m rgw $(ARGS)

@@ -390,7 +390,6 @@ class StoreContract:
 
     @settings(
         max_examples=30,
-        deadline=None,
         suppress_health_check=[
             HealthCheck.function_scoped_fixture,
             HealthCheck.differing_executors,

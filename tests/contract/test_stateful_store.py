@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 SETTINGS = settings(
     max_examples=25,
     stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

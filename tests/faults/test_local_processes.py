@@ -215,6 +215,7 @@ def test_killed_at_random_while_writing_at_the_bound(start: Start) -> None:
             for name in tier.adopt():
                 tier.uploaded(name)
             tier.close()
+        assert usage.files > 5, "nothing has stayed"  # of about 22 that fit
         """
     finish(start(script))
 

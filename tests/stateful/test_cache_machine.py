@@ -166,6 +166,5 @@ TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
     max_examples=100,
     stateful_step_count=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -88,7 +88,6 @@ def test_one_file_an_object_in_directories_by_its_slashes(directory: Directory, 
 
 
 @given(key=legal_keys)
-@settings(deadline=None)
 def test_any_legal_key_is_a_path_inside_that_any_file_system_takes(key: str) -> None:
     check_path(key)
 
@@ -110,7 +109,7 @@ def check_path(key: str) -> None:
     assert path == path.lower()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     keys=st.sets(
         st.one_of(

@@ -105,7 +105,7 @@ def test_any_name_goes_from_owner_to_heir(pending: Pending, another: Another, na
     assert heir.everybodys() == set()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=legal_keys.filter(lambda name: len(name.encode()) <= 80))
 def test_any_legal_name_is_remembered(pending: Pending, name: str) -> None:
     check_key(name)
