@@ -18,7 +18,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast test-opinfo test-torch test-perturb bench-keys test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format test test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -80,7 +80,8 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 		$(TORCH_VENV)/bin/python -m pip install --quiet -c $(TORCH_VENV)/constraints.txt \
 			torch==$(TORCH) -e ".[test]"; \
 		touch $(TORCH_VENV)/.ready'
-	$(TORCH_VENV)/bin/python -m pytest tests/hooks tests/kinds tests/graph $(ARGS)
+	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
+	$(TORCH_VENV)/bin/python -m pytest tests/torch_api tests/graph tests/hooks tests/kinds $(ARGS)
 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(BIN)/python -m pytest tests/infra $(ARGS)
@@ -112,6 +113,9 @@ bench-storage: $(READY) ## latency and throughput of the stores
 
 bench-keys: $(READY) ## what a key costs, beside torch's own
 	$(BIN)/python -m benchmarks.key_cost --json docs/benchmarks/keys.json $(ARGS)
+
+route: $(READY) ## the files that a miss and a hit from the remote run through
+	$(BIN)/python benchmarks/route.py
 
 bench-digest: $(READY) ## speed of the digests a frame could use
 	$(BIN)/python benchmarks/digest.py $(ARGS)

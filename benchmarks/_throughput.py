@@ -60,8 +60,7 @@ from s3cache import Cache, frame
 from s3cache.entries import first_name
 from s3cache.errors import TransientError
 from s3cache.settings import Settings
-from s3cache.store import Store
-from s3cache.store._url import store_identity
+from s3cache.store import Store, store_identity
 
 AT_LEAST = 0.9  # of the throughput of bare aioboto3 doing the same work
 PEER = "aioboto3, same work"

@@ -27,7 +27,7 @@ def main() -> None:
     # Before torch is imported: the connection to the bucket is made meanwhile.
     cache = s3cache.enable()
     train(options.layers, options.steps, options.began_s)
-    if cache is None:
+    if s3cache.active() is None:
         raise SystemExit("this torch is not supported, see the warning")
     cache.flush()
     stats = cache.stats()

@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from s3cache.errors import S3CacheError
-from s3cache.store import open_store
-from s3cache.store._s3_options import S3Options
+from s3cache.store import S3Options, open_store
 
 __all__ = ["DemoError", "Job", "Machine", "bucket", "present"]
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
     from s3cache.hooks import Report, active, check, disable, enable, enabled, register_cacheable
     from s3cache.settings import Settings
-    from s3cache.stats import CacheStats, Reason
-    from s3cache.transfer import FlushReport, Prefetch, PrefetchReport, TransferEvent
+    from s3cache.stats import CacheStats, Reason, TransferEvent
+    from s3cache.transfer import FlushReport, Prefetch, PrefetchReport
 
 __all__ = [
     "Cache",
@@ -54,7 +54,7 @@ _LAZY = {
     "Report": "hooks",
     "Saved": "cache",
     "Settings": "settings",
-    "TransferEvent": "transfer",
+    "TransferEvent": "stats",
     "active": "hooks",
     "check": "hooks",
     "disable": "hooks",

@@ -5,6 +5,7 @@ Also ``run -m module ...``, and under torchrun: ``torchrun ... -m s3cache run tr
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import sys
@@ -13,54 +14,50 @@ from types import ModuleType
 
 from s3cache.errors import ConfigError
 
-_USAGE = """\
-usage: python -m s3cache run [-m MODULE | SCRIPT] [ARGUMENTS ...]
 
-Runs a Python program with s3cache turned on. The environment says where the cache is:
-S3CACHE_URL=s3://bucket/prefix, and other S3CACHE_* settings.
-"""
-
-
-class _UsageError(Exception):
-    """What was asked for on the command line makes no sense."""
-
-
-def main(arguments: list[str]) -> int:
-    """Run what the arguments name; returns an exit status for bad usage."""
-    if arguments[:1] in (["-h"], ["--help"]):
-        sys.stdout.write(_USAGE)
-        return 0
+def main(arguments: list[str]) -> None:
+    """Do what the arguments say; bad ones end the program with status 2 and one clear error."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.program:
+        parser.error(f"there is no {'module' if options.module else 'script'} to run")
+    if not options.module and not os.path.exists(options.program[0]):
+        parser.error(f"script {options.program[0]}: no such file")
     try:
-        module, program = _what(arguments)
         _enable()
-    except (_UsageError, ConfigError) as exc:
-        sys.stderr.write(f"s3cache: {exc}\n")
-        return 2
-    sys.argv = program
-    if module:
+    except ConfigError as exc:
+        parser.error(str(exc))
+    sys.argv = options.program
+    if options.module:
         _become_main()
         # What the interpreter does for -m.
-        runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
-    elif os.path.isdir(program[0]) or program[0].endswith((".zip", ".pyz")):
-        runpy.run_path(program[0], run_name="__main__")
+        runpy._run_module_as_main(options.program[0])  # type: ignore[attr-defined]
+    elif os.path.isdir(options.program[0]) or options.program[0].endswith((".zip", ".pyz")):
+        runpy.run_path(options.program[0], run_name="__main__")
     else:
-        _run_script(program[0])
-    return 0
+        _run_script(options.program[0])
 
 
-def _what(arguments: list[str]) -> tuple[bool, list[str]]:
-    """Whether it is a module that is to run, and its name or path with its own arguments."""
-    if arguments[:1] != ["run"]:
-        raise _UsageError(f"the command is missing, or is not 'run'\n{_USAGE}")
-    module = arguments[1:2] == ["-m"]
-    program = arguments[2 if module else 1 :]
-    if not program:
-        raise _UsageError(f"there is no {'module' if module else 'script'} to run\n{_USAGE}")
-    if program[0].startswith("-"):
-        raise _UsageError(f"option {program[0]} is not known; settings come from the environment")
-    if not module and not os.path.exists(program[0]):
-        raise _UsageError(f"script {program[0]}: no such file")
-    return module, program
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m s3cache",
+        description="A shared compile cache for torch.compile.",
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run a Python program with s3cache turned on",
+        epilog="The environment says where the cache is: S3CACHE_URL=s3://bucket/prefix, and other "
+        "S3CACHE_* settings.",
+        allow_abbrev=False,
+    )
+    run.add_argument("-m", dest="module", action="store_true", help="a module, not a script")
+    run.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        help="the script or module, and arguments for it, which are passed on as they are",
+    )
+    return parser
 
 
 def _enable() -> None:
@@ -90,4 +87,4 @@ def _run_script(path: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -1,8 +1,15 @@
-"""A fork waits until no thread of ours is amid what a child could not live with.
+"""What a fork must not do to us, nor we to it.
 
 The child has the forking thread only. Whatever lock another one held at that moment is locked in
 the child for good: that of a module being imported, or one inside OpenSSL, which hangs whatever in
-the child uses TLS or just exits, even if it knows nothing of this cache.
+the child uses TLS or just exits, even if it knows nothing of this cache. So a fork waits until no
+thread of ours is inside such code (:func:`new_event_loop`).
+
+The child shares open files with its parent. A ``flock`` belongs to the open file: as long as the
+child keeps its copy, the lock outlives the parent that took it, and everybody else waits for the
+child. So the child closes what :func:`open_unshared` opened.
+
+Whatever else belongs to one process is made anew in the child (:func:`call_in_child`).
 """
 
 from __future__ import annotations
@@ -11,14 +18,19 @@ from __future__ import annotations
 # what is registered first is called last before a fork.
 import asyncio
 import concurrent.futures.thread  # noqa: F401
+import contextlib
+import logging
 import os
 import selectors
 import sys
 import threading
 import time
 import traceback
+import weakref
+from collections.abc import Callable
+from types import MethodType
 
-__all__ = ["new_event_loop"]
+__all__ = ["call_in_child", "close_unshared", "new_event_loop", "open_unshared"]
 
 # A thread that gets no further for so long may need a lock that the forking thread holds.
 _PATIENCE_S = 1.0
@@ -26,6 +38,47 @@ _PATIENCE_S = 1.0
 _LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.0001
 _COMPARE_EVERY_S = 0.01
+
+logger = logging.getLogger("s3cache")
+
+
+# -- open files that are not shared
+
+_descriptors: set[int] = set()
+# Held by whoever forks: a child must know every descriptor it got. Reentrant, for a signal handler
+# may fork.
+_mutex = threading.RLock()
+
+
+def open_unshared(path: str, flags: int) -> int:
+    """Open ``path``, a private file; every child forked from now on closes it at once."""
+    with _mutex:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        _descriptors.add(fd)
+    return fd
+
+
+def close_unshared(fd: int) -> None:
+    """Close what :func:`open_unshared` opened."""
+    with _mutex:
+        _descriptors.discard(fd)
+        os.close(fd)
+
+
+def _close_in_child() -> None:
+    for fd in _descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _descriptors.clear()
+    _mutex.release()
+
+
+os.register_at_fork(
+    before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_close_in_child
+)
+
+
+# -- code that no fork divides
 
 # Held by whoever forks. Reentrant, for a signal handler may fork while its thread does.
 _gate = threading.RLock()
@@ -91,3 +144,32 @@ os.register_at_fork(before=_wait_for_others, after_in_child=_after_in_child)
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )
+
+
+# -- what belongs to one process
+
+_renewals: list[Callable[[], Callable[[], None] | None]] = []
+
+
+def call_in_child(renew: Callable[[], None]) -> None:
+    """Have ``renew`` called in each forked child, in the order of these calls.
+
+    A method is forgotten together with its object.
+    """
+    known = weakref.WeakMethod(renew) if isinstance(renew, MethodType) else lambda: renew
+    with _mutex:  # a lock that nobody else holds when the child is born
+        _renewals[:] = [*(each for each in _renewals if each() is not None), known]
+
+
+def _renew_in_child() -> None:
+    for known in [*_renewals]:
+        renew = known()
+        try:
+            if renew is not None:
+                renew()
+        except Exception:
+            logger.exception("s3cache: a forked child inherits what it cannot use")
+
+
+# Last: what is made anew may start threads and open files.
+os.register_at_fork(after_in_child=_renew_in_child)

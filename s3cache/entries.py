@@ -1,4 +1,7 @@
-"""How entries lie in a store, remote or local.
+"""What an entry is, and how entries lie in a store, remote or local.
+
+An entry is a frame that is sound and lies where it belongs: :func:`verify` is the one place where
+bytes become one, whether they come from the disk, the network or another process.
 
 ::
 
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Container
 
 from s3cache import frame
 from s3cache.errors import (
@@ -32,16 +35,19 @@ from s3cache.errors import (
     TruncatedError,
 )
 from s3cache.frame import Frame, Header
-from s3cache.store import Store
+from s3cache.store import Buffer, Store
 
 __all__ = [
+    "Replaceable",
     "check_entry",
     "check_key",
     "check_place",
     "first_name",
     "name_prefix",
+    "names_of",
     "publish",
     "variant_name",
+    "verify",
 ]
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
@@ -91,26 +97,67 @@ def variant_name(key: str, variant: str) -> str:
     return name_prefix(key) + (variant or "_")
 
 
+def names_of(header: Header) -> tuple[str, str]:
+    """The two objects that the entry may be in."""
+    return first_name(header.key), variant_name(header.key, header.variant)
+
+
+# -- verifying
+
+
+def verify(name: str, data: Buffer) -> Frame:
+    """The entry in ``data``, every section checked, and that it belongs at ``name``.
+
+    Raises:
+        CorruptError: it is damaged, or of another key or variant.
+    """
+    entry = frame.decode(data)
+    check_place(name, entry.header)
+    entry.verify()
+    return entry
+
+
 def check_place(name: str, header: Header) -> None:
     """Raises :class:`CorruptError` if the entry was moved here from another key or variant.
 
     Without this, whoever renames an object in the bucket would make a wrong hit.
     """
-    if not _belongs(name, header):
+    if name not in names_of(header):
         raise CorruptError(
             f"object {name}", f"holds key {header.key!r}, variant {header.variant!r}"
         )
 
 
-def _belongs(name: str, header: Header) -> bool:
-    return name in (first_name(header.key), variant_name(header.key, header.variant))
+# -- publishing
 
 
-async def publish(store: Store, entry: Frame, *, replaces: Callable[[Header], bool]) -> None:
+class Replaceable:
+    """The entries in the remote that the next one of the same variant replaces.
+
+    Any thread may use it.
+
+    Args:
+        everything: all of them.
+    """
+
+    def __init__(self, *, everything: bool) -> None:
+        self._everything = everything
+        self._headers: list[Header] = []
+
+    def add(self, header: Header) -> None:
+        """Have the entry with this header replaced: it was found to be of no use."""
+        if header not in self._headers:
+            self._headers.append(header)
+
+    def __contains__(self, header: object) -> bool:
+        return self._everything or header in self._headers
+
+
+async def publish(store: Store, entry: Frame, *, replaceable: Container[Header]) -> None:
     """Make ``entry`` readable for everybody, next to the other variants under its key.
 
-    If the same variant is there already it is left alone, unless ``replaces`` says of its header
-    that it is to be overwritten. What no reader can use, a damaged header or an entry that belongs
+    If the same variant is there already it is left alone, unless its header is among the
+    ``replaceable``. What no reader can use, a damaged header or an entry that belongs
     elsewhere, is overwritten anyway; another variant never is.
 
     Raises:
@@ -121,13 +168,13 @@ async def publish(store: Store, entry: Frame, *, replaces: Callable[[Header], bo
     if not await store.atomic_create():
         # Of several writers that race for the first name there, the last one wins: what the
         # others wrote must also be elsewhere.
-        await _put(store, own, entry, replaces)
-        await _put(store, first, entry, replaces)
-    elif not await _put(store, first, entry, replaces):
-        await _put(store, own, entry, replaces)
+        await _put(store, own, entry, replaceable)
+        await _put(store, first, entry, replaceable)
+    elif not await _put(store, first, entry, replaceable):
+        await _put(store, own, entry, replaceable)
 
 
-async def _put(store: Store, name: str, entry: Frame, replaces: Callable[[Header], bool]) -> bool:
+async def _put(store: Store, name: str, entry: Frame, replaceable: Container[Header]) -> bool:
     """Whether, now, ``name`` holds the entry's variant."""
     metadata = {
         "s3cache-kind": entry.header.kind,
@@ -138,10 +185,10 @@ async def _put(store: Store, name: str, entry: Frame, replaces: Callable[[Header
         await store.put(name, entry.data, mode="create", metadata=metadata)
     except PreconditionError:
         there = await _read_header(store, name)
-        if there is not None and _belongs(name, there):
+        if there is not None and name in names_of(there):
             if there.variant != entry.header.variant:
                 return False
-            if not replaces(there):
+            if there not in replaceable:
                 return True
         await store.put(name, entry.data, metadata=metadata)
     return True

@@ -7,10 +7,12 @@
     ├── CorruptError                 bytes that are not what they claim to be; becomes a miss
     │   └── TruncatedError           ... because they end too early
     ├── ClosedError                  used after close()
+    ├── UnsupportedTorchError        the installed torch lacks what the compile cache uses of it
     └── StoreError                   a store could not do what it was asked
         ├── PreconditionError        someone else was first; success for content-addressed data
         ├── TransientError           worth another try: time-outs, resets, 5xx, throttling
-        │   └── CircuitOpenError     not tried: too many failures in a row just now
+        │   ├── CircuitOpenError     not tried: too many failures in a row just now
+        │   └── DownloadTimeoutError the caller waited long enough; the download goes on
         └── PermanentError           no use trying again
             ├── AccessDeniedError    credentials missing, wrong, expired or not allowed to
             ├── MissingContainerError  the bucket, or the root of a directory, is not there
@@ -28,6 +30,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "CorruptError",
+    "DownloadTimeoutError",
     "MissingContainerError",
     "NoSpaceError",
     "PermanentError",
@@ -37,6 +40,7 @@ __all__ = [
     "StoreError",
     "TransientError",
     "TruncatedError",
+    "UnsupportedTorchError",
 ]
 
 
@@ -89,6 +93,10 @@ class ClosedError(S3CacheError):
     """The object was used after it was closed."""
 
 
+class UnsupportedTorchError(S3CacheError):
+    """The installed torch lacks a name that the compile cache uses; the message says which one."""
+
+
 class StoreError(S3CacheError):
     """A store operation failed.
 
@@ -136,6 +144,10 @@ class TransientError(StoreError):
 
 class CircuitOpenError(TransientError):
     """The circuit breaker is open: the call failed at once, nothing was sent."""
+
+
+class DownloadTimeoutError(TransientError):
+    """The caller's patience ended; the download goes on."""
 
 
 class PermanentError(StoreError):

@@ -1,22 +1,48 @@
-"""What a cache counts."""
+"""What a cache counts and tells: records of what happened, and who is told of transfers.
+
+Every other part of the storage engine may use these records; this module uses none of them.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from s3cache.metrics import Histogram, HistogramSnapshot
-from s3cache.store._metered import Verb, VerbStats
-from s3cache.tier import Usage
-
-__all__ = ["CacheStats", "Counters", "Reason", "TierName"]
+__all__ = [
+    "CacheStats",
+    "Counters",
+    "Histogram",
+    "HistogramSnapshot",
+    "Listener",
+    "Listeners",
+    "Meter",
+    "Reason",
+    "Step",
+    "TierName",
+    "TransferEvent",
+    "Usage",
+    "Verb",
+    "VerbStats",
+]
 
 TierName: TypeAlias = Literal["local", "remote"]
+Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
+Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
+
+# Bucket 0 holds what is below 1 µs, bucket i the range [2**(i-1), 2**i) µs: 40 of them reach
+# past three days, and the last one takes the rest.
+_BUCKETS = 40
+_BUCKET_S = 1e-6
+
+
+logger = logging.getLogger("s3cache")
 
 
 class Reason(str, Enum):
@@ -35,6 +61,164 @@ class Reason(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """Durations as they stood at one moment.
+
+    Attributes:
+        count: durations recorded.
+        total_s: their sum.
+        max_s: the longest, exactly; 0 where there are none.
+        buckets: how many fell into each power-of-two bucket.
+    """
+
+    count: int = 0
+    total_s: float = 0.0
+    max_s: float = 0.0
+    buckets: tuple[int, ...] = (0,) * _BUCKETS
+
+    @property
+    def mean_s(self) -> float:
+        """Exact; 0 where nothing was recorded."""
+        return self.total_s / self.count if self.count else 0.0
+
+    def percentile(self, q: float) -> float:
+        """About the duration in seconds that ``q`` percent (0 to 100) do not exceed.
+
+        Within a factor of two of the exact one, and never above ``max_s``; 0 where nothing was
+        recorded.
+
+        Raises:
+            ValueError: ``q`` is outside 0 to 100.
+        """
+        if not 0 <= q <= 100:
+            raise ValueError(f"percentile {q} is outside 0 to 100")
+        rank = q * self.count / 100
+        below = 0
+        for index, count in enumerate(self.buckets):
+            if count and below + count >= rank:
+                low_s = 0.0 if index == 0 else math.ldexp(_BUCKET_S, index - 1)
+                last = index == _BUCKETS - 1
+                high_s = self.max_s if last else math.ldexp(_BUCKET_S, index)
+                return min(low_s + (high_s - low_s) * (rank - below) / count, self.max_s)
+            below += count
+        return self.max_s
+
+    def __add__(self, other: HistogramSnapshot) -> HistogramSnapshot:
+        """Both taken together, as if one histogram had recorded all."""
+        return HistogramSnapshot(
+            self.count + other.count,
+            self.total_s + other.total_s,
+            max(self.max_s, other.max_s),
+            tuple(a + b for a, b in zip(self.buckets, other.buckets, strict=True)),
+        )
+
+
+class Histogram:
+    """Records durations from any thread, in memory that does not grow."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._total_s = 0.0
+        self._max_s = 0.0
+        self._buckets = [0] * _BUCKETS
+
+    def record(self, seconds: float) -> None:
+        """Count one duration; a negative one, as a clock set back gives, counts as 0."""
+        seconds = max(seconds, 0.0)
+        index = min(max(math.frexp(seconds / _BUCKET_S)[1], 0), _BUCKETS - 1)
+        with self._lock:
+            self._count += 1
+            self._total_s += seconds
+            self._max_s = max(self._max_s, seconds)
+            self._buckets[index] += 1
+
+    def snapshot(self) -> HistogramSnapshot:
+        """All recorded so far, consistent in itself."""
+        with self._lock:
+            return HistogramSnapshot(self._count, self._total_s, self._max_s, tuple(self._buckets))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a directory holds: bytes of all objects together, and how many there are."""
+
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerbStats:
+    """One verb of a store, as it stood at one moment.
+
+    Attributes:
+        calls: calls that ended, well or not. A listing is one call, however long.
+        errors: how many of them raised, by the error's class name; ``CancelledError`` too.
+        bytes_in: bytes that came from the store.
+        bytes_out: bytes that were written to it.
+        latency: seconds spent waiting for the store; for a listing, without its consumer's time.
+    """
+
+    calls: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    bytes_in: int = 0
+    bytes_out: int = 0
+    latency: HistogramSnapshot = field(default_factory=HistogramSnapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEvent:
+    """One step of one transfer.
+
+    Attributes:
+        direction: ``upload`` or ``download``.
+        step: ``queued`` and ``started`` come before it ends; it ends as ``done``, ``absent``
+            (there is nothing to transfer) or ``failed``. An upload that is tried again after a
+            pause is ``retried``, and ``started`` anew; a prefetched object that proves too large
+            for the memory left is ``started`` anew too.
+        name: the object.
+        size: its bytes as far as known, else 0.
+        error: why it failed or is retried.
+    """
+
+    direction: Literal["upload", "download"]
+    step: Step
+    name: str
+    size: int = 0
+    error: Exception | None = None
+
+
+Listener: TypeAlias = Callable[[TransferEvent], None]
+
+
+class Listeners:
+    """Calls every listener with every event, on the thread where it happens."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Returns a function that removes the listener again."""
+        with self._mutex:
+            self._listeners = (*self._listeners, listener)
+        return lambda: self._remove(listener)
+
+    def emit(self, event: TransferEvent) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                # A progress bar that breaks must not take a transfer with it.
+                logger.exception("s3cache: a transfer listener failed and is removed")
+                self._remove(listener)
+
+    def _remove(self, listener: Listener) -> None:
+        with self._mutex:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +300,6 @@ class Counters:
         self._add(("misses", reason, 1))
         self._miss_latency.record(seconds)
 
-    def taken_back(self, tier: TierName, size: int, reason: Reason) -> None:
-        """What was counted as a hit is a miss; its latency stays among the hits'."""
-        self._add(("hits", tier, -1), ("hit_bytes", tier, -size), ("misses", reason, 1))
-
     def bypassed(self, reasons: Iterable[str]) -> None:
         self._add(("bypassed", None, 1), *(("bypass_reasons", each, 1) for each in set(reasons)))
 
@@ -135,14 +315,14 @@ class Counters:
         self._add(("not_saved", reason, 1))
         self._save_latency.record(seconds)
 
-    def uploaded(self, size: int) -> None:
-        self._add(("uploaded", None, 1), ("uploaded_bytes", None, size))
+    def transferred(self, event: TransferEvent) -> None:
+        """Count what was uploaded or downloaded; a :data:`Listener`."""
+        if event.step == "done":
+            name = "uploaded" if event.direction == "upload" else "downloaded"
+            self._add((name, None, 1), (f"{name}_bytes", None, event.size))
 
     def upload_failed(self) -> None:
         self._add(("upload_failures", None, 1))
-
-    def downloaded(self, size: int) -> None:
-        self._add(("downloaded", None, 1), ("downloaded_bytes", None, size))
 
     def set_aside(self, tier: TierName) -> None:
         self._add(("set_aside", tier, 1))
@@ -200,3 +380,40 @@ class Counters:
             breaker=breaker,
             remote=remote,
         )
+
+
+class Meter:
+    """The running counts behind :class:`VerbStats`; any thread may add to them."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._calls = 0
+        self._errors: Counter[str] = Counter()
+        self._bytes_in = 0
+        self._bytes_out = 0
+        self._latency = Histogram()
+
+    def record(self, seconds: float, bytes_in: int, error: str | None) -> None:
+        """Count a call that ended, with the name of its error if it raised one."""
+        with self._mutex:
+            self._calls += 1
+            self._bytes_in += bytes_in
+            self._latency.record(seconds)
+            if error is not None:
+                self._errors[error] += 1
+
+    def add_bytes_out(self, size: int) -> None:
+        """Count what a call has written."""
+        with self._mutex:
+            self._bytes_out += size
+
+    def snapshot(self) -> VerbStats:
+        """All so far, consistent in itself."""
+        with self._mutex:
+            return VerbStats(
+                self._calls,
+                MappingProxyType(dict(self._errors)),
+                self._bytes_in,
+                self._bytes_out,
+                self._latency.snapshot(),
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from s3cache.store._s3_options import S3Options
+    from s3cache.store import S3Options
 
 
 async def make_bucket(options: S3Options) -> None:

@@ -32,7 +32,7 @@ def loop_blocking() -> Iterator[None]:
     """
     with blockbuster_ctx("s3cache") as blockbuster:
         for function in blockbuster.functions.values():
-            function.can_block_in("s3cache/store/_s3_client.py", "_make_client")
+            function.can_block_in("s3cache/store/s3/_client.py", "_make_client")
         yield
 
 

@@ -151,7 +151,7 @@ def _with_cache(
     import s3cache
 
     with s3cache.enabled(remote, **settings) as cache:
-        assert cache is not None, f"{job}: this torch is not supported"
+        assert s3cache.active() is cache, f"{job}: this torch is not supported"
         result = function(*arguments)
         report = cache.flush(60)
         assert not report.remaining, report

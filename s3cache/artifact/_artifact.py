@@ -14,21 +14,22 @@ of the key), ``made_by`` (torch, compiler and platform, for people).
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from s3cache import frame
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 from s3cache.store import Buffer
 
-__all__ = ["KIND", "SCHEMA", "Artifact"]
+__all__ = ["KIND", "SCHEMA", "Artifact", "check_image"]
 
 KIND = "aot"
 SCHEMA = 1
 _ENTRY = "entry"
 _KERNEL = "kernel/"
+_LOADED = 1  # PT_LOAD of ELF
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Artifact:
     guards: str | None = None
     forward_ns: int = 0
     backward_ns: int = 0
-    runtime: Mapping[str, Any] = field(default_factory=dict)
-    components: Mapping[str, Any] = field(default_factory=dict)
-    made_by: Mapping[str, Any] = field(default_factory=dict)
+    runtime: Mapping[str, object] = field(default_factory=dict)
+    components: Mapping[str, object] = field(default_factory=dict)
+    made_by: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def variant(self) -> str:
@@ -99,3 +100,30 @@ class Artifact:
             for name in entry.names
             if name.startswith(_KERNEL)
         }
+
+
+def check_image(image: Buffer) -> None:
+    """Raises :class:`CorruptError` if the dynamic loader would map what is not in ``image``.
+
+    It checks little by itself: touching a page beyond the end of a library that was cut short ends
+    the process (SIGBUS). Images of another format than 64-bit ELF are left to the loader.
+    """
+    if bytes(image[:5]) != b"\x7fELF\x02":
+        return
+    order = "<" if bytes(image[5:6]) == b"\x01" else ">"
+    try:
+        offset, size, count = _program_headers(image, order)
+        for at in range(offset, offset + size * count, size):
+            kind, _, start, _, _, in_file = struct.unpack_from(f"{order}IIQQQQ", image, at)
+            if kind == _LOADED and start + in_file > len(image):
+                raise CorruptError("kernel", "is cut short")
+    except struct.error:
+        raise CorruptError("kernel", "is cut short") from None
+
+
+def _program_headers(image: Buffer, order: str) -> tuple[int, int, int]:
+    (offset,) = struct.unpack_from(f"{order}Q", image, 32)
+    size, count = struct.unpack_from(f"{order}HH", image, 54)
+    if size < struct.calcsize(f"{order}IIQQQQ") or not count:
+        raise CorruptError("kernel", "has no program headers")
+    return offset, size, count

@@ -1,112 +1,89 @@
 """What a compiled graph does to its inputs and outputs, as plain data.
 
 It is in the header of an entry, to be read without torch and without unpickling anything. Names are
-those of AOTAutograd's schemas (``torch/_functorch/_aot_autograd/schemas.py``), and stay as they are
-here when torch renames one. Nothing is rebuilt from this: torch's own objects are in the entry.
+those of AOTAutograd's schemas, and stay as they are here when torch renames one. Nothing is rebuilt
+from this: torch's own objects are in the entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING
+
+from s3cache.torch_api import Fields, internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import AOTResult, OutputInfo
 
 __all__ = ["describe"]
 
 _MAX_DEPTH = 10
 _MAX_TEXT = 200
 
-_INPUT = (
-    "is_leaf",
-    "requires_grad",
-    "mutates_data",
-    "mutates_metadata",
-    "mutates_storage_metadata",
-    "mutations_hidden_from_autograd",
-    "mutations_under_no_grad_or_inference_mode",
-    "mutation_inductor_storage_resize",
-    "mutation_type",
-)
-_OUTPUT = ("output_type", "raw_type", "base_idx", "dynamic_dims", "requires_grad")
-_WHOLE = (
-    "num_intermediate_bases",
-    "keep_input_mutations",
-    "static_input_indices",
-    "num_symints_saved_for_bw",
-    "num_tensors_saved_with_no_vc_check",
-    "num_opaque_objects_saved_for_bw",
-    "bw_donated_idxs",
-    "indices_of_inputs_that_requires_grad_with_mutations_in_bw",
-    "grad_enabled_mutation",
-    "deterministic",
-    "num_backward_tokens",
-    "num_graphsafe_rng_states",
-    "is_rng_op_functionalized",
-)
 
-
-def describe(entry: Any) -> dict[str, Any]:
+def describe(entry: AOTResult) -> dict[str, object]:
     """The runtime metadata of torch's result for one graph.
 
     Every name is there, whatever the torch version; ``None`` if that torch has no such thing.
     """
     metadata = entry.runtime_metadata
     return {
-        "inputs": [_fields(each, _INPUT) for each in metadata.input_info],
+        "inputs": [_fields(each, internals.INPUT_INFO) for each in metadata.input_info],
         "outputs": [_output(each) for each in metadata.output_info],
         "subclasses": {
-            "inputs": _subclasses(getattr(metadata, "subclass_inp_meta", None)),
-            "outputs": _subclasses(getattr(metadata, "subclass_fw_graph_out_meta", None)),
-            "tangents": _subclasses(getattr(metadata, "subclass_tangent_meta", None)),
+            "inputs": _subclasses(metadata.subclass_inp_meta),
+            "outputs": _subclasses(metadata.subclass_fw_graph_out_meta),
+            "tangents": _subclasses(metadata.subclass_tangent_meta),
         },
-        **_fields(metadata, _WHOLE),
-        "num_tokens": len(getattr(metadata, "tokens", None) or ()),
+        **_fields(metadata, internals.RUNTIME_METADATA),
+        "num_tokens": len(metadata.tokens or ()),
         "wrappers": [type(each).__name__ for each in entry.dispatch_wrappers],
         "has_backward": entry.compiled_bw is not None,
         "has_backward_module": entry.serialized_bw_module is not None,
     }
 
 
-def _fields(value: Any, names: Iterable[str]) -> dict[str, Any]:
-    return {name: _plain(getattr(value, name, None)) for name in names}
+def _fields(value: object, fields: Fields) -> dict[str, object]:
+    return {name: _plain(each) for name, each in internals.read_fields(fields, value).items()}
 
 
-def _output(info: Any) -> dict[str, Any]:
-    views = getattr(info, "view_meta_sequence", None)
+def _output(info: OutputInfo) -> dict[str, object]:
+    views = info.view_meta_sequence
     return {
-        **_fields(info, _OUTPUT),
-        "view_meta_sequence": [_view(each) for each in getattr(views, "sequence", ())],
+        **_fields(info, internals.OUTPUT_INFO),
+        "view_meta_sequence": [_view(each) for each in (views.sequence if views else ())],
     }
 
 
-def _view(view: Any) -> dict[str, Any]:
-    as_tuple = getattr(view, "as_tuple", None)
+def _view(view: object) -> dict[str, object]:
+    as_tuple = getattr(view, "as_tuple", None)  # not every kind of view has it
     return {
         "type": type(view).__name__,
         "arguments": _plain(as_tuple()) if as_tuple is not None else None,
     }
 
 
-def _subclasses(metas: Iterable[Any] | None) -> list[Any]:
+def _subclasses(metas: Iterable[object] | None) -> list[dict[str, object]]:
     return [_subclass(each) for each in metas or ()]
 
 
-def _subclass(meta: Any) -> dict[str, Any]:
+def _subclass(meta: object) -> dict[str, object]:
     """A plain tensor's place among the inner graph's, or a subclass and what it wraps."""
-    attrs = getattr(meta, "attrs", None)
-    if attrs is None:
+    if not isinstance(meta, internals.subclass_meta.get()):
+        # An opaque object has no place.
         return {"type": "plain", "unwrapped_idx": getattr(meta, "unwrapped_idx", None)}
     return {
         "type": _plain(meta.original_subclass_type or type(meta.original_subclass)),
         "flat_tensor_start_idx": meta.flat_tensor_start_idx,
         "arg_count": meta.arg_count,
-        "attrs": {name: _subclass(each) for name, each in attrs.items()},
+        "attrs": {name: _subclass(each) for name, each in meta.attrs.items()},
         "outer_size": _plain(meta.outer_size),
         "outer_stride": _plain(meta.outer_stride),
     }
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _plain(value: object, depth: int = 0) -> object:
     """``value`` as msgpack has it; text for what it has not."""
     if value is None or isinstance(value, (bool, float, str)):
         return value

@@ -1,10 +1,15 @@
-"""The cache: a local tier before a remote one, and the only place that swallows errors.
+"""The cache: the disk tier before the remote one, and the only place that swallows errors.
 
-Below this package everything raises; here an error becomes a :class:`Miss` with its reason, a count
-and one warning, or, with ``strict``, is raised after all.
+Below this package what a caller waits for raises; here an error becomes a :class:`Miss` with its
+reason, a count and one warning, or, with ``strict``, is raised after all.
+
+:class:`Cache` is for everybody, :class:`Engine` for what is built on it: ``Cache.over(engine)``
+shows an engine to its users.
 """
 
 from s3cache.cache._cache import Cache
+from s3cache.cache._engine import Engine
+from s3cache.cache._lookup import JudgedLookup
 from s3cache.cache._results import Hit, Miss, NotSaved, Saved
 
-__all__ = ["Cache", "Hit", "Miss", "NotSaved", "Saved"]
+__all__ = ["Cache", "Engine", "Hit", "JudgedLookup", "Miss", "NotSaved", "Saved"]

@@ -1,1 +1,16 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
+
+from s3cache.graph._key import Key, key_of, unpicklable_options
+from s3cache.graph._safety import Code, Unsafe, also_safe, unsafe_parts
+from s3cache.graph._stable import Component
+
+__all__ = [
+    "Code",
+    "Component",
+    "Key",
+    "Unsafe",
+    "also_safe",
+    "key_of",
+    "unpicklable_options",
+    "unsafe_parts",
+]

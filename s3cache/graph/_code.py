@@ -10,17 +10,22 @@ from __future__ import annotations
 import enum
 import hashlib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-__all__ = ["fingerprint", "in_torch"]
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import Function
+
+__all__ = ["fingerprint"]
 
 _MAX_DEPTH = 12
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 
 
-def fingerprint(function: Callable[..., Any]) -> str:
+def fingerprint(function: Function[object]) -> str:
     """32 hexadecimal digits, the same in every process with the same Python and torch."""
     walk = _Walk()
     walk.value(function, 0)
@@ -31,7 +36,7 @@ class _Walk:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._order: dict[int, int] = {}
-        self._kept: list[Any] = []  # an id is only good while its object lives
+        self._kept: list[object] = []  # an id is only good while its object lives
 
     def digest(self) -> str:
         return self._hash.hexdigest()[:32]
@@ -41,7 +46,7 @@ class _Walk:
             text = str(word).encode()
             self._hash.update(f"{len(text)}:".encode() + text)
 
-    def value(self, value: Any, depth: int) -> None:
+    def value(self, value: object, depth: int) -> None:
         if isinstance(value, _PLAIN):
             self._say(type(value).__name__, repr(value))
         elif id(value) in self._order:
@@ -53,7 +58,7 @@ class _Walk:
             self._kept.append(value)
             self._new(value, depth)
 
-    def _new(self, value: Any, depth: int) -> None:
+    def _new(self, value: object, depth: int) -> None:
         if isinstance(value, (list, tuple)):
             self._items(type(value).__name__, value, depth)
         elif isinstance(value, (set, frozenset)):
@@ -73,7 +78,7 @@ class _Walk:
         else:
             self._object(value, depth)
 
-    def _items(self, kind: str, values: Iterable[Any], depth: int) -> None:
+    def _items(self, kind: str, values: Iterable[object], depth: int) -> None:
         self._say(kind)
         for each in values:
             self.value(each, depth + 1)
@@ -85,7 +90,7 @@ class _Walk:
                 self.value(cell.cell_contents, depth + 1)
             except ValueError:  # not filled yet
                 self._say("empty")
-        if in_torch(function):
+        if internals.is_of_torch(function):
             self._say("torch", _name(function))
             return
         self._say("function")
@@ -129,7 +134,7 @@ class _Walk:
                 self.value(constant, depth + 1)
         return sorted(set(names))
 
-    def _named(self, value: Any, depth: int) -> None:
+    def _named(self, value: object, depth: int) -> None:
         self._say("named", _name(value), repr(value) if not callable(value) else "")
         if isinstance(value, type) and not _is_torchs(value) and value.__module__ != "builtins":
             members = sorted((n, m) for n, m in vars(value).items() if _is_member(m))
@@ -137,7 +142,7 @@ class _Walk:
                 self._say(name)
                 self.value(getattr(member, "__func__", member), depth + 1)
 
-    def _object(self, value: Any, depth: int) -> None:
+    def _object(self, value: object, depth: int) -> None:
         import torch
 
         self._say("object", _name(type(value)))
@@ -150,32 +155,26 @@ class _Walk:
         self.value(dict(getattr(value, "__dict__", {})), depth + 1)
 
 
-def _alone(value: Any) -> str:
+def _alone(value: object) -> str:
     walk = _Walk()
     walk.value(value, _MAX_DEPTH // 2)
     return walk.digest()
 
 
-def _is_member(value: Any) -> bool:
+def _is_member(value: object) -> bool:
     return isinstance(value, (types.FunctionType, staticmethod, classmethod, *_PLAIN))
 
 
-def in_torch(function: types.FunctionType) -> bool:
-    """Whether the code is torch's: ``functools.wraps`` gives users' functions names of torch's."""
-    homes = (function.__globals__.get("__name__"), function.__module__)
-    return all(str(home).partition(".")[0] == "torch" for home in homes)
-
-
-def _is_torchs(value: Any) -> bool:
+def _is_torchs(value: object) -> bool:
     """Part of torch or built in: versions in the key say which one."""
     name = value.__name__ if isinstance(value, types.ModuleType) else _home(value)
     return name.partition(".")[0] in ("torch", "builtins")
 
 
-def _home(value: Any) -> str:
+def _home(value: object) -> str:
     home = getattr(value, "__module__", None)
     return home if isinstance(home, str) else str(type(value).__module__)
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     return f"{_home(value)}.{getattr(value, '__qualname__', type(value).__qualname__)}"

@@ -1,44 +1,33 @@
 """The key of a graph: a digest over named components, each with a digest of its own.
 
-torch collects all that its compiled code depends on in one details object; every attribute of it
-is a component, so what a newer torch adds is covered. The other modules here add what torch leaves
-out.
+torch collects all that its compiled code depends on in one details object; every attribute of it is
+a component, so what a newer torch adds is covered. ``_surroundings`` and ``_operators`` add what
+torch leaves out.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING
 
-__all__ = ["Component", "Key"]
+from s3cache.graph._code import fingerprint
+from s3cache.graph._operators import operator_component, registrations
+from s3cache.graph._safety import Unsafe, graph_modules
+from s3cache.graph._stable import Component, StableBytes
+from s3cache.graph._surroundings import graph_components, input_components, machine_components
+from s3cache.torch_api import internals
 
-_VALUE_CHARACTERS = 200
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
+    from s3cache.torch_api.protocols import Config, KeyDetails, KeyPickler
 
-@dataclass(frozen=True, slots=True)
-class Component:
-    """One named part of a key.
-
-    Attributes:
-        digest: 32 hexadecimal digits.
-        value: what it is, for people; shortened, and not part of the key.
-    """
-
-    digest: str
-    value: str
-
-    @classmethod
-    def of_text(cls, text: str) -> Component:
-        """A component whose value is its whole content."""
-        return cls.of_bytes(text.encode(), text)
-
-    @classmethod
-    def of_bytes(cls, data: bytes, value: str) -> Component:
-        """A component with content that nobody wants to read."""
-        if len(value) > _VALUE_CHARACTERS:
-            value = value[:_VALUE_CHARACTERS] + "…"
-        return cls(hashlib.sha256(data).hexdigest()[:32], value)
+__all__ = ["Key", "key_of", "unpicklable_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +43,213 @@ class Key:
         for name in sorted(self.components):
             whole.update(f"{name}\0{self.components[name].digest}\n".encode())
         return whole.hexdigest()
+
+
+def key_of(
+    details: KeyDetails, pickler: KeyPickler, *, vouched: Callable[[object], str | None]
+) -> Key | list[Unsafe]:
+    """Digest torch's details of a graph, and what torch leaves out; or every reason against it.
+
+    Args:
+        details: what torch's own key is made of.
+        pickler: torch's pickler for keys.
+        vouched: the version of a function, operator or module that the user vouched for.
+    """
+    stable = StableBytes(pickler)
+    components, unsafe = _details_components(details, stable)
+    components.update(machine_components())
+    if details.gm is not None:
+        components.update(graph_components(details.gm, stable))
+        operators, unknown = operator_component(details.gm, vouched)
+        unsafe += unknown
+        if operators is not None:
+            components["graph.operators"] = operators
+        if versions := _vouched_versions(details.gm, vouched):
+            components["graph.vouched"] = Component.of_text(versions)
+    components.update(input_components(details.example_inputs))
+    if (user := registrations()) is not None:
+        components["torch.registrations"] = user
+    return unsafe or Key(components)
+
+
+def _vouched_versions(gm: GraphModule, vouched: Callable[[object], str | None]) -> str:
+    called: list[object] = [type(module) for module in gm.modules()]
+    for _, module in graph_modules(gm):
+        called += (node.target for node in module.graph.nodes if node.op == "call_function")
+    return " ".join(
+        sorted(
+            {
+                f"{internals.name_of(each)}={version}"
+                for each in called
+                if (version := vouched(each)) is not None
+            }
+        )
+    )
+
+
+# -- torch's own details
+
+_LEFT_OUT = frozenset(name for fields in internals.CACHING_OPTIONS for name in fields.names)
+_SCALARS = (type(None), bool, int, float, str)
+
+
+def _details_components(
+    details: KeyDetails, stable: StableBytes
+) -> tuple[dict[str, Component], list[Unsafe]]:
+    """A component for each attribute, and those attributes that have none."""
+    components: dict[str, Component] = {}
+    unsafe: list[Unsafe] = []
+    for name, value in vars(details).items():
+        if name in internals.CACHING_DETAILS.names:  # entries here are bundled in any case
+            continue
+        try:
+            if name in internals.CONFIG_DETAILS.names:
+                components[name] = _config_component(name, value, stable)
+            else:
+                if name == "aot_config":
+                    value = internals.without_backend_id(value)
+                components[name] = Component.of_bytes(stable(value), _shown(value))
+        except Exception as exc:  # noqa: BLE001 - pickling runs anybody's code
+            unsafe += _reasons(name, exc)
+    return components, unsafe
+
+
+def _reasons(name: str, error: Exception) -> list[Unsafe]:
+    options = list(unpicklable_options()) if name in internals.CONFIG_DETAILS.names else []
+    return options or [
+        Unsafe(
+            "component",
+            f"{name} has no stable bytes: {_innermost(error)}",
+            "give what it holds a __reduce__ that does not depend on the process",
+            target=name,
+        )
+    ]
+
+
+def _innermost(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else _innermost(error.__cause__)
+
+
+# -- options
+
+# The last one of each kind: most graphs of a process are compiled under one configuration.
+_last: dict[str, tuple[object, Component]] = {}
+
+
+def _config_component(
+    name: str, value: bytes | Mapping[str, object], stable: StableBytes
+) -> Component:
+    values = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - torch's own
+    plain = []
+    others = []
+    for option in sorted(values):
+        setting = values[option]
+        if option in _LEFT_OUT:
+            continue
+        if type(setting) in _SCALARS:
+            plain.append((option, type(setting), setting))
+        else:
+            others.append((option, _ordered(setting)))
+    data = stable(others)
+    known = _last.get(name)
+    if known is None or known[0] != (plain, data):
+        whole = repr([(option, setting) for option, _, setting in plain]).encode() + data
+        known = (plain, data), Component.of_bytes(whole, _changed(name, values))
+        _last[name] = known
+    return known[1]
+
+
+def _ordered(value: object) -> object:
+    """Sets have an order that differs from process to process; functions have a body."""
+    if isinstance(value, dict):
+        return [(name, _ordered(value[name])) for name in sorted(value, key=str)]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *map(_ordered, value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if isinstance(value, FunctionType):
+        return value, fingerprint(value)
+    return value
+
+
+def _changed(name: str, values: Mapping[str, object]) -> str:
+    """The options that are not as torch has them by default."""
+    configs: dict[str, Config] = {
+        "autograd_config": internals.functorch_config.get(),
+        "inductor_config": internals.inductor_config.get(),
+    }
+    if name not in configs:
+        return f"{len(values)} options"
+    entries = configs[name]._config
+    changed = [
+        f"{option}={setting!r}"
+        for option, setting in sorted(values.items())
+        if option not in _LEFT_OUT and option in entries and entries[option].default != setting
+    ]
+    return " ".join(changed) or "defaults"
+
+
+def unpicklable_options() -> Iterator[Unsafe]:
+    """Options of torch that cannot be part of a key."""
+    configs: tuple[Config, ...] = (
+        internals.functorch_config.get(),
+        internals.inductor_config.get(),
+    )
+    for config in configs:
+        for option in _keyed_options(config):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # options that torch is about to remove
+                    setting = getattr(config, option)
+                pickle.dumps(setting)
+            except Exception as exc:  # noqa: BLE001 - whatever pickling meets
+                yield Unsafe(
+                    "config",
+                    f"{config.__name__}.{option} cannot be pickled: {exc}",
+                    "set it to a function or class at the top of a module",
+                    target=f"{config.__name__}.{option}",
+                )
+
+
+def _keyed_options(config: Config) -> Iterator[str]:
+    """The options that torch makes a part of its keys."""
+    ignored = (
+        *getattr(config, "_save_config_ignore", ()),  # not every module has both of them
+        *getattr(config, "_cache_config_ignore_prefix", ()),
+    )
+    for option, entry in config._config.items():
+        if not option.startswith(ignored) and entry.alias is None:
+            yield option
+
+
+# -- for people
+
+
+def _shown(value: object) -> str:
+    import torch
+
+    if isinstance(value, (bool, int, float, type(None))):
+        return repr(value)
+    if isinstance(value, (str, torch.dtype)):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.hex()[:32]
+    if isinstance(value, torch.fx.GraphModule):
+        return f"graph of {len(value.graph.nodes)} nodes"
+    if isinstance(value, (list, tuple)):
+        shown = " ".join(_shown_item(item) for item in value[:20])
+        return f"{len(value)}: {shown}" if value else "none"
+    if isinstance(value, dict):
+        items = (f"{name}={_shown_item(item)}" for name, item in value.items())
+        return " ".join(items) or "none"
+    return type(value).__qualname__
+
+
+def _shown_item(value: object) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype)[6:]}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.SymInt)):
+        return str(value)
+    return type(value).__qualname__

@@ -13,13 +13,20 @@ and some that torch does not have:
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from s3cache.graph._autograd import autograd_words
+from s3cache.graph._stable import autograd_words
+from s3cache.torch_api import internals
 
-__all__ = ["Code", "Unsafe", "also_safe", "unsafe_parts", "unsafe_result"]
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+    from s3cache.torch_api.protocols import CustomPass, Function
+
+__all__ = ["Code", "Unsafe", "also_safe", "graph_modules", "unsafe_parts"]
 
 Code: TypeAlias = Literal[
     "caches-off",  # the process
@@ -42,8 +49,8 @@ Code: TypeAlias = Literal[
     "backward-state",  # its inputs
     "input",
     "component",
-    "view-replay",  # what it was compiled to
-    "entry",
+    "entry",  # what it was compiled to
+    "kernel",
     "torch",  # a reason that only torch knows
     "error",  # none at all
 ]
@@ -78,8 +85,17 @@ class Unsafe:
         return asdict(self)
 
 
+def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """``gm`` and all graph modules inside of it, with their names; its own is ``""``."""
+    from torch.fx import GraphModule
+
+    for name, module in gm.named_modules():
+        if isinstance(module, GraphModule):
+            yield name, module
+
+
 def unsafe_parts(
-    gm: Any, registered: Callable[[Any], bool], inputs: Iterable[Any] = ()
+    gm: GraphModule, registered: Callable[[object], bool], inputs: Iterable[object] = ()
 ) -> list[Unsafe]:
     """Every reason why the graph module ``gm`` cannot be cached; empty if it can.
 
@@ -92,21 +108,7 @@ def unsafe_parts(
         *_process(),
         *_passes(),
         *_graphs(gm, registered),
-        *_inputs(gm, inputs),
-    ]
-
-
-def unsafe_result(entry: Any) -> list[Unsafe]:
-    """Every reason why what a graph was compiled to cannot be kept, as far as it shows."""
-    outputs = getattr(getattr(entry, "runtime_metadata", None), "output_info", ())
-    return [
-        Unsafe(
-            "view-replay",
-            f"output {index} is a view that torch replays from a live tensor",
-            "set torch._functorch.config.view_replay_for_aliased_outputs = False",
-        )
-        for index, output in enumerate(outputs)
-        if getattr(output, "functional_tensor", None) is not None
+        *_inputs(inputs),
     ]
 
 
@@ -115,10 +117,8 @@ def unsafe_result(entry: Any) -> list[Unsafe]:
 
 def _process() -> Iterator[Unsafe]:
     import torch
-    from torch._inductor.compiler_bisector import CompilerBisector
-    from torch._inductor.utils import should_use_remote_fx_graph_cache
 
-    inductor, functorch = torch._inductor.config, torch._functorch.config
+    inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
     if torch.compiler.config.force_disable_caches or not functorch.enable_autograd_cache:
         yield Unsafe(
             "caches-off",
@@ -126,7 +126,7 @@ def _process() -> Iterator[Unsafe]:
             "unset torch.compiler.config.force_disable_caches and set "
             "torch._functorch.config.enable_autograd_cache = True",
         )
-    if not (inductor.fx_graph_cache or should_use_remote_fx_graph_cache()):
+    if not (inductor.fx_graph_cache or internals.should_use_remote_fx_cache.get()()):
         yield Unsafe(
             "fx-graph-cache-off",
             "torch's FX graph cache is switched off",
@@ -138,79 +138,77 @@ def _process() -> Iterator[Unsafe]:
             "freezing compiles the values of parameters into the code",
             "unset torch._inductor.config.freezing",
         )
-    context = torch._guards.TracingContext.try_get()
+    context = internals.current_tracing_context.get()()
     if context is not None and context.fakify_first_call:
         yield Unsafe(
             "fakify-first-call",
             "the first call runs on fake tensors (fakify_first_call)",
             "DDPOptimizer sets it; set torch._dynamo.config.optimize_ddp = False",
         )
-    if inductor.aot_inductor.use_runtime_constant_folding:
+    if internals.runtime_constant_folding.get():
         yield Unsafe(
             "constant-folding",
             "constants are folded when the code is loaded",
             "unset torch._inductor.config.aot_inductor.use_runtime_constant_folding",
         )
-    if CompilerBisector.bisection_enabled:
+    if internals.bisection_enabled.get():
         yield Unsafe("bisecting", "the compiler bisector is at work", "let it finish")
-
-
-_PASSES = (
-    "post_grad_custom_pre_pass",
-    "post_grad_custom_post_pass",
-    "joint_custom_pre_pass",
-    "joint_custom_post_pass",
-)
-_GIVE_UUID = "derive it from torch._inductor.custom_graph_pass.{} and give it a uuid()"
 
 
 def _passes() -> Iterator[Unsafe]:
     """User code that rewrites graphs must say which code it is."""
-    import torch
-    from torch._functorch._aot_autograd import autograd_cache
-    from torch._inductor import custom_graph_pass as known
-
-    inductor, functorch = torch._inductor.config, torch._functorch.config
-
-    def unknown(name: str, kind: str, passes: Iterable[Any]) -> Iterator[Unsafe]:
-        base: Any = getattr(known, kind, ())  # torch 2.12 knows no scheduler pass
-        for each in passes:
-            if not (isinstance(each, base) and each.uuid()):
-                yield Unsafe(
-                    "custom-pass",
-                    f"{name} is {_qualified(each)}, which has no uuid()",
-                    _GIVE_UUID.format(kind),
-                    target=_qualified(each),
-                )
-
-    for name in _PASSES:
-        yield from unknown(name, "CustomGraphPass", _listed(getattr(inductor, name)))
-    timing = getattr(inductor, "pre_grad_pass_timing", "default")
-    if timing == "late":  # others have run on this graph already
-        late = _listed(inductor.pre_grad_custom_pass)
-        yield from unknown("pre_grad_custom_pass", "CustomGraphPass", late)
-    for name in ("_pre_fusion_custom_pass", "_post_fusion_custom_pass"):
-        yield from unknown(name, "CustomSchedulerPass", _listed(getattr(inductor, name)))
+    inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
+    graph_pass = internals.custom_graph_pass.get()
+    scheduler_pass = internals.custom_scheduler_pass.find()
+    passes: list[tuple[str, type[CustomPass] | None, object]] = [
+        ("post_grad_custom_pre_pass", graph_pass, inductor.post_grad_custom_pre_pass),
+        ("post_grad_custom_post_pass", graph_pass, inductor.post_grad_custom_post_pass),
+        ("joint_custom_pre_pass", graph_pass, inductor.joint_custom_pre_pass),
+        ("joint_custom_post_pass", graph_pass, inductor.joint_custom_post_pass),
+    ]
+    if internals.pre_grad_pass_timing.find() == "late":  # others have run on this graph already
+        passes.append(("pre_grad_custom_pass", graph_pass, inductor.pre_grad_custom_pass))
     communication = [each for each in inductor._fuse_ddp_communication_passes if callable(each)]
-    yield from unknown("_fuse_ddp_communication_passes", "CustomGraphPass", communication)
-    partitioner = _listed(inductor.custom_partitioner_fn)
-    yield from unknown("custom_partitioner_fn", "CustomPartitionerFn", partitioner)
+    passes += [
+        ("_pre_fusion_custom_pass", scheduler_pass, inductor._pre_fusion_custom_pass),
+        ("_post_fusion_custom_pass", scheduler_pass, inductor._post_fusion_custom_pass),
+        ("_fuse_ddp_communication_passes", graph_pass, communication),
+        (
+            "custom_partitioner_fn",
+            internals.custom_partitioner.get(),
+            inductor.custom_partitioner_fn,
+        ),
+    ]
     # torch leaves this one out of its key, and does not refuse it either.
-    if callable(joint := functorch.joint_custom_pass):
-        yield from unknown("joint_custom_pass", "CustomGraphPass", [joint])
+    if callable(functorch.joint_custom_pass):
+        passes.append(("joint_custom_pass", graph_pass, functorch.joint_custom_pass))
+    for name, kind, value in passes:
+        yield from _without_uuid(name, kind, value)
+    try:
+        internals.check_memory_budget.get()(functorch)
+    except internals.bypass_error.get() as exc:
+        yield Unsafe("custom-callable", str(exc), "give it a uuid(), as torch asks")
 
-    uuids = getattr(autograd_cache, "_get_custom_estimator_solver_uuids", None)
-    if uuids is not None:
-        try:
-            uuids(functorch)
-        except autograd_cache.BypassAOTAutogradCache as exc:
-            yield Unsafe("custom-callable", str(exc), "give it a uuid(), as torch asks")
 
+def _without_uuid(name: str, kind: type[CustomPass] | None, value: object) -> Iterator[Unsafe]:
+    """Those of the passes under option ``name`` that do not say which code they are.
 
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    return [] if value is None else [value]
+    Args:
+        kind: the class of torch from which those that do are derived, if it has one.
+        value: a pass, several of them, or ``None``.
+    """
+    passes = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    for each in passes:
+        if kind is None or not (isinstance(each, kind) and each.uuid()):
+            base = (
+                "a class of a later torch" if kind is None else f"{kind.__module__}.{kind.__name__}"
+            )
+            yield Unsafe(
+                "custom-pass",
+                f"{name} is {_qualified(each)}, which has no uuid()",
+                f"derive it from {base} and give it a uuid()",
+                target=_qualified(each),
+            )
 
 
 # -- the graph
@@ -220,18 +218,13 @@ _ALLOW_FUNCTIONS = (
 )
 
 
-def _graphs(gm: Any, registered: Callable[[Any], bool]) -> Iterator[Unsafe]:
-    import torch
-    from torch._inductor.freezing_utils import has_frozen_params
-
-    if has_frozen_params(gm):
+def _graphs(gm: GraphModule, registered: Callable[[object], bool]) -> Iterator[Unsafe]:
+    if internals.has_frozen_params.get()(gm):
         yield Unsafe("frozen-parameters", "the graph holds the values of frozen parameters")
     judge = _Judge(registered)
-    for name, module in gm.named_modules():
-        if not isinstance(module, torch.fx.GraphModule):
-            continue
+    for name, module in graph_modules(gm):
         yield from judge.graph(module, name)
-        context_fn = (module.meta or {}).get("_checkpoint_context_fn")
+        context_fn = (module.meta or {}).get(internals.CHECKPOINT_CONTEXT)
         if context_fn is not None and getattr(context_fn, "cache_hash", None) is None:
             yield Unsafe(
                 "checkpoint-context",
@@ -246,11 +239,11 @@ def _graphs(gm: Any, registered: Callable[[Any], bool]) -> Iterator[Unsafe]:
 class _Judge:
     """Judges nodes, each thing that they call once."""
 
-    def __init__(self, registered: Callable[[Any], bool]) -> None:
+    def __init__(self, registered: Callable[[object], bool]) -> None:
         self._registered = registered
-        self._known: dict[Any, bool] = {}
+        self._known: dict[object, bool] = {}
 
-    def graph(self, gm: Any, module: str) -> Iterator[Unsafe]:
+    def graph(self, gm: GraphModule, module: str) -> Iterator[Unsafe]:
         for node in gm.graph.nodes:
             if node.op == "call_function":
                 yield from self._function(node, module)
@@ -268,11 +261,9 @@ class _Judge:
                     module,
                 )
 
-    def _function(self, node: Any, module: str) -> Iterator[Unsafe]:
-        import torch
-
+    def _function(self, node: Node, module: str) -> Iterator[Unsafe]:
         target = node.target
-        if node.meta and node.meta.get("is_wrapped", False) and node.meta.get("user_cache_hash"):
+        if node.meta.get(internals.WRAPPED) and node.meta.get(internals.WRAPPED_HASH):
             return
         safe = self._known.get(target)
         if safe is None:
@@ -280,7 +271,7 @@ class _Judge:
             self._known[target] = safe
         if safe:
             return
-        if isinstance(target, torch._ops.HigherOrderOperator):
+        if isinstance(target, internals.higher_order_operator.get()):
             yield Unsafe(
                 "higher-order-op",
                 f"{target} says that it cannot be cached",
@@ -301,10 +292,10 @@ class _Judge:
             module,
         )
 
-    def _module(self, node: Any, gm: Any, module: str) -> Iterator[Unsafe]:
+    def _module(self, node: Node, gm: GraphModule, module: str) -> Iterator[Unsafe]:
         import torch
 
-        called = gm.get_submodule(node.target)
+        called = gm.get_submodule(str(node.target))
         kind = type(called)
         if isinstance(called, torch.fx.GraphModule) or kind.__module__.startswith("torch."):
             return
@@ -331,47 +322,40 @@ _ALSO_SAFE = (
 )
 
 
-def also_safe(gm: Any) -> dict[str, str]:
+def also_safe(gm: GraphModule) -> dict[str, str]:
     """Names of functions in ``gm`` that torch's own check must be told to accept."""
     targets = {
         node.target
-        for module in _graph_modules(gm)
+        for _, module in graph_modules(gm)
         for node in module.graph.nodes
         if node.op == "call_function"
     }
-    return {f"{each.__module__}.{each.__name__}": "" for each in targets if _is_also_safe(each)}
+    return {internals.name_of(each): "" for each in targets if _is_also_safe(each)}
 
 
-def _graph_modules(gm: Any) -> Iterator[Any]:
-    import torch
-
-    return (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
-
-
-def _is_also_safe(target: Any) -> bool:
+def _is_also_safe(target: object) -> bool:
     if autograd_words(target) is not None:  # the words are in the key
         return True
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', '')}" in _ALSO_SAFE
+    return internals.name_of(target) in _ALSO_SAFE
 
 
-def _is_safe_function(target: Any) -> bool:
-    from torch._functorch._aot_autograd import autograd_cache
+def _is_safe_function(target: Function[object] | str) -> bool:
     from torch.fx import Graph
 
-    if type(target).__name__ == "builtin_function_or_method":
+    if isinstance(target, types.BuiltinFunctionType):
         home = str(getattr(target, "__module__", None) or type(target.__self__).__module__)
         return home.partition(".")[0] in _KNOWN_MODULES
     if _is_also_safe(target):
         return True
     # torch's own judgement, one function at a time: its rules are long, and change.
     try:
-        autograd_cache.check_node_safe(Graph().call_function(target))
-    except (autograd_cache.BypassAOTAutogradCache, AttributeError, AssertionError):
+        internals.check_node_safe.get()(Graph().create_node("call_function", target))
+    except (internals.bypass_error.get(), AttributeError, AssertionError):
         return False
     return True
 
 
-def _method(node: Any, module: str) -> Iterator[Unsafe]:
+def _method(node: Node, module: str) -> Iterator[Unsafe]:
     subject = node.args[0] if node.args else None
     meta = getattr(subject, "meta", ())
     if "example_value" not in meta and "val" not in meta:
@@ -387,12 +371,12 @@ def _method(node: Any, module: str) -> Iterator[Unsafe]:
 # -- its inputs
 
 
-def _inputs(gm: Any, inputs: Iterable[Any]) -> Iterator[Unsafe]:
+def _inputs(inputs: Iterable[object]) -> Iterator[Unsafe]:
     from torch import Tensor
-    from torch.fx.experimental._backward_state import BackwardState
 
+    backward_state = internals.backward_state.get()
     for index, value in enumerate(inputs):
-        if isinstance(value, BackwardState):
+        if isinstance(value, backward_state):
             yield Unsafe(
                 "backward-state",
                 "carries hooks over to the backward pass (compiled autograd)",
@@ -408,7 +392,7 @@ def _inputs(gm: Any, inputs: Iterable[Any]) -> Iterator[Unsafe]:
             )
 
 
-def _qualified(target: Any) -> str:
+def _qualified(target: object) -> str:
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
     if name is None:  # an object: its type says more than an address would
         target = type(target)

@@ -1,6 +1,19 @@
-"""The only code that touches torch's internals: turning the compile cache on and off."""
+"""The seams at torch's compiler, in the order in which it comes by them, and turning them on.
 
-from s3cache.hooks._check import Report
+``_keys`` → ``_lookups`` (``_kernels``) → ``_bundling`` → ``_saves``; ``_session`` puts them in.
+"""
+
+from s3cache.hooks._check import Graph, GraphBreak, Report
 from s3cache.hooks._session import active, check, disable, enable, enabled, register_cacheable
 
-__all__ = ["Report", "active", "check", "disable", "enable", "enabled", "register_cacheable"]
+__all__ = [
+    "Graph",
+    "GraphBreak",
+    "Report",
+    "active",
+    "check",
+    "disable",
+    "enable",
+    "enabled",
+    "register_cacheable",
+]

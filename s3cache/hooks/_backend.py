@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError
 from s3cache.hooks._session import active, enable
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from s3cache.torch_api.protocols import Function
 
 __all__ = ["s3cache"]
 
@@ -22,19 +28,16 @@ _tried = False
 
 
 def s3cache(
-    gm: Any,
-    example_inputs: Sequence[Any],
+    gm: GraphModule,
+    example_inputs: Sequence[object],
     *,
     mode: str | None = None,
-    options: dict[str, Any] | None = None,
-) -> Callable[..., Any]:
+    options: Mapping[str, object] | None = None,
+) -> Function[object]:
     """Compile with Inductor; ``mode`` and ``options`` are those of ``torch.compile``."""
-    import torch
-
     _enable_once()
     # What ``backend="inductor"`` stands for; it checks mode and options.
-    inductor: Any = torch._TorchCompileInductorWrapper
-    return cast("Callable[..., Any]", inductor(mode, options, None)(gm, example_inputs))
+    return internals.inductor_backend.get()(mode, options, None)(gm, example_inputs)
 
 
 def _enable_once() -> None:

@@ -1,18 +1,25 @@
-"""What of a program can be cached, before it runs for real."""
+"""What of a program can be cached, before it runs for real.
+
+The key seam alone, in a program that torch traces as ever: where torch would look a graph up, it is
+keyed, and goes on uncompiled.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from s3cache.graph._key import Component, Key
-from s3cache.graph._safety import Unsafe
-from s3cache.hooks._keying import Keying, reasons_of
+from s3cache.graph import Component, Unsafe
+from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, Registry
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._registry import Registry
-from s3cache.hooks._versions import loaded, name_of_key
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from s3cache.torch_api.protocols import AOTConfig, CompileReason, Function
 
 __all__ = ["Graph", "GraphBreak", "Report", "checked"]
 
@@ -59,7 +66,7 @@ class Report:
         """Whether there is something to cache, and all of it can be."""
         return bool(self.graphs) and all(graph.cacheable for graph in self.graphs)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The report as plain data."""
         return {
             "cacheable": self.cacheable,
@@ -69,8 +76,8 @@ class Report:
                     "cacheable": graph.cacheable,
                     "key": graph.key,
                     "components": {
-                        name: {"digest": each.digest, "value": each.value}
-                        for name, each in graph.components.items()
+                        name: {"digest": component.digest, "value": component.value}
+                        for name, component in graph.components.items()
                     },
                     "reasons": [reason.as_dict() for reason in graph.reasons],
                 }
@@ -95,28 +102,39 @@ class Report:
 
 
 def checked(
-    function: Callable[..., Any], registry: Registry, args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Function[object],
+    registry: Registry,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
 ) -> Report:
     """See :func:`s3cache.check`."""
     import torch
-    from torch._dynamo.utils import graph_break_reasons
 
     watch = _Watch(registry)
     # What is compiled already keeps the options that it was given.
     compiled = function if _is_compiled(function) else torch.compile(function)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with watch.installed():
-            _called(compiled, args, kwargs)
+            _call(compiled, args, kwargs)
         breaks = tuple(
-            GraphBreak(_one_line(each.reason), _where(each)) for each in graph_break_reasons
+            GraphBreak(_one_line(reason.reason), _where(reason))
+            for reason in internals.graph_break_reasons.get()
         )
     finally:
-        torch._dynamo.reset()  # none of the callables made here may run again
+        torch.compiler.reset()  # none of the callables made here may run again
     return Report(tuple(watch.graphs), breaks)
 
 
-def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _is_compiled(function: object) -> bool:
+    return isinstance(function, internals.optimized_module.get()) or hasattr(
+        function, internals.ORIGINAL_CALLABLE
+    )
+
+
+def _call(
+    function: Function[object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
     """A graph that raises half-way would leave grad mode as it was there."""
     import torch
 
@@ -128,62 +146,50 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         raise
 
 
-def _is_compiled(function: Any) -> bool:
-    import torch
-
-    return isinstance(function, torch._dynamo.OptimizedModule) or hasattr(
-        function, "_torchdynamo_orig_callable"
-    )
-
-
 class _Watch:
     """Takes the place of AOTAutograd's cache: each graph is a hit, on the graph itself."""
 
     def __init__(self, registry: Registry) -> None:
-        self._keying = Keying(registry, self._made)
-        self._keys: dict[str, Key] = {}
+        self._calls = CacheCalls()
+        self._keys = KeySeam(registry, self._calls)
         self.graphs: list[Graph] = []
-
-    def _made(self, name: str, key: Key) -> None:
-        self._keys[name] = key
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        from torch._functorch import aot_autograd
-        from torch._functorch._aot_autograd import autograd_cache
-
         patches = Patches()
         try:
-            self._keying.install(patches, autograd_cache)
+            self._keys.install(patches)
             # Asked even where torch's caches are off: that is one of the reasons to report.
-            patches.set(aot_autograd, "should_use_local_autograd_cache", lambda: True)
-            load = self._loader(autograd_cache)
-            patches.set(autograd_cache.AOTAutogradCache, "try_load", staticmethod(load))
+            patches.replace(internals.should_use_local_cache, lambda _: lambda: True)
+            patches.replace(internals.try_load, lambda _: self._load)
             yield
         finally:
             patches.undo()
 
-    def _loader(self, module: Any) -> Callable[..., Any]:
-        def try_load(mod: Any, args: Any, aot_config: Any, *rest: Any, **kwargs: Any) -> Any:
+    def _load(
+        self,
+        mod: Module,
+        args: Sequence[object],
+        aot_config: AOTConfig,
+        *others: object,
+        **_: object,
+    ) -> object:
+        nodes = len(internals.graph_module_of(mod).graph.nodes)
+        with self._calls.entered(CacheCall()) as call:
             try:
-                name = name_of_key(module, mod, args, aot_config, rest)
-                key, components = name, dict(self._keys[name].components)
-                reasons: tuple[Unsafe, ...] = ()
+                key = internals.name_of_key(mod, args, aot_config, others)
+                graph = Graph(nodes, key, dict(self._keys.components(key)), ())
             except Exception as exc:  # noqa: BLE001 - it is what is asked for
-                key, components = None, {}
-                reasons = tuple(reasons_of(exc)) or (Unsafe("error", repr(exc)),)
-            gm = getattr(mod, "gm", mod)
-            self.graphs.append(Graph(len(gm.graph.nodes), key, components, reasons))
-            return loaded(_eagerly(mod), aot_config)
-
-        return try_load
+                graph = Graph(nodes, None, {}, call.reasons or (Unsafe("error", repr(exc)),))
+        self.graphs.append(graph)
+        return internals.loaded(_eagerly(mod), aot_config)
 
 
-def _eagerly(mod: Any) -> Callable[[list[Any]], Any]:
+def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
     graph = getattr(mod, "graph", None)
     count = len(graph.find_nodes(op="placeholder")) if graph is not None else None
 
-    def run(inputs: list[Any]) -> Any:
+    def run(inputs: Sequence[object]) -> object:
         # A graph module that holds its parameters takes those from itself, not from the list.
         return mod(*(inputs if count is None else inputs[len(inputs) - count :]))
 
@@ -194,6 +200,6 @@ def _one_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _where(reason: Any) -> str:
+def _where(reason: CompileReason) -> str:
     stack = reason.user_stack
     return f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "an unknown place"

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 __all__ = ["when_imported"]
 
@@ -55,16 +54,15 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Does as the real loader does, and calls back; whatever else is asked is the real one's."""
 
-    def __init__(self, real: Any, callback: Callable[[], None]) -> None:
+    def __init__(self, real: importlib.abc.Loader, callback: Callable[[], None]) -> None:
         self._real = real
         self._callback = callback
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._real.create_module(spec)
-        return module
+        return self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self._real

@@ -14,25 +14,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import re
+import os
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
-from s3cache.artifact import check_image, open_image
-from s3cache.errors import CorruptError
+from s3cache.artifact import check_image
 from s3cache.hooks._patching import Patches
 from s3cache.store import Buffer
+from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Function
 
-__all__ = ["Kernels", "UnsharableKernelError", "UnusableKernelError"]
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import CppLibraries, PythonModules
 
-# What generated code may load through async_compile and an entry can carry: C++ as images, Triton
-# as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
-_PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}
+__all__ = ["Kernels", "UnusableKernelError"]
 
-
-class UnsharableKernelError(Exception):
-    """A graph loads native code that an entry cannot carry."""
+LoadLibrary: TypeAlias = Function[Callable[[], object]]
+LoadModule: TypeAlias = Function[object]
 
 
 class UnusableKernelError(Exception):
@@ -44,16 +44,14 @@ class Kernels:
 
     def __init__(self) -> None:
         self._thread = _Thread()
-        self._arrived: dict[str, Any] = {}  # libraries loaded from an entry
+        self._arrived: dict[str, object] = {}  # libraries loaded from an entry
         self._images: dict[str, Buffer | str] = {}  # of every kernel loaded; or the path of it
         self._modules: dict[str, set[str]] = {}  # kernels that a generated module asked for
 
     def install(self, patches: Patches) -> None:
         """Route the loading of kernels, and of the modules that ask for them, through here."""
-        from torch._inductor.codecache import CppCodeCache, PyCodeCache
-
-        patches.set(CppCodeCache, "load_async", self._kernel_loader(CppCodeCache))
-        patches.set(PyCodeCache, "load_by_key_path", self._module_loader(PyCodeCache))
+        patches.replace(internals.load_library, self._library_loader)
+        patches.replace(internals.load_module, self._module_loader)
 
     @contextlib.contextmanager
     def only(self, images: Mapping[str, Buffer]) -> Iterator[None]:
@@ -64,61 +62,29 @@ class Kernels:
         finally:
             self._thread.offered = before
 
-    def needed_by(self, modules: Iterable[tuple[str, str]]) -> dict[str, Buffer]:
-        """Images of the kernels that generated modules load, by id.
+    def needed_by(self, module: str) -> set[str] | None:
+        """Ids of the kernels that a generated module loads, by its name in torch's cache of them.
 
-        Args:
-            modules: each one's name in torch's cache of modules, and its source.
+        ``None`` if it was loaded before we were here.
+        """
+        return self._modules.get(module)
+
+    def image(self, name: str) -> Buffer | None:
+        """The shared library of kernel ``name``; ``None`` if it was never loaded.
 
         Raises:
-            UnsharableKernelError: there is one that an entry cannot carry.
-            OSError: a library that was loaded is gone from the disk.
+            OSError: it is gone from the disk.
         """
-        found: dict[str, Buffer] = {}
-        for module, source in modules:
-            kinds = set(re.findall(r"\basync_compile\.(\w+)\(", source)) - _PORTABLE
-            if kinds:
-                raise UnsharableKernelError(f"it has kernels of kind {', '.join(sorted(kinds))}")
-            if module not in self._modules:
-                raise UnsharableKernelError("its kernels were loaded before s3cache was enabled")
-            for name in self._modules[module]:
-                if name not in self._images:
-                    raise UnsharableKernelError("one of its kernels was never loaded")
-                found[name] = self._image(name)
-        return found
-
-    def _image(self, name: str) -> Buffer:
-        image = self._images[name]
+        image = self._images.get(name)
         if isinstance(image, str):
             with open(image, "rb") as file:
-                image = file.read()
-        try:
-            check_image(image)
-        except CorruptError as exc:
-            raise UnsharableKernelError(str(exc)) from exc
+                return file.read()
         return image
 
-    def _kernel_loader(self, cache: Any) -> Any:
-        original = cache.__dict__["load_async"].__func__
-        signature = inspect.signature(original)
-
-        def load_async(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(cls, *args, **kwargs)
-            bound.apply_defaults()
-            name = _kernel_id(cls, bound.arguments)
-            for needed in self._thread.loading:
-                needed.add(name)
-            if self._thread.offered is not None:
-                library = self._load(cls, name, self._thread.offered)
-                return lambda: library
-            return self._remembering(name, original(cls, *args, **kwargs))
-
-        return classmethod(load_async)
-
-    def _module_loader(self, cache: Any) -> Any:
-        original = cache.__dict__["load_by_key_path"].__func__
-
-        def load_by_key_path(cls: Any, key: str, path: str, *args: Any, **kwargs: Any) -> Any:
+    def _module_loader(self, original: LoadModule) -> LoadModule:
+        def load_by_key_path(
+            cls: type[PythonModules], key: str, path: str, *args: object, **kwargs: object
+        ) -> object:
             if key not in self._modules:
                 # Loaded before we were here: once more, to see what it asks for.
                 cls.modules_no_attr.pop(path, None)
@@ -131,9 +97,27 @@ class Kernels:
             self._modules.setdefault(key, needed)
             return module
 
-        return classmethod(load_by_key_path)
+        return load_by_key_path
 
-    def _load(self, cls: Any, name: str, offered: Mapping[str, Buffer]) -> Any:
+    def _library_loader(self, original: LoadLibrary) -> LoadLibrary:
+        signature = inspect.signature(original)
+
+        def load_async(
+            cls: type[CppLibraries], *args: object, **kwargs: object
+        ) -> Callable[[], object]:
+            bound = signature.bind(cls, *args, **kwargs)
+            bound.apply_defaults()
+            name = _kernel_id(cls, bound)
+            for needed in self._thread.loading:
+                needed.add(name)
+            if self._thread.offered is not None:
+                library = self._load(cls, name, self._thread.offered)
+                return lambda: library
+            return self._remembering(name, original(cls, *args, **kwargs))
+
+        return load_async
+
+    def _load(self, cls: type[CppLibraries], name: str, offered: Mapping[str, Buffer]) -> object:
         library = self._arrived.get(name)
         if library is not None:
             return library
@@ -142,16 +126,17 @@ class Kernels:
         image = offered[name]
         try:
             check_image(image)
-            with open_image(image, name) as path:
+            with _opened(image, name) as path:
                 library = cls._load_library(path, name)
         except Exception as exc:
             raise UnusableKernelError(f"kernel {name} does not load: {exc}") from exc
         self._images[name] = image
         return self._arrived.setdefault(name, library)
 
-    def _remembering(self, name: str, load: Callable[[], Any]) -> Callable[[], Any]:
-        def loaded() -> Any:
+    def _remembering(self, name: str, load: Callable[[], object]) -> Callable[[], object]:
+        def loaded() -> object:
             library = load()
+            # Of a Python extension, or of a library opened by ctypes.
             path = getattr(library, "__file__", None) or getattr(library, "_name", None)
             if path:
                 self._images[name] = path
@@ -168,15 +153,48 @@ class _Thread(threading.local):
         self.loading: list[set[str]] = []  # kernels of each module being loaded, the outer first
 
 
-def _kernel_id(cls: type, arguments: Mapping[str, Any]) -> str:
+def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
+    main_code, optimized_code, device_type, extra_flags = (
+        call.arguments[name] for name in internals.KERNEL_ARGUMENTS.words
+    )
     parts = (
         cls.__name__,
-        arguments["main_code"],
-        arguments["optimized_code"] or "",
-        arguments["device_type"],
-        repr(tuple(arguments["extra_flags"])),
+        main_code,
+        optimized_code or "",
+        device_type,
+        repr(tuple(extra_flags)),
     )
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)}:".encode() + part.encode())
     return digest.hexdigest()[:40]
+
+
+@contextlib.contextmanager
+def _opened(image: Buffer, name: str) -> Iterator[str]:
+    """A path ending in ``.so`` under which ``image`` can be loaded while the block runs.
+
+    The bytes live in memory (``memfd_create``): nobody can exchange them between being verified
+    and being loaded, and a ``noexec`` temporary directory, which only gets a link to them, does
+    not matter. Where the system has no such files, a private temporary one is used. Nothing is
+    left behind.
+
+    Raises:
+        OSError: neither can be made.
+    """
+    with tempfile.TemporaryDirectory(prefix="s3cache-") as directory:
+        path = os.path.join(directory, "kernel.so")
+        try:
+            fd = os.memfd_create(name[:64], os.MFD_CLOEXEC)
+        except (AttributeError, OSError):
+            with open(path, "wb") as file:
+                file.write(image)
+            yield path
+            return
+        try:
+            with os.fdopen(os.dup(fd), "wb") as file:
+                file.write(image)
+            os.symlink(f"/proc/self/fd/{fd}", path)
+            yield path
+        finally:
+            os.close(fd)

@@ -1,79 +1,237 @@
-"""The seam at AOTAutograd's key: what may be cached, and a key of named components."""
+"""The seam at AOTAutograd's key: what may be cached, and a key of named components.
+
+torch comes by here first, inside of a lookup: ``autograd_cache_key`` has a graph checked, collects
+what it depends on and digests that. The check and the digest are those of :mod:`s3cache.graph`.
+"""
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import os
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from s3cache.cache import Cache
-from s3cache.graph._key import Component, Key
-from s3cache.hooks._compiling import Compiling
-from s3cache.hooks._keying import Keying, reasons_of
+from s3cache.errors import ConfigError
+from s3cache.graph import (
+    Component,
+    Key,
+    Unsafe,
+    also_safe,
+    key_of,
+    unpicklable_options,
+    unsafe_parts,
+)
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._registry import Registry
+from s3cache.torch_api import internals
 
-__all__ = ["KeySeam"]
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+    from torch.nn import Module
 
-logger = logging.getLogger("s3cache")
+    from s3cache.torch_api.protocols import Function, KeyPickler
+
+__all__ = ["CacheCall", "CacheCalls", "KeySeam", "Registry"]
 
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
 _REMEMBERED_KEYS = 1024
 
 
+class CacheCall:
+    """One call of torch into its cache, from its start to its end: what the seams have met in it.
+
+    torch swallows what its cache raises. The first error is kept here too, so that strict mode can
+    raise it where torch does not swallow any more.
+
+    Attributes:
+        inputs: what the graph is called with, once its key is asked for.
+        key: the graph's key, if it has one.
+        reasons: why it has none.
+        error: the first thing that went wrong.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: Sequence[object] = ()
+        self.key: str | None = None
+        self.reasons: tuple[Unsafe, ...] = ()
+        self.error: Exception | None = None
+
+    def met(self, error: Exception) -> None:
+        """Keep ``error``, if it is the first."""
+        self.error = self.error or error
+
+
+_Call = TypeVar("_Call", bound=CacheCall)
+
+
+class CacheCalls(threading.local):
+    """Which call this thread is in. One may come inside of another, and ends before it."""
+
+    current: CacheCall | None = None
+
+    @contextlib.contextmanager
+    def entered(self, call: _Call) -> Iterator[_Call]:
+        """While the block runs, ``call`` is the current one."""
+        outer, self.current = self.current, call
+        try:
+            yield call
+        finally:
+            self.current = outer
+
+
+class Registry:
+    """Functions that the user vouches for: their output depends on inputs and version alone."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, str] = {}
+
+    def add(self, function: Function[object], version: str) -> None:
+        """Vouch for ``function``; a new ``version`` makes old entries miss.
+
+        Raises:
+            ConfigError: it has no importable name, or the version is empty.
+        """
+        name = internals.name_of(function)
+        if not name or "<" in name:
+            raise ConfigError(
+                f"function {function!r}",
+                "has no name that other processes share",
+                "define it at the top of a module",
+            )
+        if not version:
+            raise ConfigError(f"function {name}", "has no version", "give one, e.g. version='1'")
+        self._versions[name] = version
+
+    def holds(self, function: object) -> bool:
+        """Whether the user vouched for ``function``."""
+        return self.version_of(function) is not None
+
+    def version_of(self, function: object) -> str | None:
+        """The version that the user gave, if any. An operator stands for its overloads."""
+        if not self._versions:
+            return None
+        version = self._versions.get(internals.name_of(function))
+        packet = internals.packet_of(function)
+        if version is None and packet is not None:
+            return self._versions.get(internals.name_of(packet))
+        return version
+
+    @contextlib.contextmanager
+    def vouched(self, more: Mapping[str, str]) -> Iterator[None]:
+        """Have torch's own check accept them, and ``more``, while the block runs."""
+        if not self._versions and not more:
+            yield
+            return
+        inductor = internals.inductor_config.get()
+        known = {**self._versions, **more, **inductor.unsafe_marked_cacheable_functions}
+        with inductor.patch(unsafe_marked_cacheable_functions=known):
+            yield
+
+
 class KeySeam:
-    """Digests keys, and remembers their components until they are saved with an entry."""
+    """Every reason why a graph has no key, or a key; remembered until it is saved with an entry."""
 
-    def __init__(self, cache: Cache, registry: Registry, compiling: Compiling) -> None:
-        self._cache = cache
+    def __init__(self, registry: Registry, calls: CacheCalls) -> None:
         self._registry = registry
-        self._compiling = compiling
+        self._calls = calls
         self._keys: OrderedDict[str, Key] = OrderedDict()
-        self._warned = False
+        self._directory = _cache_directory()
 
-    def made(self, key: str) -> bool:
-        """Whether ``key`` is one of ours, and neither torch's stand-in nor somebody else's."""
-        return key in self._keys
+    def install(self, patches: Patches) -> None:
+        """Replace what makes keys."""
+        patches.replace(internals.autograd_cache_key, self._key_maker)
+        patches.replace(internals.check_cacheable, self._checker)
+        patches.replace(internals.get_hash, self._digester)
+
+    def is_shared(self, key: str | None) -> bool:
+        """Whether entries under ``key`` are to be shared.
+
+        Not if it is torch's stand-in or somebody else's, nor inside of ``fresh_cache()``, which
+        asks for compiling anew. That leaves no trace that all of its callers share, but it puts
+        Triton's directory into Inductor's; a program that merely moves its cache seldom does that.
+        """
+        if key not in self._keys:
+            return False
+        directory = _cache_directory()
+        if directory is None or directory == self._directory:
+            return True
+        return os.environ.get("TRITON_CACHE_DIR") != os.path.join(directory, "triton")
 
     def components(self, key: str) -> Mapping[str, Component]:
-        """What ``key`` is made of."""
+        """What a key that is shared is made of."""
         return self._keys[key].components
 
-    def install(self, patches: Patches, module: Any) -> None:
-        """Replace what makes a key in torch's ``autograd_cache``."""
-        Keying(self._registry, self._remember).install(patches, module)
-        self._install_account(patches, module)
+    def _key_maker(
+        self, original: Function[tuple[str, list[str]]]
+    ) -> Function[tuple[str, list[str]]]:
+        """Tell the current call which key, or what kept the graph from having one."""
+
+        def autograd_cache_key(
+            mod: Module, inputs: Sequence[object], *args: object, **kwargs: object
+        ) -> tuple[str, list[str]]:
+            with self._calls.entered(self._calls.current or CacheCall()) as call:
+                call.inputs = inputs
+                try:
+                    made = original(mod, inputs, *args, **kwargs)
+                except Exception as exc:
+                    call.reasons = call.reasons or _reasons_for(exc)
+                    call.met(exc)
+                    raise
+                # Told to, torch makes up a key for a graph that has none.
+                call.key, call.reasons = made[0], ()
+                return made
+
+        return autograd_cache_key
+
+    def _checker(self, original: Callable[[GraphModule], None]) -> Callable[[GraphModule], None]:
+        def check_cacheable(gm: GraphModule) -> None:
+            call = self._calls.current
+            inputs = () if call is None else call.inputs
+            self._refuse(unsafe_parts(gm, self._registry.holds, inputs))
+            with self._registry.vouched(also_safe(gm)):
+                original(gm)
+
+        return check_cacheable
+
+    def _digester(
+        self, original: Callable[[KeyPickler, object], str]
+    ) -> Callable[[KeyPickler, object], str]:
+        details = internals.key_details.get()
+
+        def get_hash(pickler: KeyPickler, value: object) -> str:
+            if not isinstance(value, details):
+                return original(pickler, value)
+            key = key_of(value, pickler, vouched=self._registry.version_of)
+            if not isinstance(key, Key):
+                self._refuse(key)
+                raise AssertionError("no key, and no reason")
+            self._remember(internals.key_prefix() + key.digest, key)
+            return key.digest
+
+        return get_hash
+
+    def _refuse(self, reasons: Sequence[Unsafe]) -> None:
+        if reasons:
+            if self._calls.current is not None:
+                self._calls.current.reasons = tuple(reasons)
+            raise internals.bypass_error.get()("; ".join(map(str, reasons)))
 
     def _remember(self, name: str, key: Key) -> None:
         self._keys[name] = key
         while len(self._keys) > _REMEMBERED_KEYS:
             self._keys.popitem(last=False)
 
-    def _install_account(self, patches: Patches, module: Any) -> None:
-        original = module.autograd_cache_key
 
-        def autograd_cache_key(*args: Any, **kwargs: Any) -> Any:
-            try:
-                result = original(*args, **kwargs)
-            except Exception as exc:
-                self._bypassed(exc)
-                raise
-            self._compiling.key = result[0]
-            return result
+def _reasons_for(error: Exception) -> tuple[Unsafe, ...]:
+    """Why torch gave a graph up; code ``error`` if it was not on purpose."""
+    if options := tuple(unpicklable_options()):
+        return options
+    if isinstance(error, internals.bypass_error.get()):
+        return (Unsafe("torch", str(error)),)
+    return (Unsafe("error", repr(error)),)
 
-        patches.set(module, "autograd_cache_key", autograd_cache_key)
 
-    def _bypassed(self, error: Exception) -> None:
-        codes: list[str] = [each.code for each in reasons_of(error)] or ["error"]
-        self._cache.count_bypass(codes)
-        self._compiling.met(error)
-        mistake = codes == ["error"] and not self._warned and not self._cache.settings.strict
-        self._warned |= mistake
-        logger.log(
-            logging.WARNING if mistake else logging.INFO,
-            "s3cache: a graph is not cached: %s",
-            error,
-            exc_info=error if mistake else None,
-        )
+def _cache_directory() -> str | None:
+    return os.environ.get("TORCHINDUCTOR_CACHE_DIR")

@@ -1,6 +1,8 @@
 """The seam at AOTAutograd's lookups: entries come from the cache, and bad ones are set aside.
 
 torch's own ``try_load`` runs as it is, with its counters, trace artifacts and time-out extensions.
+It makes a key (``_keys``), goes through the entries under it, has each one's guards evaluated, and
+makes a callable of the one that it takes.
 """
 
 from __future__ import annotations
@@ -8,22 +10,56 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.artifact import Artifact
-from s3cache.cache import Cache, Hit
+from s3cache.cache import Engine, Hit, JudgedLookup
 from s3cache.errors import CorruptError
-from s3cache.hooks._bundles import Bundles
-from s3cache.hooks._compiling import Compiling
-from s3cache.hooks._fresh import FreshCache
+from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import KeySeam
+from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import AOTResult, Function
 
 __all__ = ["LookupSeam"]
 
 logger = logging.getLogger("s3cache")
+
+Candidate: TypeAlias = tuple[object, bytes, bool]
+
+
+class Lookup(CacheCall):
+    """One call of ``try_load``.
+
+    Attributes:
+        judged: the entries under its key, once torch asks for them.
+        candidate: the one that torch judges or rebuilds now, and where it came from.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judged: JudgedLookup | None = None
+        self.candidate: tuple[AOTResult, Hit] | None = None
+
+    def accept(self, hit: Hit) -> None:
+        """``hit`` was made into a callable."""
+        assert self.judged is not None
+        self.judged.accept(hit)
+
+    def reject(self, hit: Hit, error: Exception) -> None:
+        """``hit`` is of no use."""
+        assert self.judged is not None
+        self.met(error)
+        self.judged.reject(hit, error)
+
+    def close(self) -> None:
+        """Have what it came to counted, if torch got as far as to ask for entries."""
+        if self.judged is not None:
+            self.judged.close()
 
 
 class LookupSeam:
@@ -31,133 +67,134 @@ class LookupSeam:
 
     def __init__(
         self,
-        cache: Cache,
-        kernels: Kernels,
+        engine: Engine,
+        calls: CacheCalls,
         keys: KeySeam,
-        bundles: Bundles,
-        fresh: FreshCache,
-        compiling: Compiling,
+        kernels: Kernels,
+        bundling: Bundling,
     ) -> None:
-        self._cache = cache
-        self._kernels = kernels
+        self._engine = engine
+        self._calls = calls
         self._keys = keys
-        self._bundles = bundles
-        self._fresh = fresh
-        self._compiling = compiling
+        self._kernels = kernels
+        self._bundling = bundling
+        self._warned = False
 
-    def install(self, patches: Patches, module: Any) -> None:
+    def install(self, patches: Patches) -> None:
         """Replace what looks an entry up, judges it and makes a callable of it."""
-        cache_type, entry_type = module.AOTAutogradCache, module.GenericAOTAutogradResult
-        patches.set(cache_type, "try_load", self._loader(cache_type))
-        patches.set(cache_type, "iterate_over_candidates", self._candidates(cache_type, entry_type))
-        patches.set(cache_type, "evaluate_guards", self._judge(cache_type))
-        patches.set(entry_type, "wrap_post_compile", self._rebuilder(entry_type, module))
+        patches.replace(internals.try_load, self._loader)
+        patches.replace(internals.iterate_over_candidates, self._candidates)
+        patches.replace(internals.evaluate_guards, self._judge)
+        patches.replace(internals.wrap_post_compile, self._rebuilder)
 
-    def _loader(self, cache_type: Any) -> Any:
-        original = cache_type.try_load
-
-        def try_load(*args: Any, **kwargs: Any) -> Any:
-            compiling = self._compiling
-            compiling.begin()
-            try:
-                result = original(*args, **kwargs)
-                if compiling.error is not None and self._cache.settings.strict:
-                    raise compiling.error
-                function = result[0] if isinstance(result, tuple) else result
-                if function is None and self._ours(compiling.key):
-                    self._bundles.begin()
+    def _loader(self, original: Function[object]) -> Function[object]:
+        def try_load(*args: object, **kwargs: object) -> object:
+            with self._calls.entered(Lookup()) as lookup:
+                try:
+                    result = original(*args, **kwargs)
+                finally:
+                    lookup.close()
+                    if lookup.reasons:
+                        self._bypassed(lookup)
+                if lookup.error is not None and self._engine.settings.strict:
+                    raise lookup.error
+                if not internals.is_hit(result) and self._keys.is_shared(lookup.key):
+                    self._bundling.begin()
                 return result
-            finally:
-                compiling.begin()
 
-        return staticmethod(try_load)
+        return try_load
 
-    def _ours(self, key: str | None) -> bool:
-        return key is not None and self._keys.made(key) and not self._fresh.inside()
+    def _bypassed(self, lookup: Lookup) -> None:
+        codes = [reason.code for reason in lookup.reasons]
+        self._engine.count_bypass(codes)
+        mistake = codes == ["error"] and not self._warned and not self._engine.settings.strict
+        self._warned |= mistake
+        logger.log(
+            logging.WARNING if mistake else logging.INFO,
+            "s3cache: a graph is not cached: %s",
+            lookup.error,
+            exc_info=lookup.error if mistake else None,
+        )
+
+    def _current(self) -> Lookup | None:
+        current = self._calls.current
+        return current if isinstance(current, Lookup) else None
 
     # -- candidates
 
-    def _candidates(self, cache_type: Any, entry_type: type) -> Any:
-        inherited = cache_type.iterate_over_candidates.__func__
+    def _candidates(self, original: Function[Iterator[Candidate]]) -> Function[Iterator[Candidate]]:
+        def iterate_over_candidates(
+            cls: type, *args: object, **kwargs: object
+        ) -> Iterator[Candidate]:
+            lookup = self._current()
+            if lookup is not None:
+                if self._keys.is_shared(lookup.key) and _asks_local(args, kwargs):
+                    yield from self._entries(lookup)
+                lookup.candidate = None
+            yield from original(cls, *args, **kwargs)
 
-        def iterate_over_candidates(cls: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            if self._ours(self._compiling.key) and _local(args, kwargs):
-                yield from self._entries(str(self._compiling.key), entry_type)
-            self._compiling.candidate = None
-            yield from inherited(cls, *args, **kwargs)
+        return iterate_over_candidates
 
-        return classmethod(iterate_over_candidates)
-
-    def _entries(self, key: str, entry_type: type) -> Iterator[tuple[Any, bytes, bool]]:
+    def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
         try:
-            for hit in self._cache.candidates(key):
+            lookup.judged = self._engine.judged(str(lookup.key))
+            for hit in lookup.judged:
                 try:
                     content = bytes(Artifact.entry_of(hit.entry))
                     entry = pickle.loads(content)  # noqa: S301 - verified; see docs/threat-model.md
-                    if not isinstance(entry, entry_type):
+                    if not isinstance(entry, internals.aot_result.get()):
                         raise CorruptError("entry", f"holds a {type(entry).__name__}")
                 except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
-                    self._compiling.met(exc)
-                    self._cache.reject(hit.entry, exc)
+                    lookup.reject(hit, exc)
                     continue
-                self._compiling.candidate = entry, hit
+                lookup.candidate = entry, hit
                 yield entry, content, hit.tier == "local"
         except Exception as exc:
-            self._compiling.met(exc)
-            if not self._cache.settings.strict:
+            lookup.met(exc)
+            if not self._engine.settings.strict:
                 logger.warning("s3cache: a lookup failed, which is a miss", exc_info=True)
 
-    def _judge(self, cache_type: Any) -> Any:
-        original = cache_type.evaluate_guards
-
-        def evaluate_guards(*args: Any, **kwargs: Any) -> bool:
+    def _judge(self, original: Function[bool]) -> Function[bool]:
+        def evaluate_guards(*args: object, **kwargs: object) -> bool:
             try:
-                return bool(original(*args, **kwargs))
+                return original(*args, **kwargs)
             except Exception as exc:
-                if self._compiling.candidate is None:
+                lookup = self._current()
+                if lookup is None or lookup.candidate is None:
                     raise
-                _, hit = self._compiling.candidate
-                self._compiling.met(exc)
-                self._cache.reject(hit.entry, exc)
+                lookup.reject(lookup.candidate[1], exc)
                 return False
 
-        return staticmethod(evaluate_guards)
+        return evaluate_guards
 
     # -- the callable
 
-    def _rebuilder(self, entry_type: Any, module: Any) -> Any:
-        original = entry_type.wrap_post_compile
-
-        def wrap_post_compile(entry: Any, *args: Any, **kwargs: Any) -> Any:
-            candidate = self._compiling.candidate
-            if candidate is None or candidate[0] is not entry:
+    def _rebuilder(self, original: Function[object]) -> Function[object]:
+        def wrap_post_compile(entry: AOTResult, *args: object, **kwargs: object) -> object:
+            lookup = self._current()
+            candidate = None if lookup is None else lookup.candidate
+            if lookup is None or candidate is None or candidate[0] is not entry:
                 return original(entry, *args, **kwargs)
             hit = candidate[1]
             try:
                 with _undone_if_it_fails(), self._kernels.only(Artifact.kernels_of(hit.entry)):
                     function = original(entry, *args, **kwargs)
             except Exception as exc:
-                self._compiling.met(exc)
-                self._cache.take_back(hit, exc)
+                lookup.reject(hit, exc)
                 # A miss to torch: it compiles, and what it saves replaces the entry.
-                raise module.FXGraphCacheMiss(f"s3cache: {exc}") from exc
-            self._used(entry, hit)
+                raise internals.miss_error.get()(f"s3cache: {exc}") from exc
+            lookup.accept(hit)
+            saved_s = (entry.forward_time_taken_ns + entry.backward_time_taken_ns) / 1e9
+            self._engine.count_time_saved(saved_s)
+            logger.info(
+                "s3cache: hit %s (%s), %.1f s of compiling saved", lookup.key, hit.tier, saved_s
+            )
             return function
 
         return wrap_post_compile
 
-    def _used(self, entry: Any, hit: Hit) -> None:
-        saved_s = (entry.forward_time_taken_ns + entry.backward_time_taken_ns) / 1e9
-        self._cache.count_time_saved(saved_s)
-        logger.info(
-            "s3cache: hit %s (%s), %.1f s of compiling saved",
-            self._compiling.key,
-            hit.tier,
-            saved_s,
-        )
 
-
-def _local(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _asks_local(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Whether torch asks for its local cache at all: ``enable_autograd_cache``."""
     return bool(kwargs["local"] if "local" in kwargs else args[0])
 
@@ -165,9 +202,7 @@ def _local(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 @contextlib.contextmanager
 def _undone_if_it_fails() -> Iterator[None]:
     """Take back what a half rebuilt callable has told the rest of the compile."""
-    import torch
-
-    context = torch._guards.TracingContext.try_get()
+    context = internals.current_tracing_context.get()()
     strides = None if context is None else context.output_strides
     before = None if strides is None else list(strides)
     try:

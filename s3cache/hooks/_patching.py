@@ -1,36 +1,46 @@
-"""Attributes replaced in somebody else's classes and modules, and put back exactly."""
+"""Functions of torch replaced where it has them, and put back exactly."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypeVar
+
+from s3cache.torch_api import Internal
+from s3cache.torch_api.protocols import Function
 
 __all__ = ["Patches"]
+
+F = TypeVar("F", bound=Function[object])
 
 _ABSENT = object()
 
 
 class Patches:
-    """A stack of replaced attributes."""
+    """A stack of replaced functions."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace ``owner.name``; what the owner itself held, if anything, is kept."""
+    def replace(self, internal: Internal[F], make: Callable[[F], F]) -> None:
+        """Put what ``make`` makes of a function in its place.
+
+        A static or class method stays one; ``make`` gets and returns the plain function, which of
+        a class method takes the class first. What the owner itself held, if anything, is kept.
+
+        Raises:
+            UnsupportedTorchError: this torch lacks it.
+        """
+        owner, name = internal.owner()
+        present = inspect.getattr_static(owner, name)
+        wrapped = isinstance(present, (staticmethod, classmethod))
+        replacement: object = make(present.__func__ if wrapped else present)
         old = vars(owner).get(name, _ABSENT)
-        undo = (
+        setattr(owner, name, type(present)(replacement) if wrapped else replacement)
+        self._undo.append(
             partial(delattr, owner, name) if old is _ABSENT else partial(setattr, owner, name, old)
         )
-        setattr(owner, name, value)
-        self._undo.append(undo)
-
-    def configure(self, config: Any, name: str, value: Any) -> None:
-        """Set an option of one of torch's config modules."""
-        old = getattr(config, name)
-        setattr(config, name, value)
-        self._undo.append(partial(setattr, config, name, old))
 
     def undo(self) -> None:
         """Put everything back, last first."""

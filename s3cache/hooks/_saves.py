@@ -1,87 +1,122 @@
-"""The seam at AOTAutograd's saves: an entry, its kernels and its description become a frame."""
+"""The seam at AOTAutograd's saves: an entry, its kernels and its description become a frame.
+
+torch's own ``save`` runs as it is: it pickles the entry, records it for ``save_cache_artifacts``,
+and writes it to its directory. That write comes here; what cannot be shared goes to the directory.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
-from typing import Any
+import platform
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from s3cache.artifact import Artifact
-from s3cache.artifact._describe import describe
-from s3cache.cache import Cache, Saved
-from s3cache.hooks._compiling import Compiling
-from s3cache.hooks._fresh import FreshCache
-from s3cache.hooks._kernels import Kernels, UnsharableKernelError
-from s3cache.hooks._keys import KeySeam
-from s3cache.hooks._maker import maker
+from s3cache.artifact import Artifact, check_image, describe
+from s3cache.cache import Engine, Saved
+from s3cache.errors import CorruptError
+from s3cache.graph import Code
+from s3cache.hooks._kernels import Kernels
+from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
+from s3cache.store import Buffer
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import AOTResult, Function
 
 __all__ = ["SaveSeam"]
 
 logger = logging.getLogger("s3cache")
 
+# What generated code may load through async_compile and an entry can carry: C++ as images, Triton
+# as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
+_PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}
+
+
+class UnsharableKernelError(Exception):
+    """A graph loads native code that an entry cannot carry."""
+
+
+class Save(CacheCall):
+    """One call of ``save``, with what is to be saved."""
+
+    def __init__(self, entry: AOTResult) -> None:
+        super().__init__()
+        self.entry = entry
+
 
 class SaveSeam:
-    """Shares what torch has compiled; what cannot be shared goes to torch's own directory."""
+    """Shares what torch has compiled, and counts what cannot be, with the reason."""
 
-    def __init__(
-        self,
-        cache: Cache,
-        kernels: Kernels,
-        keys: KeySeam,
-        fresh: FreshCache,
-        compiling: Compiling,
-    ) -> None:
-        self._cache = cache
-        self._kernels = kernels
+    def __init__(self, engine: Engine, calls: CacheCalls, keys: KeySeam, kernels: Kernels) -> None:
+        self._engine = engine
+        self._calls = calls
         self._keys = keys
-        self._fresh = fresh
-        self._compiling = compiling
+        self._kernels = kernels
         self._warned = False
 
-    def install(self, patches: Patches, module: Any) -> None:
-        """Replace where ``AOTAutogradCache.save`` writes to."""
-        cache_type = module.AOTAutogradCache
-        save, write = cache_type.save, cache_type._write_to_local_cache
+    def install(self, patches: Patches) -> None:
+        """Replace where ``AOTAutogradCache.save`` writes to, and see what it cannot pickle."""
+        patches.replace(internals.save, self._saver)
+        patches.replace(internals.pickle_entry, self._pickler)
+        patches.replace(internals.write_to_local_cache, self._writer)
 
-        def saving(key: str, entry: Any, *args: Any, **kwargs: Any) -> None:
-            compiling = self._compiling
-            compiling.begin()
-            compiling.entry = entry
-            try:
-                save(key, entry, *args, **kwargs)
-                if compiling.error is not None and self._cache.settings.strict:
-                    raise compiling.error
-            finally:
-                compiling.begin()
+    def _saver(self, original: Function[None]) -> Function[None]:
+        def save(key: str, entry: AOTResult, *args: object, **kwargs: object) -> None:
+            with self._calls.entered(Save(entry)) as saving:
+                original(key, entry, *args, **kwargs)
+                if saving.error is not None and self._engine.settings.strict:
+                    raise saving.error
 
+        return save
+
+    def _pickler(self, original: Function[bytes | None]) -> Function[bytes | None]:
+        def pickle_entry(entry: AOTResult, *args: object, **kwargs: object) -> bytes | None:
+            content = original(entry, *args, **kwargs)
+            if content is None:  # torch has logged what it met
+                field = internals.find_unpicklable_field.get()(entry) or "as a whole"
+                message = f"what it was compiled to cannot be pickled ({field})"
+                self._refused("entry", internals.bypass_error.get()(message))
+            return content
+
+        return pickle_entry
+
+    def _writer(self, original: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
         def write_to_local_cache(key: str, content: bytes) -> None:
-            entry = self._compiling.entry
-            # Without an entry this is torch.compiler.load_cache_artifacts.
-            ours = entry is not None and self._keys.made(key) and not self._fresh.inside()
-            if not (ours and self._saved(key, entry, content)):
-                write(key, content)
+            saving = self._calls.current
+            # Not in a save, this is torch.compiler.load_cache_artifacts.
+            if not (
+                isinstance(saving, Save)
+                and self._keys.is_shared(key)
+                and self._share(key, saving, content)
+            ):
+                original(key, content)
 
-        patches.set(cache_type, "save", staticmethod(saving))
-        patches.set(cache_type, "_write_to_local_cache", staticmethod(write_to_local_cache))
+        return write_to_local_cache
 
-    def _saved(self, key: str, entry: Any, content: bytes) -> bool:
+    def _share(self, key: str, saving: Save, content: bytes) -> bool:
         try:
-            frame = self._artifact(key, entry, content).encode(key)
-            return isinstance(self._cache.save(key, frame), Saved)
+            frame = self._artifact(key, saving.entry, content).encode(key)
+            return isinstance(self._engine.save(key, frame), Saved)
         except UnsharableKernelError as exc:
-            self._cache.count_bypass(["kernel"])
-            logger.info("s3cache: a compiled graph is not shared: %s", exc)
-            self._compiling.met(exc)
+            self._refused("kernel", exc)
         except Exception as exc:
-            self._compiling.met(exc)
-            if not self._warned and not self._cache.settings.strict:
+            saving.met(exc)
+            if not self._warned and not self._engine.settings.strict:
                 self._warned = True
                 logger.warning("s3cache: a compiled graph is not shared", exc_info=True)
         return False
 
-    def _artifact(self, key: str, entry: Any, content: bytes) -> Artifact:
-        parts = [part.result for part in (entry.compiled_fw, entry.compiled_bw) if part is not None]
-        kernels = self._kernels.needed_by(_modules(parts))
+    def _refused(self, code: Code, error: Exception) -> None:
+        self._engine.count_bypass([code])
+        logger.info("s3cache: a compiled graph is not shared: %s", error)
+        if self._calls.current is not None:
+            self._calls.current.met(error)
+
+    def _artifact(self, key: str, entry: AOTResult, content: bytes) -> Artifact:
+        kernels = self._kernel_images(entry)
         return Artifact(
             entry=content,
             kernels=kernels,
@@ -90,17 +125,68 @@ class SaveSeam:
             backward_ns=int(entry.backward_time_taken_ns),
             runtime=describe(entry),
             components={
-                name: [each.digest, each.value] for name, each in self._keys.components(key).items()
+                name: [component.digest, component.value]
+                for name, component in self._keys.components(key).items()
             },
-            made_by=maker(compiled=bool(kernels)),
+            made_by=_maker(compiled=bool(kernels)),
         )
 
+    def _kernel_images(self, entry: AOTResult) -> dict[str, Buffer]:
+        """Images of the kernels that the generated code of an entry loads, by id.
 
-def _modules(parts: list[Any]) -> list[tuple[str, str]]:
-    """Name and source of the Python module that Inductor generated for each part."""
-    from torch._inductor.output_code import CompiledFxGraph
+        Raises:
+            UnsharableKernelError: there is one that an entry cannot carry.
+            OSError: a library that was loaded is gone from the disk.
+        """
+        images: dict[str, Buffer] = {}
+        for half in (entry.compiled_fw, entry.compiled_bw):
+            if half is None:
+                continue
+            graph = half.result
+            if not isinstance(graph, internals.compiled_graph.get()):
+                raise UnsharableKernelError(
+                    f"it is a {type(graph).__name__}, not one compiled graph"
+                )
+            kinds = set(re.findall(r"\basync_compile\.(\w+)\(", graph.source_code)) - _PORTABLE
+            if kinds:
+                raise UnsharableKernelError(f"it has kernels of kind {', '.join(sorted(kinds))}")
+            needed = self._kernels.needed_by(graph.cache_key)
+            if needed is None:
+                raise UnsharableKernelError("its kernels were loaded before s3cache was enabled")
+            images.update((name, self._image(name)) for name in needed)
+        return images
 
-    for part in parts:
-        if not isinstance(part, CompiledFxGraph):
-            raise UnsharableKernelError(f"it is a {type(part).__name__}, not one compiled graph")
-    return [(part.cache_key, part.source_code) for part in parts]
+    def _image(self, name: str) -> Buffer:
+        image = self._kernels.image(name)
+        if image is None:
+            raise UnsharableKernelError("one of its kernels was never loaded")
+        try:
+            check_image(image)
+        except CorruptError as exc:
+            raise UnsharableKernelError(str(exc)) from exc
+        return image
+
+
+def _maker(*, compiled: bool) -> dict[str, str]:
+    """Who made an entry, for people; the C++ compiler too, if it has ``compiled``."""
+    import torch
+
+    made_by = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+    }
+    return {**made_by, "compiler": _compiler()} if compiled else made_by
+
+
+@functools.cache
+def _compiler() -> str:
+    """The C++ compiler's name and version, without its path; ``""`` if it does not say."""
+    try:
+        # torch makes one line of what ``g++ -v`` prints, and has asked already.
+        said = internals.compiler_version.get()(internals.cpp_compiler.get()())
+    except Exception:  # noqa: BLE001 - it has been used, and is gone
+        return ""
+    known = re.search(r"(?:\w+ )?(gcc|clang|icpx?) version [\w.+~-]+(?: \([^()/_]*\))?", said)
+    return known[0].strip("_") if known else ""

@@ -7,27 +7,32 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from s3cache.cache import Cache
-from s3cache.hooks._aot import install_aot
+from s3cache.cache import Cache, Engine
+from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._check import Report, checked
 from s3cache.hooks._importing import when_imported
-from s3cache.hooks._install import remember_installation
+from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
+from s3cache.hooks._keys import CacheCalls, KeySeam, Registry
+from s3cache.hooks._lookups import LookupSeam
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._registry import Registry
-from s3cache.hooks._versions import supported
+from s3cache.hooks._saves import SaveSeam
+from s3cache.torch_api import bind_declarations, internals
+from s3cache.torch_api.protocols import Function
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from s3cache.settings import Options
 
 __all__ = ["active", "check", "disable", "enable", "enabled", "register_cacheable"]
 
 logger = logging.getLogger("s3cache")
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-# Whatever compiles imports it, and it imports all the modules that the seams are in.
-_COMPILER = "torch._inductor.compile_fx"
+_F = TypeVar("_F", bound=Function[object])
+_P = ParamSpec("_P")
 
 
 class Session:
@@ -36,30 +41,39 @@ class Session:
     torch's compiler is not imported here: the seams go in when the program first needs it.
     """
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.cache = Cache.over(engine)
         self._patches = Patches()
-        self._withdraw = when_imported(_COMPILER, self._install)
+        self._withdraw = when_imported(internals.COMPILER, self._install)
 
     def _install(self) -> None:
-        kernels = Kernels()
         try:
-            remember_installation(self.cache.settings.local_dir)
-            kernels.install(self._patches)
-            install_aot(self._patches, self.cache, kernels, _registry)
+            bind_declarations()
+            remember_installation(self._engine.settings.local_dir)
+            self._install_seams()
         except Exception:
             self._patches.undo()
-            if self.cache.settings.strict:
+            if self._engine.settings.strict:
                 raise
             logger.warning(
                 "s3cache: cannot get behind this torch; it compiles without a cache", exc_info=True
             )
 
+    def _install_seams(self) -> None:
+        """In the order in which torch comes by them."""
+        calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
+        keys = KeySeam(_registry, calls)
+        lookups = LookupSeam(self._engine, calls, keys, kernels, bundling)
+        saves = SaveSeam(self._engine, calls, keys, kernels)
+        for seam in (keys, lookups, kernels, bundling, saves):
+            seam.install(self._patches)
+
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""
         self._withdraw()
         self._patches.undo()
-        self.cache.close()
+        self._engine.close()
 
 
 _mutex = threading.Lock()
@@ -72,14 +86,15 @@ def active() -> Cache | None:
     return None if _session is None else _session.cache
 
 
-def enable(url: str | None = None, **settings: Any) -> Cache | None:
+def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
     """Have every ``torch.compile`` of this process look up, and share, what it compiles.
 
     Replaces what an earlier call has enabled. Settings and store options may also come from the
     environment; see :meth:`s3cache.Cache.open`.
 
     Returns:
-        The cache; ``None`` where this torch is not supported (one warning says so).
+        The cache. Where this torch is not supported, one that does nothing (``mode="off"``); one
+        warning says so, and :func:`active` has none.
 
     Raises:
         ConfigError: the URL or a setting cannot be used.
@@ -87,15 +102,16 @@ def enable(url: str | None = None, **settings: Any) -> Cache | None:
     global _session
     with _mutex:
         _close()
-        if not supported():
-            return None
-        cache = Cache.open(url, **settings)
+        if not internals.is_supported():
+            inert: Options = {**options, "mode": "off"}
+            return Cache.open(url, **inert)
+        engine = Engine.open(url, **options)
         try:
-            _session = Session(cache)
+            _session = Session(engine)
         except Exception:  # strict
-            cache.close()
+            engine.close()
             raise
-        return cache
+        return _session.cache
 
 
 def disable() -> None:
@@ -105,10 +121,10 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled(url: str | None = None, **settings: Any) -> Iterator[Cache | None]:
+def enabled(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cache]:
     """:func:`enable` for the block, then :func:`disable`."""
     try:
-        yield enable(url, **settings)
+        yield enable(url, **options)
     finally:
         disable()
 
@@ -125,7 +141,7 @@ def register_cacheable(function: _F, *, version: str) -> _F:
     return function
 
 
-def check(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> Report:
     """Find out what of ``function(*args, **kwargs)`` can be cached, and what cannot and why.
 
     It is called once, traced as ``torch.compile`` would and run without being compiled; what it

@@ -1,12 +1,11 @@
 """Byte stores behind one small async protocol, and wrappers that nest over any of them.
 
-Stores: :class:`MemoryStore`, :class:`LocalStore`, :class:`S3Store`; :func:`open_store` makes one
+Stores: :class:`MemoryStore`, :class:`FileStore`, :class:`S3Store`; :func:`open_store` makes one
 from a URL. Wrappers, named by what they do, hold the store they wrap as ``inner``::
 
     BreakingStore(RetryingStore(LimitingStore(MeteredStore(S3Store(...)), 32), policy), breaker)
 
-The breaker belongs outside the retries: what reaches a store inside them is cut off by
-cancellation, which says nothing about the server, and a server that hangs must open it too.
+A wrapper of one's own is a :class:`WrapperStore` that overrides one method.
 """
 
 from __future__ import annotations
@@ -14,65 +13,121 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from s3cache.store._base import MAX_KEY_BYTES, Buffer, ObjectInfo, PutMode, Store, check_key
+from s3cache.store._base import (
+    MAX_KEY_BYTES,
+    Admit,
+    Buffer,
+    NotAdmitted,
+    ObjectInfo,
+    PutMode,
+    Store,
+    WrapperStore,
+    check_key,
+    check_range,
+    listing,
+    os_errors,
+)
 
 if TYPE_CHECKING:
-    from s3cache.store._breaking import BreakerPolicy, BreakingStore
-    from s3cache.store._faulty import FaultRates, FaultyStore
+    from s3cache.store._faulty import Fault, FaultRates, FaultyStore, FaultyVerb
+    from s3cache.store._file import FileStore, ObjectFiles, make_private
     from s3cache.store._latency import LatencyStore
     from s3cache.store._limiting import LimitingStore
-    from s3cache.store._local import LocalStore
     from s3cache.store._memory import MemoryStore
-    from s3cache.store._metered import MeteredStore, VerbStats
     from s3cache.store._readonly import ReadOnlyStore
-    from s3cache.store._retrying import RetryingStore, RetryPolicy
-    from s3cache.store._s3 import S3Store
-    from s3cache.store._url import open_store
-    from s3cache.store._wrapper import WrapperStore
+    from s3cache.store._resilience import (
+        BreakerPolicy,
+        BreakerState,
+        BreakingStore,
+        MeteredStore,
+        RetryingStore,
+        RetryPolicy,
+    )
+    from s3cache.store._url import (
+        STORE_OPTIONS,
+        FileLocation,
+        Location,
+        MemoryLocation,
+        StoreOptions,
+        open_store,
+        parse_url,
+        store_identity,
+    )
+    from s3cache.store.s3 import S3Options, S3Store
 
 __all__ = [
     "MAX_KEY_BYTES",
+    "STORE_OPTIONS",
+    "Admit",
     "BreakerPolicy",
+    "BreakerState",
     "BreakingStore",
     "Buffer",
+    "Fault",
     "FaultRates",
     "FaultyStore",
+    "FaultyVerb",
+    "FileLocation",
+    "FileStore",
     "LatencyStore",
     "LimitingStore",
-    "LocalStore",
+    "Location",
+    "MemoryLocation",
     "MemoryStore",
     "MeteredStore",
+    "NotAdmitted",
+    "ObjectFiles",
     "ObjectInfo",
     "PutMode",
     "ReadOnlyStore",
     "RetryPolicy",
     "RetryingStore",
+    "S3Options",
     "S3Store",
     "Store",
-    "VerbStats",
+    "StoreOptions",
     "WrapperStore",
     "check_key",
+    "check_range",
+    "listing",
+    "make_private",
     "open_store",
+    "os_errors",
+    "parse_url",
+    "store_identity",
 ]
 
 # Loaded on first use: aioboto3 alone costs half a second, and `import s3cache` must cost nothing.
 _LAZY = {
-    "BreakerPolicy": "_breaking",
-    "BreakingStore": "_breaking",
-    "FaultRates": "_faulty",
-    "FaultyStore": "_faulty",
-    "LatencyStore": "_latency",
-    "LimitingStore": "_limiting",
-    "LocalStore": "_local",
-    "MemoryStore": "_memory",
-    "MeteredStore": "_metered",
-    "ReadOnlyStore": "_readonly",
-    "RetryPolicy": "_retrying",
-    "RetryingStore": "_retrying",
-    "S3Store": "_s3",
-    "VerbStats": "_metered",
-    "WrapperStore": "_wrapper",
-    "open_store": "_url",
+    name: module
+    for module, names in {
+        "_faulty": ("Fault", "FaultRates", "FaultyStore", "FaultyVerb"),
+        "_file": ("FileStore", "ObjectFiles", "make_private"),
+        "_latency": ("LatencyStore",),
+        "_limiting": ("LimitingStore",),
+        "_memory": ("MemoryStore",),
+        "_readonly": ("ReadOnlyStore",),
+        "_resilience": (
+            "BreakerPolicy",
+            "BreakerState",
+            "BreakingStore",
+            "MeteredStore",
+            "RetryPolicy",
+            "RetryingStore",
+        ),
+        "_url": (
+            "STORE_OPTIONS",
+            "FileLocation",
+            "Location",
+            "MemoryLocation",
+            "StoreOptions",
+            "open_store",
+            "parse_url",
+            "store_identity",
+        ),
+        "s3": ("S3Options", "S3Store"),
+    }.items()
+    for name in names
 }
 
 # Hidden from type checkers: to them a module with __getattr__ has every attribute there is.

@@ -1,22 +1,52 @@
 """The store protocol: one small async interface for bytes under keys.
 
-Every store (memory, local directory, S3) and every wrapper (retrying, limiting, ...) implements
-:class:`Store`, promises the same things and passes the same contract suite
-(``tests/contract/``). What can be built from these seven calls is not part of the protocol.
+Every store (memory, directory, S3) and every wrapper (retrying, limiting, ...) implements
+:class:`Store`, promises the same things and passes the same contract suite. What can be built from
+these seven calls is not part of the protocol.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import errno
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
-from s3cache.errors import ConfigError
+from s3cache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingContainerError,
+    NoSpaceError,
+    PermanentError,
+    ReadOnlyError,
+    StoreError,
+    TransientError,
+)
+from s3cache.stats import Verb
 
-__all__ = ["MAX_KEY_BYTES", "Buffer", "ObjectInfo", "PutMode", "Store", "check_key", "check_range"]
+__all__ = [
+    "MAX_KEY_BYTES",
+    "Admit",
+    "Buffer",
+    "NotAdmitted",
+    "ObjectInfo",
+    "PutMode",
+    "Store",
+    "WrapperStore",
+    "check_key",
+    "check_range",
+    "close_listing",
+    "listing",
+    "os_errors",
+]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 PutMode: TypeAlias = Literal["overwrite", "create"]
+#: Asked with the size of an object, in bytes, whether its body is to be read.
+Admit: TypeAlias = Callable[[int], bool]
+
+_T = TypeVar("_T")
 
 # S3 allows 1,024 bytes for prefix and key together:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
@@ -38,6 +68,17 @@ class ObjectInfo:
     modified: float
 
 
+@dataclass(frozen=True, slots=True)
+class NotAdmitted:
+    """The answer of ``get`` where the object is there, but its size was not admitted.
+
+    Attributes:
+        size: bytes of the object.
+    """
+
+    size: int
+
+
 @runtime_checkable
 class Store(Protocol):
     """Bytes under keys, asynchronously.
@@ -55,11 +96,20 @@ class Store(Protocol):
         """Where this store is, for messages: no credentials in it."""
         ...
 
-    async def get(self, key: str) -> Buffer | None:
+    @overload
+    async def get(self, key: str) -> Buffer | None: ...
+    @overload
+    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
+    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
         """The whole object, or ``None`` where there is none.
 
         What is returned is one version of the object as some ``put`` wrote it, never a mixture
         and never a part.
+
+        ``admit`` is asked with the object's size, on the event loop, before the memory for the
+        body is taken; where it says no, the answer is :class:`NotAdmitted`. It is not asked about
+        an object that is not there, and is asked again where the object is read again: because a
+        try failed, or because another version took its place.
         """
         ...
 
@@ -114,6 +164,98 @@ class Store(Protocol):
         ...
 
 
+class WrapperStore:
+    """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
+
+    What a wrapper does around calls of any kind it does in :meth:`_around`, the one method that it
+    overrides. What it does for one verb only goes into that verb's method.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Make one call to ``inner``; each step of a listing is one.
+
+        Args:
+            key: the object concerned, a listing's prefix, or ``""`` for the store as a whole.
+            call: makes the call, as often as it is called.
+        """
+        return await call()
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @overload
+    async def get(self, key: str) -> Buffer | None: ...
+    @overload
+    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
+    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
+        return await self._around("get", key, lambda: self.inner.get(key, admit))
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        return await self._around(
+            "get_range", key, lambda: self.inner.get_range(key, start, length)
+        )
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        return await self._around("head", key, lambda: self.inner.head(key))
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        await self._around(
+            "put", key, lambda: self.inner.put(key, data, mode=mode, metadata=metadata)
+        )
+
+    async def delete(self, key: str) -> None:
+        await self._around("delete", key, lambda: self.inner.delete(key))
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        async with listing(self.inner, prefix) as items:
+            while True:
+                info = await self._around("list", prefix, lambda: anext(items, None))
+                if info is None:
+                    return
+                yield info
+
+    async def atomic_create(self) -> bool:
+        return await self._around("atomic_create", "", self.inner.atomic_create)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+async def close_listing(items: AsyncIterator[ObjectInfo]) -> None:
+    """Close a listing that may not have been read to its end.
+
+    The protocol promises an iterator; most stores give a generator, which holds a connection or
+    a directory open until it is closed.
+    """
+    aclose = getattr(items, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+@asynccontextmanager
+async def listing(store: Store, prefix: str) -> AsyncGenerator[AsyncIterator[ObjectInfo], None]:
+    """``store.list(prefix)``, closed on the way out."""
+    items = store.list(prefix)
+    try:
+        yield items
+    finally:
+        await close_listing(items)
+
+
 def check_key(key: str) -> str:
     """Return ``key`` if every store can hold it.
 
@@ -147,3 +289,36 @@ def check_range(start: int, length: int) -> None:
         raise ConfigError(
             f"range start={start}, length={length}", "is negative", "give 0 or more for both"
         )
+
+
+_ERRORS: dict[int, type[StoreError]] = {
+    errno.ENOSPC: NoSpaceError,
+    errno.EDQUOT: NoSpaceError,
+    errno.EFBIG: NoSpaceError,
+    errno.EROFS: ReadOnlyError,
+    errno.EACCES: AccessDeniedError,
+    errno.EPERM: AccessDeniedError,
+    errno.ENOENT: MissingContainerError,
+    errno.ENOTDIR: MissingContainerError,
+    errno.EIO: TransientError,
+    errno.EAGAIN: TransientError,
+    errno.EBUSY: TransientError,
+    errno.EMFILE: TransientError,
+    errno.ENFILE: TransientError,
+    errno.ENOLCK: TransientError,
+    errno.ESTALE: TransientError,
+    errno.ETIMEDOUT: TransientError,
+}
+
+
+@contextmanager
+def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
+    """Turn any ``OSError`` of the block into the :class:`StoreError` that fits its ``errno``."""
+    try:
+        yield
+    except OSError as exc:
+        kind = _ERRORS.get(exc.errno or 0, PermanentError)
+        message = exc.strerror or str(exc)
+        if exc.filename:
+            message += f" ({exc.filename!r})"
+        raise kind(message, op=op, store=where, key=key) from exc

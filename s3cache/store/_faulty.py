@@ -6,11 +6,19 @@ import asyncio
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
-from s3cache.store._base import Buffer, ObjectInfo, PutMode, Store
-from s3cache.store._wrapper import WrapperStore, listing
+from s3cache.store._base import (
+    Admit,
+    Buffer,
+    NotAdmitted,
+    ObjectInfo,
+    PutMode,
+    Store,
+    WrapperStore,
+    listing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -108,10 +116,17 @@ class FaultyStore(WrapperStore):
         """How many ordered faults no call has met yet."""
         return sum(map(len, self._ordered.values()))
 
-    async def get(self, key: str) -> Buffer | None:
+    @overload
+    async def get(self, key: str) -> Buffer | None: ...
+    @overload
+    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
+    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
         fault, where = self._draw("get")
         await self._before("get", key, fault)
-        return self._damage("get", await self.inner.get(key), fault, where)
+        answer = await self.inner.get(key, admit)
+        if isinstance(answer, NotAdmitted):
+            return answer
+        return self._damage("get", answer, fault, where)
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
         fault, where = self._draw("get_range")

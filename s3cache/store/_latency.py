@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TypeVar
 
-from s3cache.store._base import Buffer, ObjectInfo, PutMode, Store
-from s3cache.store._wrapper import WrapperStore, listing
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+from s3cache.stats import Verb
+from s3cache.store._base import Buffer, ObjectInfo, PutMode, Store, WrapperStore, listing
 
 __all__ = ["LatencyStore"]
+
+_T = TypeVar("_T")
 
 # What S3 returns for one ListObjectsV2 request.
 _PAGE_OBJECTS = 1_000
@@ -29,15 +29,12 @@ class LatencyStore(WrapperStore):
         self._latency_s = latency_s
         self._s_per_byte = 0.0 if bytes_per_s is None else 1.0 / bytes_per_s
 
-    async def get(self, key: str) -> Buffer | None:
-        return await self._received(await self.inner.get(key))
-
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        return await self._received(await self.inner.get_range(key, start, length))
-
-    async def head(self, key: str) -> ObjectInfo | None:
+    async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         await asyncio.sleep(self._latency_s)
-        return await self.inner.head(key)
+        answer = await call()
+        if isinstance(answer, bytes | bytearray | memoryview):
+            await self._move(answer)
+        return answer
 
     async def put(
         self,
@@ -47,12 +44,8 @@ class LatencyStore(WrapperStore):
         mode: PutMode = "overwrite",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        await asyncio.sleep(self._latency_s + memoryview(data).nbytes * self._s_per_byte)
-        await self.inner.put(key, data, mode=mode, metadata=metadata)
-
-    async def delete(self, key: str) -> None:
-        await asyncio.sleep(self._latency_s)
-        await self.inner.delete(key)
+        await self._move(data)
+        await super().put(key, data, mode=mode, metadata=metadata)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         await asyncio.sleep(self._latency_s)
@@ -64,7 +57,8 @@ class LatencyStore(WrapperStore):
                 listed += 1
                 yield info
 
-    async def _received(self, data: Buffer | None) -> Buffer | None:
-        size = 0 if data is None else memoryview(data).nbytes
-        await asyncio.sleep(self._latency_s + size * self._s_per_byte)
-        return data
+    async def atomic_create(self) -> bool:  # a store knows it after the first time
+        return await self.inner.atomic_create()
+
+    async def _move(self, data: Buffer) -> None:
+        await asyncio.sleep(memoryview(data).nbytes * self._s_per_byte)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from s3cache.errors import ConfigError
-from s3cache.store._base import Buffer, ObjectInfo, PutMode, Store
-from s3cache.store._wrapper import WrapperStore, listing
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+from s3cache.stats import Verb
+from s3cache.store._base import Store, WrapperStore
 
 __all__ = ["LimitingStore"]
+
+_T = TypeVar("_T")
 
 
 class LimitingStore(WrapperStore):
@@ -33,42 +33,6 @@ class LimitingStore(WrapperStore):
             )
         self._slots = asyncio.Semaphore(max_concurrent)
 
-    async def get(self, key: str) -> Buffer | None:
+    async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         async with self._slots:
-            return await self.inner.get(key)
-
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        async with self._slots:
-            return await self.inner.get_range(key, start, length)
-
-    async def head(self, key: str) -> ObjectInfo | None:
-        async with self._slots:
-            return await self.inner.head(key)
-
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        async with self._slots:
-            await self.inner.put(key, data, mode=mode, metadata=metadata)
-
-    async def delete(self, key: str) -> None:
-        async with self._slots:
-            await self.inner.delete(key)
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        async with listing(self.inner, prefix) as items:
-            while True:
-                async with self._slots:
-                    info = await anext(items, None)
-                if info is None:
-                    return
-                yield info
-
-    async def atomic_create(self) -> bool:
-        async with self._slots:
-            return await self.inner.atomic_create()
+            return await call()

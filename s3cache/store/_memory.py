@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from s3cache.errors import PreconditionError
-from s3cache.store._base import Buffer, ObjectInfo, PutMode, check_key, check_range
+from s3cache.store._base import (
+    Admit,
+    Buffer,
+    NotAdmitted,
+    ObjectInfo,
+    PutMode,
+    check_key,
+    check_range,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -32,9 +40,16 @@ class MemoryStore:
     def url(self) -> str:
         return self._url
 
-    async def get(self, key: str) -> Buffer | None:
+    @overload
+    async def get(self, key: str) -> Buffer | None: ...
+    @overload
+    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
+    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
         found = self._objects.get(check_key(key))
-        return None if found is None else found[0]
+        if found is None:
+            return None
+        data, _ = found
+        return data if admit is None or admit(len(data)) else NotAdmitted(len(data))
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
         check_range(start, length)

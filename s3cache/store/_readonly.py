@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from s3cache.errors import ReadOnlyError
-from s3cache.store._base import Buffer, PutMode, check_key
-from s3cache.store._wrapper import WrapperStore
+from s3cache.store._base import Buffer, PutMode, WrapperStore, check_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

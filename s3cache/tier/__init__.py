@@ -1,6 +1,6 @@
-"""The local tier: what this machine already has, bounded, and what it still has to upload."""
+"""Where entries are kept: on this machine's disk, and in the remote store behind it."""
 
-from s3cache.tier._accounts import Usage
-from s3cache.tier._tier import LocalTier
+from s3cache.tier._disk import DiskTier, RestingDisk
+from s3cache.tier._remote import RemoteTier
 
-__all__ = ["LocalTier", "Usage"]
+__all__ = ["DiskTier", "RemoteTier", "RestingDisk"]

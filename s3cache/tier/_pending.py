@@ -17,14 +17,13 @@ import os
 import secrets
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from s3cache._forks import call_in_child, close_unshared, open_unshared
 from s3cache.errors import ClosedError
-from s3cache.store._directory import make_private
-from s3cache.tier._forked import close_unshared, open_unshared
+from s3cache.store import make_private
 
 __all__ = ["Pending"]
 
@@ -51,7 +50,7 @@ class Pending:
         self._mutex = threading.Lock()
         self._owner: _Owner | None = None
         self._closed = False
-        _instances.add(self)
+        call_in_child(self._forget)
 
     def add(self, name: str, file: str) -> bool:
         """Record ``name`` as ours to upload, with a link to ``file``; false if it was already."""
@@ -150,21 +149,10 @@ class Pending:
             for entry in found:
                 yield entry.path
 
-    def forget(self) -> None:
-        """In a forked child: the lock and the records stay the parent's."""
+    def _forget(self) -> None:
+        # The lock and the records stay the parent's.
         self._mutex = threading.Lock()
         self._owner = None
-
-
-_instances: weakref.WeakSet[Pending] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for pending in _instances:
-        pending.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _record(name: str) -> str:

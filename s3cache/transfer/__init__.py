@@ -1,30 +1,33 @@
-"""Moving bytes in the background: the event loop on its thread, uploads, downloads, prefetch."""
+"""Moving bytes in the background: the event loop on its thread, uploads, prefetching."""
 
-from s3cache.transfer._batches import SMALL_BYTES, Batches
-from s3cache.transfer._downloads import (
-    Downloads,
-    DownloadTimeoutError,
-    Prefetch,
-    PrefetchReport,
+from s3cache.transfer._backlog import Backlog, RecordingDisk
+from s3cache.transfer._loop import (
+    SMALL_BYTES,
+    BackgroundLoop,
+    Batches,
+    background,
+    before_exit,
+    cancel_all,
+    one_by_one,
 )
-from s3cache.transfer._events import Listener, Listeners, TransferEvent
-from s3cache.transfer._loop import BackgroundLoop, background, before_exit
+from s3cache.transfer._prefetch import Budget, Prefetch, Prefetches, PrefetchReport
 from s3cache.transfer._uploads import FlushReport, UploadLimits, Uploads
 
 __all__ = [
     "SMALL_BYTES",
     "BackgroundLoop",
+    "Backlog",
     "Batches",
-    "DownloadTimeoutError",
-    "Downloads",
+    "Budget",
     "FlushReport",
-    "Listener",
-    "Listeners",
     "Prefetch",
     "PrefetchReport",
-    "TransferEvent",
+    "Prefetches",
+    "RecordingDisk",
     "UploadLimits",
     "Uploads",
     "background",
     "before_exit",
+    "cancel_all",
+    "one_by_one",
 ]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from s3cache.errors import ConfigError, PreconditionError
-from s3cache.store import MAX_KEY_BYTES, Buffer, ObjectInfo, Store, check_key
+from s3cache.store import MAX_KEY_BYTES, Buffer, NotAdmitted, ObjectInfo, Store, check_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -231,6 +231,40 @@ class StoreContract:
         await store.put("key", b"0123456789")
         with pytest.raises(ConfigError):
             await store.get_range("key", start, length)
+
+    async def test_what_is_not_admitted_is_not_read(self, store: Store) -> None:
+        """``admit`` hears the size first; the answer without its consent is that size."""
+        data = b"x" * 70_001
+        await store.put("key", data)
+        asked: list[int] = []
+
+        def admit(size: int) -> bool:
+            asked.append(size)
+            return False
+
+        assert await store.get("key", admit) == NotAdmitted(70_001)
+        assert set(asked) == {70_001}
+        got = await store.get("key", lambda size: size == 70_001)
+        assert not isinstance(got, NotAdmitted)
+        assert got is not None
+        assert bytes(got) == data
+
+    async def test_what_is_absent_is_not_asked_about(self, store: Store) -> None:
+        asked: list[int] = []
+
+        def admit(size: int) -> bool:
+            asked.append(size)
+            return True
+
+        assert await store.get("absent", admit) is None
+        assert asked == []
+
+    async def test_an_empty_object_is_admitted(self, store: Store) -> None:
+        await store.put("key", b"")
+        got = await store.get("key", lambda size: True)
+        assert not isinstance(got, NotAdmitted)
+        assert got is not None
+        assert bytes(got) == b""
 
     async def test_modified_is_the_time_of_the_put(self, store: Store) -> None:
         """By the store's clock, in seconds since the epoch; listing and head agree."""

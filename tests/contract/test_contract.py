@@ -12,9 +12,9 @@ from s3cache.store import (
     BreakingStore,
     FaultRates,
     FaultyStore,
+    FileStore,
     LatencyStore,
     LimitingStore,
-    LocalStore,
     MemoryStore,
     MeteredStore,
     ReadOnlyStore,
@@ -116,7 +116,7 @@ class TestLocal(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         # Opening touches the disk: outside of the loop.
-        return LocalStore(tmp_path / "root")
+        return FileStore(tmp_path / "root")
 
 
 class TestReadOnly:

@@ -9,12 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from s3cache.store import FaultyStore, LocalStore, MemoryStore, RetryingStore, RetryPolicy
+from s3cache.store import FaultyStore, FileStore, MemoryStore, RetryingStore, RetryPolicy
 from tests.contract.stateful import StoreMachine
 
 if TYPE_CHECKING:
-    from s3cache.store import Store
-    from s3cache.store._faulty import Fault, FaultyVerb
+    from s3cache.store import Fault, FaultyVerb, Store
 
 SETTINGS = settings(
     max_examples=25,
@@ -30,7 +29,7 @@ class MemoryMachine(StoreMachine):
 class LocalMachine(StoreMachine):
     def open_store(self) -> Store:
         self.directory = tempfile.TemporaryDirectory()
-        return LocalStore(self.directory.name)
+        return FileStore(self.directory.name)
 
     def teardown(self) -> None:
         super().teardown()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.store._s3_options import S3Options
+from s3cache.store import S3Options
 from tests.buckets import make_bucket
 from tests.faults.machines import KEYS, Machine, moto_server
 from tests.faults.proxy import Proxy

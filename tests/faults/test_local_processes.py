@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import TransientError
-from s3cache.store._directory import Directory
-from s3cache.tier import LocalTier, Usage, _accounts
+from s3cache.stats import Usage
+from s3cache.store import ObjectFiles
+from s3cache.tier import DiskTier, _bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +30,9 @@ import hashlib, itertools, json, os, random, shutil, signal, sys, time
 from pathlib import Path
 
 from s3cache.errors import *
-from s3cache.store._directory import Directory
-from s3cache.tier import LocalTier, Usage
+from s3cache.store import ObjectFiles
+from s3cache.stats import Usage
+from s3cache.tier import DiskTier
 
 root = sys.argv[1]
 
@@ -123,8 +125,8 @@ def stop(process: subprocess.Popen[str]) -> None:
     assert os.WIFSTOPPED(status)
 
 
-def open_tier(root: Path) -> LocalTier:
-    return LocalTier(root, max_bytes=1 << 30, max_files=1_000)
+def open_tier(root: Path, namespace: str = "") -> DiskTier:
+    return DiskTier(root, namespace=namespace, max_bytes=1 << 30, max_files=1_000)
 
 
 # --- killed
@@ -152,7 +154,7 @@ def test_killed_before_any_system_call(start: Start, verb: str) -> None:
 
         for moment in itertools.count(1):
             shutil.rmtree(root, ignore_errors=True)
-            tier = LocalTier(root, max_bytes=1 << 20, max_files=2 if verb == "evict" else 4)
+            tier = DiskTier(root, max_bytes=1 << 20, max_files=2 if verb == "evict" else 4)
             for name in ("old/1", "old/2"):
                 tier.put(name, body(name, b"old"))
             child = os.fork()
@@ -161,7 +163,7 @@ def test_killed_before_any_system_call(start: Start, verb: str) -> None:
                     use()
                 os._exit(0)
             killed = os.waitpid(child, 0)[1] != 0
-            tier = LocalTier(root, max_bytes=1 << 20, max_files=tier.max_files)
+            tier = DiskTier(root, max_bytes=1 << 20, max_files=2 if verb == "evict" else 4)
             check_all(tier)
             # A record without an object may be: it costs whoever adopts it nothing.
             adopted = tier.adopt()
@@ -169,7 +171,7 @@ def test_killed_before_any_system_call(start: Start, verb: str) -> None:
                 assert adopted == ["new/1"]
             for left in Path(root, "staging").iterdir():
                 os.utime(left, (0, 0))
-            Directory(root).sweep()
+            ObjectFiles(root).sweep()
             assert os.listdir(Path(root, "staging")) == []
             tier.close()
             if not killed:
@@ -183,13 +185,13 @@ def test_killed_at_random_while_writing_at_the_bound(start: Start) -> None:
     script = """
         chance = random.Random(7)
         bounds = {"max_bytes": 100_000, "max_files": 40}
-        LocalTier(root, **bounds).close()
+        DiskTier(root, **bounds).close()
         for kill in range(40):
             done, doing = os.pipe()
             child = os.fork()
             if child == 0:
                 chance = random.Random(kill)
-                tier = LocalTier(root, **bounds)
+                tier = DiskTier(root, **bounds)
                 while True:
                     name = f"{chance.randrange(9)}/{chance.randrange(9)}"
                     data = body(name, chance.randbytes(chance.randrange(9_000)))
@@ -208,7 +210,7 @@ def test_killed_at_random_while_writing_at_the_bound(start: Start) -> None:
             os.kill(child, signal.SIGKILL)
             os.close(done)
             assert os.waitpid(child, 0)[1] == signal.SIGKILL
-            tier = LocalTier(root, **bounds)
+            tier = DiskTier(root, **bounds)
             check_all(tier)
             usage = tier.usage()
             assert usage.bytes <= 100_000 and usage.files <= 40
@@ -223,27 +225,30 @@ def test_killed_at_random_while_writing_at_the_bound(start: Start) -> None:
 def test_records_survive_their_process(start: Start, root: Path) -> None:
     owner = start(
         """
-        tier = LocalTier(root, max_bytes=1 << 20, max_files=100)
-        for name in ("one/a", "one/b", "two/a"):
+        bounds = {"max_bytes": 1 << 20, "max_files": 100}
+        one = DiskTier(root, namespace="one", **bounds)
+        two = DiskTier(root, namespace="two", **bounds)
+        for tier, name in ((one, "a"), (one, "b"), (two, "a")):
             tier.put_pending(name, body(name, b"payload"))
-        tier.uploaded("one/b")
+        one.uploaded("b")
         say("done")
         hear()
         """
     )
     heard(owner)
-    heir = open_tier(root)
+    heir, other = open_tier(root, "one"), open_tier(root, "two")
     assert heir.adopt() == []  # as long as it lives
     stop(owner)
     assert heir.adopt() == []  # also stopped
     owner.kill()
     owner.wait()
-    assert heir.adopt("one/") == ["one/a"]
-    assert heir.adopt("two/") == ["two/a"]
-    assert sorted(heir.pending()) == ["one/a", "two/a"]
-    data = heir.get("one/a")
+    assert heir.adopt() == ["a"]
+    assert other.adopt() == ["a"]
+    assert heir.pending() == other.pending() == ["a"]
+    data = heir.get("a")
     assert data is not None
     assert data.endswith(b"payload")
+    other.close()
     heir.close()
 
 
@@ -251,7 +256,7 @@ def test_each_record_gets_exactly_one_of_many_heirs(start: Start, root: Path) ->
     owners = [
         start(
             """
-            tier = LocalTier(root, max_bytes=1 << 20, max_files=1_000)
+            tier = DiskTier(root, max_bytes=1 << 20, max_files=1_000)
             for i in range(100):
                 tier.put_pending(f"{sys.argv[2]}/{i}", b"x")
             say("done")
@@ -269,7 +274,7 @@ def test_each_record_gets_exactly_one_of_many_heirs(start: Start, root: Path) ->
     heirs = [
         start(
             """
-            tier = LocalTier(root, max_bytes=1 << 20, max_files=1_000)
+            tier = DiskTier(root, max_bytes=1 << 20, max_files=1_000)
             say("ready")
             hear()
             adopted = tier.adopt() + tier.adopt()
@@ -292,7 +297,7 @@ def test_each_record_gets_exactly_one_of_many_heirs(start: Start, root: Path) ->
 
 def test_pending_is_not_evicted_while_it_changes_hands(start: Start, root: Path) -> None:
     """Evicting looks through all owners one by one: no record may pass it by."""
-    tier = LocalTier(root, max_bytes=1 << 20, max_files=60)
+    tier = DiskTier(root, max_bytes=1 << 20, max_files=60)
     pinned = {f"pinned/{i}" for i in range(20)}
     for name in pinned:
         tier.put_pending(name, b"x")
@@ -302,12 +307,12 @@ def test_pending_is_not_evicted_while_it_changes_hands(start: Start, root: Path)
         hear()
         until = time.monotonic() + 2
         while time.monotonic() < until:
-            tier = LocalTier(root, max_bytes=1 << 20, max_files=60)
+            tier = DiskTier(root, max_bytes=1 << 20, max_files=60)
             tier.adopt()
             tier.close()
         """
     evicting = """
-        tier = LocalTier(root, max_bytes=1 << 20, max_files=60)
+        tier = DiskTier(root, max_bytes=1 << 20, max_files=60)
         say("ready")
         hear()
         until, i = time.monotonic() + 2, 0
@@ -321,7 +326,7 @@ def test_pending_is_not_evicted_while_it_changes_hands(start: Start, root: Path)
     tell(*workers)
     finish(*workers)
     assert pinned <= {info.key for info in tier.objects()}
-    heir = LocalTier(root, max_bytes=1 << 20, max_files=60)
+    heir = DiskTier(root, max_bytes=1 << 20, max_files=60)
     assert set(heir.adopt()) == pinned
     heir.close()
 
@@ -333,9 +338,9 @@ def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: P
     """A worker that outlives its parent must not keep everybody else waiting."""
     parent = start(
         """
-        tier = LocalTier(root, max_bytes=1 << 20, max_files=100)
+        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
         tier.put_pending("a", b"x")
-        with tier._accounts.locked():
+        with tier._bounds.locked():
             if os.fork() == 0:
                 say(os.getpid())
             signal.pause()
@@ -357,7 +362,7 @@ def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: P
 
 def test_a_forked_child_is_an_owner_of_its_own(start: Start) -> None:
     script = """
-        tier = LocalTier(root, max_bytes=1 << 20, max_files=100)
+        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
         tier.put_pending("parent", b"x")
         child = os.fork()
         if child == 0:
@@ -380,7 +385,7 @@ def test_forking_while_other_threads_write(start: Start) -> None:
         import threading, warnings
 
         warnings.simplefilter("ignore", DeprecationWarning)
-        tier = LocalTier(root, max_bytes=1 << 20, max_files=100)
+        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
         writing = True
 
         def write(thread):
@@ -417,7 +422,7 @@ def test_forking_while_other_threads_write(start: Start) -> None:
 def test_a_stopped_writer_keeps_its_staged_file(start: Start, root: Path) -> None:
     """However old the file looks; it is swept once the writer is dead."""
     script = """
-        directory = Directory(root)
+        directory = ObjectFiles(root)
         with directory.staged("key", b"x" * 1000, durable=False) as staged:
             say(staged)
             hear()
@@ -428,7 +433,7 @@ def test_a_stopped_writer_keeps_its_staged_file(start: Start, root: Path) -> Non
     for writer, path in zip(writers, staged, strict=True):
         stop(writer)
         os.utime(path, (0, 0))
-    directory = Directory(root)
+    directory = ObjectFiles(root)
     assert directory.sweep() == 0
     writers[0].send_signal(signal.SIGCONT)
     tell(writers[0])
@@ -447,15 +452,15 @@ def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     tier.put("a", b"x")
     holder = start(
         """
-        tier = LocalTier(root, max_bytes=1 << 20, max_files=100)
-        with tier._accounts.locked():
+        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
+        with tier._bounds.locked():
             say("locked")
             hear()
         """
     )
     heard(holder)
     stop(holder)
-    monkeypatch.setattr(_accounts, "_LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(_bounds, "_LOCK_TIMEOUT_S", 0.05)
     for put in (tier.put, tier.put_pending):
         with pytest.raises(TransientError):
             put("b", b"x")
@@ -475,7 +480,7 @@ def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
 def test_one_of_many_processes_creates(start: Start, root: Path) -> None:
     """... also where the directories have to be made first, by all of them at once."""
     script = """
-        directory = Directory(root)
+        directory = ObjectFiles(root)
         say("ready")
         hear()
         for i in range(100):
@@ -490,7 +495,7 @@ def test_one_of_many_processes_creates(start: Start, root: Path) -> None:
     for racer in racers:
         heard(racer)
     tell(*racers)
-    directory = Directory(root)
+    directory = ObjectFiles(root)
     won: dict[str, str] = {}
     for racer, name in zip(racers, "abcd", strict=True):
         while (line := heard(racer)) != "end":
@@ -508,7 +513,7 @@ HAMMER = f"""
     bounds = {{"max_bytes": {MAX_BYTES}, "max_files": {MAX_FILES}}}
     chance = random.Random(int(sys.argv[2]))
     stop = Path(root).with_name("stop")
-    tier = LocalTier(root, **bounds)
+    tier = DiskTier(root, **bounds)
     say("ready")
     hear()
     done = 0
@@ -541,7 +546,7 @@ HAMMER = f"""
                 assert 0 <= usage.bytes <= {MAX_BYTES} and 0 <= usage.files <= {MAX_FILES}
             else:
                 tier.close()
-                tier = LocalTier(root, **bounds)
+                tier = DiskTier(root, **bounds)
         except NoSpaceError:
             for mine in tier.pending():
                 tier.uploaded(mine)
@@ -555,7 +560,7 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
 
     An observer sums the files themselves from time to time, while nobody may change them.
     """
-    tier = LocalTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
+    tier = DiskTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
     workers = [start(HAMMER, seed) for seed in range(4)]
     mortal = start(HAMMER, 100)
     for worker in (*workers, mortal):
@@ -563,7 +568,7 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
     tell(*workers, mortal)
     samples = kills = 0
     while kills < 10:
-        with tier._accounts.locked() as books:
+        with tier._bounds.locked() as books:
             sizes = [path.stat().st_size for path in (root / "objects").glob("*/*")]
             assert books.usage == Usage(sum(sizes), len(sizes))
             assert books.bytes <= MAX_BYTES
@@ -581,7 +586,7 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
     mortal.wait()
     (root.parent / "stop").touch()
     finish(*workers)
-    finish(start("check_all(LocalTier(root, max_bytes=1 << 20, max_files=1_000))"))
+    finish(start("check_all(DiskTier(root, max_bytes=1 << 20, max_files=1_000))"))
     tier.close()
 
 
@@ -592,7 +597,7 @@ def test_a_limit_on_file_sizes_is_no_space(start: Start) -> None:
     script = """
         import resource
 
-        tier = LocalTier(root, max_bytes=1 << 20, max_files=100)
+        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
         tier.put("a", b"old")
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         for put in (tier.put, tier.put_pending):

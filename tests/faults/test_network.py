@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from s3cache import Cache, Hit, Miss, Reason, Saved, TransferEvent
-from s3cache.errors import CircuitOpenError, S3CacheError, TransientError
-from s3cache.transfer import DownloadTimeoutError
+from s3cache.errors import (
+    CircuitOpenError,
+    DownloadTimeoutError,
+    S3CacheError,
+    TransientError,
+)
 from tests.faults.machines import KEYS, eventually
 from tests.faults.proxy import Link, Proxy
 from tests.faults.worker import entry, key, keys

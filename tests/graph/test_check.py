@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import s3cache
-from s3cache.hooks._registry import Registry
+from s3cache.hooks._keys import Registry
 
 INDUCTOR = torch._inductor.config
 FUNCTORCH = torch._functorch.config
@@ -208,6 +208,15 @@ def test_a_graph_that_raises_half_way_leaves_grad_mode_alone() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_asking_is_not_compiling(tmp_path: Path) -> None:
+    """A cache that is on counts no lookup and no bypass for it."""
+    with s3cache.enabled(local_dir=str(tmp_path)) as cache:
+        assert not s3cache.check(program_with_it, torch.ones(3)).cacheable
+        assert s3cache.check(scaled, torch.ones(3)).cacheable
+        stats = cache.stats()
+    assert (stats.bypassed, dict(stats.misses), sum(stats.hits.values())) == (0, {}, 0)
+
+
 def test_strict_mode_raises_what_cannot_be_cached(tmp_path: Path) -> None:
     with (
         s3cache.enabled(local_dir=str(tmp_path), strict=True),
@@ -255,7 +264,7 @@ def test_an_operator_with_a_formula_that_cannot_be_found_is_not_cached() -> None
     not torch.__version__.startswith("2.13."), reason="other versions have other details"
 )
 def test_every_component_and_every_reason_is_documented() -> None:
-    from s3cache.graph._safety import Code
+    from s3cache.graph import Code
 
     page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
     (graph,) = s3cache.check(scaled, torch.ones(3)).graphs

@@ -15,7 +15,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, CustomKnapsackSol
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental._backward_state import BackwardState
 
-from s3cache.graph._safety import Unsafe, unsafe_parts, unsafe_result
+from s3cache.graph import Unsafe, unsafe_parts
 
 
 def users_own(x: torch.Tensor) -> torch.Tensor:
@@ -299,20 +299,6 @@ def test_what_torch_refuses_we_refuse() -> None:
         with pytest.raises(BypassAOTAutogradCache):
             check_cacheable(gm)
         assert unsafe_parts(gm, lambda _: False)
-
-
-def test_a_view_that_is_replayed_from_a_live_tensor_is_not_kept() -> None:
-    class Output:
-        functional_tensor: object = None
-
-    class Entry:
-        class runtime_metadata:  # noqa: N801 - torch's attribute
-            output_info = (Output(), Output())
-
-    assert unsafe_result(Entry()) == []
-    Entry.runtime_metadata.output_info[1].functional_tensor = torch.ones(1)
-    assert codes(unsafe_result(Entry())) == ["view-replay"]
-    assert unsafe_result(object()) == []
 
 
 def test_a_reason_is_plain_data() -> None:

@@ -32,12 +32,12 @@ def _broken(owner: Any, name: str) -> Iterator[None]:
 def _seams() -> dict[str, tuple[Any, str]]:
     """What to break in each seam."""
     from s3cache.artifact import Artifact
-    from s3cache.cache import Cache
-    from s3cache.hooks import _keying, _saves
+    from s3cache.cache import Engine
+    from s3cache.hooks import _keys, _saves
 
     return {
-        "key": (_keying, "unsafe_parts"),
-        "lookup": (Cache, "candidates"),
+        "key": (_keys, "unsafe_parts"),
+        "lookup": (Engine, "judged"),
         "candidate": (Artifact, "entry_of"),
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),

@@ -124,7 +124,7 @@ def before_torch(url: str) -> dict[str, Any]:
 def without_effect(url: str) -> dict[str, Any]:
     """Disabled before torch's compiler was ever imported; then, a torch nobody has tried."""
     import s3cache
-    from s3cache.hooks import _versions
+    from s3cache.torch_api import internals
 
     before = list(sys.meta_path)
     with s3cache.enabled(url):
@@ -132,16 +132,28 @@ def without_effect(url: str) -> dict[str, Any]:
     found: dict[str, Any] = {"during": during, "after": sys.meta_path == before}
     assert compiled(4)
 
-    _versions.NEWEST = _versions.OLDEST = (2, 1)
+    internals.NEWEST = internals.OLDEST = (2, 1)
     first, second = s3cache.enable(url), s3cache.enable(url)
     assert compiled(5)
     from torch._dynamo.utils import counters
 
     return {
         **found,
-        "nothing": first is second is None and s3cache.active() is None,
+        "modes": [first.settings.mode, second.settings.mode],
+        "active": s3cache.active() is not None,
         "torch": dict(counters["aot_autograd"]),
     }
+
+
+def lacking(url: str) -> dict[str, Any]:
+    """A torch that lacks a name which this release is declared to have."""
+    import s3cache
+    from s3cache.torch_api import Internal
+
+    Internal("torch._guards:nonsense")
+    with s3cache.enabled(url) as cache:
+        same = compiled(4)
+        return {**account(cache), "same": same}
 
 
 def timeout(url: str) -> dict[str, Any]:

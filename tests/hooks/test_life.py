@@ -43,10 +43,21 @@ def test_without_effect(site: Site) -> None:
     ran = site.machine("one").run("life:without_effect", site.url)
     assert ran["during"]
     assert ran["after"]
-    assert ran["nothing"]
+    assert ran["modes"] == ["off", "off"]  # caches that do nothing
+    assert not ran["active"]
     assert ran["torch"]["autograd_cache_saved"] == 2  # by torch itself
     assert ran["stderr"].count("is not supported") == 1
     assert site.entries() == []
+
+
+def test_a_torch_that_lacks_something_compiles_without_a_cache(site: Site) -> None:
+    """One warning says what; nothing of it is replaced."""
+    ran = site.machine("one").run("life:lacking", site.url)
+    assert ran["same"]
+    assert ran["saved"] == ran["bypassed"] == 0
+    assert ran["torch"]["autograd_cache_saved"] == 1
+    assert ran["stderr"].count("cannot get behind this torch") == 1
+    assert "lacks torch._guards:nonsense" in ran["stderr"]
 
 
 def test_a_hit_extends_timeouts_and_says_what_it_saved(

@@ -68,11 +68,12 @@ def test_a_script_runs_as_if_python_had_started_it(machine: Machine, tmp_path: P
     """Arguments, paths, ``__main__`` while it runs and at exit; only s3cache is on."""
     script = _write(tmp_path / "programs" / "train.py", _PROGRAM)
     _write(script.parent / "helper.py", "")
+    arguments = ["--lr", "1", "-m", "--", "-h", "--help"]
     for start in ([str(script)], ["../programs/train.py"]):
-        plain = machine.start(*start, "--lr", "1", "-m")
+        plain = machine.start(*start, *arguments)
         assert plain.returncode == 0, plain.stderr
         expected = _seen(machine)
-        ours = machine.start("-m", "s3cache", "run", *start, "--lr", "1", "-m")
+        ours = machine.start("-m", "s3cache", "run", *start, *arguments)
         assert ours.returncode == 0, ours.stderr
         assert ours.stderr == ""
         found = _seen(machine)
@@ -88,10 +89,11 @@ def test_a_module_runs_as_if_python_had_started_it(machine: Machine) -> None:
     _write(machine.root / "package" / "train.py", _PROGRAM.replace("import helper", "helper = sys"))
     text = (machine.root / "package" / "train.py").read_text().replace("helper.__file__", "''")
     (machine.root / "package" / "train.py").write_text(text)
-    plain = machine.start("-m", "package.train", "--lr", "1")
+    arguments = ["--lr", "1", "-m", "--", "-h"]
+    plain = machine.start("-m", "package.train", *arguments)
     assert plain.returncode == 0, plain.stderr
     expected = _seen(machine)
-    ours = machine.start("-m", "s3cache", "run", "-m", "package.train", "--lr", "1")
+    ours = machine.start("-m", "s3cache", "run", "-m", "package.train", *arguments)
     assert ours.returncode == 0, ours.stderr
     found = _seen(machine)
     for each in (*found, *expected):
@@ -125,11 +127,11 @@ def test_how_a_program_ends_is_how_this_ends(
 @pytest.mark.parametrize(
     ("arguments", "settings", "said"),
     [
-        ([], {}, "the command is missing"),
-        (["walk"], {}, "the command is missing"),
+        ([], {}, "required: command"),
+        (["walk"], {}, "invalid choice: 'walk'"),
         (["run"], {}, "no script to run"),
         (["run", "-m"], {}, "no module to run"),
-        (["run", "--url", "x"], {}, "option --url is not known"),
+        (["run", "--url", "x"], {}, "unrecognized arguments: --url"),
         (["run", "nowhere.py"], {}, "nowhere.py: no such file"),
         (["run", "-m", "no.such.module"], {}, "No module named"),
         (["run", "{script}"], {"S3CACHE_URL": "ftp://x"}, "ftp"),

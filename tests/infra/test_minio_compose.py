@@ -23,7 +23,7 @@ def policy(name: str) -> dict[str, Any]:
 
 
 def location(services: dict[str, Any]) -> Any:
-    from s3cache.store._url import parse_url
+    from s3cache.store import parse_url
 
     return parse_url(services["init"]["environment"]["S3CACHE_URL"])
 

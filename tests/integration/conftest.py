@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from s3cache.store._s3 import S3Store
-from s3cache.store._s3_options import S3Options
+from s3cache.store import S3Options, S3Store
 from tests.buckets import make_bucket
 
 KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}

@@ -9,9 +9,7 @@ import aioboto3
 import pytest
 
 from s3cache.errors import MissingContainerError
-from s3cache.store._s3 import S3Store
-from s3cache.store._s3_options import S3Options
-from s3cache.store._url import parse_url
+from s3cache.store import S3Options, S3Store, parse_url
 
 
 async def objects(options: S3Options) -> dict[str, dict[str, Any]]:

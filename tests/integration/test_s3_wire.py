@@ -17,7 +17,7 @@ from s3cache.errors import (
     PreconditionError,
     TransientError,
 )
-from s3cache.store._s3 import S3Store
+from s3cache.store import S3Store
 from tests.integration.conftest import Reply, Request, ScriptedServer, error_reply
 
 MIB = 1 << 20

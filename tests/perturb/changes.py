@@ -282,16 +282,15 @@ def _other_torch() -> Context:
 
 def _installed(name: str) -> Context:
     """As if this component of the installation were another; there is one to try with."""
-    from s3cache.graph import _machine
-    from s3cache.graph._key import Component
+    from s3cache.graph import Component, _surroundings
 
-    real = _machine._installation
+    real = _surroundings._installation
 
     def other() -> dict[str, Component]:
         assert name in real()
         return {**real(), name: Component.of_text("other")}
 
-    return _attribute(_machine, "_installation", other)
+    return _attribute(_surroundings, "_installation", other)
 
 
 def _settings() -> Iterator[Change]:

@@ -106,7 +106,7 @@ class _Shelf:
         with tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as copy:
             shutil.copytree(directory, copy, dirs_exist_ok=True)
             with s3cache.enabled(local_dir=copy) as cache:
-                assert cache is not None
+                assert s3cache.active() is cache
                 try:
                     found = compiled(change.program)
                 except Exception as exc:

@@ -39,12 +39,12 @@ def part(count: int) -> dict[str, Any]:
 
 def with_torchs_own_key() -> dict[str, Any]:
     """Judge inputs that share a storage while keys have nothing but what torch's have."""
-    from s3cache.graph import _compose
+    from s3cache.graph import _key
 
     def nothing(*_: object) -> dict[str, Any]:
         return {}
 
-    with patch.object(_compose, "input_components", nothing):
+    with patch.object(_key, "input_components", nothing):
         chosen = [change for change in all_changes() if change.family == "sharing"]
         return judge(all_bases(), [each for each in chosen if each.base == "inplace"]).as_dict()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from s3cache.store._s3_options import S3Options
+from s3cache.store import S3Options
 from tests.buckets import make_bucket
 
 NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY")

@@ -10,10 +10,7 @@ from dataclasses import replace
 import pytest
 
 from s3cache.errors import AccessDeniedError, MissingContainerError, PreconditionError
-from s3cache.store._base import Store
-from s3cache.store._retrying import RetryingStore, RetryPolicy
-from s3cache.store._s3 import S3Store
-from s3cache.store._s3_options import S3Options
+from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from tests.contract.suite import StoreContract
 
 MIB = 1 << 20

@@ -21,7 +21,7 @@ import pytest
 
 from s3cache import Cache, Miss, Reason, Saved, frame
 from s3cache.errors import AccessDeniedError, MissingContainerError
-from s3cache.store._s3_options import S3Options
+from s3cache.store import S3Options
 from tests.faults.machines import Machine
 from tests.faults.proxy import Link, Proxy
 from tests.faults.worker import entry, key, keys

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from s3cache import entries
-from s3cache.cache import Cache, Hit, Saved
-from s3cache.store import MemoryStore
-from s3cache.store._faulty import FaultyStore
-from tests.unit.caching import entry, open_cache, payload
+from s3cache.cache import Engine, Hit, Saved
+from s3cache.store import FaultyStore, MemoryStore
+from tests.unit.caching import entry, open_engine, payload
 
 if TYPE_CHECKING:
-    from s3cache.store._faulty import Fault, FaultyVerb
+    from s3cache.store import Fault, FaultyVerb
 
 keys = st.sampled_from(["aa" * 16, "bb" * 16])
 variants = st.sampled_from(["", "one", "two"])
@@ -61,17 +60,17 @@ class CacheMachine(RuleBasedStateMachine):
         self.sound: list[dict[Name, bytes]] = [{}, {}]
         self.number = 0
 
-    def open(self, number: int) -> Cache:
-        cache = open_cache(self.root / f"{number}", self.remote, retry_attempts=2)
-        cache.start()  # as Cache.open does: what the last process has left is adopted
-        return cache
+    def open(self, number: int) -> Engine:
+        engine = open_engine(self.root / f"{number}", self.remote, retry_attempts=2)
+        engine.start()  # as Engine.open does: what the last process has left is adopted
+        return engine
 
     def teardown(self) -> None:
         try:
             self.everything_arrives()
         finally:
-            for cache in self.machines:
-                cache.close()
+            for engine in self.machines:
+                engine.close()
             shutil.rmtree(self.root)
             logging.getLogger("s3cache").setLevel(logging.NOTSET)
 
@@ -98,7 +97,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(by=who, key=keys)
     def look_at_all(self, by: int, key: str) -> None:
-        found = [hit.entry for hit in self.machines[by].candidates(key)]
+        found = [hit.entry for hit in self.machines[by].judged(key)]
         assert len({each.header.variant for each in found}) == len(found)
         for each in found:
             assert payload(each) in self.saved[key, each.header.variant]
@@ -156,10 +155,11 @@ class CacheMachine(RuleBasedStateMachine):
         for by in (0, 1):
             report = self.machines[by].flush(20)
             assert report.complete, report
-        with open_cache(self.root / "new", self.remote) as newcomer:
-            for key in {key for key, _ in self.saved}:
-                found = {each.entry.header.variant for each in newcomer.candidates(key)}
-                assert found == {variant for at, variant in self.saved if at == key}
+        newcomer = open_engine(self.root / "new", self.remote)
+        for key in {key for key, _ in self.saved}:
+            found = {hit.entry.header.variant for hit in newcomer.judged(key)}
+            assert found == {variant for at, variant in self.saved if at == key}
+        newcomer.close()
 
 
 TestCache = CacheMachine.TestCase

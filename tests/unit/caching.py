@@ -11,16 +11,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from s3cache import frame
-from s3cache.cache import Cache
+from s3cache.cache import Cache, Engine
 from s3cache.settings import Settings
 from s3cache.store import WrapperStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from s3cache.frame import Frame
-    from s3cache.store import Buffer, PutMode, Store
+    from s3cache.store import Store
 
 KEY = "ab" * 16
 OTHER = "cd" * 16
@@ -57,13 +57,18 @@ def settings(local_dir: Path | None, **changes: Any) -> Settings:
     return Settings(**{**quick, **where, **changes})
 
 
-def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
-    """A cache over ``store``; all such caches agree that it is one place."""
-    return Cache(
+def open_engine(local_dir: Path | None, store: Store | None, **changes: Any) -> Engine:
+    """An engine over ``store``; all such engines agree that it is one place."""
+    return Engine(
         settings(local_dir, **changes),
         open_remote=None if store is None else lambda: store,
         identity="place",
     )
+
+
+def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
+    """The cache that shows such an engine."""
+    return Cache.over(open_engine(local_dir, store, **changes))
 
 
 class GatedStore(WrapperStore):
@@ -79,24 +84,10 @@ class GatedStore(WrapperStore):
     def count(self, verb: str) -> int:
         return sum(each == verb for each, _ in self.calls)
 
-    async def get(self, key: str) -> Buffer | None:
-        await self._pass("get", key)
-        return await self.inner.get(key)
-
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        await self._pass("get_range", key)
-        return await self.inner.get_range(key, start, length)
-
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        await self._pass("put", key)
-        await self.inner.put(key, data, mode=mode, metadata=metadata)
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if verb in ("get", "get_range", "put"):
+            await self._pass(verb, key)
+        return await call()
 
     async def list(self, prefix: str = "") -> Any:
         await self._pass("list", prefix)
@@ -151,12 +142,12 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
 PRELUDE = """
 import asyncio, os, signal, sys, threading, time
 from s3cache.cache import Cache, Hit, Miss, Saved
-from s3cache.store import LocalStore, MemoryStore
+from s3cache.store import FileStore, MemoryStore
 from s3cache.transfer import background, before_exit
 from tests.unit.caching import *
 
 class Hanging(MemoryStore):
-    async def get(self, key): await asyncio.Event().wait()
+    async def get(self, *_): await asyncio.Event().wait()
     async def put(self, *args, **more): await asyncio.Event().wait()
 
 def join(child):

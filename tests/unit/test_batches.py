@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from s3cache.transfer import Batches
-from s3cache.transfer._batches import each
+from s3cache.transfer import Batches, one_by_one
 
 
 async def test_what_comes_together_is_worked_on_together_and_in_order() -> None:
@@ -51,7 +50,7 @@ async def test_one_that_fails_fails_alone() -> None:
     def work(item: int) -> float:
         return 1 / item
 
-    batches = Batches(each(work), linger_s=0)
+    batches = Batches(one_by_one(work), linger_s=0)
     results = await asyncio.gather(*map(batches, (1, 0, 2)), return_exceptions=True)
     assert results[0] == 1
     assert isinstance(results[1], ZeroDivisionError)

@@ -25,8 +25,8 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.stats import Reason
-from s3cache.store import FaultyStore, LatencyStore, LocalStore, MemoryStore
-from s3cache.transfer import Downloads
+from s3cache.store import FaultyStore, FileStore, LatencyStore, MemoryStore
+from s3cache.tier import RemoteTier
 from tests.unit.caching import (
     KEY,
     OTHER,
@@ -243,13 +243,13 @@ def test_lookups_at_once_share_one_download(
     remote.is_open = False
     cache = machine()
     joined: list[str] = []
-    join_download = Downloads._join
+    join_download = RemoteTier._join
 
-    async def counted(downloads: Downloads[Any], name: str) -> Any:
+    async def counted(remote: RemoteTier, name: str) -> Any:
         joined.append(name)
-        return await join_download(downloads, name)
+        return await join_download(remote, name)
 
-    monkeypatch.setattr(Downloads, "_join", counted)
+    monkeypatch.setattr(RemoteTier, "_join", counted)
     joins = [in_thread(lambda: cache.lookup(KEY)) for _ in range(8)]
     eventually(lambda: len(joined) == 8)
     remote.is_open = True
@@ -530,7 +530,7 @@ class Failing(MemoryStore):
         super().__init__()
         self.error = error
 
-    async def get(self, key: str) -> Any:
+    async def get(self, key: str, admit: Any = None) -> Any:
         raise self.error
 
     async def get_range(self, key: str, start: int, length: int) -> Any:
@@ -673,7 +673,7 @@ def test_where_the_disk_cannot_be_written_saves_go_through_memory(
         raise error
 
     for method in ("put", "put_all", "put_pending"):
-        monkeypatch.setattr(cache._tier, method, fail)
+        monkeypatch.setattr(cache._engine._disk.tier, method, fail)
     for number in range(3):
         saved = cache.save(f"key{number}", entry(f"key{number}"))
         assert isinstance(saved, Saved)
@@ -701,7 +701,7 @@ def test_where_the_disk_cannot_be_read_lookups_go_to_the_remote(
         raise TransientError("I/O error")
 
     for method in ("get", "holds", "objects", "usage"):
-        monkeypatch.setattr(cache._tier, method, fail)
+        monkeypatch.setattr(cache._engine._disk.tier, method, fail)
     for _ in range(3):
         assert isinstance(cache.lookup(KEY), Hit)
     assert cache.stats().hits == {"local": 0, "remote": 3}
@@ -776,7 +776,7 @@ def test_without_a_remote_a_failing_disk_is_warned_of_once(
     def fail(*_: object) -> None:
         raise ReadOnlyError("read-only file system")
 
-    monkeypatch.setattr(cache._tier, "put", fail)
+    monkeypatch.setattr(cache._engine._disk.tier, "put", fail)
     for _ in range(3):
         saved = cache.save(KEY, entry())
         assert isinstance(saved, NotSaved)
@@ -931,7 +931,7 @@ def test_closing_while_others_look_up_and_save_hurts_nobody(
         cache.close(0)
         for join in joins:
             join()
-        assert cache._remote is None
+        assert cache._engine._remote is None
         stats = cache.stats()
         assert stats.lookups == 160
         assert set(stats.misses) <= {Reason.ABSENT, Reason.DISABLED, Reason.UNAVAILABLE}
@@ -973,7 +973,7 @@ def test_at_exit_what_was_saved_is_uploaded(tmp_path: Path) -> None:
     done = run_script(
         """
         import pathlib
-        cache = open_cache(pathlib.Path(sys.argv[1]), LocalStore(sys.argv[2]))
+        cache = open_cache(pathlib.Path(sys.argv[1]), FileStore(sys.argv[2]))
         for number in range(20):
             cache.save(f"key{number}", entry(f"key{number}"))
         """,
@@ -981,7 +981,7 @@ def test_at_exit_what_was_saved_is_uploaded(tmp_path: Path) -> None:
         tmp_path / "remote",
     )
     assert (done.stdout, done.stderr) == ("", "")
-    with open_cache(None, LocalStore(tmp_path / "remote")) as reader:
+    with open_cache(None, FileStore(tmp_path / "remote")) as reader:
         assert all(isinstance(reader.lookup(f"key{number}"), Hit) for number in range(20))
 
 
@@ -1056,7 +1056,7 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
 
 FORK = """
 import pathlib
-remote = LocalStore(sys.argv[2])
+remote = FileStore(sys.argv[2])
 cache = open_cache(pathlib.Path(sys.argv[1]), {store})
 cache.save("before", entry("before"))
 {before}
@@ -1094,7 +1094,7 @@ def test_a_forked_child_and_its_parent_both_go_on(tmp_path: Path) -> None:
         tmp_path / "remote",
     )
     assert done.stderr == ""
-    with open_cache(None, LocalStore(tmp_path / "remote")) as reader:
+    with open_cache(None, FileStore(tmp_path / "remote")) as reader:
         for key in ("before", "child", "parent"):
             assert isinstance(reader.lookup(key), Hit)
 
@@ -1105,14 +1105,15 @@ def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
         FORK.format(
             store="GatedStore(remote, is_open=False)",
             before="""
-gate = cache._open_remote()
+engine = cache._engine
+gate = engine._open_remote()
 cache.prefetch([f"key{number}" for number in range(40)])
 eventually(lambda: gate.waiting == 2)
-locks = [cache._mutex, cache._local._mutex, cache._problems._mutex, cache._counters._mutex,
-         cache._counters._miss_latency._lock, cache._listeners._mutex, background()._mutex,
-         *cache._remote.uploads._record_locks, cache._remote.uploads._held._mutex,
-         cache._remote.uploads._fresh._mutex, cache._tier._pending._mutex,
-         cache._tier._accounts._mutex]
+backlog = engine._remote.uploads.backlog
+locks = [engine._mutex, engine._problems._mutex, engine._counters._mutex,
+         engine._counters._miss_latency._lock, engine._listeners._mutex, background()._mutex,
+         *backlog._record_locks, backlog._held._mutex, backlog._fresh._mutex,
+         engine._disk.tier._pending._mutex, engine._disk.tier._bounds._accounts._mutex]
 for lock in locks: lock.acquire()
 gate.is_open = True  # for the child; the parent's transfers are in the middle
 """,
@@ -1123,7 +1124,7 @@ gate.is_open = True  # for the child; the parent's transfers are in the middle
         tmp_path / "remote",
     )
     assert done.stderr == ""
-    with open_cache(None, LocalStore(tmp_path / "remote")) as reader:
+    with open_cache(None, FileStore(tmp_path / "remote")) as reader:
         for key in ("before", "child", "parent"):
             assert isinstance(reader.lookup(key), Hit)
 

@@ -11,6 +11,7 @@ from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
 from s3cache.errors import (
     AccessDeniedError,
     CorruptError,
+    DownloadTimeoutError,
     NoSpaceError,
     PermanentError,
     ReadOnlyError,
@@ -19,7 +20,6 @@ from s3cache.errors import (
 )
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from s3cache.transfer import DownloadTimeoutError
 from tests.unit.caching import KEY, OTHER, GatedStore, broken, entry, open_cache, settings
 from tests.unit.test_cache import Failing
 
@@ -108,7 +108,7 @@ def test_a_save_raises_what_keeps_it_from_the_disk(
     def fail(*_: object) -> None:
         raise ReadOnlyError("read-only file system")
 
-    monkeypatch.setattr(cache._tier, "put_pending", fail)
+    monkeypatch.setattr(cache._engine._disk.tier, "put_pending", fail)
     with pytest.raises(ReadOnlyError):
         cache.save(KEY, entry())
     assert cache.stats().not_saved == {Reason.UNAVAILABLE: 1}

@@ -30,9 +30,8 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store import MAX_KEY_BYTES, LocalStore
-from s3cache.store import _directory as module
-from s3cache.store._directory import Directory
+from s3cache.store import MAX_KEY_BYTES, FileStore, NotAdmitted, ObjectFiles
+from s3cache.store import _file as module
 from tests.contract.suite import LONG_KEYS, ODD_KEYS, TWIN_KEYS, legal_keys
 from tests.unit.moments import before_call
 
@@ -58,8 +57,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def directory(root: Path) -> Directory:
-    return Directory(root)
+def directory(root: Path) -> ObjectFiles:
+    return ObjectFiles(root)
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def group_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def keys_of(directory: Directory, prefix: str = "") -> list[str]:
+def keys_of(directory: ObjectFiles, prefix: str = "") -> list[str]:
     return sorted(info.key for info in directory.walk(prefix))
 
 
@@ -81,7 +80,9 @@ def staged_files(root: Path) -> list[str]:
 # --- layout
 
 
-def test_one_file_an_object_in_directories_by_its_slashes(directory: Directory, root: Path) -> None:
+def test_one_file_an_object_in_directories_by_its_slashes(
+    directory: ObjectFiles, root: Path
+) -> None:
     directory.write("v1/3fa/Key.0", b"x")
     files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
     assert files == [Path("objects/v1+/3fa+/%4bey.0")]
@@ -98,7 +99,7 @@ def test_path_of_an_odd_key(key: str) -> None:
 
 
 def check_path(key: str) -> None:
-    directory = object.__new__(Directory)  # no disk is needed to name a file
+    directory = object.__new__(ObjectFiles)  # no disk is needed to name a file
     directory._objects = "/objects"
     path = directory.path(key)
     assert os.path.normpath(path) == path
@@ -127,7 +128,7 @@ def check_path(key: str) -> None:
 def test_walk_is_a_filter_by_prefix(keys: set[str], prefixes: list[str], cuts: list[int]) -> None:
     """For any keys at once and any prefix: part of a segment, part of an escape, none of both."""
     with tempfile.TemporaryDirectory() as temporary:
-        directory = Directory(os.path.join(temporary, "root"))
+        directory = ObjectFiles(os.path.join(temporary, "root"))
         for i, key in enumerate(sorted(keys)):
             directory.write(key, b"%d" % i)
         for prefix in ["", *prefixes, *(key[:cut] for key in keys for cut in cuts)]:
@@ -141,12 +142,12 @@ def test_walk_is_a_filter_by_prefix(keys: set[str], prefixes: list[str], cuts: l
 @pytest.mark.parametrize(
     "prefix", ["\ud800", "\0", "//", "k" * 5_000, "a/" * 3_000, "é" * 100_000, "../", "a\ud800/b"]
 )
-def test_a_prefix_that_no_key_has_lists_nothing(directory: Directory, prefix: str) -> None:
+def test_a_prefix_that_no_key_has_lists_nothing(directory: ObjectFiles, prefix: str) -> None:
     directory.write("a/b", b"x")
     assert keys_of(directory, prefix) == []
 
 
-def test_what_others_put_there_is_no_object(directory: Directory, root: Path) -> None:
+def test_what_others_put_there_is_no_object(directory: ObjectFiles, root: Path) -> None:
     """NFS leaves .nfs... files, desktops leave .DS_Store: no key has such a name."""
     directory.write("a/b", b"x")
     (root / "objects/a+/.nfs0000000000a1b2c300000001").write_bytes(b"deleted while open")
@@ -155,7 +156,7 @@ def test_what_others_put_there_is_no_object(directory: Directory, root: Path) ->
 
 
 @pytest.mark.parametrize("start", [0, 1, 2**31, 2**63, 2**80])
-def test_a_range_may_begin_anywhere(directory: Directory, start: int) -> None:
+def test_a_range_may_begin_anywhere(directory: ObjectFiles, start: int) -> None:
     directory.write("key", b"01")
     assert directory.read("key", start, 2**80) == b"01"[start:]
 
@@ -193,7 +194,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize(("verb", "move"), [("write", "replace"), ("create", "link")])
 def test_bytes_are_flushed_before_the_name_and_the_name_before_the_return(
-    directory: Directory, root: Path, events: list[tuple[str, str]], verb: str, move: str
+    directory: ObjectFiles, root: Path, events: list[tuple[str, str]], verb: str, move: str
 ) -> None:
     """So that after a power failure there is the whole object or none, and none only before."""
     getattr(directory, verb)("new/key", b"x" * 1000)
@@ -216,7 +217,7 @@ def test_bytes_are_flushed_before_the_name_and_the_name_before_the_return(
 
 
 @pytest.mark.parametrize("verb", ["write", "create"])
-def test_nothing_is_left_in_staging(directory: Directory, root: Path, verb: str) -> None:
+def test_nothing_is_left_in_staging(directory: ObjectFiles, root: Path, verb: str) -> None:
     getattr(directory, verb)("key", b"x")
     with pytest.raises(PreconditionError):
         directory.create("key", b"y")
@@ -226,7 +227,7 @@ def test_nothing_is_left_in_staging(directory: Directory, root: Path, verb: str)
 
 @pytest.mark.parametrize("verb", ["write", "create"])
 def test_a_disk_that_fills_midway_leaves_the_old_object(
-    directory: Directory, root: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+    directory: ObjectFiles, root: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.write("old", b"old")
     monkeypatch.setattr(os, "write", writes_half_of(os.write))
@@ -253,7 +254,7 @@ def writes_half_of(write: Callable[[int, Any], int]) -> Callable[[int, Any], int
 
 
 def test_a_write_that_takes_several_calls_is_whole(
-    directory: Directory, monkeypatch: pytest.MonkeyPatch
+    directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call moves at most 2 GiB, and a signal may cut it short."""
     write, pread = os.write, os.pread
@@ -281,7 +282,7 @@ def test_a_write_that_takes_several_calls_is_whole(
     ids=lambda value: errno.errorcode[value] if isinstance(value, int) else value.__name__,
 )
 def test_what_the_system_says_becomes_one_of_our_errors(
-    directory: Directory, number: int, kind: type[StoreError], monkeypatch: pytest.MonkeyPatch
+    directory: ObjectFiles, number: int, kind: type[StoreError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(fd: int, data: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -301,7 +302,7 @@ def test_what_the_system_says_becomes_one_of_our_errors(
 
 @pytest.mark.usefixtures("group_umask")
 def test_all_that_is_made_is_private(root: Path) -> None:
-    directory = Directory(root)
+    directory = ObjectFiles(root)
     directory.write("a/b/c", b"x")
     for path in [root, *root.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
@@ -312,14 +313,14 @@ def test_a_root_that_is_a_symbolic_link_is_refused_and_not_followed(tmp_path: Pa
     (tmp_path / "link").symlink_to(tmp_path / "target")
     for path in (tmp_path / "link", f"{tmp_path}/link/"):
         with pytest.raises(ConfigError, match="symbolic link"):
-            Directory(path)
+            ObjectFiles(path)
     assert os.listdir(tmp_path / "target") == []
 
 
 def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
     root.write_bytes(b"")
     with pytest.raises(ConfigError, match="no directory"):
-        Directory(root)
+        ObjectFiles(root)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o720, 0o707, 0o702, 0o1777])
@@ -327,7 +328,7 @@ def test_a_root_that_others_can_write_is_refused(root: Path, mode: int) -> None:
     root.mkdir()
     root.chmod(mode)
     with pytest.raises(ConfigError, match="chmod go-w"):
-        Directory(root)
+        ObjectFiles(root)
     assert os.listdir(root) == []
 
 
@@ -336,20 +337,20 @@ def test_a_root_of_another_user_is_refused(root: Path) -> None:
     root.mkdir(mode=0o700)
     os.chown(root, 12345, 12345)
     with pytest.raises(ConfigError, match="belongs to user id 12345"):
-        Directory(root)
+        ObjectFiles(root)
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
 def test_a_root_that_others_can_only_read_is_taken(root: Path, mode: int) -> None:
     root.mkdir()
     root.chmod(mode)
-    Directory(root).write("key", b"x")
+    ObjectFiles(root).write("key", b"x")
     assert stat.S_IMODE((root / "objects").stat().st_mode) == 0o700
 
 
 def test_without_create_a_missing_root_is_an_error(root: Path) -> None:
     with pytest.raises(MissingContainerError):
-        Directory(root, create=False)
+        ObjectFiles(root, create=False)
     assert not root.exists()
 
 
@@ -361,7 +362,7 @@ def test_without_create_a_missing_root_is_an_error(root: Path) -> None:
 def test_root_removed_at_any_moment(root: Path, verb: str) -> None:
     """It is made anew, as private as before, or that is a clear error; the next call works."""
     for moment in itertools.count(1):
-        directory = Directory(root)
+        directory = ObjectFiles(root)
         directory.write("old/key", b"old")
         with (
             before_call(moment, lambda: shutil.rmtree(root)) as calls,
@@ -378,7 +379,7 @@ def test_root_removed_at_any_moment(root: Path, verb: str) -> None:
     assert moment > 1
 
 
-def use(directory: Directory, verb: str) -> None:
+def use(directory: ObjectFiles, verb: str) -> None:
     if verb in ("write", "create"):
         getattr(directory, verb)("new/key", b"new")
     elif verb == "sweep":
@@ -390,7 +391,7 @@ def use(directory: Directory, verb: str) -> None:
 
 
 def test_a_root_replaced_by_a_link_is_not_followed(
-    directory: Directory, root: Path, tmp_path: Path
+    directory: ObjectFiles, root: Path, tmp_path: Path
 ) -> None:
     shutil.rmtree(root)
     (tmp_path / "elsewhere").mkdir()
@@ -411,7 +412,7 @@ def leave_behind(root: Path, age_s: float) -> Path:
     return path
 
 
-def test_leftovers_are_swept_when_they_are_old(directory: Directory, root: Path) -> None:
+def test_leftovers_are_swept_when_they_are_old(directory: ObjectFiles, root: Path) -> None:
     old = leave_behind(root, age_s=3_600)
     assert directory.sweep() == 1
     assert not old.exists()
@@ -420,13 +421,13 @@ def test_leftovers_are_swept_when_they_are_old(directory: Directory, root: Path)
     assert young.exists()
 
 
-def test_opening_a_store_sweeps(directory: Directory, root: Path) -> None:
+def test_opening_a_store_sweeps(directory: ObjectFiles, root: Path) -> None:
     old = leave_behind(root, age_s=3_600)
-    asyncio.run(LocalStore(root).aclose())
+    asyncio.run(FileStore(root).aclose())
     assert not old.exists()
 
 
-def test_a_locked_file_is_not_swept_however_old(directory: Directory, root: Path) -> None:
+def test_a_locked_file_is_not_swept_however_old(directory: ObjectFiles, root: Path) -> None:
     with directory.staged("key", b"x", durable=False) as staged:
         os.utime(staged, (0, 0))
         assert directory.sweep() == 0
@@ -435,7 +436,7 @@ def test_a_locked_file_is_not_swept_however_old(directory: Directory, root: Path
 
 
 def test_where_locks_do_not_work_nothing_is_swept(
-    directory: Directory, root: Path, monkeypatch: pytest.MonkeyPatch
+    directory: ObjectFiles, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can tell then whether the writer lives; writing works all the same."""
 
@@ -451,7 +452,7 @@ def test_where_locks_do_not_work_nothing_is_swept(
 
 
 def test_a_sweep_locks_as_nfs_wants_it(
-    directory: Directory, root: Path, monkeypatch: pytest.MonkeyPatch
+    directory: ObjectFiles, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exclusive lock over NFS needs a file that is open for writing: flock(2)."""
     flock = fcntl.flock
@@ -469,7 +470,7 @@ def test_a_sweep_locks_as_nfs_wants_it(
 
 @pytest.mark.parametrize("locked_by_sweep", [False, True])
 def test_a_writer_stopped_before_it_could_lock_takes_another_file(
-    directory: Directory, root: Path, locked_by_sweep: bool, monkeypatch: pytest.MonkeyPatch
+    directory: ObjectFiles, root: Path, locked_by_sweep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file is unlocked and may look old by the time it goes on."""
     flock = fcntl.flock
@@ -490,3 +491,28 @@ def test_a_writer_stopped_before_it_could_lock_takes_another_file(
     assert directory.read("key") == b"x"
     with contextlib.suppress(IndexError):
         os.close(held[0])
+
+
+class TestAdmission:
+    @pytest.fixture(autouse=True)
+    def loop_blocking(self) -> None:
+        """As in tests/conftest.py, but here it is the test that writes on the loop."""
+
+    async def test_no_more_is_read_than_was_admitted_even_where_a_larger_object_comes(
+        self, root: Path
+    ) -> None:
+        """The size is asked about anew, and what is read is one whole version."""
+        store = FileStore(root)
+        files = ObjectFiles(root)
+        asked: list[int] = []
+
+        def admit(size: int) -> bool:
+            asked.append(size)
+            files.write("key", b"much larger")  # between the question and the reading
+            return size < at_most
+
+        for at_most, answer in ((100, b"much larger"), (10, NotAdmitted(11)), (5, NotAdmitted(5))):
+            asked.clear()
+            files.write("key", b"small")
+            assert await store.get("key", admit) == answer
+            assert asked == ([5] if at_most == 5 else [5, 11])

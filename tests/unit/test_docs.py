@@ -14,8 +14,7 @@ from benchmarks.render import COMMANDS, fill, render
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
 from s3cache.stats import Reason
-from s3cache.store._s3_options import S3Options
-from s3cache.store._url import FileLocation, parse_url
+from s3cache.store import FileLocation, S3Options, parse_url
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import entries, frame
+from s3cache.entries import Replaceable
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import FaultyStore, MemoryStore, MeteredStore
 from tests.unit.caching import KEY, OTHER, broken, entry, payload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from s3cache.frame import Frame, Header
+    from s3cache.frame import Frame
     from s3cache.store import Buffer, PutMode, Store
 
 
@@ -40,12 +41,8 @@ class RacyStore(MemoryStore):
         return False
 
 
-def _never(_: Header) -> bool:
-    return False
-
-
 async def publish(store: Store, *found: Frame) -> None:
-    await asyncio.gather(*(entries.publish(store, each, replaces=_never) for each in found))
+    await asyncio.gather(*(entries.publish(store, each, replaceable=()) for each in found))
 
 
 async def variants(store: Store, key: str = KEY) -> set[str]:
@@ -54,10 +51,7 @@ async def variants(store: Store, key: str = KEY) -> set[str]:
     async for info in store.list(entries.name_prefix(key)):
         data = await store.get(info.key)
         assert data is not None
-        here = frame.decode(data)
-        here.verify()
-        entries.check_place(info.key, here.header)
-        found.add(here.header.variant)
+        found.add(entries.verify(info.key, data).header.variant)
     return found
 
 
@@ -128,6 +122,28 @@ def test_an_entry_belongs_at_two_names() -> None:
             entries.check_place(name, header)
 
 
+@pytest.mark.parametrize("damage", [broken, lambda found: found.data[:-1], lambda found: b""])
+def test_only_sound_bytes_in_their_place_become_an_entry(damage: Callable[[Frame], bytes]) -> None:
+    sound = entry(variant="v", payload=b"compiled")
+    for name in entries.names_of(sound.header):
+        assert payload(entries.verify(name, sound.data)) == b"compiled"
+        with pytest.raises(CorruptError):
+            entries.verify(name, damage(sound))
+    with pytest.raises(CorruptError, match="holds key"):
+        entries.verify(entries.first_name(OTHER), sound.data)
+
+
+def test_what_may_be_replaced_is_what_was_found_of_no_use_or_everything() -> None:
+    some, every = Replaceable(everything=False), Replaceable(everything=True)
+    bad = entry(variant="bad").header
+    assert bad not in some
+    some.add(bad)
+    some.add(bad)
+    assert bad in some
+    assert entry(variant="good").header not in some
+    assert entry(variant="good").header in every
+
+
 # -- publishing
 
 
@@ -184,7 +200,7 @@ async def test_what_is_to_be_replaced_is() -> None:
     await publish(store, entry(variant="a", payload=b"old"), entry(variant="b", payload=b"old"))
     for variant in ("a", "b"):
         new = entry(variant=variant, payload=b"new")
-        await entries.publish(store, new, replaces=lambda there: True)
+        await entries.publish(store, new, replaceable=Replaceable(everything=True))
     assert len(store._objects) == 2
     for data, _ in store._objects.values():
         assert payload(frame.decode(data)) == b"new"
@@ -194,7 +210,7 @@ async def test_replacing_one_variant_leaves_the_others() -> None:
     """Even at the first name, which belongs to whoever came first."""
     store = MemoryStore()
     await publish(store, entry(variant="a"))
-    await entries.publish(store, entry(variant="b"), replaces=lambda there: True)
+    await entries.publish(store, entry(variant="b"), replaceable=Replaceable(everything=True))
     assert await variants(store) == {"a", "b"}
 
 

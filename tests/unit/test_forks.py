@@ -148,3 +148,51 @@ def test_nothing_undivided_begins_while_somebody_forks() -> None:
         """
     )
     assert (done.stdout.strip(), done.stderr) == ("50", "")
+
+
+def test_what_belongs_to_a_process_is_made_anew_in_the_order_it_was_made() -> None:
+    """Also behind something that fails; what is gone is not asked."""
+    done = run_script(
+        """
+        from s3cache import _forks
+        called = []
+        class Thing:
+            def __init__(self, name):
+                self.name = name
+                _forks.call_in_child(self.renew)
+            def renew(self):
+                called.append(self.name)
+                if self.name == "bad": raise ValueError("bad")
+        things = [Thing(name) for name in ("one", "bad", "two", "gone")]
+        _forks.call_in_child(lambda: called.append("function"))
+        del things[-1]
+        child = os.fork()
+        if child == 0:
+            print(*called, flush=True)
+            os._exit(0)
+        assert join(child) == 0
+        print(*called)
+        """
+    )
+    assert done.stdout.splitlines() == ["one bad two function", ""]
+    assert "ValueError: bad" in done.stderr
+
+
+def test_a_child_has_no_descriptor_of_an_unshared_file() -> None:
+    done = run_script(
+        """
+        import tempfile
+        from s3cache import _forks
+        with tempfile.NamedTemporaryFile() as file:
+            fd = _forks.open_unshared(file.name, os.O_RDWR)
+            child = os.fork()
+            if child == 0:
+                try: os.fstat(fd)
+                except OSError: os._exit(0)
+                os._exit(1)
+            assert join(child) == 0
+            os.fstat(fd)
+            _forks.close_unshared(fd)
+        """
+    )
+    assert done.stderr == ""

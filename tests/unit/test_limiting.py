@@ -30,7 +30,7 @@ class Crowd(WrapperStore):
             await asyncio.sleep(0)
         self.now -= 1
 
-    async def get(self, key: str) -> None:
+    async def get(self, key: str, admit: object = None) -> None:
         await self._stay()
 
     async def get_range(self, key: str, start: int, length: int) -> None:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import PreconditionError, TransientError
+from s3cache.stats import VerbStats
 from s3cache.store import (
     FaultyStore,
     MemoryStore,
     MeteredStore,
     RetryingStore,
     RetryPolicy,
-    VerbStats,
     WrapperStore,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from s3cache.store import ObjectInfo
+    from s3cache.store import Admit, ObjectInfo
     from tests.conftest import FakeClock
 
 
@@ -33,9 +33,9 @@ class Slow(WrapperStore):
         super().__init__(MemoryStore())
         self.clock = clock
 
-    async def get(self, key: str) -> object:
+    async def get(self, key: str, admit: Admit | None = None) -> object:
         self.clock.advance(2)
-        return await self.inner.get(key)
+        return await self.inner.get(key, admit)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         async for info in self.inner.list(prefix):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s3cache.metrics import Histogram, HistogramSnapshot
+from s3cache.stats import Histogram, HistogramSnapshot
 
 durations = st.floats(0.0, 1e5)
 

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from s3cache.store._s3_client import _timestamp
+from s3cache.store.s3._client import _timestamp
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ import pytest
 from botocore.loaders import create_loader
 from botocore.regions import EndpointResolver
 
-from s3cache.store import _s3
-from s3cache.store._s3_models import _without_unused, model_loader
+from s3cache.store.s3 import _parts, _probe, _store
+from s3cache.store.s3._models import _without_unused, model_loader
 
 # And two that botocore calls itself, for redirects and directory buckets.
 CALLED = sorted(
     {
         "".join(word.capitalize() for word in name.split("_"))
-        for name in re.findall(r"client\.([a-z_0-9]+)\(", inspect.getsource(_s3))
+        for module in (_store, _parts, _probe)
+        for name in re.findall(r"client\.([a-z_0-9]+)\(", inspect.getsource(module))
     }
     - {"Close"}
     | {"CreateSession", "HeadBucket"}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 from s3cache.cache import Cache
 from s3cache.errors import ConfigError
-from s3cache.settings import Settings, warn_of_unknown_variables
+from s3cache.settings import Options, Settings, warn_of_unknown_variables
+from s3cache.store import STORE_OPTIONS, FileLocation, S3Options, StoreOptions, parse_url
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +112,7 @@ BAD: list[tuple[str, Any]] = [
 def test_a_bad_value_is_one_clear_error(name: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         Settings(**{name: value})
-    assert caught.value.thing == f"setting {name}"
+    assert caught.value.thing == f"option {name}"
     assert caught.value.cause
     assert caught.value.fix
 
@@ -124,8 +126,8 @@ def test_a_bad_variable_is_named_as_one(
     monkeypatch.setenv(f"S3CACHE_{name.upper()}", value)
     with pytest.raises(ConfigError) as caught:
         Settings.load()
-    assert caught.value.thing == f"setting S3CACHE_{name.upper()}"
-    assert repr(value) in caught.value.cause
+    assert caught.value.thing == f"environment variable S3CACHE_{name.upper()}"
+    assert value in caught.value.cause
 
 
 def test_every_default_is_legal_and_every_setting_described() -> None:
@@ -156,8 +158,8 @@ def test_what_is_the_stores_is_handed_on() -> None:
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
-        ("lookup_timeout", "did you mean lookup_timeout_s?"),
-        ("endpointurl", "did you mean endpoint_url?"),
+        ("lookup_timeout", "did you mean 'lookup_timeout_s'?"),
+        ("endpointurl", "did you mean 'endpoint_url'?"),
         ("xyzzy", "use "),
         ("bucket", "use "),
     ],
@@ -194,7 +196,7 @@ def test_unknown_variables_are_named_with_a_hint(
     warn_of_unknown_variables()
     assert sorted(caplog.messages) == [
         "s3cache: environment variable S3CACHE_BUCKET is not known; nothing reads it",
-        "s3cache: environment variable S3CACHE_MOED is not known; did you mean S3CACHE_MODE?",
+        "s3cache: environment variable S3CACHE_MOED is not known; did you mean 'S3CACHE_MODE'?",
         "s3cache: environment variable S3CACHE_XYZZY is not known; nothing reads it",
     ]
 
@@ -214,3 +216,43 @@ def test_without_a_home_it_is_a_private_one_in_the_temporary_directory(
     monkeypatch.setenv("HOME", str(tmp_path / "not-there"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert Settings().local_dir == str(tmp_path / f"s3cache-{os.geteuid()}")
+
+
+def test_the_typed_arguments_are_those_there_are() -> None:
+    """A misspelt argument of ``Cache.open`` is a type error, and no right one is."""
+    settings = {each.name for each in dataclasses.fields(Settings)}
+    assert set(get_type_hints(Options)) == settings - {"url"} | set(STORE_OPTIONS)
+    assert set(get_type_hints(StoreOptions)) == set(STORE_OPTIONS)
+
+
+@pytest.mark.parametrize("of", [Settings, S3Options, FileLocation])
+def test_the_typed_arguments_take_what_the_settings_hold(of: type) -> None:
+    """Each argument has its field's type, text where that is parsed, and ``None``."""
+    typed = get_type_hints(Options)
+    fields = get_type_hints(of)
+    for name in fields.keys() & typed.keys():
+        taken, held = set(_alternatives(typed[name])), set(_alternatives(fields[name]))
+        assert held | {NoneType} <= taken, name
+        assert taken - held <= {NoneType, str, os.PathLike[str]}, name
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    if get_origin(hint) in (Union, UnionType):
+        return [each for part in get_args(hint) for each in _alternatives(part)]
+    return list(get_args(hint)) if get_origin(hint) is Literal else [hint]
+
+
+def test_every_kind_is_checked_wherever_a_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From code, a URL and the environment; a size may have a unit in all of them."""
+    monkeypatch.setenv("S3CACHE_PART_BYTES", "8MiB")
+    for location in (
+        parse_url("s3://bucket"),
+        parse_url("s3://bucket?part_bytes=8MiB"),
+        parse_url("s3://bucket", part_bytes="8MiB"),
+        S3Options("bucket", part_bytes=8 << 20),
+    ):
+        assert isinstance(location, S3Options)
+        assert location.part_bytes == 8 << 20
+    for wrong in ("8 miles", True, 8.0, 0):
+        with pytest.raises(ConfigError, match="option part_bytes"):
+            S3Options("bucket", part_bytes=wrong)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from s3cache.stats import CacheStats, Counters, Reason
+from s3cache.stats import CacheStats, Counters, Reason, TransferEvent
 
 
 def snapshot(counters: Counters, **changes: Any) -> CacheStats:
@@ -42,9 +42,10 @@ def test_saves_are_counted_with_their_reasons_bytes_and_times() -> None:
     counters = Counters()
     counters.saved(100, 0.1)
     counters.not_saved(Reason.FULL, 0.3)
-    counters.uploaded(100)
+    counters.transferred(TransferEvent("upload", "started", "name", 1))
+    counters.transferred(TransferEvent("upload", "done", "name", 100))
     counters.upload_failed()
-    counters.downloaded(7)
+    counters.transferred(TransferEvent("download", "done", "name", 7))
     counters.set_aside("local")
     stats = snapshot(counters, pending=3, breaker="open")
     assert (stats.saved, stats.saved_bytes) == (1, 100)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import StoreError, TransientError
-from s3cache.store._directory import Directory
-from s3cache.tier import LocalTier, Usage
-from s3cache.tier import _accounts as module
-from s3cache.tier._accounts import Accounts
+from s3cache.stats import Usage
+from s3cache.store import ObjectFiles
+from s3cache.tier import DiskTier
+from s3cache.tier import _bounds as module
+from s3cache.tier._bounds import Accounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Directory:
-    directory = Directory(tmp_path / "root")
+def directory(tmp_path: Path) -> ObjectFiles:
+    directory = ObjectFiles(tmp_path / "root")
     directory.write("a/1", b"x" * 10)
     directory.write("b", b"x" * 5)
     return directory
 
 
 @pytest.fixture
-def accounts(directory: Directory) -> Accounts:
+def accounts(directory: ObjectFiles) -> Accounts:
     return Accounts(directory)
 
 
@@ -39,7 +40,7 @@ def usage(accounts: Accounts) -> Usage:
         return books.usage
 
 
-def usage_file(directory: Directory) -> str:
+def usage_file(directory: ObjectFiles) -> str:
     return os.path.join(directory.root, "usage")
 
 
@@ -47,7 +48,7 @@ def test_without_a_file_all_is_counted(accounts: Accounts) -> None:
     assert usage(accounts) == Usage(15, 2)
 
 
-def test_with_a_file_nothing_is_counted(accounts: Accounts, directory: Directory) -> None:
+def test_with_a_file_nothing_is_counted(accounts: Accounts, directory: ObjectFiles) -> None:
     usage(accounts)
     directory.write("by hand", b"x")
     assert usage(accounts) == Usage(15, 2)
@@ -68,7 +69,9 @@ def damaged(data: bytes, how: str) -> bytes:
 @pytest.mark.parametrize(
     "how", ["cut", "magic", "flipped", "name", "empty", "zeros", "garbage", "text"]
 )
-def test_a_damaged_file_is_counted_anew(accounts: Accounts, directory: Directory, how: str) -> None:
+def test_a_damaged_file_is_counted_anew(
+    accounts: Accounts, directory: ObjectFiles, how: str
+) -> None:
     leave_announced(accounts, "some/name")
     with open(usage_file(directory), "rb") as file:
         data = file.read()
@@ -89,7 +92,7 @@ def leave_announced(accounts: Accounts, name: str) -> None:
 @pytest.mark.parametrize("name", ["a/1", "b", "new", "é" * 450])
 @pytest.mark.parametrize("change", ["nothing", "grow", "shrink", "delete"])
 def test_what_a_killed_writer_announced_is_settled(
-    accounts: Accounts, directory: Directory, name: str, change: str
+    accounts: Accounts, directory: ObjectFiles, name: str, change: str
 ) -> None:
     """Whether it got to do it or not."""
     leave_announced(accounts, name)
@@ -103,7 +106,7 @@ def test_what_a_killed_writer_announced_is_settled(
 
 
 def test_a_change_that_fails_is_booked_as_far_as_it_got(
-    accounts: Accounts, directory: Directory
+    accounts: Accounts, directory: ObjectFiles
 ) -> None:
     def interrupted(done: bool) -> None:
         with accounts.locked() as books, books.changing("b", 5, 50):
@@ -117,14 +120,14 @@ def test_a_change_that_fails_is_booked_as_far_as_it_got(
         assert usage(accounts) == Usage(17 if done else 15, 2)
 
 
-def test_negative_books_are_counted_anew(accounts: Accounts, directory: Directory) -> None:
+def test_negative_books_are_counted_anew(accounts: Accounts, directory: ObjectFiles) -> None:
     with accounts.locked() as books:
         books.bytes = -1
         books._store("", None)
     assert usage(accounts) == Usage(15, 2)
 
 
-def test_the_layout_is_the_documented_one(accounts: Accounts, directory: Directory) -> None:
+def test_the_layout_is_the_documented_one(accounts: Accounts, directory: ObjectFiles) -> None:
     """Processes of different versions share the file."""
     leave_announced(accounts, "b")
     with open(usage_file(directory), "rb") as file:
@@ -138,10 +141,10 @@ def test_the_layout_is_the_documented_one(accounts: Accounts, directory: Directo
 
 
 def test_a_lock_that_is_never_let_go_is_a_transient_error(
-    accounts: Accounts, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    accounts: Accounts, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.02)
-    tier = LocalTier(directory.root, max_bytes=1 << 20, max_files=100)
+    tier = DiskTier(directory.root, max_bytes=1 << 20, max_files=100)
     calls: list[Callable[[], object]] = [
         lambda: tier.put("c", b"x"),
         lambda: tier.put_pending("c", b"x"),
@@ -184,7 +187,7 @@ def test_one_thread_at_a_time(accounts: Accounts) -> None:
 
 
 def test_a_file_removed_before_it_was_locked_is_no_longer_the_one(
-    accounts: Accounts, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    accounts: Accounts, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else two would hold "the" lock: who opened before, and who opened after the removal."""
     flock = fcntl.flock
@@ -205,10 +208,10 @@ def test_a_file_removed_before_it_was_locked_is_no_longer_the_one(
 
 
 def test_no_descriptor_is_left_open(
-    accounts: Accounts, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    accounts: Accounts, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.001)
-    tier = LocalTier(directory.root, max_bytes=1 << 20, max_files=100)
+    tier = DiskTier(directory.root, max_bytes=1 << 20, max_files=100)
     before = len(os.listdir("/proc/self/fd"))
     with accounts.locked():
         for _ in range(20):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from s3cache.store._directory import check_key
+from s3cache.store import check_key
 from s3cache.tier._pending import Pending
 from tests.contract.suite import ODD_KEYS, legal_keys
 

@@ -17,12 +17,11 @@ from s3cache.errors import (
     NoSpaceError,
     TransientError,
 )
-from s3cache.tier import LocalTier
+from s3cache.stats import Listeners, TransferEvent
+from s3cache.tier import DiskTier
 from s3cache.transfer import (
     BackgroundLoop,
     FlushReport,
-    Listeners,
-    TransferEvent,
     UploadLimits,
     Uploads,
 )
@@ -70,7 +69,7 @@ class Remote:
 class Site:
     """One process: a loop, a tier and uploads from it."""
 
-    def __init__(self, tier: LocalTier | None, remote: Remote, **limits: int) -> None:
+    def __init__(self, tier: DiskTier | None, remote: Remote, **limits: int) -> None:
         self.loop = BackgroundLoop()
         self.tier = tier
         self.remote = remote
@@ -81,8 +80,7 @@ class Site:
         self.uploads = Uploads(
             self.loop,
             remote.publish,
-            tier=tier,
-            namespace="ns/",
+            disk=tier,
             limits=UploadLimits(
                 **{"concurrency": 4, "max_count": 100, "max_bytes": 64 * MIB, **limits}
             ),
@@ -92,10 +90,10 @@ class Site:
 
     def put(self, name: str, data: bytes = b"data") -> None:
         assert self.tier is not None
-        self.uploads.put(self.tier, f"ns/{name}", data)
+        self.uploads.put(name, data)
 
     def steps(self, name: str) -> list[str]:
-        return [event.step for event in self.events if event.name == f"ns/{name}"]
+        return [event.step for event in self.events if event.name == name]
 
     def close(self) -> None:
         self.uploads.close()
@@ -116,7 +114,9 @@ def new_site(tmp_path: Path, remote: Remote) -> Iterator[Callable[..., Site]]:
     def new(**limits: Any) -> Site:
         tier = None
         if limits.pop("local", True):
-            tier = LocalTier(tmp_path / "tier", max_bytes=256 * MIB, max_files=10_000)
+            tier = DiskTier(
+                tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000
+            )
         sites.append(Site(tier, remote, **limits))
         return sites[-1]
 
@@ -135,13 +135,13 @@ def test_a_put_is_durable_and_waits_for_no_network(site: Site, remote: Remote) -
     remote.is_open = False
     site.put("one")
     assert site.tier is not None
-    assert site.tier.get("ns/one") == b"data"
-    assert site.tier.pending("ns/") == ["ns/one"]
+    assert site.tier.get("one") == b"data"
+    assert site.tier.pending() == ["one"]
     assert remote.objects == {}
     remote.is_open = True
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert remote.objects == {"ns/one": b"data"}
-    assert site.tier.pending("ns/") == []
+    assert remote.objects == {"one": b"data"}
+    assert site.tier.pending() == []
 
 
 def test_its_steps_can_be_watched(site: Site) -> None:
@@ -228,7 +228,7 @@ def test_what_does_not_fit_the_queue_is_picked_up_later(
     assert site.uploads.pending <= 5
     remote.is_open = True
     assert site.uploads.flush(20).complete
-    assert remote.puts == {f"ns/{number}": 1 for number in range(30)}
+    assert remote.puts == {f"{number}": 1 for number in range(30)}
 
 
 def test_an_object_replaced_while_it_is_uploaded_is_uploaded_again(
@@ -240,8 +240,8 @@ def test_an_object_replaced_while_it_is_uploaded_is_uploaded_again(
     site.put("one", b"new")
     remote.is_open = True
     assert site.uploads.flush(20).complete
-    assert remote.objects == {"ns/one": b"new"}
-    assert remote.puts["ns/one"] == 2
+    assert remote.objects == {"one": b"new"}
+    assert remote.puts["one"] == 2
 
 
 def test_an_object_being_replaced_keeps_its_record(
@@ -265,17 +265,17 @@ def test_an_object_being_replaced_keeps_its_record(
     remote.is_open = False
     join = in_thread(lambda: site.put("one", b"new"))
     assert replacing.wait(20)
-    site.loop.call(site.uploads._accept, "ns/one", 3)
+    site.loop.call(site.uploads._accept, "one", 3)
     eventually(lambda: remote.waiting)
     remote.is_open = True
-    eventually(lambda: remote.puts["ns/one"] == 2)
+    eventually(lambda: remote.puts["one"] == 2)
     remote.is_open = False
     go_on.set()
     join()
-    assert site.tier.pending("ns/") == ["ns/one"]
+    assert site.tier.pending() == ["one"]
     remote.is_open = True
     assert site.uploads.flush(20).complete
-    assert remote.objects == {"ns/one": b"new"}
+    assert remote.objects == {"one": b"new"}
 
 
 def test_a_failed_replacement_leaves_the_first_put_to_be_uploaded(
@@ -294,11 +294,11 @@ def test_a_failed_replacement_leaves_the_first_put_to_be_uploaded(
         site.put("one", b"new")
     remote.is_open = True
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert remote.objects == {"ns/one": b"old"}
+    assert remote.objects == {"one": b"old"}
 
 
 def test_a_failure_that_may_pass_is_tried_again_after_a_pause(site: Site, remote: Remote) -> None:
-    remote.errors["ns/one"] = [TransientError("reset")]
+    remote.errors["one"] = [TransientError("reset")]
     site.put("one")
     eventually(lambda: site.steps("one")[-1:] == ["done"])
     assert site.steps("one") == ["queued", "started", "retried", "started", "done"]
@@ -312,7 +312,7 @@ def test_uploads_that_fail_together_pause_once(
     site = new_site(concurrency=8)
     remote.is_open = False
     for number in range(8):
-        remote.errors[f"ns/{number}"] = [TransientError("outage")]
+        remote.errors[f"{number}"] = [TransientError("outage")]
         site.put(f"{number}")
     eventually(lambda: len(remote.waiting) == 8)
     remote.is_open = True
@@ -323,14 +323,14 @@ def test_uploads_that_fail_together_pause_once(
 
 def test_a_flush_cuts_the_pause_short(site: Site, remote: Remote) -> None:
     site.uploads._pause_s = 30.0  # as after many failures
-    remote.errors["ns/one"] = [TransientError("reset")]
+    remote.errors["one"] = [TransientError("reset")]
     site.put("one")
     eventually(lambda: site.problems)
     assert site.uploads.flush(20).complete
 
 
 def test_at_exit_nobody_waits_for_the_end_of_a_pause(site: Site, remote: Remote) -> None:
-    remote.errors["ns/one"] = [TransientError("reset")] * 9
+    remote.errors["one"] = [TransientError("reset")] * 9
     site.put("one")
     started = time.monotonic()
     report = site.uploads.flush_while_it_works(60)
@@ -342,19 +342,19 @@ def test_at_exit_nobody_waits_for_the_end_of_a_pause(site: Site, remote: Remote)
 def test_what_fails_for_good_is_set_apart_and_tried_again_by_a_flush(
     site: Site, remote: Remote
 ) -> None:
-    remote.errors["ns/bad"] = [AccessDeniedError("no")]
+    remote.errors["bad"] = [AccessDeniedError("no")]
     site.put("bad")
     eventually(lambda: site.problems)
     site.put("good")
-    eventually(lambda: "ns/good" in remote.objects)
+    eventually(lambda: "good" in remote.objects)
     assert site.steps("bad") == ["queued", "started", "failed"]
     eventually(lambda: site.uploads.pending == 1)
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert set(remote.objects) == {"ns/bad", "ns/good"}
+    assert set(remote.objects) == {"bad", "good"}
 
 
 def test_a_flush_says_what_remains_and_why(site: Site, remote: Remote) -> None:
-    remote.errors["ns/bad"] = [AccessDeniedError("no")] * 9
+    remote.errors["bad"] = [AccessDeniedError("no")] * 9
     site.put("bad")
     report = site.uploads.flush(20)
     assert (report.remaining, report.in_memory, report.complete) == (1, 0, False)
@@ -393,21 +393,21 @@ def test_even_a_mistake_in_the_store_stops_no_other_upload(
     new_site: Callable[..., Site], remote: Remote
 ) -> None:
     site = new_site(concurrency=1)
-    remote.errors = {"ns/bad": [RuntimeError("bug")]}
+    remote.errors = {"bad": [RuntimeError("bug")]}
     site.put("bad")
     site.put("good")
-    eventually(lambda: "ns/good" in remote.objects)
+    eventually(lambda: "good" in remote.objects)
     assert site.uploads.flush(20).complete
 
 
 def test_a_corrupt_object_is_set_aside_not_uploaded(site: Site, remote: Remote) -> None:
     assert site.tier is not None
-    remote.errors["ns/one"] = [CorruptError("section", "bit rot")]
+    remote.errors["one"] = [CorruptError("section", "bit rot")]
     site.put("one")
     assert site.uploads.flush(20).remaining == 0
     assert remote.objects == {}
-    assert site.tier.get("ns/one") is None
-    assert site.tier.pending("ns/") == []
+    assert site.tier.get("one") is None
+    assert site.tier.pending() == []
     assert site.steps("one")[-1] == "failed"
 
 
@@ -416,17 +416,17 @@ def test_an_object_replaced_while_found_corrupt_is_not_set_aside(
 ) -> None:
     assert site.tier is not None
     remote.is_open = False
-    remote.errors["ns/one"] = [CorruptError("section", "bit rot")]
+    remote.errors["one"] = [CorruptError("section", "bit rot")]
     site.put("one", b"rotten")
     eventually(lambda: remote.waiting)
     site.put("one", b"fresh")
     remote.is_open = True
     assert site.uploads.flush(20).complete
-    assert remote.objects == {"ns/one": b"fresh"}
-    assert site.tier.get("ns/one") == b"fresh"
+    assert remote.objects == {"one": b"fresh"}
+    assert site.tier.get("one") == b"fresh"
 
 
-@pytest.mark.parametrize("method", ["quarantine", "uploaded", "get_range", "pending", "objects"])
+@pytest.mark.parametrize("method", ["quarantine", "uploaded", "peek", "pending", "objects"])
 def test_uploads_go_on_when_the_tier_fails_for_a_while(
     site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -435,7 +435,7 @@ def test_uploads_go_on_when_the_tier_fails_for_a_while(
     def fail(*_: object) -> None:
         raise AccessDeniedError("tier failed", op=method)
 
-    remote.errors["ns/corrupt"] = [CorruptError("section", "bit rot")]
+    remote.errors["corrupt"] = [CorruptError("section", "bit rot")]
     with monkeypatch.context() as patch:
         patch.setattr(site.tier, method, fail)
         for number in range(8):
@@ -444,13 +444,13 @@ def test_uploads_go_on_when_the_tier_fails_for_a_while(
         site.uploads.flush(1)
     assert site.uploads.flush(20).complete
     for number in range(8):
-        assert f"ns/{number}" in remote.objects
+        assert f"{number}" in remote.objects
 
 
 def test_an_object_that_is_gone_is_forgotten(site: Site, remote: Remote) -> None:
     assert site.tier is not None
-    site.tier.put_pending("ns/gone", b"data")
-    site.tier.delete("ns/gone")
+    site.tier.put_pending("gone", b"data")
+    site.tier.delete("gone")
     assert site.uploads.flush(20).complete
     assert site.steps("gone") == ["queued", "started", "absent"]
     assert remote.objects == {}
@@ -458,10 +458,12 @@ def test_an_object_that_is_gone_is_forgotten(site: Site, remote: Remote) -> None
 
 def test_records_made_before_there_was_a_queue_are_uploaded(site: Site, remote: Remote) -> None:
     assert site.tier is not None
-    site.tier.put_pending("ns/one", b"data")
-    site.tier.put_pending("other/one", b"of another place")
+    site.tier.put_pending("one", b"data")
+    elsewhere = DiskTier(site.tier.root, namespace="other", max_bytes=MIB, max_files=10)
+    elsewhere.put_pending("one", b"of another place")
+    elsewhere.close()
     site.uploads.start()
-    eventually(lambda: remote.objects == {"ns/one": b"data"})
+    eventually(lambda: remote.objects == {"one": b"data"})
 
 
 # -- without a tier
@@ -471,12 +473,12 @@ def test_without_a_tier_bytes_wait_in_memory(new_site: Callable[..., Site], remo
     site = new_site(local=False)
     remote.is_open = False
     buffer = bytearray(b"data")
-    site.uploads.put_in_memory("ns/one", buffer)
+    site.uploads.put_in_memory("one", buffer)
     buffer[:] = b"used"  # again, for something else
     assert site.uploads.flush(0.01) == FlushReport(1, 1, None)
     remote.is_open = True
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert remote.objects == {"ns/one": b"data"}
+    assert remote.objects == {"one": b"data"}
 
 
 def test_memory_is_bounded_by_bytes_and_count(
@@ -485,17 +487,17 @@ def test_memory_is_bounded_by_bytes_and_count(
     site = new_site(local=False, max_count=3, max_bytes=100)
     remote.is_open = False
     for number in range(3):
-        site.uploads.put_in_memory(f"ns/{number}", bytes(30))
+        site.uploads.put_in_memory(f"{number}", bytes(30))
     with pytest.raises(NoSpaceError, match="3 objects of 90 bytes"):
-        site.uploads.put_in_memory("ns/4", b"")
+        site.uploads.put_in_memory("4", b"")
     with pytest.raises(NoSpaceError):
-        site.uploads.put_in_memory("ns/2", bytes(41))
-    site.uploads.put_in_memory("ns/2", bytes(40))  # in place of the other, so it fits
+        site.uploads.put_in_memory("2", bytes(41))
+    site.uploads.put_in_memory("2", bytes(40))  # in place of the other, so it fits
     remote.is_open = True
     assert site.uploads.flush(20).complete
-    site.uploads.put_in_memory("ns/5", bytes(100))  # there is room again
+    site.uploads.put_in_memory("5", bytes(100))  # there is room again
     assert site.uploads.flush(20).complete
-    assert len(remote.objects["ns/2"]) == 40
+    assert len(remote.objects["2"]) == 40
 
 
 def test_what_is_on_disk_supersedes_what_waits_in_memory(site: Site, remote: Remote) -> None:
@@ -503,11 +505,11 @@ def test_what_is_on_disk_supersedes_what_waits_in_memory(site: Site, remote: Rem
     for number in range(4):
         site.put(f"busy{number}")
     eventually(lambda: len(remote.waiting) == 4)
-    site.uploads.put_in_memory("ns/one", b"old")
+    site.uploads.put_in_memory("one", b"old")
     site.put("one", b"new")
     remote.is_open = True
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert remote.objects["ns/one"] == b"new"
+    assert remote.objects["one"] == b"new"
 
 
 # -- ends, and what comes after
@@ -521,12 +523,12 @@ def test_closing_releases_a_flush_and_leaves_the_records(
     site.put("one")
     eventually(lambda: remote.waiting)
     join = in_thread(lambda: site.uploads.flush(None))
-    eventually(lambda: site.uploads._waiters)
+    eventually(lambda: len(asyncio.all_tasks(site.loop._loop)) == 4 + 1)  # workers and flush
     site.close()
     assert join().remaining == 1
     remote.is_open = True
     assert new_site().uploads.flush(20).complete
-    assert remote.objects == {"ns/one": b"data"}
+    assert remote.objects == {"one": b"data"}
 
 
 def test_once_closed_nothing_is_taken_and_nothing_starts(site: Site, remote: Remote) -> None:
@@ -538,19 +540,19 @@ def test_once_closed_nothing_is_taken_and_nothing_starts(site: Site, remote: Rem
     with pytest.raises(ClosedError):
         site.put("two")
     with pytest.raises(ClosedError):
-        site.uploads.put_in_memory("ns/two", b"data")
-    assert site.tier.get("ns/two") is None
-    site.loop.call(site.uploads._accept, "ns/one", 4)  # came too late
+        site.uploads.put_in_memory("two", b"data")
+    assert site.tier.get("two") is None
+    site.loop.call(site.uploads._accept, "one", 4)  # came too late
     remote.is_open = True
     assert not site.uploads.flush(0.05).complete
     assert remote.objects == {}
 
 
 _SAVER = """
-from s3cache.tier import LocalTier
-tier = LocalTier(sys.argv[1], max_bytes=1 << 28, max_files=10_000)
+from s3cache.tier import DiskTier
+tier = DiskTier(sys.argv[1], namespace="ns", max_bytes=1 << 28, max_files=10_000)
 for number in range(int(sys.argv[2])):
-    tier.put_pending(f"ns/{number}", b"data")
+    tier.put_pending(f"{number}", b"data")
 print("saved", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -567,7 +569,7 @@ def test_what_a_killed_process_left_is_uploaded_by_exactly_one(
     eventually(lambda: len(remote.objects) == 40)
     for site in sites:
         assert site.uploads.flush(20).complete
-    assert remote.puts == {f"ns/{number}": 1 for number in range(40)}
+    assert remote.puts == {f"{number}": 1 for number in range(40)}
 
 
 def test_closing_insists_where_a_cancellation_gets_lost(site: Site) -> None:
@@ -590,4 +592,4 @@ def test_closing_insists_where_a_cancellation_gets_lost(site: Site) -> None:
     site.put("one")
     assert entered.wait(20)
     site.loop.wait(site.uploads._stop(), 20)
-    assert lost == ["ns/one"]
+    assert lost == ["one"]

@@ -10,8 +10,14 @@ import sys
 import pytest
 
 from s3cache.errors import ConfigError
-from s3cache.store._s3_options import S3Options
-from s3cache.store._url import FileLocation, MemoryLocation, open_store, parse_url, store_identity
+from s3cache.store import (
+    FileLocation,
+    MemoryLocation,
+    S3Options,
+    open_store,
+    parse_url,
+    store_identity,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +36,7 @@ def s3(url: str, **options: object) -> S3Options:
 def test_s3_url() -> None:
     options = s3(
         "s3://my-bucket/a/b%20c/?endpoint_url=http://h:9000&region=r&addressing_style=path"
-        "&sse=aws:kms&sse_kms_key_id=k&part_bytes=1000000&read_timeout_s=1.5&anonymous=true"
+        "&sse=aws:kms&sse_kms_key_id=k&part_bytes=1MB&read_timeout_s=1.5&anonymous=true"
         "&request_payer=requester&conditional_create=check"
     )
     assert options == S3Options(
@@ -136,16 +142,17 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("s3://bucket/a#b", "%23"),
         (f"s3://bucket/{'p' * 124}", "use a shorter one"),
         ("s3://bucket?regoin=x", "did you mean 'region'?"),
-        ("s3://bucket?zzz=x", "known are addressing_style"),
+        ("s3://bucket?zzz=x", "use one of addressing_style"),
         ("s3://bucket?prefix=x", "not known"),
         ("s3://bucket?region=", "no value"),
         ("s3://bucket?region=a&region=b", "twice"),
         ("s3://bucket?addressing_style=paht", "did you mean 'path'?"),
         ("s3://bucket?sse=aes256", "did you mean 'AES256'?"),
-        ("s3://bucket?part_bytes=16MiB", "no whole number"),
+        ("s3://bucket?part_bytes=16mebi", "no size"),
         ("s3://bucket?part_bytes=0", "out of range"),
         ("s3://bucket?read_timeout_s=soon", "no number"),
-        ("s3://bucket?read_timeout_s=nan", "out of range"),
+        ("s3://bucket?read_timeout_s=nan", "no number"),
+        ("s3://bucket?read_timeout_s=3601", "out of range"),
         ("s3://bucket?anonymous=maybe", "use true or false"),
         ("s3://bucket?endpoint_url=localhost:9000", "http://host:port"),
         ("s3://bucket?endpoint_url=http://h:port", "http://host:port"),
@@ -232,7 +239,7 @@ def test_identity_is_a_url_of_the_same_place(url: str) -> None:
 
 def test_parsing_and_opening_import_no_boto() -> None:
     code = (
-        "import sys; from s3cache.store._url import open_store; open_store('s3://bucket/p');"
+        "import sys; from s3cache.store import open_store; open_store('s3://bucket/p');"
         "assert not {'boto3', 'botocore', 'aioboto3', 'aiohttp'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,163 @@
+"""Through which files of s3cache a miss runs, and a hit that comes from the remote.
+
+Two fresh machines (processes with a home and caches of their own) share a directory. Each compiles
+and runs one small training step; what the first has saved is a hit on the second. Counted are files
+of which a function runs, on any thread, from the call of the compiled function to the end of its
+backward, and for the miss until it is uploaded; and pairs of files of which one calls the other.
+torch's compiler is imported before, so that turning the cache on is not part of it.
+
+It only counts. Fewer files are not better by themselves, but each is one more to open for whoever
+follows a hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+__all__ = ["Route", "Stop", "routes"]
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PACKAGE = str(_ROOT / "s3cache") + os.sep
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A file, the first of its functions that was called, and on which thread."""
+
+    file: str
+    function: str
+    thread: str
+
+
+@dataclass
+class Route:
+    """Files in the order in which they were first called, and pairs of caller and called."""
+
+    stops: list[Stop] = field(default_factory=list)
+    edges: set[tuple[str, str]] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.stops)} files, {len(self.edges)} calls from one to another"]
+        for number, stop in enumerate(self.stops, 1):
+            lines.append(f"{number:4}. {stop.file:28} {stop.function} ({stop.thread})")
+        return "\n".join(lines)
+
+
+class Recorder:
+    """Sees every call on every thread that was started after it."""
+
+    def __init__(self) -> None:
+        self.route = Route()
+        self.on = False
+        self._seen: set[str] = set()
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+
+    def _called(self, frame: FrameType, event: str, _: object) -> None:
+        if not self.on or event != "call" or (file := _file(frame.f_code)) is None:
+            return
+        if file not in self._seen:
+            self._seen.add(file)
+            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # Python 3.11
+            self.route.stops.append(Stop(file, name, threading.current_thread().name))
+        caller = frame.f_back
+        while caller is not None and _file(caller.f_code) is None:
+            caller = caller.f_back
+        if caller is not None and (other := _file(caller.f_code)) not in (None, file):
+            self.route.edges.add((str(other), file))
+
+
+def _file(code: CodeType) -> str | None:
+    """The file of s3cache that a function is in; what runs at import is none."""
+    if not code.co_filename.startswith(_PACKAGE) or not code.co_flags & inspect.CO_NEWLOCALS:
+        return None
+    return code.co_filename[len(_PACKAGE) :]
+
+
+def routes() -> dict[str, Route]:
+    """The routes of a miss and of a hit from the remote.
+
+    Raises:
+        subprocess.CalledProcessError: a machine failed; its output has been printed.
+    """
+    with tempfile.TemporaryDirectory(prefix="s3cache-route-") as root:
+        return {what: _machine(Path(root), what) for what in ("miss", "hit")}
+
+
+def _machine(root: Path, what: str) -> Route:
+    home = root / what
+    (home / "tmp").mkdir(parents=True)
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "PYTHONPATH": str(_ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    }
+    url = f"file://{root}/remote?create=1"
+    command = [sys.executable, "-W", "ignore", __file__, "--machine", url, what]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return Route([Stop(**each) for each in told["stops"]], {(a, b) for a, b in told["edges"]})
+
+
+def _record(url: str, what: str) -> Route:
+    """Run the step on this machine."""
+    recorder = Recorder()
+
+    import s3cache
+
+    cache = s3cache.enable(url)
+
+    import torch
+    import torch._inductor.compile_fx
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    step, batch = torch.compile(model), torch.randn(4, 8)
+    cache.flush()  # the remote is open, and left alone
+
+    recorder.on = True
+    step(batch).sum().backward()
+    if what == "miss":
+        cache.flush()
+    recorder.on = False
+
+    stats = cache.stats()
+    counts = (sum(stats.misses.values()), stats.hits["remote"])
+    assert counts == ((1, 0) if what == "miss" else (0, 1)), stats
+    return recorder.route
+
+
+def main() -> int:
+    """Print both routes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machine", nargs=2, metavar=("URL", "WHAT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.machine:
+        route = _record(*options.machine)
+        print(json.dumps({**asdict(route), "edges": sorted(route.edges)}))
+        return 0
+    for what, route in routes().items():
+        print(f"{what}: {route}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

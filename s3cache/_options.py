@@ -1,0 +1,242 @@
+"""One reading of options for all: settings and stores say what they take, and this parses it.
+
+A dataclass declares its fields with :func:`option`. Text, from a URL or the environment, is parsed
+as the field's :class:`Kind` has it; a value from code must be of that kind's types and in the same
+range. What cannot be used is a :class:`~s3cache.errors.ConfigError` that names the option, the
+cause and the fix, and that never repeats what may be a secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, TypeVar
+
+from s3cache.errors import ConfigError
+
+__all__ = [
+    "FLAG",
+    "KEY",
+    "PREFIX",
+    "TEXT",
+    "Kind",
+    "check",
+    "check_names",
+    "choice",
+    "count",
+    "did_you_mean",
+    "from_environment",
+    "kinds",
+    "option",
+    "seconds",
+    "size",
+]
+
+_Number = TypeVar("_Number", int, float)
+
+#: What the names of our environment variables begin with.
+PREFIX = "S3CACHE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an option can be.
+
+    Attributes:
+        parse: gives the value that a text means; raises ``ValueError`` with what is wrong with it
+            and what to write instead, as one phrase each.
+        types: what code may give instead of text.
+        in_text: whether a value from code has to mean something as text, too: so a number is held
+            to the same range wherever it comes from.
+    """
+
+    parse: Callable[[str], Any]
+    types: tuple[type, ...]
+    in_text: bool = True
+
+
+def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = False) -> Any:
+    """A field of a dataclass whose ``__post_init__`` calls :func:`check`.
+
+    Args:
+        default: the default, or a function that makes it.
+        kind: any text if it is left out.
+        secret: never shown in a ``repr``.
+    """
+    given = {"default_factory" if callable(default) else "default": default}
+    return field(**given, repr=not secret, metadata={"kind": kind or TEXT})
+
+
+@cache
+def kinds(of: type) -> Mapping[str, Kind]:
+    """The options that a dataclass has, by name."""
+    return {each.name: each.metadata["kind"] for each in fields(of) if "kind" in each.metadata}
+
+
+def check(options: Any) -> None:
+    """Parse what is still text in a dataclass of options, and refuse what cannot be used.
+
+    ``None`` is fine where it is the default.
+
+    Raises:
+        ConfigError: a value is of no use.
+    """
+    for each in fields(options):
+        value = getattr(options, each.name)
+        kind: Kind | None = each.metadata.get("kind")
+        if kind is not None and (value is not None or each.default is not None):
+            object.__setattr__(options, each.name, _read(f"option {each.name}", kind, value))
+
+
+def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
+    """What environment variables say of the options of ``of``; an empty one says nothing.
+
+    Args:
+        but: names of options that are known already.
+
+    Raises:
+        ConfigError: a value cannot be used; it names the variable.
+    """
+    found = {}
+    for name, kind in kinds(of).items():
+        variable = PREFIX + name.upper()
+        if name not in but and (text := os.environ.get(variable)):
+            found[name] = _read(f"environment variable {variable}", kind, text)
+    return found
+
+
+def check_names(given: Iterable[str], known: Iterable[str], of: str = "") -> None:
+    """Raises :class:`ConfigError` for a name that is not ``known``: it may be misspelt.
+
+    Args:
+        of: whose options they are, for the message.
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            fix = f"use one of {', '.join(names)}" if names else "it takes no options"
+            whose = f" of {of}" if of else ""
+            raise ConfigError(
+                f"option {name}{whose}", "is not known", did_you_mean(name, names, fix)
+            )
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
+    """Asks whether ``word`` is meant to be one of ``known``, if it is near; ``otherwise`` if not.
+
+    Args:
+        prefix: put before the name in the question.
+    """
+    spelled = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), list(spelled), n=1)
+    return f"did you mean {prefix + spelled[close[0]]!r}?" if close else otherwise
+
+
+def _read(thing: str, kind: Kind, value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return _parse(thing, kind, value)
+    # bool is an int to Python, but nobody means one by the other.
+    if not isinstance(value, kind.types) or (isinstance(value, bool) and bool not in kind.types):
+        expected = " or ".join(each.__name__ for each in (*kind.types, str))
+        raise ConfigError(thing, f"is a {type(value).__name__}", f"give {expected}")
+    if kind.in_text:
+        _parse(thing, kind, f"{value:f}" if isinstance(value, float) else str(value))
+    return value
+
+
+def _parse(thing: str, kind: Kind, text: str) -> Any:
+    try:
+        return kind.parse(text)
+    except ValueError as error:
+        cause, fix = error.args
+        raise ConfigError(thing, cause, fix) from None
+
+
+# -- kinds
+
+
+def choice(*choices: str) -> Kind:
+    """One of a few words."""
+
+    def parse(text: str) -> str:
+        if text in choices:
+            return text
+        fix = did_you_mean(text, choices, f"use one of {', '.join(choices)}")
+        raise ValueError(f"{text!r} is not known", fix)
+
+    return Kind(parse, (str,))
+
+
+def count(at_most: int | None = None) -> Kind:
+    """A whole number of 1 or more."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,18}", text):
+            raise ValueError(f"{text!r} is no whole number", "give one, e.g. 10")
+        return _in_range(int(text), 1, at_most)
+
+    return Kind(parse, (int,))
+
+
+def seconds(at_least: float = 0, at_most: float | None = None) -> Kind:
+    """A time in seconds, such as ``10`` or ``0.5``."""
+
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"\d{1,9}(\.\d+)?", text):
+            raise ValueError(f"{text!r} is no number of seconds", "give one, e.g. 10 or 0.5")
+        return _in_range(float(text), at_least, at_most)
+
+    return Kind(parse, (int, float))
+
+
+def size(at_least: int = 1, at_most: int | None = None) -> Kind:
+    """A number of bytes, such as ``12345``, ``500MB`` or ``10GiB``."""
+
+    def parse(text: str) -> int:
+        found = re.fullmatch(r"(\d{1,15}) ?(|[KMGT]i?)B?", text, re.IGNORECASE)
+        if not found:
+            raise ValueError(f"{text!r} is no size", "give one, e.g. 500MB or 10GiB")
+        unit = found[2].upper()
+        base = 1024 if unit.endswith("I") else 1000
+        factor: int = base ** (" KMGT".index(unit[0]) if unit else 0)
+        return _in_range(int(found[1]) * factor, at_least, at_most)
+
+    return Kind(parse, (int,))
+
+
+def _flag(text: str) -> bool:
+    try:
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError(f"{text!r} is no truth value", "use true or false") from None
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ValueError("is not base64", "make one: openssl rand -base64 32") from None
+
+
+def _in_range(number: _Number, at_least: float, at_most: float | None) -> _Number:
+    if number < at_least or (at_most is not None and number > at_most):
+        range_ = f"{at_least} or more" if at_most is None else f"{at_least} to {at_most}"
+        raise ValueError(f"{number} is out of range", f"give {range_}")
+    return number
+
+
+#: Anything.
+TEXT = Kind(str, (str,))
+#: True or false.
+FLAG = Kind(_flag, (bool,))
+#: The bytes of a key, as base64 where it is text.
+KEY = Kind(_base64, (bytes,), in_text=False)

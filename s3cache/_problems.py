@@ -1,0 +1,71 @@
+"""What becomes of an error that the user's program shall not see.
+
+It gets a reason, which a miss or a refused save gives, and one warning for each kind; with
+``strict`` it is raised after all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from s3cache.errors import (
+    AccessDeniedError,
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    DownloadTimeoutError,
+    NoSpaceError,
+    StoreError,
+)
+from s3cache.stats import Reason
+
+__all__ = ["Problems", "reason_for"]
+
+logger = logging.getLogger("s3cache")
+
+
+def reason_for(error: Exception) -> Reason:
+    """The reason that a miss, or a refused save, gives for ``error``."""
+    for kind, reason in _REASONS:
+        if isinstance(error, kind):
+            return reason
+    return Reason.ERROR
+
+
+# The first that fits.
+_REASONS: tuple[tuple[type[Exception], Reason], ...] = (
+    (CorruptError, Reason.CORRUPT),
+    (DownloadTimeoutError, Reason.TIMEOUT),
+    (AccessDeniedError, Reason.DENIED),
+    (NoSpaceError, Reason.FULL),
+    (StoreError, Reason.UNAVAILABLE),
+    (ClosedError, Reason.UNAVAILABLE),
+    (ConfigError, Reason.UNAVAILABLE),  # of the store or the directory; a key's is raised
+)
+
+
+class Problems:
+    """Where every error ends that would otherwise reach the user's program."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._mutex = threading.Lock()
+        self._warned: set[str] = set()
+
+    def met(self, where: str, text: str, error: Exception) -> None:
+        """Raise ``error`` if strict, else :meth:`warn`."""
+        if self._strict:
+            raise error
+        self.warn(where, text, error)
+
+    def warn(self, where: str, text: str, error: Exception) -> None:
+        """One warning for each kind of problem; after that they are only counted."""
+        reason = reason_for(error)
+        with self._mutex:
+            if (kind := f"{where} {reason}") in self._warned:
+                return
+            self._warned.add(kind)
+        # A mistake of ours needs its traceback; other people's trouble does not.
+        ours = error if reason is Reason.ERROR else None
+        logger.warning("s3cache: %s: %s", text, error or type(error).__name__, exc_info=ours)

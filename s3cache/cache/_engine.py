@@ -1,0 +1,362 @@
+"""The engine: tiers put together, and where their errors end."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from s3cache import entries, frame
+from s3cache._forks import call_in_child
+from s3cache._problems import Problems, reason_for
+from s3cache.cache._lookup import JudgedLookup
+from s3cache.cache._results import Hit, Miss, NotSaved, Saved
+from s3cache.errors import ConfigError, StoreError
+from s3cache.frame import Frame
+from s3cache.settings import Options, Settings, warn_of_unknown_variables
+from s3cache.stats import CacheStats, Counters, Listener, Listeners, Reason
+from s3cache.store import Buffer, Store, open_store, store_identity
+from s3cache.tier import DiskTier, RemoteTier, RestingDisk
+from s3cache.transfer import FlushReport, Prefetch, before_exit
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Engine"]
+
+logger = logging.getLogger("s3cache")
+
+
+class Engine:
+    """The storage engine behind a :class:`~s3cache.Cache`; its promises are described there.
+
+    Below it everything raises what goes wrong. Here it becomes a reason, a count and one warning,
+    or is raised after all, if the settings are strict.
+
+    In a forked child it has connections, a background thread, counts and listeners of its own.
+
+    Args:
+        settings: how to behave.
+        open_remote: makes the remote store, once in each process. ``None`` for no remote.
+        identity: a canonical name of the place behind ``open_remote``. The local tier keeps
+            entries of different places apart: they need not be equally trusted.
+
+    Raises:
+        ConfigError: the local directory is not safe to use.
+        StoreError: with ``strict``, the local directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        open_remote: Callable[[], Store] | None = None,
+        identity: str = "",
+    ) -> None:
+        self.settings = settings
+        self._open_remote = open_remote
+        self._closed = False
+        namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._begin(_open_disk(settings, namespace))
+        call_in_child(self._begin_in_child)
+
+    @classmethod
+    def open(cls, url: str | None = None, **options: Unpack[Options]) -> Engine:
+        """The engine that ``url``, ``options`` and the environment describe.
+
+        Raises:
+            ConfigError: the URL, an option or an environment variable cannot be used.
+        """
+        settings, store_options = Settings.load(url, **options)
+        warn_of_unknown_variables()
+        where = settings.url
+        if where is None:
+            for name in store_options:
+                raise ConfigError(f"option {name}", "means nothing without a URL", "give one too")
+            return cls(settings)
+        engine = cls(
+            settings,
+            open_remote=lambda: open_store(where, **store_options),
+            identity=store_identity(where, **store_options),
+        )
+        engine.start()
+        return engine
+
+    def _begin(self, disk: DiskTier | None) -> None:
+        """Make everything that belongs to one process."""
+        self._mutex = threading.Lock()
+        self._counters = Counters()
+        self._listeners = Listeners()
+        self._listeners.add(self._counters.transferred)
+        self._problems = Problems(strict=self.settings.strict)
+        self._disk = RestingDisk(disk, self._counters, self._problems)
+        self._replaceable = entries.Replaceable(everything=self.settings.recache)
+        self._remote: RemoteTier | None = None
+        self._forget_exit = before_exit(self._at_exit)
+
+    def _begin_in_child(self) -> None:
+        _inherited.append(self._remote)
+        self._begin(self._disk.tier)
+        if self._closed:
+            self._forget_exit()
+
+    # -- looking up
+
+    def judged(self, key: str) -> JudgedLookup:
+        """The entries under ``key``, for the caller to judge one by one.
+
+        Raises:
+            ConfigError: ``key`` is not legal.
+        """
+        skip: Reason | None = None
+        if self._closed or self.settings.mode in ("off", "write-only"):
+            skip = Reason.DISABLED
+        elif self.settings.recache:
+            skip = Reason.FORCED
+        return JudgedLookup(
+            entries.check_key(key),
+            skip=skip,
+            disk=self._disk,
+            remote=self._remote_now,
+            set_aside=self.reject,
+            counters=self._counters,
+            problems=self._problems,
+            timeout_s=self.settings.lookup_timeout_s,
+        )
+
+    def lookup(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss:
+        """The first entry that ``accept`` accepts; see :meth:`s3cache.Cache.lookup`."""
+        with self.judged(key) as lookup:
+            for hit in lookup:
+                try:
+                    accepted = accept is None or accept(hit.entry)
+                except Exception as exc:  # noqa: BLE001 - no reason to end the caller's program
+                    lookup.fail(exc)
+                    continue
+                if accepted:
+                    lookup.accept(hit)
+                    break
+        return lookup.close()
+
+    def reject(self, entry: Frame, error: Exception) -> None:
+        """Treat an entry that is sound, but turned out to be of no use, as if it were damaged.
+
+        It is set aside here, and what this process saves under its key and variant next replaces
+        it in the remote.
+        """
+        self._problems.warn("entry", "an entry is of no use and is set aside", error)
+        self._replaceable.add(entry.header)
+        self._disk.set_aside(entry)
+
+    def prefetch(self, keys: Iterable[str]) -> Prefetch:
+        """Fetch the first entry of each key; see :meth:`s3cache.Cache.prefetch`."""
+        names = [entries.first_name(entries.check_key(key)) for key in keys]
+        if self.settings.mode == "write-only" or self._disk.writable is None:
+            return Prefetch([])
+        try:
+            remote = self._remote_now()
+            return Prefetch([]) if remote is None else remote.prefetch(names)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._problems.met("prefetch", "nothing can be prefetched", exc)
+            failed = Prefetch(names)
+            failed.count(failed=len(failed.names), error=exc)
+            return failed
+
+    # -- saving
+
+    def save(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved:
+        """Keep ``entry`` and share it; see :meth:`s3cache.Cache.save`."""
+        if not isinstance(entry, Frame):
+            entry = frame.decode(entry)
+        entries.check_entry(key, entry)
+        started = time.perf_counter()
+        result: Saved | NotSaved
+        try:
+            result = self._save(entry)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            result = NotSaved(reason_for(exc), 0.0, exc)
+            if not self.settings.strict:
+                self._problems.warn("save", "an entry could not be saved", exc)
+        result = replace(result, elapsed_s=time.perf_counter() - started)
+        if isinstance(result, Saved):
+            self._counters.saved(entry.size, result.elapsed_s)
+            return result
+        self._counters.not_saved(result.reason, result.elapsed_s)
+        if self.settings.strict and result.error is not None:
+            raise result.error
+        return result
+
+    def _save(self, entry: Frame) -> Saved | NotSaved:
+        if self._closed or self.settings.mode in ("off", "read-only"):
+            return NotSaved(Reason.DISABLED, 0.0)
+        name = entries.variant_name(entry.header.key, entry.header.variant)
+        remote: RemoteTier | None = None
+        error: Exception | None = None
+        try:
+            remote = self._remote_now()
+        except Exception as exc:  # noqa: BLE001 - it may be opened later, or by a later process
+            error = exc
+            self._problems.met("remote", "the remote cannot be opened", exc)
+        if self._kept_on_disk(remote, name, entry):
+            return Saved(True, 0.0)
+        if remote is not None:
+            remote.uploads.put_in_memory(name, entry.data)
+            return Saved(False, 0.0)
+        error = error or self._disk.error
+        return NotSaved(Reason.DISABLED if error is None else reason_for(error), 0.0, error)
+
+    def _kept_on_disk(self, remote: RemoteTier | None, name: str, entry: Frame) -> bool:
+        """Whether the entry is on the disk now, on record if it is still to be uploaded."""
+        tier = self._disk.writable
+        if tier is None:
+            return False
+        try:
+            if remote is not None:
+                remote.uploads.put(name, entry.data)
+            elif self._open_remote is not None:
+                tier.put_pending(name, entry.data)
+            else:
+                tier.put(name, entry.data)
+        except (StoreError, ConfigError) as exc:
+            self._disk.write_failed(exc)
+            return False
+        self._disk.wrote(tier)
+        return True
+
+    # -- counting
+
+    def count_bypass(self, reasons: Iterable[str]) -> None:
+        """Count something that cannot be cached, and why, by short names of the reasons."""
+        self._counters.bypassed(reasons)
+
+    def count_time_saved(self, seconds: float) -> None:
+        """Count what making a hit took where it was made."""
+        self._counters.time_saved(seconds)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Have ``listener`` called with each transfer's steps; returns what ends this."""
+        return self._listeners.add(listener)
+
+    def stats(self) -> CacheStats:
+        """Counts so far, exact but for what happens meanwhile."""
+        remote = self._remote
+        return self._counters.snapshot(
+            local=self._disk.usage(),
+            pending=0 if remote is None else remote.uploads.pending,
+            breaker="none" if remote is None else remote.breaker,
+            remote={} if remote is None else remote.statistics(),
+        )
+
+    # -- the life of an engine
+
+    def start(self) -> None:
+        """Connect in the background now; see :meth:`s3cache.Cache.start`."""
+        try:
+            remote = self._remote_now()
+        except ConfigError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._problems.met("remote", "the remote cannot be opened", exc)
+            return
+        if remote is not None:
+            remote.connect_soon()
+
+    def flush(self, timeout_s: float | None = None) -> FlushReport:
+        """Wait until all that was saved is uploaded; see :meth:`s3cache.Cache.flush`."""
+        if self.settings.mode in ("off", "read-only"):
+            return FlushReport(0, 0, None)
+        remote = self._remote
+        if remote is None and (recorded := self._count_recorded()):
+            try:
+                remote = self._remote_now()
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+                self._problems.met("remote", "the remote cannot be opened", exc)
+                return FlushReport(recorded, 0, exc)
+        return FlushReport(0, 0, None) if remote is None else remote.uploads.flush(timeout_s)
+
+    def _count_recorded(self) -> int:
+        disk = self._disk.tier
+        if disk is None or self._open_remote is None:
+            return 0
+        with contextlib.suppress(StoreError):
+            return len(disk.pending())
+        return 0
+
+    def close(self, timeout_s: float | None = None) -> FlushReport:
+        """Flush and let go of everything; see :meth:`s3cache.Cache.close`."""
+        if self._closed:
+            return FlushReport(0, 0, None)
+        try:
+            return self.flush(self.settings.exit_timeout_s if timeout_s is None else timeout_s)
+        finally:
+            self._let_go()
+
+    def _at_exit(self) -> None:
+        remote = self._remote
+        if remote is not None:
+            report = remote.uploads.flush_while_it_works(self.settings.exit_timeout_s)
+            if report.remaining:
+                logger.warning(
+                    "s3cache: %d uploads to %s are unfinished: %d are on record for the next "
+                    "process on this machine, %d are lost",
+                    report.remaining,
+                    remote.url,
+                    report.remaining - report.in_memory,
+                    report.in_memory,
+                )
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            remote, self._remote = self._remote, None
+        self._forget_exit()
+        if remote is not None:
+            remote.close()
+        if self._disk.tier is not None:
+            self._disk.tier.close()
+
+    def _remote_now(self) -> RemoteTier | None:
+        """The remote tier, opened by the first in this process who needs it."""
+        if self._open_remote is None or self.settings.mode == "off":
+            return None
+        with self._mutex:
+            if self._remote is None and not self._closed:
+                self._remote = RemoteTier(
+                    self._open_remote(),
+                    self.settings,
+                    disk=self._disk,
+                    replaceable=self._replaceable,
+                    counters=self._counters,
+                    listeners=self._listeners,
+                    problems=self._problems,
+                )
+                if self.settings.mode != "read-only":
+                    self._remote.uploads.start()
+            return self._remote
+
+
+# What a forked child inherits is kept, unused: collecting it would close connections of the parent.
+_inherited: list[RemoteTier | None] = []
+
+
+def _open_disk(settings: Settings, namespace: str) -> DiskTier | None:
+    if not settings.local or settings.mode == "off":
+        return None
+    try:
+        return DiskTier(
+            settings.local_dir,
+            namespace=namespace,
+            max_bytes=settings.local_max_bytes,
+            max_files=settings.local_max_files,
+        )
+    except StoreError as exc:
+        Problems(strict=settings.strict).met("local", "there is no local tier", exc)
+        return None

@@ -1,0 +1,186 @@
+"""One lookup: where it looks, in which order, and what it comes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from s3cache import entries
+from s3cache._problems import Problems, reason_for
+from s3cache.cache._results import Hit, Miss
+from s3cache.errors import CorruptError
+from s3cache.frame import Frame
+from s3cache.stats import Counters, Reason, TierName
+from s3cache.tier import RemoteTier, RestingDisk
+
+__all__ = ["JudgedLookup"]
+
+_T = TypeVar("_T")
+
+
+class JudgedLookup:
+    """The entries under one key; the caller judges them one by one and accepts one, or none.
+
+    ::
+
+        with engine.judged(key) as lookup:
+            for hit in lookup:
+                if fits(hit.entry):
+                    lookup.accept(hit)
+                    break
+
+    It counts as one lookup, when it is closed: as a hit if an entry was accepted, else as a miss.
+    The caller's own time is not the lookup's. What fails is skipped, unless the cache is strict.
+
+    Args:
+        key: a legal key.
+        skip: why nothing is looked at, if so.
+        remote: gives the remote tier, if there is one; may raise.
+        set_aside: what becomes of an entry that turned out to be of no use.
+        timeout_s: how long the remote is waited for, all in all.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        skip: Reason | None,
+        disk: RestingDisk,
+        remote: Callable[[], RemoteTier | None],
+        set_aside: Callable[[Frame, Exception], None],
+        counters: Counters,
+        problems: Problems,
+        timeout_s: float,
+    ) -> None:
+        self._key = key
+        self._skip = skip
+        self._disk = disk
+        self._open_remote = remote
+        self._set_aside = set_aside
+        self._counters = counters
+        self._problems = problems
+        self._deadline = time.monotonic() + timeout_s
+        self._first = entries.first_name(key)
+        self._has_first = False  # here, on this machine
+        self._offered: set[str] = set()  # names of what was yielded, each variant's own
+        self._reason = skip or Reason.ABSENT
+        self._error: Exception | None = None  # the first thing that went wrong
+        self._last_error: Exception | None = None
+        self._accepted: Hit | None = None
+        self._elapsed_s = 0.0
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Hit]:
+        """Verified entries, each variant once, the cheapest to get first.
+
+        Raises:
+            S3CacheError: with ``strict``, whatever would have made it a miss but absence.
+        """
+        candidates = iter(()) if self._skip is not None else self._candidates()
+        while True:
+            started = time.perf_counter()
+            try:
+                candidate = next(candidates, None)
+            finally:
+                self._elapsed_s += time.perf_counter() - started
+            if candidate is None:
+                return
+            entry, tier = candidate
+            yield Hit(entry, tier, self._elapsed_s)
+
+    def accept(self, hit: Hit) -> None:
+        """``hit`` is what the lookup comes to."""
+        self._accepted = hit
+
+    def reject(self, hit: Hit, error: Exception) -> None:
+        """``hit`` is sound but of no use: treat it as damaged, see :meth:`Engine.reject`."""
+        self._reason = Reason.CORRUPT
+        self._set_aside(hit.entry, error)
+
+    def fail(self, error: Exception) -> None:
+        """The caller's judgement failed: that entry is not accepted.
+
+        Raises:
+            Exception: ``error``, with ``strict``.
+        """
+        self._last_error = error
+        if self._error is None:
+            self._error, self._reason = error, reason_for(error)
+        self._problems.met("lookup", "a lookup failed, which is a miss", error)
+
+    def close(self) -> Hit | Miss:
+        """What it came to, counted by the first call."""
+        hit = self._accepted
+        if not self._closed:
+            self._closed = True
+            if hit is None:
+                self._counters.miss(self._reason, self._elapsed_s)
+            else:
+                self._counters.hit(hit.tier, hit.entry.size, self._elapsed_s)
+        return hit or Miss(self._reason, self._elapsed_s, self._error)
+
+    def __enter__(self) -> JudgedLookup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- where it looks
+
+    def _candidates(self) -> Iterator[tuple[Frame, TierName]]:
+        # Most entries have one of these two names; a directory is only read for the others.
+        tried = [self._first, entries.variant_name(self._key, "")]
+        for name in tried:
+            yield from self._on_disk(name)
+        for name in self._guard(lambda: self._disk.names(self._key)) or ():
+            if name not in tried:
+                yield from self._on_disk(name)
+        remote = self._guard(self._open_remote)
+        if remote is not None:
+            yield from self._elsewhere(remote)
+
+    def _on_disk(self, name: str) -> Iterator[tuple[Frame, TierName]]:
+        entry = self._guard(lambda: self._disk.load(name))
+        if entry is not None:
+            self._has_first |= name == self._first
+            yield from self._offer("local", entry)
+
+    def _elsewhere(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
+        if not self._has_first and self._guard(lambda: self._disk.holds(self._first)):
+            yield from self._on_disk(self._first)  # somebody else's download has landed
+        if not self._has_first:
+            self._last_error = None
+            first = self._fetch(remote, self._first)
+            if first is not None:
+                yield from self._offer("remote", first)
+            elif not isinstance(self._last_error, CorruptError):
+                return  # it is absent, and the others with it, or the remote does not answer
+        for name in self._guard(lambda: remote.names(self._key, self._left_s())) or ():
+            # What this machine has under that name has been offered already.
+            if name not in self._offered:
+                entry = self._fetch(remote, name)
+                if entry is not None:
+                    yield from self._offer("remote", entry)
+
+    def _fetch(self, remote: RemoteTier, name: str) -> Frame | None:
+        return self._guard(lambda: remote.load(name, self._left_s()))
+
+    def _offer(self, tier: TierName, entry: Frame) -> Iterator[tuple[Frame, TierName]]:
+        name = entries.variant_name(self._key, entry.header.variant)
+        if name not in self._offered:
+            self._offered.add(name)
+            if self._error is None:
+                self._reason = Reason.GUARD  # unless the caller takes it
+            yield entry, tier
+
+    def _left_s(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    def _guard(self, call: Callable[[], _T]) -> _T | None:
+        """The result of ``call``, or ``None`` if it fails: the search goes on elsewhere."""
+        try:
+            return call()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self.fail(exc)
+            return None

@@ -1,0 +1,238 @@
+"""Stable bytes of the values that a key depends on, and the digest of them that is a part of it.
+
+The bytes come from torch's own pickler for keys, which asks a Python function about each object in
+a value. Most are of three kinds, of which a training step has hundreds: inputs, sources of inputs,
+and graphs. Those are put into words here without asking again for each of their parts; the words
+hold all that torch's own reduction does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import re
+from collections.abc import Callable
+from operator import attrgetter
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING
+
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from s3cache.torch_api.protocols import KeyPickler
+
+__all__ = ["Component", "StableBytes", "autograd_words"]
+
+_VALUE_CHARACTERS = 200
+_REMEMBERED_TEXTS = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Component:
+    """One named part of a key.
+
+    Attributes:
+        digest: 32 hexadecimal digits.
+        value: what it is, for people; shortened, and not part of the key.
+    """
+
+    digest: str
+    value: str
+
+    @classmethod
+    def of_text(cls, text: str) -> Component:
+        """A component whose value is its whole content."""
+        return cls.of_bytes(text.encode(), text)
+
+    @classmethod
+    def of_bytes(cls, data: bytes, value: str) -> Component:
+        """A component with content that nobody wants to read."""
+        if len(value) > _VALUE_CHARACTERS:
+            value = value[:_VALUE_CHARACTERS] + "…"
+        return cls(hashlib.sha256(data).hexdigest()[:32], value)
+
+
+class StableBytes:
+    """Bytes that depend on what a value is, and not on which of its parts are one object.
+
+    torch's pickler writes a shared object once for each time it is met (``fast``). Some values
+    switch that off; here it holds for each value anew.
+    """
+
+    def __init__(self, pickler: KeyPickler) -> None:
+        self._pickler = pickler
+        self._words = _Words(internals.inherited_reducer(pickler))
+        pickler.reducer_override = self._words.reduce
+
+    def __call__(self, value: object) -> bytes:
+        """Raises what torch's pickler raises for a value that has none."""
+        self._pickler.clear_memo()
+        self._pickler.fast = True
+        return self._pickler.dumps(value)
+
+
+class _Words:
+    """Reducers for what there is most of; everything else is torch's to reduce."""
+
+    def __init__(self, inherited: Callable[[object], object]) -> None:
+        from torch.fx import GraphModule
+
+        self._inherited = inherited
+        self._same = internals.same.get()
+        self._metadata_of = internals.tensor_metadata.get()
+        self._source, self._fake = internals.source.get(), internals.fake_tensor.get()
+        self._graph = GraphModule
+        self._sources: dict[int, tuple[object, str | None]] = {}
+
+    def reduce(self, value: object) -> object:
+        """What ``reducer_override`` of a pickler returns."""
+        words: object = None
+        if type(value) is self._fake:
+            words = _metadata_text(self._metadata_of(value))
+        elif isinstance(value, self._source):
+            words = self._source_text(value)
+        elif isinstance(value, self._graph):
+            words = _graph_parts(value)
+        return self._inherited(value) if words is None else (self._same, (words,))
+
+    def _source_text(self, source: object) -> str | None:
+        """The source as an expression, or ``None`` if it holds what has none.
+
+        Sources of the parameters of one module share the sources they begin with.
+        """
+        known = self._sources.get(id(source))
+        if known is None:
+            kind = type(source)
+            words = [self._word(getattr(source, name)) for name in _init_fields(kind)]
+            text = None
+            if None not in words:
+                text = f"{kind.__module__}.{kind.__qualname__}({','.join(map(str, words))})"
+            known = source, text  # an id is only good while its object lives
+            self._sources[id(source)] = known
+        return known[1]
+
+    def _word(self, value: object) -> str | None:
+        if type(value) in (str, int, bool, type(None)):
+            return repr(value)
+        if isinstance(value, self._source):
+            return self._source_text(value)
+        if isinstance(value, enum.Enum):
+            return f"{type(value).__qualname__}.{value.name}"
+        return None
+
+
+def _graph_parts(gm: GraphModule) -> object:
+    """As torch's reducer, but the generated code is not compiled to be read."""
+    line_of = internals.line_for_global()
+    if line_of is None:
+        return None
+    code = gm.graph.python_code(root_module="self")
+    generated = internals.GENERATED.names
+    parts = {name: value for name, value in vars(gm).items() if name not in generated}
+    described = {name: autograd_words(value) for name, value in code.globals.items()}
+    imports = sorted(
+        described[name] or line_of(name, value) for name, value in code.globals.items()
+    )
+    source = code.src if not any(described.values()) else _without_aot_names(gm, code.src)
+    return parts, source, imports
+
+
+_fields_of: dict[type, tuple[str, ...]] = {}
+
+
+def _init_fields(kind: type) -> tuple[str, ...]:
+    names = _fields_of.get(kind)
+    if names is None:
+        assert dataclasses.is_dataclass(kind)
+        names = tuple(field.name for field in dataclasses.fields(kind) if field.init)
+        _fields_of[kind] = names
+    return names
+
+
+# Layers have the same parameters over and over.
+_texts: dict[object, str] = {}
+_getters: dict[type, Callable[[object], object]] = {}
+
+
+def _metadata_text(metadata: object) -> str:
+    kind = type(metadata)
+    getter = _getters.get(kind)
+    if getter is None:
+        assert dataclasses.is_dataclass(kind)
+        getter = attrgetter(*(field.name for field in dataclasses.fields(kind)))
+        _getters[kind] = getter
+    values = getter(metadata)
+    try:
+        text = _texts.get(values)
+    except TypeError:  # symbolic sizes have no hash; in words they are the names of symbols
+        return repr(metadata)
+    if text is None:
+        if len(_texts) >= _REMEMBERED_TEXTS:
+            _texts.clear()
+        text = _texts[values] = repr(metadata)
+    return text
+
+
+# -- what graphs of compiled autograd call
+#
+# Compiled autograd traces a whole backward pass. It puts functions into the graph that it makes as
+# it goes: one for each kind of node of torch's autograd, and one for each compiled graph whose
+# backward pass is part of this one. No import finds them, and torch's key refuses them.
+
+# Nodes that it copies from the backward pass of the first, second … compiled graph.
+_COPIED = re.compile(r"\baot\d+_\w+")
+
+_DESCRIBED = frozenset({"torch", internals.PROLOGUE_CALLS, internals.PROLOGUE_TANGENTS})
+
+
+def autograd_words(target: object) -> str | None:
+    """Which such function ``target`` is, if it is one and all that it does can be told."""
+    if isinstance(target, internals.autograd_node.get()):
+        # All that a node of torch's own has saved is in its arguments. C++ of others may do more.
+        return None if target.is_custom_function else f"autograd node {target.__name__}"
+    if isinstance(target, FunctionType) and target.__qualname__ == internals.PROLOGUE:
+        return _prologue_words(target)
+    return None
+
+
+def _prologue_words(target: FunctionType) -> str | None:
+    """Code that AOTAutograd generates to check, and lay out, what a backward pass is given."""
+    cells = dict(zip(target.__code__.co_freevars, target.__closure__ or (), strict=True))
+    cell = cells.get(internals.PROLOGUE_CELL)
+    prologue = None if cell is None else cell.cell_contents
+    if not isinstance(prologue, FunctionType) or prologue.__closure__:
+        return None
+    used = {name for name in _names(prologue.__code__) if name in prologue.__globals__}
+    tangents = prologue.__globals__.get(internals.PROLOGUE_TANGENTS, ())
+    plain = internals.plain_tensor_meta.get()
+    if used - _DESCRIBED - {*internals.PROLOGUE_MESSAGES.words} or any(
+        type(tangent) is not plain for tangent in tangents
+    ):
+        return None  # of a tensor subclass, or of a torch that we have not seen
+    return f"backward prologue {_digest(prologue.__code__)} of {list(tangents)!r}"
+
+
+def _without_aot_names(gm: GraphModule, source: str) -> str:
+    """``source``, generated from ``gm``, with numbers for the names of nodes copied into it.
+
+    The backward pass of a hit was written out and read again, which gives its nodes other names.
+    """
+    names = (node.name for node in gm.graph.nodes if _COPIED.fullmatch(node.name))
+    numbers = {name: f"aot#{number}" for number, name in enumerate(names)}
+    return _COPIED.sub(lambda found: numbers.get(found[0], found[0]), source)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _digest(code: CodeType) -> str:
+    constants = [
+        _digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts
+    ]
+    text = repr((code.co_code, code.co_names, code.co_varnames, constants))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,312 @@
+"""What compiled code depends on and torch's own details leave out, but for custom operators.
+
+The machine: torch's keys hold no CPU ISA. Inductor compiles with ``-march=native``, so code made on
+one machine may use any instruction that machine has: on another one it returns wrong numbers or
+crashes (measured with ``ATEN_CPU_CAPABILITY=avx2``; docs/keys.md says what is in a key). The
+installation, and settings of the process. How a graph's inputs are related, and what its nodes and
+constants hold; that is a component only where there is something to say, so that most keys do not
+have it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from s3cache.artifact import SCHEMA
+from s3cache.graph._safety import graph_modules
+from s3cache.graph._stable import Component
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+__all__ = ["graph_components", "input_components", "machine_components"]
+
+# -- the machine and the installation
+
+# Flags of /proc/cpuinfo that are no instructions a compiler emits: mitigations, virtualisation,
+# power, clocks. They differ between kernels and hypervisors on equal processors. Whatever is not
+# in this list is taken for an instruction set, so one unknown here costs a miss and no more.
+_NOT_INSTRUCTIONS = """
+    acc_power acpi aperfmperf apic arat arch_capabilities arch_lbr arch_perfmon art
+    auto_ibrs avic bts bus_lock_detect cat_l2 cat_l3 cdp_l2 cdp_l3 clzero cmp_legacy
+    constant_tsc core_capabilities cpb cpuid cpuid_fault cqm cqm_llc cqm_mbm_local
+    cqm_mbm_total cqm_occup_llc cr8_legacy dca de debug_swap decodeassists ds_cpl dtes64
+    dtherm dts dtt epb ept ept_ad erms est extapic extd_apicid flexpriority flush_l1d
+    flushbyasid fsrm fsrs fzrm ht hw_pstate hwp hwp_act_window hwp_epp hwp_notify
+    hwp_pkg_req hypervisor ibpb ibpb_exit_to_user ibrs ibrs_enhanced ibs ibt ida intel_ppin
+    intel_pt invpcid invpcid_single irperf k8 la57 lbrv mba mca mce md_clear monitor mp msr
+    mtrr mwaitx nodeid_msr nonstop_tsc nopl npt nrip_save nx ospke osvw overflow_recov
+    ovfl_umov pae pat pausefilter pbe pcid pconfig pdcm pdpe1gb perfctr_core perfctr_llc
+    perfctr_nb perfmon_v2 pfthreshold pge pku pln pni_monitor pse pse36 pti pts ptsc rapl
+    rdt_a rep_good ring3mwait rrsba_ctrl sdbg sep skinit smap smep smx split_lock_detect ss
+    ssbd stibp stibp_always_on succor svm svm_lock syscall tce tm tm2 topoext tpr_shadow tsc
+    tsc_adjust tsc_deadline_timer tsc_known_freq tsc_reliable tsc_scale v_spec_ctrl
+    v_vmsave_vmload vgif virt_ssbd vme vmmcall vmx vnmi vpid wdt x2apic x2avic xtopology
+    xtpr
+"""
+
+
+@functools.cache
+def _instruction_sets() -> str:
+    """Everything a compiler told ``-march=native`` might use here, sorted."""
+    names = ("flags", "Features")  # x86, Arm
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() in names:
+                    return " ".join(sorted(set(value.split()) - set(_NOT_INSTRUCTIONS.split())))
+    except OSError:
+        pass
+    # Not Linux: the model says the same, if less generously.
+    return f"{platform.processor()} {platform.version()}"
+
+
+@functools.cache
+def _installation() -> dict[str, Component]:
+    import torch
+
+    parts = {
+        "s3cache.schema": str(SCHEMA),
+        "machine.arch": platform.machine(),
+        "machine.isa": _instruction_sets(),
+        "machine.os": platform.system(),
+        "python.abi": f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}",
+        "torch.version": str(torch.__version__),
+        "torch.build": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
+        "torch.cxx_abi": str(torch.compiled_with_cxx11_abi()),
+    }
+    return {name: Component.of_text(text) for name, text in parts.items()}
+
+
+def machine_components() -> dict[str, Component]:
+    """Components that depend on the machine, the installation and settings of this moment."""
+    settings = {name: Component.of_text(text) for name, text in _settings().items()}
+    return {**_installation(), **settings}
+
+
+# -- settings of the process
+
+
+def _settings() -> dict[str, str]:
+    import torch
+
+    backends = torch.backends
+    functorch = internals.functorch_config.get()
+    return {
+        # What ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it.
+        "torch.cpu_capability": str(backends.cpu.get_cpu_capability()),
+        "torch.num_threads": str(torch.get_num_threads()),
+        "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.precision": _said(_precisions()),
+        "torch.backends": _said(
+            {
+                "mkldnn": backends.mkldnn.enabled,
+                "mkldnn.deterministic": backends.mkldnn.deterministic,
+                "cudnn": backends.cudnn.enabled,
+                "cudnn.deterministic": backends.cudnn.deterministic,
+                "cudnn.benchmark": backends.cudnn.benchmark,
+                "mha.fastpath": backends.mha.get_fastpath_enabled(),
+                "opt_einsum": backends.opt_einsum.enabled,
+                "opt_einsum.strategy": backends.opt_einsum.strategy,
+                "quantized": backends.quantized.engine,
+            }
+        ),
+        # Which attention a graph is traced to.
+        "torch.attention": _said(
+            {
+                **{name: getattr(backends.cuda, asked)() for name, asked in _ATTENTION.items()},
+                "priority": list(internals.attention_priority.get()()),
+            }
+        ),
+        # Grad mode and autocast are in torch's own details.
+        "torch.modes": _said(
+            {
+                "inference": torch.is_inference_mode_enabled(),
+                "anomaly": torch.is_anomaly_enabled(),
+                "view_replay": internals.view_replay_enabled.get()(),
+                "multithreading": internals.multithreading_enabled.get()(),
+                "autocast_cache": torch.is_autocast_cache_enabled(),
+                # A graph that enters autocast without a dtype gets the default one.
+                "autocast_dtypes": [
+                    str(torch.get_autocast_dtype(device))
+                    for device in internals.autocast_devices.get()()
+                ],
+                "device": str(torch.get_default_device()),
+            }
+        ),
+        # torch looks at these two only to refuse what has no uuid(); names are in no key of its.
+        "functorch.budget": _said(
+            {
+                "estimator": _named(functorch.activation_memory_budget_runtime_estimator),
+                "solver": _named(functorch.activation_memory_budget_solver),
+                "joint_custom_pass": _named(functorch.joint_custom_pass),
+            }
+        ),
+        # Settings of Dynamo and of symbolic shapes that what comes after Dynamo reads as well.
+        "dynamo.config": _said(
+            internals.read_fields(internals.DYNAMO_OPTIONS, internals.dynamo_config.get())
+        ),
+        "shapes.config": _said(
+            internals.read_fields(internals.SHAPES_OPTIONS, internals.shapes_config.get())
+        ),
+    }
+
+
+_ATTENTION = {
+    "flash": "flash_sdp_enabled",
+    "mem_efficient": "mem_efficient_sdp_enabled",
+    "math": "math_sdp_enabled",
+    "math_reduced": "fp16_bf16_reduction_math_sdp_allowed",
+    "cudnn": "cudnn_sdp_enabled",
+}
+_LIBRARIES = (
+    "mkldnn",
+    "mkldnn.matmul",
+    "mkldnn.conv",
+    "mkldnn.rnn",
+    "cudnn",
+    "cudnn.conv",
+    "cudnn.rnn",
+    "cuda.matmul",
+)
+
+
+def _precisions() -> dict[str, object]:
+    """What each library, and torch as a whole, may use for float32."""
+    from torch import backends
+
+    return {
+        name: attrgetter(f"{name}.fp32_precision".lstrip("."))(backends)
+        for name in ("", *_LIBRARIES)
+    }
+
+
+def _named(value: object) -> object:
+    uuid = getattr(value, "uuid", None)
+    return [type(value).__qualname__, uuid()] if callable(uuid) else value
+
+
+def _said(values: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+# -- inputs and graph
+
+
+def input_components(inputs: Sequence[object]) -> dict[str, Component]:
+    """Components of how inputs are related, to each other and to autograd."""
+    texts = {
+        "inputs.sharing": _sharing(inputs),
+        "inputs.non_leaf": _non_leaf(inputs),
+        "inputs.bounds": _bounds(),
+    }
+    return {name: Component.of_text(text) for name, text in texts.items() if text}
+
+
+def graph_components(gm: GraphModule, stable: Callable[[object], bytes]) -> dict[str, Component]:
+    """Components of what nodes carry and of tensors that the graph holds itself.
+
+    Raises:
+        Exception: what torch's pickler raises for an annotation that it cannot pickle.
+    """
+    components = {}
+    if annotations := list(_annotations(gm)):
+        data = b"".join(node.encode() + stable(value) for node, value in annotations)
+        nodes = " ".join(node for node, _ in annotations)
+        components["graph.annotations"] = Component.of_bytes(data, nodes)
+    if constants := "; ".join(_constants(gm)):
+        components["graph.constants"] = Component.of_text(constants)
+    return components
+
+
+def _sharing(inputs: Sequence[object]) -> str:
+    """Which inputs are in one storage, and where in it.
+
+    Code for inputs that overlap reads one after it has written the other; torch's key is the same
+    for inputs that do not.
+    """
+    from torch import Tensor
+
+    groups: dict[int, list[str]] = {}
+    for index, value in enumerate(inputs):
+        if isinstance(value, Tensor) and (storage := _storage(value)) is not None:
+            groups.setdefault(storage, []).append(f"{index}@{value.storage_offset()}")
+    return "; ".join(" ".join(group) for group in groups.values() if len(group) > 1)
+
+
+def _storage(tensor: Tensor) -> int | None:
+    """Which storage a tensor is in; ``None`` for sparse tensors and wrapper subclasses."""
+    try:
+        storage: int = tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+    return storage
+
+
+def _non_leaf(inputs: Sequence[object]) -> str:
+    """Inputs that autograd reached already: what mutates them is a part of the graph."""
+    from torch import Tensor
+
+    return " ".join(
+        str(index)
+        for index, value in enumerate(inputs)
+        if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf
+    )
+
+
+def _bounds() -> str:
+    """Bounds that the user set for sizes, e.g. by ``mark_dynamic(..., max=8)``.
+
+    Guards are no part of a key: those of an entry become guards of the program that it is a hit
+    for. Where the user set bounds, guards that are narrower than they would be an error there.
+    """
+    context = internals.current_tracing_context.get()()
+    shape_env = getattr(None if context is None else context.fake_mode, "shape_env", None)
+    bounded = set()
+    for tracked in getattr(shape_env, "tracked_fakes", None) or ():
+        # A number has no symbolic context, and few sizes have a constraint.
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        sizes = tracked.fake.shape if constraints else ()
+        for size, constraint in zip(sizes, constraints, strict=True):
+            bounds = getattr(constraint, "vr", None)
+            if bounds is not None:
+                bounded.add(f"{size} in [{bounds.lower}, {bounds.upper}]")
+    return " ".join(sorted(bounded))
+
+
+def _annotations(gm: GraphModule) -> Iterator[tuple[str, object]]:
+    """``torch.fx.traceback.annotate`` and the like; torch's pickler drops ``node.meta``."""
+    for name, module in graph_modules(gm):
+        for index, node in enumerate(module.graph.nodes):
+            if node.meta.get("custom"):
+                yield f"{name}.{index}", node.meta["custom"]
+
+
+def _constants(gm: GraphModule) -> Iterator[str]:
+    """Values of tensors that are no parameters: of those, code may hold the values."""
+    import torch
+
+    for name, module in graph_modules(gm):
+        for attribute, value in sorted(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                yield f"{name}.{attribute} {_values(value)}"
+
+
+def _values(value: Tensor) -> str:
+    import torch
+
+    with internals.without_modes.get()(), torch.no_grad():
+        if type(value) is not torch.Tensor or value.is_sparse or value.is_quantized:
+            return repr(value)
+        data = value.cpu().contiguous().reshape(-1).view(torch.uint8)
+        return hashlib.sha256(bytes(data.tolist())).hexdigest()

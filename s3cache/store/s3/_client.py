@@ -1,0 +1,148 @@
+"""The one place that knows aioboto3: how a client is made and how a body is handed to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+from collections.abc import AsyncIterator
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from s3cache._forks import new_event_loop
+from s3cache._version import __version__
+from s3cache.store.s3._models import model_loader
+from s3cache.store.s3._options import S3Options
+
+__all__ = ["CHUNK_BYTES", "S3Body", "new_client"]
+
+CHUNK_BYTES = 256 * 2**10
+
+
+class S3Body:
+    """Bytes as a file for botocore (hashing) and as an async iterable for aiohttp (sending).
+
+    Plain bytes go through ``io.BytesIO``, which copies every 64 KiB, and from 1 MiB on aiohttp
+    warns; a memoryview botocore refuses.
+    """
+
+    __slots__ = ("_at", "_view")
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, size: int = -1) -> memoryview:
+        end = len(self._view) if size < 0 else self._at + size
+        chunk = self._view[self._at : end]
+        self._at += len(chunk)
+        return chunk
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self._view))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    async def __aiter__(self) -> AsyncIterator[memoryview]:
+        for start in range(0, len(self._view), CHUNK_BYTES):
+            yield self._view[start : start + CHUNK_BYTES]
+
+
+async def new_client(options: S3Options) -> Any:
+    """An open aioboto3 client; ``await client.close()`` ends it.
+
+    It is made on another thread with an event loop of its own: importing botocore and reading its
+    models takes 0.7 s, during which the caller's loop goes on. Nothing in a client is bound to a
+    loop before its first request, which opens the connection pool.
+    """
+    return await asyncio.to_thread(_make_client, options)
+
+
+def _make_client(options: S3Options) -> Any:
+    # All of it on the loop, imports too: no child shall have half a module.
+    loop = new_event_loop()
+    try:
+        return loop.run_until_complete(_entered(options))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+async def _entered(options: S3Options) -> Any:
+    import aioboto3
+    import aioboto3.s3.inject  # what the first client would import
+    from aiobotocore.config import AioConfig
+    from aiobotocore.session import get_session
+    from botocore import UNSIGNED
+
+    await asyncio.sleep(0)  # a fork need not wait for the rest too
+    s3: dict[str, Any] = {"payload_signing_enabled": True}
+    if options.addressing_style != "auto":  # else what ~/.aws/config says
+        s3["addressing_style"] = options.addressing_style
+    config = AioConfig(
+        # tenacity owns the retries; 1 is the first try
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        # The signature covers the body's SHA-256, so that each server verifies it. botocore's own
+        # checksums come as trailers, which Ceph RGW 16 and others refuse.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3=s3,
+        signature_version=UNSIGNED if options.anonymous else None,
+        connect_timeout=options.connect_timeout_s,
+        read_timeout=options.read_timeout_s,
+        max_pool_connections=options.max_pool_connections,
+        tcp_keepalive=True,
+        proxies={"http": options.proxy, "https": options.proxy} if options.proxy else None,
+        # In full, for botocore would put its own together for each request, of many parts.
+        user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {_runtime()}",
+        parameter_validation=False,  # ours are right
+    )
+    botocore_session = get_session()
+    botocore_session.register_component("data_loader", model_loader())
+    parsers = botocore_session.get_component("response_parser_factory")
+    parsers.set_parser_defaults(timestamp_parser=_timestamp)
+    session = aioboto3.Session(
+        botocore_session=botocore_session,
+        profile_name=options.profile,
+        aws_access_key_id=options.access_key,
+        aws_secret_access_key=options.secret_key,
+        aws_session_token=options.session_token,
+    )
+    # A file body makes botocore add "Expect: 100-continue", and aiohttp then waits for an answer
+    # that some servers and proxies never give. It would also cost a round trip for each write.
+    session.events.register_last("before-call.s3", _drop_expect)
+
+    client = session.client(
+        "s3",
+        region_name=options.region,
+        endpoint_url=options.endpoint_url,
+        verify=options.ca_bundle,
+        config=config,
+    )
+    return await client.__aenter__()
+
+
+def _timestamp(value: Any) -> datetime:
+    """The times that S3 sends, and whatever else botocore knows how to read, ten times slower."""
+    from botocore.utils import parse_timestamp
+
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, TypeError):
+            return parsedate_to_datetime(value)
+    parsed: datetime = parse_timestamp(value)
+    return parsed
+
+
+def _runtime() -> str:
+    return f"python/{platform.python_version()} {platform.system().lower()}"
+
+
+def _drop_expect(params: dict[str, Any], **_: Any) -> None:
+    params["headers"].pop("Expect", None)

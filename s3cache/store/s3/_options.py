@@ -1,0 +1,244 @@
+"""What there is to say about an S3 store before anything is sent to it.
+
+Reading options must not import botocore (0.5 s with the GIL held); only opening the client does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, TypeAlias, TypedDict, get_args
+from urllib.parse import quote, urlsplit
+
+from s3cache import _options
+from s3cache._options import FLAG, KEY, choice, count, option, seconds, size
+from s3cache.errors import ConfigError
+from s3cache.store._base import MAX_KEY_BYTES, check_key
+
+__all__ = ["MAX_PREFIX_BYTES", "MIN_PART_BYTES", "SECRETS", "S3Arguments", "S3Options"]
+
+AddressingStyle: TypeAlias = Literal["auto", "path", "virtual"]
+Encryption: TypeAlias = Literal["none", "AES256", "aws:kms", "aws:kms:dsse", "C"]
+ConditionalCreate: TypeAlias = Literal["auto", "native", "check"]
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+MIN_PART_BYTES = 5 * 2**20
+MAX_PUT_BYTES = 5 * 2**30
+# prefix, "/" and key share the 1,024 bytes of an S3 key
+MAX_PREFIX_BYTES = 1024 - 1 - MAX_KEY_BYTES
+
+# Never in a URL (they end up in logs, tickets and process lists), never in a repr.
+SECRETS = frozenset({"access_key", "secret_key", "session_token", "sse_c_key"})
+
+# Laxer than AWS's own rules, which Ceph and MinIO can be told to relax.
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """Where an S3 store is and how to talk to it.
+
+    What is ``None`` is left to botocore's own chain: ``AWS_*`` variables, ``~/.aws/config``,
+    web identity, SSO, container and instance metadata.
+
+    Attributes:
+        bucket: must exist.
+        prefix: all keys live under ``prefix/``; at most 123 bytes.
+        endpoint_url: an S3-compatible server; ``None`` is AWS or ``AWS_ENDPOINT_URL_S3``.
+        addressing_style: ``auto`` is what the AWS configuration says, and failing that ``path``
+            where ``endpoint_url`` is set, else ``virtual``.
+        sse: server-side encryption asked for with each write; ``none`` leaves it to the bucket.
+            ``C`` needs ``sse_c_key`` and https.
+        sse_c_key: the 32 bytes of an SSE-C key; base64 where it is given as text.
+        request_payer: ``"requester"`` to pay for requests to somebody else's bucket.
+        ca_bundle: a PEM file that replaces the system's certificate authorities.
+        proxy: URL of an HTTP proxy; ``None`` is ``HTTP_PROXY`` and its kin.
+        part_bytes: size of one range of a download, and of one part of an upload (5 MiB at
+            least there).
+        multipart_bytes: objects larger than this are uploaded in parts.
+        max_object_bytes: objects larger than this are not read: no entry is that large, and
+            whoever can write to the bucket must not fill the readers' memory.
+        conditional_create: whether ``put(mode="create")`` trusts ``If-None-Match: *``.
+            ``native`` always does, ``check`` never (it looks first, so racing writers may all
+            win), ``auto`` asks the server once.
+        anonymous: send unsigned requests.
+
+    Raises:
+        ConfigError: a value cannot be used, or two contradict each other.
+    """
+
+    bucket: str = option()
+    prefix: str = option("")
+    _: KW_ONLY
+    endpoint_url: str | None = option(None)
+    region: str | None = option(None)
+    addressing_style: AddressingStyle = option("auto", choice(*get_args(AddressingStyle)))
+    profile: str | None = option(None)
+    sse: Encryption = option("none", choice(*get_args(Encryption)))
+    sse_kms_key_id: str | None = option(None)
+    sse_c_key: bytes | None = option(None, KEY, secret=True)
+    storage_class: str | None = option(None)
+    request_payer: Literal["requester"] | None = option(None, choice("requester"))
+    ca_bundle: str | None = option(None)
+    proxy: str | None = option(None, secret=True)
+    connect_timeout_s: float = option(5.0, seconds(0.001, 3600))
+    read_timeout_s: float = option(30.0, seconds(0.001, 3600))
+    max_pool_connections: int = option(32, count(10_000))
+    part_bytes: int = option(16 << 20, size(1, MAX_PUT_BYTES))
+    multipart_bytes: int = option(64 << 20, size(MIN_PART_BYTES, MAX_PUT_BYTES))
+    max_object_bytes: int = option(4 << 30, size(1, 5 << 40))
+    conditional_create: ConditionalCreate = option("auto", choice(*get_args(ConditionalCreate)))
+    anonymous: bool = option(False, FLAG)
+    access_key: str | None = option(None, secret=True)
+    secret_key: str | None = option(None, secret=True)
+    session_token: str | None = option(None, secret=True)
+
+    def __post_init__(self) -> None:
+        _options.check(self)
+        _check_place(self)
+        _check_encryption(self)
+        _check_credentials(self)
+
+    @property
+    def identity(self) -> str:
+        """Where the bytes are, as a canonical URL: no credentials, no tuning options.
+
+        Two spellings of one place give one identity, so it can name what is kept locally for the
+        place. An endpoint that only a botocore configuration file names is not seen here.
+        """
+        place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
+        endpoint = _canonical_endpoint(self.endpoint_url or _environment_endpoint())
+        return f"{place}?endpoint_url={quote(endpoint, safe=':/[]')}" if endpoint else place
+
+    @property
+    def url(self) -> str:
+        """For messages and for :func:`~s3cache.store.parse_url`: the identity."""
+        return self.identity
+
+
+class S3Arguments(TypedDict, total=False):
+    """The options above as arguments, beside a URL that has the bucket and the prefix."""
+
+    endpoint_url: str | None
+    region: str | None
+    addressing_style: AddressingStyle | None
+    profile: str | None
+    sse: Encryption | None
+    sse_kms_key_id: str | None
+    sse_c_key: bytes | str | None
+    storage_class: str | None
+    request_payer: Literal["requester"] | None
+    ca_bundle: str | os.PathLike[str] | None
+    proxy: str | None
+    connect_timeout_s: float | str | None
+    read_timeout_s: float | str | None
+    max_pool_connections: int | str | None
+    part_bytes: int | str | None
+    multipart_bytes: int | str | None
+    max_object_bytes: int | str | None
+    conditional_create: ConditionalCreate | None
+    anonymous: bool | str | None
+    access_key: str | None
+    secret_key: str | None
+    session_token: str | None
+
+
+def _check_place(options: S3Options) -> None:
+    if not _BUCKET.fullmatch(options.bucket):
+        raise ConfigError(
+            f"bucket {options.bucket!r}",
+            "is no bucket name",
+            "use 3 to 255 letters, digits, '.', '-' and '_', e.g. s3://my-bucket/prefix",
+        )
+    if options.prefix:
+        check_key(options.prefix)
+        if (size := len(options.prefix.encode())) > MAX_PREFIX_BYTES:
+            raise ConfigError(
+                f"prefix {options.prefix!r}",
+                f"is {size} bytes long, more than {MAX_PREFIX_BYTES}",
+                "S3 allows 1,024 bytes for prefix and key together: use a shorter one",
+            )
+    if options.endpoint_url is not None:
+        _check_http_url("endpoint_url", options.endpoint_url)
+    if options.proxy is not None:
+        _check_http_url("proxy", options.proxy, may_hold_credentials=True)
+
+
+def _check_http_url(option: str, url: str, *, may_hold_credentials: bool = False) -> None:
+    fix = "write it as http://host:port or https://host:port"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        # the text may hold a password: it is not repeated
+        raise ConfigError(f"option {option}", f"is no URL ({error})", fix) from None
+    if "@" in parts.netloc and not may_hold_credentials:
+        raise ConfigError(
+            f"option {option}",
+            "holds a user name or password",
+            "take it out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"option {option}", "is no http:// or https:// URL", fix)
+    if parts.query or parts.fragment:
+        raise ConfigError(f"option {option}", "has a query or a fragment", fix)
+
+
+def _check_encryption(options: S3Options) -> None:
+    if options.sse_kms_key_id is not None and not options.sse.startswith("aws:kms"):
+        raise ConfigError(
+            "option sse_kms_key_id",
+            f"means nothing with sse={options.sse}",
+            "add sse=aws:kms or sse=aws:kms:dsse",
+        )
+    if (options.sse == "C") != (options.sse_c_key is not None):
+        raise ConfigError(
+            "options sse and sse_c_key",
+            "sse=C and a key go together, and one of them is missing",
+            "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64",
+        )
+    if options.sse_c_key is not None and len(options.sse_c_key) != 32:
+        raise ConfigError(
+            "option sse_c_key",
+            f"is {len(options.sse_c_key)} bytes long, not 32",
+            "make one with: openssl rand -base64 32",
+        )
+
+
+def _check_credentials(options: S3Options) -> None:
+    if (options.access_key is None) != (options.secret_key is None):
+        raise ConfigError(
+            "options access_key and secret_key", "one is missing", "give both or neither"
+        )
+    if options.session_token is not None and options.access_key is None:
+        raise ConfigError(
+            "option session_token", "is given without keys", "give access_key and secret_key too"
+        )
+    if options.anonymous and options.access_key is not None:
+        raise ConfigError("option anonymous", "contradicts access_key", "leave one of the two out")
+
+
+def _environment_endpoint() -> str | None:
+    # https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
+    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return None
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def _canonical_endpoint(url: str | None) -> str:
+    """``scheme://host[:port][/path]`` in lower case, or ``""`` for AWS, whatever the region.
+
+    A bucket's name is unique in all of AWS: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingBucket.html
+    """
+    if not url:
+        return ""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host.endswith(".amazonaws.com"):
+        return ""
+    if ":" in host:
+        host = f"[{host}]"
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    port = f":{parts.port}" if parts.port not in (None, default) else ""
+    return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"

@@ -1,0 +1,340 @@
+"""Objects in a bucket of AWS S3, or of a server that speaks its protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, overload
+
+from s3cache.errors import (
+    ClosedError,
+    ConfigError,
+    PreconditionError,
+    S3CacheError,
+    StoreError,
+)
+from s3cache.store._base import (
+    Admit,
+    Buffer,
+    NotAdmitted,
+    ObjectInfo,
+    PutMode,
+    check_key,
+    check_range,
+)
+from s3cache.store.s3._client import S3Body, new_client
+from s3cache.store.s3._errors import is_absent, refuses_condition, translate
+from s3cache.store.s3._options import S3Options
+from s3cache.store.s3._parts import read_range, read_whole, write_parts
+from s3cache.store.s3._probe import PROBE_NAME, ServerProbe
+
+__all__ = ["S3Store"]
+
+# A store knows no formats: what is in the bytes is their owner's business.
+_CONTENT_TYPE = "application/octet-stream"
+
+_ABORT_TIMEOUT_S = 5.0
+
+
+class S3Store:
+    """A :class:`~s3cache.store._base.Store` in one bucket, under one prefix.
+
+    The client is opened by the first call (about 0.8 s, see :meth:`connect`) and belongs to the
+    event loop that made it. Nothing is retried here: wrap the store for that.
+
+    The server verifies the SHA-256 of every uploaded body, as it is part of the signature. A
+    download is one version of an object: parts of two versions are never joined.
+
+    The key segment ``.s3cache-probe`` is taken: with ``conditional_create="auto"`` the first
+    ``put(mode="create")`` writes a marker of that name under the prefix to learn whether the
+    server honours ``If-None-Match``. It is not listed, and cannot be read or written as a key.
+
+    The answer to HEAD has no body, so :meth:`head` gives ``None`` for a missing bucket too.
+    """
+
+    def __init__(self, options: S3Options) -> None:
+        self._options = options
+        self._url = options.url
+        self._prefix = f"{options.prefix}/" if options.prefix else ""
+        self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._aborting: set[asyncio.Task[Any]] = set()
+
+        payer = {"RequestPayer": options.request_payer} if options.request_payer else {}
+        customer_key: dict[str, Any] = {}
+        if options.sse_c_key is not None:
+            customer_key = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": options.sse_c_key}
+        self._common: dict[str, Any] = {"Bucket": options.bucket, **payer}
+        self._for_read = {**self._common, **customer_key}
+        self._for_write = {**self._for_read, "ContentType": _CONTENT_TYPE}
+        if options.sse not in ("none", "C"):
+            self._for_write["ServerSideEncryption"] = options.sse
+        if options.sse_kms_key_id is not None:
+            self._for_write["SSEKMSKeyId"] = options.sse_kms_key_id
+        if options.storage_class is not None:
+            self._for_write["StorageClass"] = options.storage_class
+        self._probe = ServerProbe({**self._for_write, "Key": self._prefix + PROBE_NAME})
+
+    def __repr__(self) -> str:
+        return f"S3Store({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        """Bucket, prefix and endpoint; :func:`~s3cache.store.parse_url` reads it back."""
+        return self._url
+
+    async def connect(self) -> None:
+        """Open the client now, so that the first call does not pay for it. Sends nothing to S3.
+
+        Most of that time another thread works; the loop's other tasks go on.
+
+        Raises:
+            ClosedError: the store is closed, or in use on another event loop.
+            PermanentError: botocore cannot use its configuration (profile, endpoint, region).
+        """
+        await self._open()
+
+    @overload
+    async def get(self, key: str) -> Buffer | None: ...
+    @overload
+    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
+    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
+        """The whole object, or ``None``. Large ones are fetched in parallel ranges.
+
+        Raises:
+            TransientError: also where the object was overwritten between two ranges.
+        """
+        path = self._path(key)
+        with self._errors("get", key):
+            get = partial(self._get_object, await self._open(), path)
+            try:
+                return await read_whole(get, self._options, admit)
+            except Exception as error:
+                if is_absent(error):
+                    return None
+                raise
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        """``length`` bytes from ``start`` in one request, fewer where the object ends."""
+        path = self._path(key)
+        check_range(start, length)
+        if length == 0:
+            return None if await self.head(key) is None else b""
+        with self._errors("get_range", key):
+            get = partial(self._get_object, await self._open(), path)
+            try:
+                return await read_range(get, start, length)
+            except Exception as error:
+                if is_absent(error):
+                    return None
+                raise
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """Size and time of the object, or ``None``."""
+        path = self._path(key)
+        with self._errors("head", key):
+            client = await self._open()
+            try:
+                response = await client.head_object(Key=path, **self._for_read)
+            except Exception as error:
+                if is_absent(error):
+                    return None
+                raise
+            modified = response["LastModified"].timestamp()
+            return ObjectInfo(key, response["ContentLength"], modified)
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the whole object or fail; large ones in parallel parts.
+
+        In ``create`` mode, servers whose CompleteMultipartUpload ignores the condition (all but
+        AWS and MinIO) are sent one request, which holds 5 GiB at most.
+        """
+        path = self._path(key)
+        body = memoryview(data).cast("B")
+        target = {**self._for_write, "Key": path}
+        if metadata:
+            target["Metadata"] = dict(metadata)
+        with self._errors("put", key):
+            client = await self._open()
+            if mode == "create":
+                await self._create(client, target, body)
+            else:
+                await self._write(client, target, body, {})
+
+    async def delete(self, key: str) -> None:
+        """Remove the object. In a versioned bucket this hides it and frees nothing."""
+        path = self._path(key)
+        with self._errors("delete", key):
+            client = await self._open()
+            try:
+                await client.delete_object(Key=path, **self._common)
+            except Exception as error:
+                if not is_absent(error):
+                    raise
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        """All objects whose key starts with ``prefix``, a thousand to a request."""
+        request = {**self._common, "Prefix": self._prefix + prefix}
+        while True:
+            with self._errors("list", prefix):
+                client = await self._open()
+                page = await client.list_objects_v2(**request)
+            for found in page.get("Contents", ()):
+                path = found["Key"]
+                key = path[len(self._prefix) :]
+                if key and path.rpartition("/")[2] != PROBE_NAME:
+                    yield ObjectInfo(key, found["Size"], found["LastModified"].timestamp())
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def atomic_create(self) -> bool:
+        """Whether the server was seen to honour ``If-None-Match: *``, and is not Swift.
+
+        With ``conditional_create="native"`` it is taken to.
+        """
+        if self._options.conditional_create == "check":
+            return False
+        with self._errors("atomic_create", ""):
+            client = await self._open()
+            trusted = self._options.conditional_create == "native"
+            honoured = trusted or await self._probe.honours_condition(client)
+            return honoured and not self._probe.is_swift
+
+    async def aclose(self) -> None:
+        """Close all connections; calls under way fail. Calling it twice does nothing."""
+        self._closed = True
+        async with self._opening:
+            await self._probe.aclose()
+            for task in self._aborting:
+                task.cancel()
+            await asyncio.gather(*self._aborting, return_exceptions=True)
+            client, self._client = self._client, None
+            if client is not None:
+                await client.close()
+
+    # -- client ------------------------------------------------------------------------------
+
+    async def _open(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._client is not None:
+            if loop is not self._loop:
+                raise ClosedError(f"{self._url} is in use on another event loop; open one for each")
+            return self._client
+        async with self._opening:
+            if self._closed:
+                raise ClosedError(f"{self._url} is closed")
+            if self._client is None:
+                with self._errors("connect", ""):
+                    self._client = await new_client(self._options)
+                self._loop = loop
+            return self._client
+
+    @contextmanager
+    def _errors(self, op: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except S3CacheError as error:
+            if isinstance(error, StoreError) and not error.op:
+                error.op, error.store, error.key = op, self._url, key
+            raise
+        except Exception as error:
+            raise translate(error, op=op, store=self._url, key=key) from error
+
+    def _path(self, key: str) -> str:
+        check_key(key)
+        if key.endswith(PROBE_NAME) and key.rpartition("/")[2] == PROBE_NAME:
+            raise ConfigError(f"key {key!r}", f"{PROBE_NAME} is taken", "use another name")
+        return self._prefix + key
+
+    def _get_object(self, client: Any, path: str, start: int, length: int) -> Any:
+        span = f"bytes={start}-{start + length - 1}"
+        return client.get_object(Key=path, Range=span, **self._for_read)
+
+    # -- writing -----------------------------------------------------------------------------
+
+    async def _create(self, client: Any, target: dict[str, Any], body: memoryview) -> None:
+        if await self._trusts_condition(client):
+            try:
+                await self._write(client, target, body, {"IfNoneMatch": "*"})
+            except Exception as error:
+                if self._options.conditional_create == "native" or not refuses_condition(error):
+                    raise
+                self._probe.note_refusal()
+            else:
+                return
+        await self._require_absent(client, target["Key"])
+        await self._write(client, target, body, {})
+
+    async def _require_absent(self, client: Any, path: str) -> None:
+        try:
+            await client.head_object(Key=path, **self._for_read)
+        except Exception as error:
+            if is_absent(error):
+                return
+            raise
+        raise PreconditionError("an object is already there")
+
+    async def _write(
+        self, client: Any, target: dict[str, Any], body: memoryview, condition: dict[str, str]
+    ) -> None:
+        if len(body) <= self._options.multipart_bytes:
+            in_parts = False
+        elif condition:
+            # Ceph RGW and others ignore the condition on CompleteMultipartUpload.
+            in_parts = self._probe.completes_conditionally
+        else:
+            in_parts = True
+        if not in_parts:
+            self._probe.learn(await client.put_object(Body=S3Body(body), **target, **condition))
+            return
+        if condition:  # S3 looks at it last, after all the bytes
+            await self._require_absent(client, target["Key"])
+        await self._write_parts(client, target, body, condition)
+
+    async def _write_parts(
+        self, client: Any, target: dict[str, Any], body: memoryview, condition: dict[str, str]
+    ) -> None:
+        started = await client.create_multipart_upload(**target)
+        upload = {"Key": target["Key"], "UploadId": started["UploadId"]}
+        try:
+            await write_parts(
+                client,
+                upload,
+                body,
+                self._options.part_bytes,
+                encryption=self._for_read,
+                condition=condition,
+            )
+        except BaseException:
+            await self._abort(client, upload)
+            raise
+
+    async def _abort(self, client: Any, upload: dict[str, str]) -> None:
+        """Free the parts, as far as it goes: what is left is for the bucket's lifecycle rule."""
+        # a task of its own, so that a cancelled writer still gets it sent
+        task = asyncio.ensure_future(client.abort_multipart_upload(**upload, **self._common))
+        self._aborting.add(task)
+        task.add_done_callback(self._forget)
+        await asyncio.wait({task}, timeout=_ABORT_TIMEOUT_S)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._aborting.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen
+
+    async def _trusts_condition(self, client: Any) -> bool:
+        if self._options.conditional_create != "auto":
+            return self._options.conditional_create == "native"
+        return await self._probe.may_honour_condition(client)

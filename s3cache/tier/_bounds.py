@@ -1,0 +1,345 @@
+"""Bounds on a directory that many processes change: exact accounts, and who goes when it is full.
+
+The file ``usage`` holds one record of :data:`_RECORD` layout (little-endian)::
+
+    magic[8]  bytes:i64  files:i64  old_size:i64  name_len:u16  crc32:u32  name[name_len]
+
+``name`` is empty, or names the object that is being changed, with ``old_size`` its size before
+(-1: it was not there). Settling means: look at what is there now, book the difference, clear the
+name. A writer settles after its change; if it was killed, the next one to take the lock does.
+
+An object's modification time is its last use. Evicting in that order needs a scan of all objects;
+one scan finds the oldest tenth, which lasts for as many evictions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+
+from s3cache._forks import call_in_child, close_unshared, open_unshared
+from s3cache.errors import NoSpaceError, TransientError
+from s3cache.stats import Usage
+from s3cache.store import ObjectFiles, ObjectInfo
+
+__all__ = ["Accounts", "Books", "Bounds"]
+
+_RECORD = struct.Struct("<8sqqqHI")
+_MAGIC = b"s3cuse1\n"
+_MAX_RECORD = 2048
+_ABSENT = -1
+_LOCK_TIMEOUT_S = 5.0
+
+# Trimming starts above the first fraction of a bound and ends at the second, so that a writer
+# seldom has to make room itself.
+_HIGH_WATER = 0.95
+_LOW_WATER = 0.90
+_SCAN_YIELDS_AT_LEAST = 64
+# Trimming is due after this part of a bound has been written.
+_TRIM_EVERY = 0.02
+# A trim counts anew where what it found is off the books by this fraction of a bound.
+_TOLERANCE = 0.01
+
+
+class Accounts:
+    """The accounts of one directory."""
+
+    def __init__(self, files: ObjectFiles) -> None:
+        self._files = files
+        self._path = os.path.join(files.root, "usage")
+        # Threads of one process queue up here, where waiting costs nothing: for the file's lock one
+        # has to ask again and again.
+        self._mutex = threading.Lock()
+        call_in_child(self._forget)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Books]:
+        """The settled books, for the only thread of the only process that has them now.
+
+        Raises:
+            TransientError: somebody held the lock for :data:`_LOCK_TIMEOUT_S`.
+            OSError: the file cannot be opened or written.
+        """
+        mutex = self._mutex  # a child forked in the block has another one
+        if not mutex.acquire(timeout=_LOCK_TIMEOUT_S):
+            raise self._busy("another thread")
+        try:
+            with self._file_locked() as books:
+                yield books
+        finally:
+            mutex.release()
+
+    def _forget(self) -> None:
+        # The lock is the parent's, whose thread may hold it.
+        self._mutex = threading.Lock()
+
+    @contextlib.contextmanager
+    def _file_locked(self) -> Iterator[Books]:
+        fd = self._open_locked()
+        try:
+            books = Books(self._files, fd)
+            books.load()
+            yield books
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            close_unshared(fd)
+
+    def _open_locked(self) -> int:
+        while True:
+            fd = self._open()
+            try:
+                self._lock(fd)
+                if os.fstat(fd).st_nlink:
+                    return fd
+            except BaseException:
+                close_unshared(fd)
+                raise
+            close_unshared(fd)  # removed while we waited: others use another one by now
+
+    def _open(self) -> int:
+        try:
+            return open_unshared(self._path, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:  # the root was removed under us: begin anew
+            self._files.ensure()
+            return open_unshared(self._path, os.O_RDWR | os.O_CREAT)
+
+    def _lock(self, fd: int) -> None:
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        pause_s = 0.0001
+        while True:
+            try:
+                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise self._busy("another process") from None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.005)
+
+    def _busy(self, who: str) -> TransientError:
+        return TransientError(
+            f"{who} has held {self._path} for {_LOCK_TIMEOUT_S:g} s",
+            op="lock",
+            store=self._files.url,
+        )
+
+
+class Books:
+    """Bytes and files held, while the lock is; every change goes through :meth:`changing`."""
+
+    def __init__(self, files: ObjectFiles, fd: int) -> None:
+        self._files = files
+        self._fd = fd
+        self.bytes = 0
+        self.files = 0
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.bytes, self.files)
+
+    def load(self) -> None:
+        """Read the record and settle what a killed writer left; count anew if there is none."""
+        record = _parse(os.pread(self._fd, _MAX_RECORD, 0))
+        if record is None:
+            self.count()
+            return
+        self.bytes, self.files, name, before = record
+        if name:
+            self._settle(name, before, self.size_of(name))
+
+    def count(self) -> list[ObjectInfo]:
+        """Book what is there now, whatever was booked before; returns it."""
+        found = list(self._files.walk())
+        self.bytes, self.files = sum(info.size for info in found), len(found)
+        self._store("", None)
+        return found
+
+    @contextlib.contextmanager
+    def changing(self, name: str, before: int | None, after: int | None) -> Iterator[None]:
+        """Announce that the block changes the size of object ``name``, and book it.
+
+        ``None`` is the size of an object that is not there. Where the block fails, what it did is
+        looked up and booked.
+        """
+        self._store(name, before)
+        try:
+            yield
+        except BaseException:
+            self._settle(name, before, self.size_of(name))
+            raise
+        self._settle(name, before, after)
+
+    def size_of(self, name: str) -> int | None:
+        """Bytes of object ``name``, or ``None``: it is not there."""
+        info = self._files.stat(name)
+        return None if info is None else info.size
+
+    def _settle(self, name: str, before: int | None, after: int | None) -> None:
+        self.bytes += (after or 0) - (before or 0)
+        self.files += (after is not None) - (before is not None)
+        self._store("", None)
+
+    def _store(self, name: str, before: int | None) -> None:
+        text = name.encode()
+        fields = (self.bytes, self.files, _ABSENT if before is None else before, len(text))
+        crc = zlib.crc32(repr(fields).encode() + text)
+        os.pwrite(self._fd, _RECORD.pack(_MAGIC, *fields, crc) + text, 0)
+
+
+class Bounds:
+    """At most ``max_bytes`` and ``max_files`` of objects; the least recently used go first.
+
+    Any number of threads and processes may have bounds on one directory.
+
+    Args:
+        pinned: gives the names of objects that must not go; called with the accounts locked.
+    """
+
+    def __init__(
+        self,
+        files: ObjectFiles,
+        *,
+        max_bytes: int,
+        max_files: int,
+        pinned: Callable[[], set[str]],
+    ) -> None:
+        self.max_bytes = max_bytes
+        self.max_files = max_files
+        self._files = files
+        self._pinned = pinned
+        self._accounts = Accounts(files)
+        # Touched only with the accounts locked.
+        self._victims: list[ObjectInfo] = []  # with their last use, latest first
+        self._written = Usage(0, 0)  # in this process, since a trim was due
+
+    def locked(self) -> contextlib.AbstractContextManager[Books]:
+        """The settled books; see :meth:`Accounts.locked`."""
+        return self._accounts.locked()
+
+    def make_room(self, books: Books, name: str, size: int) -> int | None:
+        """Evict until object ``name`` can have ``size`` bytes; returns how many it has now.
+
+        Raises:
+            NoSpaceError: evicting everything that may go were not enough.
+        """
+        before = books.size_of(name)
+        growth = Usage(size, 1) if before is None else Usage(size - before, 0)
+        chosen_now = False
+        while not self._fits(books.usage, growth):
+            if not self._victims:
+                if not self._choose_victims(books, name, growth):
+                    raise NoSpaceError(
+                        f"{size} bytes do not fit: {books.bytes} of {self.max_bytes} bytes and "
+                        f"{books.files} of {self.max_files} files are taken and may not be evicted",
+                        op="put",
+                        store=self._files.url,
+                        key=name,
+                    )
+                chosen_now = True
+                continue  # files removed by hand may have left room
+            victim = self._victims.pop()
+            if chosen_now or not (victim.key == name or self._has_changed(victim)):
+                self._evict(books, victim)
+        self._written = Usage(self._written.bytes + size, self._written.files + 1)
+        return before
+
+    def is_trim_due(self) -> bool:
+        """Whether a good part of a bound was written here since this was last true."""
+        due = self._is_above(self._written, _TRIM_EVERY)
+        if due:
+            self._written = Usage(0, 0)
+        return due
+
+    def trim(self) -> int:
+        """Evict down to the low-water mark if above the high one; returns how many objects.
+
+        For a background thread: the scan it takes then does not happen in a writer.
+        """
+        with self.locked() as books:
+            if not self._is_above(books.usage, _HIGH_WATER):
+                return 0
+        present = list(self._files.walk())
+        removed = 0
+        with self.locked() as books:
+            if self._is_off(books, present):  # files came or went by hand
+                present = books.count()
+            above = self._is_above(books.usage, _HIGH_WATER)
+            victims = self._evictable(present) if above else []
+        while victims:
+            # Not one long hold of the lock: writers get their turns in between.
+            with self.locked() as books:
+                if not self._is_above(books.usage, _LOW_WATER):
+                    break
+                victim = victims.pop()
+                if not self._has_changed(victim):
+                    self._evict(books, victim)
+                    removed += 1
+        return removed
+
+    def _choose_victims(self, books: Books, name: str, growth: Usage) -> bool:
+        """Count anew and pick enough victims for ``growth`` to fit, and for some time to come.
+
+        False, and none, if evicting everything that may go were not enough.
+        """
+        free = self._evictable([info for info in books.count() if info.key != name])
+        after = books.usage
+        needed = 0
+        while not self._fits(after, growth):
+            needed += 1
+            if needed > len(free):
+                return False
+            after = Usage(after.bytes - free[-needed].size, after.files - 1)
+        batch = max(needed, len(free) // 10, _SCAN_YIELDS_AT_LEAST)
+        self._victims = free[-batch:]
+        return True
+
+    def _evictable(self, present: list[ObjectInfo]) -> list[ObjectInfo]:
+        """Those of the objects present that may go, least recently used last.
+
+        With the accounts locked no record of what is pinned moves from one owner to another. What
+        was pinned after ``present`` was made has a later time than it says.
+        """
+        pinned = self._pinned()
+        free = (info for info in present if info.key not in pinned)
+        return sorted(free, key=lambda info: info.modified, reverse=True)
+
+    def _evict(self, books: Books, victim: ObjectInfo) -> None:
+        with books.changing(victim.key, victim.size, None):
+            self._files.delete(victim.key)
+
+    def _has_changed(self, victim: ObjectInfo) -> bool:
+        """Whether the victim was used, replaced or removed since it was chosen."""
+        return self._files.stat(victim.key) != victim
+
+    def _fits(self, usage: Usage, growth: Usage) -> bool:
+        return (
+            usage.bytes + growth.bytes <= self.max_bytes
+            and usage.files + growth.files <= self.max_files
+        )
+
+    def _is_above(self, usage: Usage, fraction: float) -> bool:
+        return usage.bytes > fraction * self.max_bytes or usage.files > fraction * self.max_files
+
+    def _is_off(self, books: Books, present: list[ObjectInfo]) -> bool:
+        off_bytes = abs(books.bytes - sum(info.size for info in present))
+        off_files = abs(books.files - len(present))
+        return off_bytes > _TOLERANCE * self.max_bytes or off_files > _TOLERANCE * self.max_files
+
+
+def _parse(data: bytes) -> tuple[int, int, str, int | None] | None:
+    """(bytes, files, name, size before); ``None`` for a record that is absent, torn or absurd."""
+    if len(data) < _RECORD.size:
+        return None
+    magic, size, files, before, name_len, crc = _RECORD.unpack_from(data)
+    text = data[_RECORD.size : _RECORD.size + name_len]
+    fields = (size, files, before, name_len)
+    if magic != _MAGIC or crc != zlib.crc32(repr(fields).encode() + text):
+        return None
+    if size < 0 or files < 0:  # more went than was booked: somebody added files by hand
+        return None
+    return size, files, text.decode(), None if before == _ABSENT else before

@@ -1,0 +1,438 @@
+"""The disk tier: entries on this machine, and what is still to be uploaded of them.
+
+Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), its root holds::
+
+    usage               how much is in objects/            (s3cache.tier._bounds)
+    pending/<owner>/    what is not uploaded yet           (s3cache.tier._pending)
+    quarantine/         the last few files found corrupt
+    CACHEDIR.TAG        tells backup programs to leave all this out
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias, TypeVar
+from urllib.parse import quote
+
+from s3cache import entries
+from s3cache._problems import Problems
+from s3cache.errors import (
+    ClosedError,
+    CorruptError,
+    NoSpaceError,
+    ReadOnlyError,
+    S3CacheError,
+    StoreError,
+)
+from s3cache.frame import Frame
+from s3cache.stats import Counters, Usage
+from s3cache.store import Buffer, ObjectFiles, ObjectInfo, make_private, os_errors
+from s3cache.tier._bounds import Books, Bounds
+from s3cache.tier._pending import Pending
+from s3cache.transfer import background
+
+__all__ = ["DiskTier", "RestingDisk"]
+
+#: Entered around the moment a staged file, the second argument, becomes the object.
+_Around: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
+
+_T = TypeVar("_T")
+
+_QUARANTINED_FILES = 8
+# https://bford.info/cachedir/
+_CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by s3cache.\n"
+
+# A disk that failed is left alone for so long: somebody may make room on it meanwhile.
+_REST_S = 60.0
+
+
+class DiskTier:
+    """Objects on the local disk, at most ``max_bytes`` and ``max_files`` of them. Synchronous.
+
+    Any number of threads and processes of one machine may use the same root at once. The bounds
+    hold for the objects; each writer may have one more in staging. Objects that are recorded as
+    pending are never evicted.
+
+    Every method may raise :class:`~s3cache.errors.StoreError`.
+
+    Args:
+        namespace: keeps this tier's names apart from those of others in the same root, which share
+            its bounds. Objects of different places need not be equally trusted.
+
+    Raises:
+        ConfigError: the root is not a private directory of this user.
+        StoreError: it cannot be created or written.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        max_bytes: int,
+        max_files: int,
+        namespace: str = "",
+    ) -> None:
+        self._files = ObjectFiles(root)
+        self.root = self._files.root
+        self.url = self._files.url
+        self._namespace = f"{namespace}/" if namespace else ""
+        self._pending = Pending(os.path.join(self.root, "pending"))
+        self._bounds = Bounds(
+            self._files,
+            max_bytes=max_bytes,
+            max_files=max_files,
+            pinned=self._pending.everybodys,
+        )
+        self._quarantine = os.path.join(self.root, "quarantine")
+        with contextlib.suppress(ReadOnlyError), os_errors("open", self.url):
+            _tag_as_cache(self.root)
+            self._files.sweep()
+        self.usage()  # counts what is there if nobody has yet; fails now if it cannot be kept
+
+    def usage(self) -> Usage:
+        """Bytes and files held, by all namespaces, exact at the moment of the call."""
+        try:
+            with os_errors("usage", self.url), self._bounds.locked() as books:
+                return books.usage
+        except ReadOnlyError:  # nobody keeps books there, and nobody changes it
+            sizes = [info.size for info in self._files.walk()]
+            return Usage(sum(sizes), len(sizes))
+
+    def trim(self) -> int:
+        """Evict down to the low-water mark if above the high one; returns how many objects.
+
+        For a background thread: the scan it takes then does not happen in a writer.
+        """
+        with os_errors("trim", self.url):
+            return self._bounds.trim()
+
+    def is_trim_due(self) -> bool:
+        """Whether a good part of a bound was written here since this was last true."""
+        return self._bounds.is_trim_due()
+
+    # -- reading
+
+    def load(self, name: str) -> Frame | None:
+        """The verified entry at ``name``, or ``None``; marks it as used just now.
+
+        Raises:
+            CorruptError: what is there is damaged, or belongs elsewhere.
+        """
+        data = self.get(name)
+        return None if data is None else entries.verify(name, data)
+
+    def get(self, name: str) -> bytes | None:
+        """The object's bytes, or ``None``; marks it as used just now."""
+        data = self._files.read(self._namespace + name)
+        if data is not None:
+            # Evicted meanwhile, or a disk that became read-only: the bytes are good all the same.
+            with contextlib.suppress(OSError):
+                _mark_used(self._files.path(self._namespace + name))
+        return data
+
+    def peek(self, name: str) -> bytes | None:
+        """The object's bytes, or ``None``; does not count as a use."""
+        return self._files.read(self._namespace + name)
+
+    def holds(self, name: str) -> bool:
+        """Whether the object is there; does not count as a use."""
+        return self._files.stat(self._namespace + name) is not None
+
+    def objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects whose name starts with ``prefix``; ``modified`` is the time of last use."""
+        for info in self._files.walk(self._namespace + prefix):
+            yield ObjectInfo(info.key[len(self._namespace) :], info.size, info.modified)
+
+    # -- writing
+
+    def put(self, name: str, data: Buffer) -> None:
+        """Write or replace an object, evicting the least recently used to make room.
+
+        It survives this process but perhaps not a power failure, after which it is had again.
+
+        Raises:
+            NoSpaceError: it is larger than the tier, or what is there may not be evicted.
+        """
+        with self._staged(name, data, durable=False) as staged, self._bounds.locked() as books:
+            self._replace(books, name, staged, data, _unrecorded)
+
+    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> dict[str, StoreError]:
+        """Like :meth:`put` for each; returns what failed, by name.
+
+        Others wait while several are written: for objects that are small together.
+        """
+        if len(objects) == 1:
+            [(name, data)] = objects
+            try:
+                self.put(name, data)
+            except StoreError as exc:
+                return {name: exc}
+            return {}
+        failed: dict[str, StoreError] = {}
+        with os_errors("put", self.url), self._bounds.locked() as books:
+            for name, data in objects:
+                try:
+                    with self._staged(name, data, durable=False) as staged:
+                        self._replace(books, name, staged, data, _unrecorded)
+                except StoreError as exc:
+                    failed[name] = exc
+        return failed
+
+    def delete(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        key = self._namespace + name
+        with (
+            os_errors("delete", self.url, key),
+            self._bounds.locked() as books,
+            books.changing(key, books.size_of(key), None),
+        ):
+            self._files.delete(key)
+
+    def quarantine(self, name: str) -> None:
+        """Set a corrupt object aside, where a person can look at it; only the last few are kept."""
+        key = self._namespace + name
+        with os_errors("quarantine", self.url, key), self._bounds.locked() as books:
+            before = books.size_of(key)
+            if before is None:
+                return
+            make_private(self._quarantine)
+            aside = f"{time.time_ns():020d}-{quote(key, safe='')}"[:255]
+            with books.changing(key, before, None):
+                os.replace(self._files.path(key), os.path.join(self._quarantine, aside))
+            for old in sorted(os.listdir(self._quarantine))[:-_QUARANTINED_FILES]:
+                os.unlink(os.path.join(self._quarantine, old))
+
+    @contextlib.contextmanager
+    def _staged(self, name: str, data: Buffer, *, durable: bool) -> Iterator[str]:
+        key, size = self._namespace + name, memoryview(data).nbytes
+        if size > self._bounds.max_bytes:
+            problem = f"{size} bytes are more than the {self._bounds.max_bytes} allowed"
+            raise NoSpaceError(problem, op="put", store=self.url, key=key)
+        with (
+            os_errors("put", self.url, key),
+            self._files.staged(key, data, durable=durable) as staged,
+        ):
+            yield staged
+
+    def _replace(self, books: Books, name: str, staged: str, data: Buffer, around: _Around) -> None:
+        """Move a staged file to its place, with room made for it."""
+        key, size = self._namespace + name, memoryview(data).nbytes
+        before = self._bounds.make_room(books, key, size)
+        with around(key, staged), books.changing(key, before, size):
+            _mark_used(staged)
+            self._files.rename(staged, key)
+
+    # -- what is still to upload
+
+    def put_pending(self, name: str, data: Buffer) -> None:
+        """Like :meth:`put`, for an object that nobody else has yet.
+
+        When this returns, the bytes have reached the disk and are recorded as this process's to
+        upload until :meth:`uploaded` is called. If the process ends before, exactly one other
+        gets the record from :meth:`adopt`. A power failure may take object and record, but never
+        leaves a part. Where this fails, an earlier record of the same name stays.
+        """
+        with self._staged(name, data, durable=True) as staged, self._bounds.locked() as books:
+            self._replace(books, name, staged, data, self._recorded)
+
+    @contextlib.contextmanager
+    def _recorded(self, key: str, staged: str) -> Iterator[None]:
+        """Record ``key`` as pending before the block; undo that if it fails.
+
+        First the record: one without an object is dropped by whoever would upload it, but an
+        object without a record would never be uploaded.
+        """
+        try:
+            added = self._pending.add(key, staged)
+        except FileNotFoundError:  # somebody removed our directory: begin anew
+            self._pending.release()
+            added = self._pending.add(key, staged)
+        try:
+            yield
+        except BaseException:
+            if added:
+                self._pending.remove(key)
+            raise
+
+    def uploaded(self, name: str) -> None:
+        """Forget that ``name`` is to be uploaded; from now on it may be evicted."""
+        with os_errors("uploaded", self.url, name):
+            self._pending.remove(self._namespace + name)
+
+    def pending(self) -> list[str]:
+        """Names that this process has recorded or adopted and not uploaded yet."""
+        with os_errors("pending", self.url):
+            return self._ours(self._pending.mine(self._namespace))
+
+    def adopt(self) -> list[str]:
+        """Take over what processes that are gone have left to upload; returns the names.
+
+        Of any number of processes that try at once, exactly one gets each name.
+        """
+        # With the accounts locked, for whoever is about to evict must not overlook a record that
+        # is on its way from one owner to the other.
+        with os_errors("adopt", self.url), self._bounds.locked():
+            return self._ours(self._pending.adopt(self._namespace))
+
+    def close(self) -> None:
+        """Let go of what is not uploaded, for another process to adopt; record nothing more."""
+        self._pending.close()
+
+    def _ours(self, keys: list[str]) -> list[str]:
+        return [key[len(self._namespace) :] for key in keys]
+
+
+class RestingDisk:
+    """A disk tier that is left alone for a minute after it failed, and told of where errors end.
+
+    Its methods act as if there were nothing on the disk, and no room for anything, where there is
+    no tier or where it rests. What fails is not raised, unless the cache is strict.
+
+    Attributes:
+        tier: the tier itself, which raises what fails; ``None`` if there is none.
+        error: why it could not be read or written the last time, if it could not.
+    """
+
+    def __init__(self, tier: DiskTier | None, counters: Counters, problems: Problems) -> None:
+        self.tier = tier
+        self._counters = counters
+        self._problems = problems
+        self._unread_until = 0.0
+        self._unwritten_until = 0.0
+        self.error: Exception | None = None
+
+    @property
+    def readable(self) -> DiskTier | None:
+        """The tier, unless reading it failed just now."""
+        return self.tier if time.monotonic() >= self._unread_until else None
+
+    @property
+    def writable(self) -> DiskTier | None:
+        """The tier, unless writing it failed just now."""
+        return self.tier if time.monotonic() >= self._unwritten_until else None
+
+    def load(self, name: str) -> Frame | None:
+        """The verified entry at ``name``, or ``None``.
+
+        Raises:
+            CorruptError: the file is damaged; it was set aside.
+        """
+        tier = self.readable
+        try:
+            return self._read(lambda tier: tier.load(name), None)
+        except CorruptError:
+            if tier is not None:
+                self._quarantine(tier, name)
+            raise
+
+    def names(self, key: str) -> list[str]:
+        """Names of all entries under ``key``, the last used first."""
+        present = self._read(
+            lambda tier: [*tier.objects(entries.name_prefix(key))], list[ObjectInfo]()
+        )
+        present.sort(key=lambda info: info.modified, reverse=True)
+        return [info.key for info in present]
+
+    def holds(self, name: str) -> bool:
+        """Whether there is something at ``name``; it is not looked at."""
+        return self._read(lambda tier: tier.holds(name), False)
+
+    def usage(self) -> Usage | None:
+        """Bytes and files held, by all namespaces; ``None`` without a tier."""
+        return self._read(lambda tier: tier.usage(), None)
+
+    def _read(self, read: Callable[[DiskTier], _T], otherwise: _T) -> _T:
+        """What ``read`` gives; ``otherwise`` without a tier, and where the disk fails."""
+        tier = self.readable
+        if tier is None:
+            return otherwise
+        try:
+            return read(tier)
+        except CorruptError:
+            raise
+        except S3CacheError as exc:
+            self.error = exc
+            self._unread_until = self._unwritten_until = time.monotonic() + _REST_S
+            self._problems.met("local", "the local tier fails and is not used for now", exc)
+            return otherwise
+
+    def set_aside(self, entry: Frame) -> None:
+        """Put every copy of an entry that was loaded from here where nobody looks it up."""
+        tier = self.readable
+        for name in entries.names_of(entry.header):
+            with contextlib.suppress(CorruptError):
+                there = self.load(name)
+                if tier is not None and there is not None and there.digest == entry.digest:
+                    self._quarantine(tier, name)
+
+    def keep(self, objects: Sequence[tuple[str, Buffer]]) -> None:
+        """Write what came from the remote, if the tier takes it."""
+        tier = self.writable
+        if tier is None or not objects:
+            return
+        try:
+            failed = tier.put_all(objects)
+        except S3CacheError as exc:
+            self.write_failed(exc)
+            return
+        for name, _ in objects:
+            if (error := failed.get(name)) is None:
+                self.wrote(tier)
+            else:
+                self.write_failed(error)
+
+    def wrote(self, tier: DiskTier) -> None:
+        """Something was written to the tier; it is trimmed in the background from time to time."""
+        self.error = None
+        if tier.is_trim_due():
+            with contextlib.suppress(ClosedError):  # the interpreter is exiting
+                background().submit(asyncio.to_thread(self._trim, tier))
+
+    def write_failed(self, error: S3CacheError) -> None:
+        """Write nothing for a while; what is there can still be read."""
+        self.error = error
+        if isinstance(error, NoSpaceError) and error.__cause__ is None:
+            # Within its bounds, not for want of disk: the next entry may fit.
+            self._problems.met("bound", "the local tier is too small for this entry", error)
+            return
+        self._unwritten_until = time.monotonic() + _REST_S
+        self._problems.met("local", "the local tier cannot be written and is left as it is", error)
+
+    def _quarantine(self, tier: DiskTier, name: str) -> None:
+        self._counters.set_aside("local")
+        try:
+            tier.quarantine(name)
+        except S3CacheError as exc:
+            self.write_failed(exc)
+
+    def _trim(self, tier: DiskTier) -> None:
+        try:
+            tier.trim()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it can be tried again
+            self._problems.warn("local", "the local tier cannot be trimmed", exc)
+
+
+@contextlib.contextmanager
+def _unrecorded(key: str, staged: str) -> Iterator[None]:
+    yield
+
+
+def _mark_used(path: str) -> None:
+    # Not by leaving it to the kernel, whose clock for files ticks every few milliseconds.
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+
+
+def _tag_as_cache(root: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        path = os.path.join(root, "CACHEDIR.TAG")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, _CACHEDIR_TAG)
+        finally:
+            os.close(fd)

@@ -1,0 +1,316 @@
+"""The remote tier: entries elsewhere, each fetched once for all who want it, and landed here."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+from s3cache import entries, frame
+from s3cache._problems import Problems
+from s3cache.entries import Replaceable
+from s3cache.errors import ClosedError, CorruptError, DownloadTimeoutError, S3CacheError
+from s3cache.frame import Frame
+from s3cache.settings import Settings
+from s3cache.stats import Counters, Listeners, TransferEvent, Verb, VerbStats
+from s3cache.store import (
+    Admit,
+    BreakerPolicy,
+    BreakingStore,
+    Buffer,
+    MeteredStore,
+    NotAdmitted,
+    RetryingStore,
+    RetryPolicy,
+    Store,
+)
+from s3cache.tier._disk import RestingDisk
+from s3cache.transfer import (
+    SMALL_BYTES,
+    Batches,
+    Prefetch,
+    Prefetches,
+    UploadLimits,
+    Uploads,
+    background,
+    cancel_all,
+)
+
+__all__ = ["RemoteTier"]
+
+_T = TypeVar("_T")
+
+_BASE_DELAY_S = 0.1
+_MAX_DELAY_S = 10.0
+_CLOSE_TIMEOUT_S = 5.0
+# From so many downloads at once on, small ones land a few at a time, so many seconds late.
+_MANY = 4
+_LINGER_S = 0.003
+
+
+class RemoteTier:
+    """The entries of one remote store, and all transfers between it and this process.
+
+    Everything that waits for the network happens on the background loop. Methods may be called
+    from any thread but the loop's own.
+
+    Args:
+        store: the bare store; this object closes it.
+        disk: where downloads land, and where uploads are recorded.
+        replaceable: what an upload may overwrite; damage found here is added.
+
+    Attributes:
+        uploads: what is saved here goes there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        *,
+        disk: RestingDisk,
+        replaceable: Replaceable,
+        counters: Counters,
+        listeners: Listeners,
+        problems: Problems,
+    ) -> None:
+        self._store = store
+        self._counters = counters
+        self._listeners = listeners
+        self._problems = problems
+        self._replaceable = replaceable
+        self._loop = background()
+        self._metered = MeteredStore(store)
+        self._reader = BreakingStore(
+            RetryingStore(
+                self._metered,
+                _policy(settings, settings.attempt_timeout_s, settings.retry_timeout_s),
+            ),
+            BreakerPolicy(settings.breaker_failures, settings.breaker_reset_s),
+        )
+        # No breaker: what cannot be uploaded now is kept, and tried again after a pause.
+        self._writer = RetryingStore(
+            self._metered, _policy(settings, settings.upload_timeout_s, settings.upload_timeout_s)
+        )
+        self._arrival = _Arrival(disk, replaceable, counters)
+        # Touched on the loop only.
+        self._downloads: dict[str, asyncio.Task[Frame | NotAdmitted | None]] = {}
+        self._stopped = False
+        self._prefetches = Prefetches(
+            self._loop,
+            self._join,
+            concurrency=settings.download_concurrency,
+            max_bytes=settings.prefetch_max_bytes,
+            present=disk.holds,
+        )
+        self.uploads = Uploads(
+            self._loop,
+            self._publish,
+            disk=disk.tier,
+            limits=UploadLimits(
+                settings.upload_concurrency,
+                settings.upload_queue_max_count,
+                settings.upload_queue_max_bytes,
+            ),
+            listeners=listeners,
+            on_problem=self._upload_failed,
+        )
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def breaker(self) -> str:
+        """State of the circuit breaker before reads."""
+        return self._reader.state
+
+    def statistics(self) -> Mapping[Verb, VerbStats]:
+        """Requests to the store by verb, single attempts."""
+        return self._metered.snapshot()
+
+    def connect_soon(self) -> None:
+        """Open the store's client in the background, so that the first call does not pay for it."""
+        connect = getattr(self._store, "connect", None)
+        if connect is not None:
+            with contextlib.suppress(ClosedError):
+                self._loop.submit(_connect_quietly(connect))
+
+    def load(self, name: str, timeout_s: float) -> Frame | None:
+        """The verified entry at ``name``, from a download under way if there is one.
+
+        After ``timeout_s`` the caller is let go, but the download goes on and lands.
+
+        Raises:
+            DownloadTimeoutError: nothing within ``timeout_s``.
+            ClosedError: :meth:`close` was called, perhaps while this waited.
+            CorruptError: what came is damaged.
+            StoreError: the remote cannot answer.
+            RuntimeError: called on the loop's own thread.
+        """
+        return self._wait(self._insist(name), name, timeout_s)
+
+    def names(self, key: str, timeout_s: float) -> list[str]:
+        """Names of all entries under ``key`` but the first, the newest first.
+
+        Raises:
+            DownloadTimeoutError, StoreError: the remote did not list them within ``timeout_s``.
+        """
+        return self._wait(self._list(key), entries.name_prefix(key), timeout_s)
+
+    def prefetch(self, names: Iterable[str]) -> Prefetch:
+        """Fetch many objects in the background, but those that are on the disk.
+
+        Raises:
+            ClosedError: the interpreter is exiting.
+        """
+        return self._prefetches.start(names)
+
+    def close(self) -> None:
+        """Stop and release the connections; what is not uploaded stays recorded."""
+        self.uploads.close()
+        with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
+            self._loop.wait(self._stop(), _CLOSE_TIMEOUT_S)
+        with contextlib.suppress(Exception):
+            self._loop.wait(self._store.aclose(), _CLOSE_TIMEOUT_S)
+
+    def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
+        try:
+            return self._loop.wait(work, timeout_s)
+        except concurrent.futures.TimeoutError:
+            raise DownloadTimeoutError(
+                f"no answer within {timeout_s:.3g} s", op="get", key=name
+            ) from None
+
+    # -- on the loop: downloads
+
+    async def _insist(self, name: str) -> Frame | None:
+        """For whoever waits, memory is no reason to put a download off."""
+        while isinstance(answer := await self._join(name), NotAdmitted):
+            pass
+        return answer
+
+    async def _join(self, name: str, admit: Admit | None = None) -> Frame | NotAdmitted | None:
+        """What the download of ``name`` comes to; ``admit`` is asked if it begins now."""
+        if self._stopped:
+            raise ClosedError("the cache was closed")
+        task = self._downloads.get(name)
+        if task is None:
+            task = self._downloads[name] = asyncio.ensure_future(self._download(name, admit))
+            task.add_done_callback(lambda _: self._downloads.pop(name, None))
+            # With every waiter gone nobody would ask for the error: that is no mistake here.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([task])  # unlike awaiting it, leaves it alone when cancelled
+        return task.result()
+
+    async def _download(self, name: str, admit: Admit | None) -> Frame | NotAdmitted | None:
+        self._listeners.emit(TransferEvent("download", "started", name))
+        try:
+            data = await self._reader.get(name, admit)
+            if isinstance(data, NotAdmitted):  # it will be started anew
+                return data
+            entry = None if data is None else await self._arrive(name, data)
+        except Exception as exc:
+            self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
+            raise
+        if entry is None:
+            self._listeners.emit(TransferEvent("download", "absent", name))
+        else:
+            self._listeners.emit(TransferEvent("download", "done", name, entry.size))
+        return entry
+
+    async def _arrive(self, name: str, data: Buffer) -> Frame:
+        # The digest of a large one is worth a thread; a single one need not wait for others.
+        if memoryview(data).nbytes > SMALL_BYTES or len(self._downloads) < _MANY:
+            return await asyncio.to_thread(self._arrival.land, name, data)
+        return await self._arrival.land_with_others((name, data))
+
+    async def _list(self, key: str) -> list[str]:
+        first = entries.first_name(key)
+        present = [info async for info in self._reader.list(entries.name_prefix(key))]
+        present.sort(key=lambda info: info.modified, reverse=True)
+        return [info.key for info in present if info.key != first]
+
+    async def _stop(self) -> None:
+        self._stopped = True
+        await self._prefetches.stop()
+        await cancel_all(self._downloads.values())
+
+    # -- on the loop: uploads
+
+    async def _publish(self, name: str, data: Buffer) -> None:
+        if memoryview(data).nbytes > SMALL_BYTES:
+            entry = await asyncio.to_thread(entries.verify, name, data)
+        else:
+            entry = entries.verify(name, data)
+        await entries.publish(self._writer, entry, replaceable=self._replaceable)
+
+    def _upload_failed(self, error: Exception) -> None:
+        self._counters.upload_failed()
+        self._problems.warn("upload", "an upload failed", error)
+
+
+class _Arrival:
+    """What becomes of downloaded bytes, on a worker thread: verified, kept, and told if damaged."""
+
+    def __init__(self, disk: RestingDisk, replaceable: Replaceable, counters: Counters) -> None:
+        self._disk = disk
+        self._replaceable = replaceable
+        self._counters = counters
+        #: :meth:`land` for small objects, several at once.
+        self.land_with_others: Batches[tuple[str, Buffer], Frame] = Batches(
+            self._land_all, linger_s=_LINGER_S
+        )
+
+    def land(self, name: str, data: Buffer) -> Frame:
+        """The entry that came as ``data``; it is on the disk now, if there is room.
+
+        Raises:
+            CorruptError: it is damaged; the next one saved here replaces it in the remote.
+            S3CacheError: with ``strict``, the disk failed.
+        """
+        entry = self._verified(name, data)
+        self._disk.keep([(name, data)])
+        return entry
+
+    def _land_all(self, objects: list[tuple[str, Buffer]]) -> list[Frame | Exception]:
+        """What is in one that cannot be used does not matter to the others."""
+        landed: list[Frame | Exception] = []
+        sound: list[tuple[str, Buffer]] = []
+        for name, data in objects:
+            try:
+                landed.append(self._verified(name, data))
+                sound.append((name, data))
+            except CorruptError as exc:
+                landed.append(exc)
+        try:
+            self._disk.keep(sound)
+        except Exception as exc:  # noqa: BLE001 - strict: whoever asked for them is told
+            return [exc if isinstance(entry, Frame) else entry for entry in landed]
+        return landed
+
+    def _verified(self, name: str, data: Buffer) -> Frame:
+        try:
+            return entries.verify(name, data)
+        except CorruptError:
+            self._counters.set_aside("remote")
+            with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
+                self._replaceable.add(frame.decode_header(data))
+            raise
+
+
+async def _connect_quietly(connect: Callable[[], Awaitable[object]]) -> None:
+    with contextlib.suppress(S3CacheError):  # the first real call meets the same error
+        await connect()
+
+
+def _policy(settings: Settings, attempt_timeout_s: float, total_timeout_s: float) -> RetryPolicy:
+    return RetryPolicy(
+        attempts=settings.retry_attempts,
+        total_timeout_s=total_timeout_s,
+        attempt_timeout_s=attempt_timeout_s,
+        base_delay_s=_BASE_DELAY_S,
+        max_delay_s=_MAX_DELAY_S,
+    )

@@ -1,0 +1,30 @@
+"""torch's internals by name, typed, with the releases that have them: all that knows of releases.
+
+``internals`` has every name that s3cache uses, ``protocols`` what the objects look like. Nothing
+here knows of storage, or of what is done with torch.
+"""
+
+from s3cache.torch_api import internals
+from s3cache.torch_api._declare import (
+    Declaration,
+    Fields,
+    Internal,
+    bind_declarations,
+    declarations,
+    installed_release,
+    installed_version,
+)
+from s3cache.torch_api._survey import Row, survey
+
+__all__ = [
+    "Declaration",
+    "Fields",
+    "Internal",
+    "Row",
+    "bind_declarations",
+    "declarations",
+    "installed_release",
+    "installed_version",
+    "internals",
+    "survey",
+]

@@ -1,0 +1,539 @@
+"""Every internal of torch that s3cache uses: the one file that a new release of torch touches.
+
+By subject: names, with the releases that have them, and beside them what it takes to use them where
+releases differ or a name does not say it all. A declaration without releases holds for all from
+:data:`OLDEST` to :data:`NEWEST`. ``python -m s3cache.torch_api`` checks every declaration against
+the torch that is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING, cast
+
+from s3cache.torch_api._declare import (
+    Behaviour,
+    Fields,
+    Internal,
+    Release,
+    Shape,
+    Words,
+    installed_release,
+    installed_version,
+)
+from s3cache.torch_api.protocols import (
+    AOTConfig,
+    AOTResult,
+    AutogradNode,
+    CompiledGraph,
+    CompiledHalf,
+    CompileReason,
+    Config,
+    CppLibraries,
+    CustomOperator,
+    CustomPass,
+    FakeImplementation,
+    FakeKernel,
+    FakeRegistration,
+    Function,
+    FunctorchConfig,
+    InductorConfig,
+    KeyDetails,
+    KeyPickler,
+    Operator,
+    OperatorPacket,
+    OutputInfo,
+    PythonModules,
+    Reducer,
+    RuntimeMetadata,
+    SubclassMeta,
+    TracingContext,
+    ViewSequence,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule, Node
+    from torch.nn import Module
+
+OLDEST: Release = (2, 11)
+NEWEST: Release = (2, 15)
+
+#: The module whose import means that something will be compiled; it imports the others here.
+COMPILER = "torch._inductor.compile_fx"
+
+logger = logging.getLogger("s3cache")
+
+_warned = False
+
+
+def is_supported() -> bool:
+    """Whether the installed torch is one that this was tried with; if not, one warning says so."""
+    global _warned
+    if OLDEST <= installed_release() <= NEWEST:
+        return True
+    if not _warned:
+        logger.warning(
+            "s3cache: torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
+            installed_version(),
+            *OLDEST,
+            *NEWEST,
+        )
+        _warned = True
+    return False
+
+
+def torch_directory() -> str:
+    """Where torch is installed, with a separator at the end. Imports torch."""
+    import torch
+
+    return os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def is_of_torch(function: FunctionType) -> bool:
+    """Whether the code is torch's: ``functools.wraps`` gives users' functions names of torch's."""
+    homes = (function.__globals__.get("__name__"), function.__module__)
+    return all(str(home).partition(".")[0] == "torch" for home in homes)
+
+
+def name_of(function: object) -> str:
+    """The name by which torch's check knows a function; an operator for what it was made of."""
+    function = getattr(function, "_opoverload", function)  # of torch.library.custom_op
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '<none>')}"
+
+
+# -- keys of whole graphs
+
+_AOT = "torch._functorch._aot_autograd"
+_CACHE = f"{_AOT}.autograd_cache"
+_DETAILS = f"{_CACHE}:AOTAutogradCacheDetails"
+_PICKLER = f"{_CACHE}:AOTAutogradCachePickler"
+_CODE = "torch._inductor.codecache"
+
+autograd_cache_key: Internal[Function[tuple[str, list[str]]]] = Internal(
+    f"{_CACHE}:autograd_cache_key"
+)
+check_cacheable: Internal[Callable[[GraphModule], None]] = Internal(f"{_CACHE}:check_cacheable")
+check_node_safe: Internal[Callable[[Node], None]] = Internal(f"{_CACHE}:check_node_safe")
+check_memory_budget: Internal[Callable[[FunctorchConfig], object]] = Internal(
+    f"{_CACHE}:_get_custom_estimator_solver_uuids"
+)
+key_details: Internal[type[KeyDetails]] = Internal(_DETAILS)
+get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_PICKLER}.get_hash")
+bypass_error: Internal[type[Exception]] = Internal(f"{_CACHE}:BypassAOTAutogradCache")
+_key_prefix: Internal[str] = Internal(
+    f"{_CACHE}:AOTAUTOGRAD_CACHE_PREFIX", since=(2, 13), instead="the letter itself"
+)
+_reducer_override: Internal[Reducer] = Internal(
+    f"{_PICKLER}.reducer_override",
+    since=(2, 12),
+    instead="a table of reducers, which takes a nested tensor for any other",
+)
+_line_for_global: Internal[Callable[[str, object], str]] = Internal(
+    f"{_PICKLER}._format_global_for_cache_key",
+    since=(2, 13),
+    instead="a reducer of graphs that cannot be asked about a single global",
+)
+_sanitized: Internal[Callable[[GraphModule], AbstractContextManager[None]]] = Internal(
+    f"{_CACHE}:sanitize_gm_for_cache"
+)
+#: What a key's pickler puts in place of an object: it returns its argument.
+same: Internal[Callable[[object], object]] = Internal(f"{_CODE}:_ident")
+tensor_metadata: Internal[Callable[[Tensor], object]] = Internal(
+    f"{_CODE}:extract_tensor_metadata_for_cache_key"
+)
+torch_key: Internal[Callable[[], bytes]] = Internal(f"{_CODE}:torch_key")
+_set_torch_key: Internal[Callable[[bytes], None]] = Internal(f"{_CODE}:torch_key.set")
+Shape(_DETAILS, KeyDetails)
+Shape(_PICKLER, KeyPickler, added={"reducer_override": (2, 12)})
+Shape(f"{_AOT}.schemas:AOTConfig", AOTConfig)
+
+#: Attributes of :class:`KeyDetails` that are options of config modules.
+CONFIG_DETAILS = Fields(
+    _DETAILS,
+    "autograd_config inductor_config inductor_config_comms",
+    added={"inductor_config_comms": (2, 13)},
+)
+#: One that says how to cache, and nothing about what is compiled.
+CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
+#: Where a graph module keeps the context function of a checkpointed region.
+(CHECKPOINT_CONTEXT,) = Words(f"{_CACHE}:_collect_context_fn_hashes", "_checkpoint_context_fn")
+#: What a node's metadata says of a function of ``fx.wrap``.
+WRAPPED, WRAPPED_HASH = Words(f"{_CACHE}:check_node_safe", "is_wrapped user_cache_hash")
+
+
+def key_prefix() -> str:
+    """What torch writes before the digest in the name of a key."""
+    return _key_prefix.find() or "a"
+
+
+def set_torch_key(value: bytes) -> None:
+    """Have torch take ``value`` for the hash of its own source, unless it has computed it."""
+    with contextlib.suppress(AssertionError, RuntimeError):  # the first until 2.12
+        _set_torch_key.get()(value)
+
+
+def graph_module_of(mod: Module) -> GraphModule:
+    """The graph of what torch looks up, which may be wrapped."""
+    return cast("GraphModule", getattr(mod, "gm", mod))
+
+
+def name_of_key(
+    mod: Module, args: Sequence[object], aot_config: AOTConfig, others: Sequence[object]
+) -> str:
+    """What ``try_load`` with these arguments would look up; raises what it would raise."""
+    ask, release = autograd_cache_key.get(), installed_release()
+    if release >= (2, 14):  # compiler configuration; paths of offloaded activations
+        return ask(mod, args, aot_config, others[0], *others[3:4])[0]
+    if release >= (2, 12):
+        return ask(mod, args, aot_config, others[0])[0]
+    gm = graph_module_of(mod)
+    options = {"cudagraphs": others[0], "boxed_forward_device_index": others[1]}
+    with _sanitized.get()(gm):
+        return ask(gm, args, aot_config, options)[0]
+
+
+def inherited_reducer(pickler: KeyPickler) -> Reducer:
+    """What the pickler itself asks about each object."""
+    return _refuse_nested if _reducer_override.find() is None else pickler.reducer_override
+
+
+def _refuse_nested(value: object) -> object:
+    """Overrides nothing, and refuses what later releases refuse."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        raise TypeError("a nested tensor has sizes that are numbered as they come")
+    return NotImplemented
+
+
+def line_for_global() -> Callable[[str, object], str] | None:
+    """How torch's key words a global of generated code; ``None`` where that cannot be asked."""
+    return None if _enrich_profiler_metadata.get() else _line_for_global.find()
+
+
+def without_backend_id(aot_config: AOTConfig) -> AOTConfig:
+    """The same, less an id that is random in each process (``caching_precompile``)."""
+    if aot_config.precompile_backend_id is None:
+        return aot_config
+    return dataclasses.replace(aot_config, precompile_backend_id=None)  # type: ignore[type-var]
+
+
+# -- entries of whole graphs
+
+_ENTRIES = f"{_CACHE}:AOTAutogradCache"
+
+try_load: Internal[Function[object]] = Internal(f"{_ENTRIES}.try_load")
+iterate_over_candidates: Internal[Function[Iterator[tuple[object, bytes, bool]]]] = Internal(
+    f"{_ENTRIES}.iterate_over_candidates"
+)
+evaluate_guards: Internal[Function[bool]] = Internal(f"{_ENTRIES}.evaluate_guards")
+save: Internal[Function[None]] = Internal(f"{_ENTRIES}.save")
+write_to_local_cache: Internal[Callable[[str, bytes], None]] = Internal(
+    f"{_ENTRIES}._write_to_local_cache"
+)
+pickle_entry: Internal[Function[bytes | None]] = Internal(f"{_ENTRIES}._pickle_entry")
+find_unpicklable_field: Internal[Callable[[AOTResult], str | None]] = Internal(
+    f"{_ENTRIES}._find_unpicklable_field"
+)
+aot_result: Internal[type[AOTResult]] = Internal(f"{_CACHE}:GenericAOTAutogradResult")
+wrap_post_compile: Internal[Function[object]] = Internal(
+    f"{_CACHE}:GenericAOTAutogradResult.wrap_post_compile"
+)
+miss_error: Internal[type[Exception]] = Internal(f"{_CACHE}:FXGraphCacheMiss")
+should_use_local_cache: Internal[Callable[[], bool]] = Internal(
+    "torch._functorch.aot_autograd:should_use_local_autograd_cache"
+)
+#: Two modules ask, each by a name of its own.
+should_bundle: Internal[Callable[[], bool]] = Internal(f"{_CACHE}:should_bundle_autograd_cache")
+should_bundle_compiled: Internal[Callable[[], bool]] = Internal(
+    f"{_AOT}.graph_compile:should_bundle_autograd_cache"
+)
+Shape(f"{_CACHE}:GenericAOTAutogradResult", AOTResult)
+Shape(f"{_AOT}.aot_autograd_result:BundledCompiledForward", CompiledHalf)
+
+
+def loaded(function: Function[object], aot_config: AOTConfig) -> object:
+    """What ``try_load`` returns for a hit: with the configuration since torch 2.13."""
+    return (function, aot_config) if installed_release() >= (2, 13) else function
+
+
+def is_hit(result: object) -> bool:
+    """Whether what ``try_load`` returned is a hit."""
+    return (result[0] if isinstance(result, tuple) else result) is not None
+
+
+# -- what a compiled graph does to its inputs and outputs
+
+_SCHEMAS = f"{_AOT}.schemas"
+
+plain_tensor_meta: Internal[type] = Internal(f"{_SCHEMAS}:PlainTensorMeta")
+subclass_meta: Internal[type[SubclassMeta]] = Internal(f"{_SCHEMAS}:SubclassCreationMeta")
+Shape(f"{_SCHEMAS}:SubclassCreationMeta", SubclassMeta)
+Shape(f"{_SCHEMAS}:ViewAndMutationMeta", RuntimeMetadata)
+Shape(f"{_SCHEMAS}:OutputAliasInfo", OutputInfo)
+Shape(f"{_AOT}.functional_utils:ViewMetaSequence", ViewSequence)
+Fields(f"{_SCHEMAS}:PlainTensorMeta", "unwrapped_idx")
+
+INPUT_INFO = Fields(
+    f"{_SCHEMAS}:InputAliasInfo",
+    """is_leaf requires_grad mutates_data mutates_metadata mutates_storage_metadata
+    mutations_hidden_from_autograd mutations_under_no_grad_or_inference_mode
+    mutation_inductor_storage_resize mutation_type""",
+)
+OUTPUT_INFO = Fields(
+    f"{_SCHEMAS}:OutputAliasInfo", "output_type raw_type base_idx dynamic_dims requires_grad"
+)
+RUNTIME_METADATA = Fields(
+    f"{_SCHEMAS}:ViewAndMutationMeta",
+    """num_intermediate_bases keep_input_mutations static_input_indices
+    num_symints_saved_for_bw num_tensors_saved_with_no_vc_check num_opaque_objects_saved_for_bw
+    bw_donated_idxs indices_of_inputs_that_requires_grad_with_mutations_in_bw
+    grad_enabled_mutation deterministic num_backward_tokens num_graphsafe_rng_states
+    is_rng_op_functionalized""",
+)
+
+
+def read_fields(fields: Fields, value: object) -> dict[str, object]:
+    """Each by its name; ``None`` for those that this release does not have."""
+    present = fields.present
+    return {name: getattr(value, name) if name in present else None for name in fields.names}
+
+
+# -- options
+
+functorch_config: Internal[FunctorchConfig] = Internal("torch._functorch.config")
+inductor_config: Internal[InductorConfig] = Internal("torch._inductor.config")
+dynamo_config: Internal[Config] = Internal("torch._dynamo.config")
+shapes_config: Internal[Config] = Internal("torch.fx.experimental._config")
+runtime_constant_folding: Internal[bool] = Internal(
+    "torch._inductor.config:aot_inductor.use_runtime_constant_folding"
+)
+pre_grad_pass_timing: Internal[str] = Internal(
+    "torch._inductor.config:pre_grad_pass_timing", since=(2, 12), instead="they run early"
+)
+_enrich_profiler_metadata: Internal[bool] = Internal(
+    "torch.fx.experimental._config:enrich_profiler_metadata"
+)
+Shape("torch._functorch.config", FunctorchConfig)
+Shape("torch._inductor.config", InductorConfig)
+Fields("torch._functorch.config", "_save_config_ignore")
+Fields("torch._inductor.config", "_save_config_ignore _cache_config_ignore_prefix")
+
+#: Options that say how to cache, or how to go about compiling, and nothing about what is compiled;
+#: and the path of the compiler, which a hit does not need and a reader may not have.
+CACHING_OPTIONS = (
+    Fields("torch._inductor.config", "cpp.cxx cpp_cache_precompile_headers"),
+    Fields(
+        "torch._functorch.config",
+        """bundled_autograd_cache enable_autograd_cache enable_remote_autograd_cache
+        force_autograd_cache strict_autograd_cache""",
+    ),
+)
+#: Those of Dynamo and of symbolic shapes that what comes after Dynamo reads as well.
+DYNAMO_OPTIONS = Fields(
+    "torch._dynamo.config",
+    """capture_scalar_outputs enable_compiler_collectives fake_tensor_disable_inference_mode
+    leaf_function_check_escaped_gradients leaf_function_validate_outputs
+    specialize_float specialize_int""",
+)
+SHAPES_OPTIONS = Fields(
+    "torch.fx.experimental._config",
+    """aggressive_guard_free_semantics backed_size_oblivious meta_nonzero_assume_all_nonzero
+    no_data_dependent_graph_break skip_dtype_check_in_meta_registrations
+    symbol_guard_limit_before_specialize unify_view_symbols_bso_meta use_duck_shape""",
+    added={"aggressive_guard_free_semantics": (2, 12), "unify_view_symbols_bso_meta": (2, 13)},
+)
+
+
+# -- custom passes, and whatever else keeps a graph from being cached
+
+_PASSES = "torch._inductor.custom_graph_pass"
+
+custom_graph_pass: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomGraphPass")
+custom_partitioner: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomPartitionerFn")
+custom_scheduler_pass: Internal[type[CustomPass]] = Internal(
+    f"{_PASSES}:CustomSchedulerPass", since=(2, 13), instead="no such pass has a uuid()"
+)
+should_use_remote_fx_cache: Internal[Callable[[], bool]] = Internal(
+    "torch._inductor.utils:should_use_remote_fx_graph_cache"
+)
+bisection_enabled: Internal[bool] = Internal(
+    "torch._inductor.compiler_bisector:CompilerBisector.bisection_enabled"
+)
+has_frozen_params: Internal[Callable[[GraphModule], bool]] = Internal(
+    "torch._inductor.freezing_utils:has_frozen_params"
+)
+backward_state: Internal[type] = Internal("torch.fx.experimental._backward_state:BackwardState")
+
+# -- the compile that is under way
+
+_SHAPES = "torch.fx.experimental.symbolic_shapes"
+
+current_tracing_context: Internal[Callable[[], TracingContext | None]] = Internal(
+    "torch._guards:TracingContext.try_get"
+)
+source: Internal[type] = Internal("torch._guards:Source")
+fake_tensor: Internal[type[Tensor]] = Internal("torch._subclasses.fake_tensor:FakeTensor")
+without_modes: Internal[Callable[[], AbstractContextManager[object]]] = Internal(
+    "torch.utils._python_dispatch:_disable_current_modes"
+)
+Shape("torch._guards:TracingContext", TracingContext)
+Fields("torch._subclasses.fake_tensor:FakeTensorMode", "shape_env")
+Fields(f"{_SHAPES}:ShapeEnv", "tracked_fakes")
+Fields(f"{_SHAPES}:TrackedFake", "fake symbolic_context")
+Fields(f"{_SHAPES}:StatelessSymbolicContext", "constraint_sizes")
+Fields(f"{_SHAPES}:StrictMinMaxConstraint", "vr")
+Fields("torch.utils._sympy.value_ranges:ValueRanges", "lower upper")
+
+#: Attributes of a graph module that are made from its graph.
+GENERATED = Fields("torch.fx.graph_module:GraphModule", "_graph _code _lineno_map _prologue_start")
+
+
+# -- operators
+
+operator: Internal[type[Operator]] = Internal("torch._ops:OpOverload")
+operator_packet: Internal[type[OperatorPacket]] = Internal("torch._ops:OpOverloadPacket")
+higher_order_operator: Internal[type] = Internal("torch._ops:HigherOrderOperator")
+custom_operators: Internal[Mapping[str, CustomOperator]] = Internal(
+    "torch._library.custom_ops:OPDEFS"
+)
+fake_registry: Internal[Mapping[str, FakeRegistration]] = Internal(
+    "torch._library.simple_registry:singleton._data"
+)
+dispatch_dump: Internal[Callable[[str], str]] = Internal("torch._C:_dispatch_dump")
+Shape("torch._ops:OpOverload", Operator)
+Shape("torch._library.custom_ops:CustomOpDef", CustomOperator)
+Shape("torch._library.simple_registry:SimpleOperatorEntry", FakeRegistration)
+Shape("torch._library.fake_impl:FakeImplHolder", FakeImplementation)
+Shape("torch._library.utils:Kernel", FakeKernel)
+
+#: Tables of Inductor to which users may add functions.
+decompositions: Internal[Mapping[object, Function[object]]] = Internal(
+    "torch._inductor.decomposition:decompositions"
+)
+lowerings: Internal[Mapping[object, Function[object]]] = Internal(
+    "torch._inductor.lowering:lowerings"
+)
+#: How the dispatcher tells the key and the source file of each kernel of an operator, and its own.
+REGISTERED_AT = re.compile(r"^(\S+): registered at (.+?):\d+ ", re.MULTILINE)
+DEFINED_AT = re.compile(r"^debug: registered at (.+?):\d+$", re.MULTILINE)
+
+
+def packet_of(function: object) -> object:
+    """The operator that ``function`` is an overload of; ``None`` if it is none."""
+    return getattr(function, "overloadpacket", None)
+
+
+Behaviour(
+    "torch._C:_dispatch_dump",
+    "tells where an operator is defined, and its kernels are registered",
+    lambda: (
+        (dump := dispatch_dump.get()("aten::relu")) is not None
+        and REGISTERED_AT.search(dump) is not None
+        and DEFINED_AT.search(dump) is not None
+    ),
+)
+
+
+def lowers_builtin(function: FunctionType) -> bool:
+    """Whether it is torch's lowering of a builtin; until 2.12 it bears that one's name."""
+    wrapped = getattr(function, "__wrapped__", None)
+    home = str(function.__globals__.get("__name__"))
+    return isinstance(wrapped, BuiltinFunctionType) and home.startswith("torch.")
+
+
+# -- functions that compiled autograd makes as it goes
+
+_COMPILED = "torch._dynamo.compiled_autograd"
+_MAKES_PROLOGUE = "AutogradCompilerInstance.proxy_call_aot_backward"
+_WRITES_PROLOGUE = f"{_AOT}.runtime_wrappers:_codegen_backward_prologue"
+
+autograd_node: Internal[type[AutogradNode]] = Internal(f"{_COMPILED}:Op")
+(_PROLOGUE,) = Words(f"{_COMPILED}:{_MAKES_PROLOGUE}", "call_aot_bwd_prologue")
+(PROLOGUE_CELL,) = Words(
+    f"{_COMPILED}:{_MAKES_PROLOGUE}",
+    "bw_prologue_fn",
+    since=(2, 13),
+    instead="code that nobody can read: those graphs are not cached",
+)
+#: The prologue that compiled autograd makes for the backward pass of a compiled graph.
+PROLOGUE = f"{_MAKES_PROLOGUE}.<locals>.{_PROLOGUE}"
+#: Globals of the code that AOTAutograd generates for a prologue: what it calls, ...
+PROLOGUE_CALLS, PROLOGUE_TANGENTS = Words(
+    _WRITES_PROLOGUE, "_process_tangent_ _tangent_metas_", since=(2, 13)
+)
+#: ... and what its error messages say.
+PROLOGUE_MESSAGES = Words(
+    _WRITES_PROLOGUE, "_tangent_descs_ _compile_id_ _stack_traces_", since=(2, 13)
+)
+Shape(f"{_COMPILED}:Op", AutogradNode)
+
+
+# -- code that Inductor generated
+
+compile_fx_inner: Internal[Function[CompiledGraph]] = Internal(
+    "torch._inductor.compile_fx:_compile_fx_inner"
+)
+compiled_graph: Internal[type[CompiledGraph]] = Internal(
+    "torch._inductor.output_code:CompiledFxGraph"
+)
+load_library: Internal[Function[Callable[[], object]]] = Internal(
+    f"{_CODE}:CppCodeCache.load_async"
+)
+load_module: Internal[Function[object]] = Internal(f"{_CODE}:PyCodeCache.load_by_key_path")
+_loaded_kernels: Internal[set[str]] = Internal(
+    f"{_CODE}:CppPythonBindingsCodeCache._loaded_module_names",
+    since=(2, 12),
+    instead="kernels are not in sys.modules",
+)
+cpp_compiler: Internal[Callable[[], str]] = Internal("torch._inductor.cpp_builder:get_cpp_compiler")
+compiler_version: Internal[Callable[[str], str]] = Internal(
+    "torch._inductor.cpp_builder:get_compiler_version_info"
+)
+inductor_backend: Internal[Function[Function[Function[object]]]] = Internal(
+    "torch:_TorchCompileInductorWrapper"
+)
+Shape("torch._inductor.output_code:CompiledFxGraph", CompiledGraph)
+Shape(f"{_CODE}:CppCodeCache", CppLibraries)
+Shape(f"{_CODE}:PyCodeCache", PythonModules)
+
+#: What tells one kernel from another, of the arguments it is compiled or loaded with.
+KERNEL_ARGUMENTS = Words(
+    f"{_CODE}:CppCodeCache.load_async",
+    "main_code optimized_code device_type extra_flags",
+)
+
+
+def loaded_kernels() -> set[str]:
+    """Names in ``sys.modules`` of the kernels that Inductor has loaded."""
+    return _loaded_kernels.find() or set()
+
+
+# -- Dynamo
+
+graph_break_reasons: Internal[list[CompileReason]] = Internal(
+    "torch._dynamo.utils:graph_break_reasons"
+)
+optimized_module: Internal[type] = Internal("torch._dynamo.eval_frame:OptimizedModule")
+Shape("torch._dynamo.output_graph:GraphCompileReason", CompileReason)
+(ORIGINAL_CALLABLE,) = Words("torch._dynamo.eval_frame:innermost_fn", "_torchdynamo_orig_callable")
+
+
+# -- settings of the process
+
+multithreading_enabled: Internal[Callable[[], bool]] = Internal(
+    "torch._C:_is_multithreading_enabled"
+)
+view_replay_enabled: Internal[Callable[[], bool]] = Internal("torch._C:_is_view_replay_enabled")
+autocast_devices: Internal[Callable[[], list[str]]] = Internal(
+    "torch._C:_autocast_supported_devices"
+)
+attention_priority: Internal[Callable[[], list[int]]] = Internal("torch._C:_get_sdp_priority_order")

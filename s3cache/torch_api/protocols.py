@@ -1,0 +1,305 @@
+"""What torch's internal objects look like, as far as s3cache uses them.
+
+Which class of torch each one stands for is in ``internals.py``. torch's public classes are used as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from traceback import FrameSummary
+    from types import ModuleType
+
+    from torch.fx import GraphModule
+
+__all__ = [
+    "AOTConfig",
+    "AOTResult",
+    "AutogradNode",
+    "CompileReason",
+    "CompiledGraph",
+    "CompiledHalf",
+    "Config",
+    "ConfigEntry",
+    "CppLibraries",
+    "CustomOperator",
+    "CustomPass",
+    "DispatchRules",
+    "FakeImplementation",
+    "FakeKernel",
+    "FakeRegistration",
+    "Function",
+    "FunctorchConfig",
+    "InductorConfig",
+    "KeyDetails",
+    "KeyPickler",
+    "Operator",
+    "OperatorPacket",
+    "OutputInfo",
+    "PythonModules",
+    "Reducer",
+    "RuntimeMetadata",
+    "SubclassMeta",
+    "TracingContext",
+    "ViewSequence",
+]
+
+R = TypeVar("R")
+
+#: A function of which nothing is said but what it returns: its parameters differ from release to
+#: release and are passed through, or it is the user's. The one place where types end.
+Function: TypeAlias = Callable[..., R]  # type: ignore[explicit-any]
+
+#: What a pickler asks about an object: how to reduce it, or ``NotImplemented``.
+Reducer: TypeAlias = Callable[[object], object]
+
+
+# -- keys
+
+
+class KeyDetails(Protocol):
+    """All that torch's own key of a graph depends on; each of its attributes is a component."""
+
+    gm: GraphModule | None
+    example_inputs: Sequence[object]
+
+
+class KeyPickler(Protocol):
+    """torch's pickler for keys."""
+
+    fast: bool
+    reducer_override: Reducer
+
+    def clear_memo(self) -> object: ...
+
+    def dumps(self, obj: object) -> bytes: ...
+
+
+class AOTConfig(Protocol):
+    """How AOTAutograd is to go about one graph."""
+
+    precompile_backend_id: str | None
+
+
+# -- entries
+
+
+class CompiledGraph(Protocol):
+    """What Inductor made of one graph: the forward or the backward half of an entry."""
+
+    cache_key: str
+    source_code: str
+    _time_taken_ns: int | None
+
+
+class CompiledHalf(Protocol):
+    """One half of an entry that holds its code."""
+
+    result: object
+
+
+class ViewSequence(Protocol):
+    """The views that lead from a base to an output."""
+
+    sequence: Sequence[object]
+
+
+class OutputInfo(Protocol):
+    """What a compiled graph does with one of its outputs."""
+
+    view_meta_sequence: ViewSequence | None
+
+
+class RuntimeMetadata(Protocol):
+    """What a compiled graph does to its inputs and outputs."""
+
+    input_info: Sequence[object]
+    output_info: Sequence[OutputInfo]
+    subclass_inp_meta: Iterable[object] | None
+    subclass_fw_graph_out_meta: Iterable[object] | None
+    subclass_tangent_meta: Iterable[object] | None
+    tokens: Mapping[object, object] | None
+
+
+class SubclassMeta(Protocol):
+    """A tensor subclass among a graph's inputs or outputs, and what it wraps."""
+
+    flat_tensor_start_idx: int
+    arg_count: int
+    attrs: Mapping[str, object]
+    outer_size: object
+    outer_stride: object
+    original_subclass: object
+    original_subclass_type: type | None
+
+
+class AOTResult(Protocol):
+    """torch's entry for a graph: what is pickled."""
+
+    compiled_fw: CompiledHalf
+    compiled_bw: CompiledHalf | None
+    runtime_metadata: RuntimeMetadata
+    dispatch_wrappers: Sequence[object]
+    forward_time_taken_ns: int
+    backward_time_taken_ns: int
+    guards_expr: str | None
+    serialized_bw_module: object
+
+
+# -- while a graph is traced
+
+
+class TracingContext(Protocol):
+    """What torch knows of the compile that is under way on this thread."""
+
+    fake_mode: object
+    fakify_first_call: bool
+    output_strides: list[object] | None
+
+
+class CompileReason(Protocol):
+    """Why Dynamo ended a graph, and where."""
+
+    reason: str
+    user_stack: Sequence[FrameSummary]
+
+
+# -- code caches of Inductor
+
+
+class CppLibraries(Protocol):
+    """A class of C++ libraries that were compiled or loaded."""
+
+    __name__: str
+
+    @classmethod
+    def _load_library(cls, path: str, key: str) -> object: ...
+
+
+class PythonModules(Protocol):
+    """The class of Python modules that Inductor generated."""
+
+    modules_no_attr: MutableMapping[str, ModuleType]
+
+
+# -- code of users that rewrites graphs
+
+
+class CustomPass(Protocol):
+    """A pass, or a partitioner, that says which code it is."""
+
+    def uuid(self) -> object: ...
+
+
+# -- operators
+
+
+class OperatorPacket(Protocol):
+    """An operator with all its overloads."""
+
+    def overloads(self) -> list[str]: ...
+
+
+class Operator(Protocol):
+    """One overload of an operator."""
+
+    namespace: str
+    py_kernels: Mapping[object, Function[object]]
+    _schema: object
+
+    def name(self) -> str: ...
+
+
+class CustomOperator(Protocol):
+    """What ``torch.library.custom_op`` made."""
+
+    _init_fn: Function[object]
+    _opoverload: Operator
+    _torch_dispatch_fns: Mapping[type, Function[object]]
+    _abstract_fn: Function[object] | None
+    _backward_fn: Function[object] | None
+    _setup_context_fn: Function[object] | None
+    _vmap_fn: Function[object] | None
+
+
+class FakeKernel(Protocol):
+    """What runs on fake tensors in place of an operator's kernels."""
+
+    func: Function[object]
+
+
+class FakeImplementation(Protocol):
+    """Where such a kernel is registered."""
+
+    @property
+    def kernel(self) -> FakeKernel | None: ...
+
+
+class DispatchRules(Protocol):
+    """What runs on tensor subclasses and in modes in place of an operator's kernels."""
+
+    _data: Mapping[object, Function[object]]
+
+
+class FakeRegistration(Protocol):
+    """What ``torch.library`` keeps for one operator."""
+
+    fake_impl: FakeImplementation
+    torch_dispatch_rules: DispatchRules
+
+
+class AutogradNode(Protocol):
+    """A function in graphs of compiled autograd that stands for one kind of node of autograd."""
+
+    __name__: str
+    is_custom_function: bool
+
+
+# -- options
+
+
+class ConfigEntry(Protocol):
+    """One option of a config module."""
+
+    default: object
+    alias: str | None
+
+
+class Config(Protocol):
+    """A config module: options are its attributes."""
+
+    __name__: str
+    _config: Mapping[str, ConfigEntry]
+
+    def patch(self, **changes: object) -> AbstractContextManager[object]: ...
+
+
+class FunctorchConfig(Config, Protocol):
+    """``torch._functorch.config``."""
+
+    enable_autograd_cache: bool
+    bundled_autograd_cache: bool
+    joint_custom_pass: object
+    activation_memory_budget_runtime_estimator: object
+    activation_memory_budget_solver: object
+
+
+class InductorConfig(Config, Protocol):
+    """``torch._inductor.config``."""
+
+    fx_graph_cache: bool
+    freezing: bool
+    unsafe_marked_cacheable_functions: Mapping[str, str]
+    pre_grad_custom_pass: object
+    post_grad_custom_pre_pass: object
+    post_grad_custom_post_pass: object
+    joint_custom_pre_pass: object
+    joint_custom_post_pass: object
+    _pre_fusion_custom_pass: object
+    _post_fusion_custom_pass: object
+    _fuse_ddp_communication_passes: Sequence[object]
+    custom_partitioner_fn: object

@@ -1,0 +1,16 @@
+"""How much of s3cache a hit and a miss run through: a symptom to watch."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.route import routes
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_a_hit_and_a_miss_run_through_few_files() -> None:
+    """What a reader opens who follows one; ``make route`` prints them."""
+    found = routes()
+    assert len(found["hit"].stops) <= 25, str(found["hit"])
+    assert len(found["miss"].stops) <= 30, str(found["miss"])

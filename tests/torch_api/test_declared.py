@@ -1,0 +1,131 @@
+"""torch's internals are where they are declared to be, and can be replaced by their declaration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from s3cache.hooks._patching import Patches
+from s3cache.torch_api import bind_declarations, declarations, internals, survey
+from tests.machines import Machine
+
+
+def test_the_installed_torch_is_as_declared() -> None:
+    """``make test-torch TORCH=x`` prints the same as a table, for that torch."""
+    lacks = [row.name for row in survey() if row.expected and not row.present]
+    has = [row.name for row in survey() if row.present and not row.expected]
+    assert lacks == [], "declare until which release they are there, and what takes their place"
+    assert has == [], "declare since which release they are there"
+
+
+def test_all_declarations_bind_to_it() -> None:
+    bind_declarations()
+
+
+def test_what_is_declared_holds_for_some_supported_release() -> None:
+    releases = [(2, minor) for minor in range(internals.OLDEST[1], internals.NEWEST[1] + 1)]
+    for declaration in declarations():
+        assert any(map(declaration.holds_for, releases)), declaration.place
+
+
+def test_every_mistake_in_a_declaration_is_seen(tmp_path: Path) -> None:
+    told = Machine(tmp_path).run("tests.torch_api.declaring:table_of_mistakes").result
+    said = [line.split(maxsplit=2) for line in told["lines"]]
+    places = "torch._guards:Guard"
+    assert [(words[0], words[2]) for words in said[:-1]] == [
+        ("MISSING", "torch:nonsense"),
+        ("MISSING", "torch.nonsense:compile"),
+        ("UNEXPECTED", "torch:compile"),
+        ("there", "torch:compile"),
+        ("absent", "torch:nonsense"),
+        ("there", f"{places} .source"),
+        ("MISSING", f"{places} .nonsense"),
+        ("absent", f"{places} .later"),
+        ("there", f"{places} .source"),
+        ("MISSING", f"{places} .target"),
+        ("there", "torch._guards:TracingContext.try_get 'tracing_context'"),
+        ("MISSING", "torch._guards:TracingContext.try_get 'nonsense'"),
+        ("MISSING", "torch:compile makes tea"),
+    ]
+    assert told["lines"][-1].endswith(" 7 not as declared")
+    assert told["status"] == 1
+
+
+def test_the_table_is_printed_and_tells_a_good_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "s3cache.torch_api"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    *lines, last = done.stdout.splitlines()
+    assert len(lines) == len(survey())
+    assert last == f"torch {torch.__version__}, supported: {len(lines)} names, 0 not as declared"
+
+
+def test_what_this_torch_lacks_is_named(tmp_path: Path) -> None:
+    told = Machine(tmp_path).run("tests.torch_api.declaring:absent_names").result
+    assert told["find"] is None
+    assert "torch:compile is of torch" in told["later"]
+    assert "instead: patience" in told["later"]
+    for name in ("missing", "found", "all"):
+        assert told[name] == f"torch {torch.__version__} lacks torch:nonsense"
+
+
+def test_a_name_is_read_anew_each_time() -> None:
+    config = internals.functorch_config.get()
+    before = internals.current_tracing_context.get()
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        assert config.enable_autograd_cache is False
+    patches = Patches()
+    patches.replace(internals.current_tracing_context, lambda _: lambda: None)
+    try:
+        assert internals.current_tracing_context.get() is not before
+    finally:
+        patches.undo()
+    assert internals.current_tracing_context.get() is before
+
+
+@pytest.mark.parametrize(
+    ("internal", "kind", "own"),
+    [
+        (internals.autograd_cache_key, "function", True),
+        (internals.wrap_post_compile, "function", True),
+        (internals.get_hash, "function", False),
+        (internals.try_load, "staticmethod", True),
+        (internals.evaluate_guards, "staticmethod", True),
+        (internals.load_library, "classmethod", True),
+        (internals.iterate_over_candidates, "classmethod", False),
+    ],
+    ids=lambda each: getattr(each, "place", None),
+)
+def test_a_replaced_function_stays_what_it_was_and_is_put_back(
+    internal: Any, kind: str, own: bool
+) -> None:
+    """``own``: whether its owner has it itself, and does not inherit it."""
+    owner, name = internal.owner()
+    before = dict(vars(owner))
+    assert (name in before) == own
+    given = []
+
+    def make(original: Any) -> Any:
+        given.append(original)
+
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+        return replacement
+
+    patches = Patches()
+    patches.replace(internal, make)
+    replaced = vars(owner)[name]
+    assert type(replaced).__name__ == kind
+    assert type(given[0]).__name__ == "function"
+    patches.undo()
+    assert dict(vars(owner)) == before

@@ -1,0 +1,80 @@
+"""A wrapper does what it does around each call in one method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+import pytest
+
+from s3cache.errors import TransientError
+from s3cache.stats import Verb
+from s3cache.store import MemoryStore, NotAdmitted, WrapperStore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class Noting(WrapperStore):
+    """Notes each call, makes it twice, and gives the second answer."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.calls: list[tuple[str, str]] = []
+
+    async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        self.calls.append((verb, key))
+        if verb != "list":
+            await call()
+        return await call()
+
+
+async def test_every_verb_goes_through_it_with_its_key() -> None:
+    store = Noting(MemoryStore())
+    await store.put("key", b"abc")
+    assert await store.get("key") == b"abc"
+    assert await store.get("key", lambda size: size > 3) == NotAdmitted(3)
+    assert await store.get_range("key", 1, 1) == b"b"
+    assert await store.head("key") is not None
+    assert [info.key async for info in store.list("k")] == ["key"]
+    assert await store.atomic_create()
+    await store.delete("key")
+    assert store.calls == [
+        ("put", "key"),
+        ("get", "key"),
+        ("get", "key"),
+        ("get_range", "key"),
+        ("head", "key"),
+        ("list", "k"),  # one for each step: the last one finds the end
+        ("list", "k"),
+        ("atomic_create", ""),
+        ("delete", "key"),
+    ]
+    assert {verb for verb, _ in store.calls} == set(get_args(Verb))
+
+
+async def test_what_it_raises_the_call_raises_and_a_listing_is_closed() -> None:
+    closed: list[str] = []
+
+    class Listing(MemoryStore):
+        async def list(self, prefix: str = "") -> Any:
+            try:
+                yield "first"
+                yield "second"
+            finally:
+                closed.append(prefix)
+
+    class Refusing(WrapperStore):
+        left = 1
+
+        async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+            if not self.left:
+                raise TransientError("no more", op=verb, key=key)
+            self.left -= 1
+            return await call()
+
+    store = Refusing(Listing())
+    with pytest.raises(TransientError, match="no more"):
+        [info async for info in store.list("p")]
+    assert closed == ["p"]
+    with pytest.raises(TransientError, match="get key"):
+        await store.get("key")
