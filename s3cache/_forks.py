@@ -158,7 +158,7 @@ def call_in_child(renew: Callable[[], None]) -> None:
     """
     known = weakref.WeakMethod(renew) if isinstance(renew, MethodType) else lambda: renew
     with _mutex:  # a lock that nobody else holds when the child is born
-        _renewals[:] = [*(each for each in _renewals if each() is not None), known]
+        _renewals[:] = [*(former for former in _renewals if former() is not None), known]
 
 
 def _renew_in_child() -> None:

@@ -229,7 +229,7 @@ class Fields(Declaration):
     @functools.cached_property
     def present(self) -> frozenset[str]:
         release = installed_release()
-        return frozenset(each for each in self.names if release >= self.added.get(each, release))
+        return frozenset(name for name in self.names if release >= self.added.get(name, release))
 
     def bind(self) -> None:
         """See :meth:`Declaration.bind`. Objects come later, so that nothing is raised."""
@@ -251,7 +251,7 @@ def _members(protocol: type) -> list[str]:
     for base in reversed(protocol.__mro__):
         if base.__module__ == protocol.__module__:
             members += inspect.get_annotations(base)
-            methods = (name for name, each in vars(base).items() if _is_method(each))
+            methods = (name for name, member in vars(base).items() if _is_method(member))
             members += (name for name in methods if not name.startswith("__"))
     return members
 
