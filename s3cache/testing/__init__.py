@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from s3cache.testing.contract import StoreContract
     from s3cache.testing.faulty import Fault, FaultRates, FaultyStore, FaultyVerb
+    from s3cache.testing.machines import Machine, Outcome, ProgramError
 
 __all__ = [
     "Fault",
     "FaultRates",
     "FaultyStore",
     "FaultyVerb",
+    "Machine",
+    "Outcome",
+    "ProgramError",
     "StoreContract",
 ]
 
@@ -31,6 +35,7 @@ _LAZY = {
     for module, names in {
         "contract": ("StoreContract",),
         "faulty": ("Fault", "FaultRates", "FaultyStore", "FaultyVerb"),
+        "machines": ("Machine", "Outcome", "ProgramError"),
     }.items()
     for name in names
 }
