@@ -19,7 +19,7 @@ from s3cache import entries
 from s3cache.cache import Engine, Hit, Saved
 from s3cache.store import MemoryStore
 from s3cache.testing import FaultyStore
-from tests.unit.caching import entry, open_engine, payload
+from tests.support.caching import entry, open_engine, payload
 
 if TYPE_CHECKING:
     from s3cache.testing import Fault, FaultyVerb

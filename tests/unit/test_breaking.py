@@ -19,7 +19,7 @@ from s3cache.testing import FaultyStore
 from s3cache.testing.contract import VERBS, listed
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeClock
+    from tests.support.clock import FakeClock
 
 POLICY = BreakerPolicy(failures=3, reset_after_s=10)
 

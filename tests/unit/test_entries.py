@@ -13,7 +13,7 @@ from s3cache.entries import Replaceable
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import MemoryStore, MeteredStore
 from s3cache.testing import FaultyStore
-from tests.unit.caching import KEY, OTHER, broken, entry, payload
+from tests.support.caching import KEY, OTHER, broken, entry, payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ from s3cache import testing
 
 __all__ = ["ROOT", "Machine", "Outcome", "remote_url"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def remote_url(root: Path) -> str:
@@ -83,7 +83,7 @@ class Machine:
             AssertionError: it ended badly; says how, with the end of what it wrote.
         """
         done = self._machine.call(
-            "tests.machines:do_job",
+            "tests.support.machines:do_job",
             *(job, arguments, remote, settings or {}),
             cwd=self.root,
             timeout_s=timeout_s,
