@@ -56,7 +56,7 @@ test-fast: $(READY) ## unit and contract tests only, no server
 	$(BIN)/python -m pytest tests --ignore=tests/faults --ignore=tests/infra \
 		--ignore=tests/integration --ignore=tests/rgw $(ARGS)
 
-BUSY = tests/unit tests/contract tests/stateful tests/faults
+BUSY = tests/test_*.py tests/contract tests/store tests/tier tests/transfer tests/cache tests/faults
 test-busy: $(READY) ## the tests that have threads and processes, 6 times at once; 7 minutes
 	seq 6 | xargs -P 6 -I{} bash -euo pipefail -c \
 		'place=$$(mktemp -d); trap "rm -rf $$place" EXIT; \

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 # Everybody may know the version; what is at the top stands on everything.
 _GROUND, _TOP = ("_version",), ("__init__", "__main__")
 

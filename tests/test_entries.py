@@ -13,46 +13,17 @@ from s3cache.entries import Replaceable
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import FaultyStore, MemoryStore, MeteredStore
 from tests.support.caching import KEY, OTHER, broken, entry, payload
+from tests.support.stores import RacyStore, variants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from s3cache.frame import Frame
-    from s3cache.store import Buffer, PutMode, Store
-
-
-class RacyStore(MemoryStore):
-    """``create`` looks first and writes later: of racing creators several win, the last stays."""
-
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        if mode == "create" and await self.head(key) is None:
-            await asyncio.sleep(0.001)
-            mode = "overwrite"
-        await super().put(key, data, mode=mode)
-
-    async def atomic_create(self) -> bool:
-        return False
+    from s3cache.store import Store
 
 
 async def publish(store: Store, *found: Frame) -> None:
     await asyncio.gather(*(entries.publish(store, each, replaceable=()) for each in found))
-
-
-async def variants(store: Store, key: str = KEY) -> set[str]:
-    """Variants that a reader finds."""
-    found = set()
-    async for info in store.list(entries.name_prefix(key)):
-        data = await store.get(info.key)
-        assert data is not None
-        found.add(entries.verify(info.key, data).header.variant)
-    return found
 
 
 # -- names

@@ -16,7 +16,7 @@ from s3cache.settings import Settings
 from s3cache.stats import Reason
 from s3cache.store import FileLocation, S3Options, parse_url
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), ROOT / "infra" / "README.md"]
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \|", re.MULTILINE)

@@ -20,8 +20,8 @@ from s3cache.errors import (
 )
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from tests.support.caching import KEY, OTHER, GatedStore, broken, entry, open_cache, settings
-from tests.unit.test_cache import Failing
+from tests.support.caching import KEY, OTHER, broken, entry, open_cache, settings
+from tests.support.stores import FailingStore, GatedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def strict(tmp_path: Path) -> Iterator[Callable[..., Cache]]:
 def test_a_lookup_raises_what_the_store_raised_and_counts_it(
     strict: Callable[..., Cache], error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = strict(Failing(error))
+    cache = strict(FailingStore(error))
     for _ in range(2):
         with pytest.raises(type(error)) as caught:
             cache.lookup(KEY)
@@ -150,7 +150,7 @@ def test_an_upload_that_fails_is_warned_of_not_raised(
     strict: Callable[..., Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It happens later, on another thread: there is nobody to raise it to."""
-    cache = strict(Failing(AccessDeniedError("403")))
+    cache = strict(FailingStore(AccessDeniedError("403")))
     assert isinstance(cache.save(KEY, entry()), Saved)
     report = cache.flush(20)
     assert isinstance(report.error, AccessDeniedError)

@@ -27,10 +27,10 @@ from s3cache.errors import (
 from s3cache.stats import Reason
 from s3cache.store import FaultyStore, FileStore, LatencyStore, MemoryStore
 from s3cache.tier import RemoteTier
-from tests.support.caching import KEY, OTHER, GatedStore, broken, entry, open_cache, payload
+from tests.support.caching import KEY, OTHER, broken, entry, open_cache, payload
 from tests.support.scripts import run_script
+from tests.support.stores import FailingStore, GatedStore, RacyStore, variants
 from tests.support.waiting import eventually, in_thread
-from tests.unit.test_entries import RacyStore, variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -514,26 +514,6 @@ def test_a_file_damaged_before_its_upload_is_not_uploaded(
 # -- stores that fail
 
 
-class Failing(MemoryStore):
-    """Raises ``error`` from every call."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-    async def get(self, key: str, admit: Any = None) -> Any:
-        raise self.error
-
-    async def get_range(self, key: str, start: int, length: int) -> Any:
-        raise self.error
-
-    async def put(self, *args: Any, **more: Any) -> None:
-        raise self.error
-
-    async def atomic_create(self) -> bool:
-        raise self.error
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -556,7 +536,7 @@ def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
     error: Exception,
     reason: Reason,
 ) -> None:
-    cache = machine(store=Failing(error))
+    cache = machine(store=FailingStore(error))
     for _ in range(3):
         found = cache.lookup(KEY)
         assert miss(found) == reason
@@ -579,7 +559,7 @@ def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
 def test_each_kind_of_problem_is_warned_of_once(
     machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Failing(TransientError("reset"))
+    store = FailingStore(TransientError("reset"))
     cache = machine(store=store)
     for error in (TransientError("x"), AccessDeniedError("y"), TransientError("z")) * 3:
         store.error = error
@@ -628,7 +608,7 @@ def test_a_remote_that_cannot_be_opened_costs_no_save(
 
 
 def test_the_breaker_stops_asking_a_remote_that_fails(machine: Callable[..., Cache]) -> None:
-    cache = machine(store=Failing(TransientError("reset")), breaker_failures=2)
+    cache = machine(store=FailingStore(TransientError("reset")), breaker_failures=2)
     for _ in range(6):
         assert miss(cache.lookup(KEY)) == Reason.UNAVAILABLE
     assert calls(cache) == {"get": 2}
