@@ -1,4 +1,4 @@
-"""One reading of options for all: settings and stores say what they take, and this parses it.
+"""Read options from code, a URL or the environment, in one way for settings and stores.
 
 A dataclass declares its fields with :func:`option`. Text, from a URL or the environment, is parsed
 as the field's :class:`Kind` has it; a value from code must be of that kind's types and in the same
@@ -75,7 +75,11 @@ def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = F
 @cache
 def kinds(of: type) -> Mapping[str, Kind]:
     """The options that a dataclass has, by name."""
-    return {each.name: each.metadata["kind"] for each in fields(of) if "kind" in each.metadata}
+    return {
+        declared.name: declared.metadata["kind"]
+        for declared in fields(of)
+        if "kind" in declared.metadata
+    }
 
 
 def check(options: Any) -> None:
@@ -84,13 +88,15 @@ def check(options: Any) -> None:
     ``None`` is fine where it is the default.
 
     Raises:
-        ConfigError: a value is of no use.
+        ConfigError: a value cannot be used.
     """
-    for each in fields(options):
-        value = getattr(options, each.name)
-        kind: Kind | None = each.metadata.get("kind")
-        if kind is not None and (value is not None or each.default is not None):
-            object.__setattr__(options, each.name, _read(f"option {each.name}", kind, value))
+    for declared in fields(options):
+        value = getattr(options, declared.name)
+        kind: Kind | None = declared.metadata.get("kind")
+        if kind is not None and (value is not None or declared.default is not None):
+            object.__setattr__(
+                options, declared.name, _read(f"option {declared.name}", kind, value)
+            )
 
 
 def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
@@ -102,12 +108,12 @@ def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: a value cannot be used; it names the variable.
     """
-    found = {}
+    options = {}
     for name, kind in kinds(of).items():
         variable = PREFIX + name.upper()
         if name not in but and (text := os.environ.get(variable)):
-            found[name] = _read(f"environment variable {variable}", kind, text)
-    return found
+            options[name] = _read(f"environment variable {variable}", kind, text)
+    return options
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str = "") -> None:
@@ -144,7 +150,7 @@ def _read(thing: str, kind: Kind, value: Any) -> Any:
         return _parse(thing, kind, value)
     # bool is an int to Python, but nobody means one by the other.
     if not isinstance(value, kind.types) or (isinstance(value, bool) and bool not in kind.types):
-        expected = " or ".join(each.__name__ for each in (*kind.types, str))
+        expected = " or ".join(type_.__name__ for type_ in (*kind.types, str))
         raise ConfigError(thing, f"is a {type(value).__name__}", f"give {expected}")
     if kind.in_text:
         _parse(thing, kind, f"{value:f}" if isinstance(value, float) else str(value))
@@ -200,13 +206,13 @@ def size(at_least: int = 1, at_most: int | None = None) -> Kind:
     """A number of bytes, such as ``12345``, ``500MB`` or ``10GiB``."""
 
     def parse(text: str) -> int:
-        found = re.fullmatch(r"(\d{1,15}) ?(|[KMGT]i?)B?", text, re.IGNORECASE)
-        if not found:
+        match = re.fullmatch(r"(\d{1,15}) ?(|[KMGT]i?)B?", text, re.IGNORECASE)
+        if not match:
             raise ValueError(f"{text!r} is no size", "give one, e.g. 500MB or 10GiB")
-        unit = found[2].upper()
+        unit = match[2].upper()
         base = 1024 if unit.endswith("I") else 1000
         factor: int = base ** (" KMGT".index(unit[0]) if unit else 0)
-        return _in_range(int(found[1]) * factor, at_least, at_most)
+        return _in_range(int(match[1]) * factor, at_least, at_most)
 
     return Kind(parse, (int,))
 

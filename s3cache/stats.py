@@ -218,7 +218,7 @@ class Listeners:
 
     def _remove(self, listener: Listener) -> None:
         with self._mutex:
-            self._listeners = tuple(each for each in self._listeners if each is not listener)
+            self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,9 @@ class Counters:
         self._miss_latency.record(seconds)
 
     def bypassed(self, reasons: Iterable[str]) -> None:
-        self._add(("bypassed", None, 1), *(("bypass_reasons", each, 1) for each in set(reasons)))
+        self._add(
+            ("bypassed", None, 1), *(("bypass_reasons", reason, 1) for reason in set(reasons))
+        )
 
     def time_saved(self, seconds: float) -> None:
         with self._mutex:
@@ -348,8 +350,8 @@ class Counters:
             return MappingProxyType({tier: counts[name, tier] for tier in tiers})
 
         def by_reason(name: str) -> Mapping[Reason, int]:
-            found = {reason: counts[name, reason] for reason in Reason}
-            return MappingProxyType({reason: count for reason, count in found.items() if count})
+            by_reason = {reason: counts[name, reason] for reason in Reason}
+            return MappingProxyType({reason: count for reason, count in by_reason.items() if count})
 
         bypasses = {
             str(label): count for (name, label), count in counts.items() if name == "bypass_reasons"

@@ -29,8 +29,8 @@ def describe(entry: AOTResult) -> dict[str, object]:
     """
     metadata = entry.runtime_metadata
     return {
-        "inputs": [_fields(each, internals.INPUT_INFO) for each in metadata.input_info],
-        "outputs": [_output(each) for each in metadata.output_info],
+        "inputs": [_fields(info, internals.INPUT_INFO) for info in metadata.input_info],
+        "outputs": [_output(info) for info in metadata.output_info],
         "subclasses": {
             "inputs": _subclasses(metadata.subclass_inp_meta),
             "outputs": _subclasses(metadata.subclass_fw_graph_out_meta),
@@ -38,21 +38,21 @@ def describe(entry: AOTResult) -> dict[str, object]:
         },
         **_fields(metadata, internals.RUNTIME_METADATA),
         "num_tokens": len(metadata.tokens or ()),
-        "wrappers": [type(each).__name__ for each in entry.dispatch_wrappers],
+        "wrappers": [type(wrapper).__name__ for wrapper in entry.dispatch_wrappers],
         "has_backward": entry.compiled_bw is not None,
         "has_backward_module": entry.serialized_bw_module is not None,
     }
 
 
 def _fields(value: object, fields: Fields) -> dict[str, object]:
-    return {name: _plain(each) for name, each in internals.read_fields(fields, value).items()}
+    return {name: _plain(field) for name, field in internals.read_fields(fields, value).items()}
 
 
 def _output(info: OutputInfo) -> dict[str, object]:
     views = info.view_meta_sequence
     return {
         **_fields(info, internals.OUTPUT_INFO),
-        "view_meta_sequence": [_view(each) for each in (views.sequence if views else ())],
+        "view_meta_sequence": [_view(view) for view in (views.sequence if views else ())],
     }
 
 
@@ -65,7 +65,7 @@ def _view(view: object) -> dict[str, object]:
 
 
 def _subclasses(metas: Iterable[object] | None) -> list[dict[str, object]]:
-    return [_subclass(each) for each in metas or ()]
+    return [_subclass(meta) for meta in metas or ()]
 
 
 def _subclass(meta: object) -> dict[str, object]:
@@ -77,7 +77,7 @@ def _subclass(meta: object) -> dict[str, object]:
         "type": _plain(meta.original_subclass_type or type(meta.original_subclass)),
         "flat_tensor_start_idx": meta.flat_tensor_start_idx,
         "arg_count": meta.arg_count,
-        "attrs": {name: _subclass(each) for name, each in meta.attrs.items()},
+        "attrs": {name: _subclass(inner) for name, inner in meta.attrs.items()},
         "outer_size": _plain(meta.outer_size),
         "outer_stride": _plain(meta.outer_stride),
     }
@@ -95,9 +95,9 @@ def _plain(value: object, depth: int = 0) -> object:
         return f"{value.__module__}.{value.__qualname__}"
     if depth < _MAX_DEPTH:
         if isinstance(value, (set, frozenset)):
-            return sorted((_plain(each, depth + 1) for each in value), key=repr)
+            return sorted((_plain(member, depth + 1) for member in value), key=repr)
         if isinstance(value, Mapping):
-            return {str(name): _plain(each, depth + 1) for name, each in value.items()}
+            return {str(name): _plain(member, depth + 1) for name, member in value.items()}
         if isinstance(value, Iterable):
-            return [_plain(each, depth + 1) for each in value]
+            return [_plain(member, depth + 1) for member in value]
     return str(value)[:_MAX_TEXT]

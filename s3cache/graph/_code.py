@@ -62,7 +62,7 @@ class _Walk:
         if isinstance(value, (list, tuple)):
             self._items(type(value).__name__, value, depth)
         elif isinstance(value, (set, frozenset)):
-            self._say(type(value).__name__, *sorted(_alone(each) for each in value))
+            self._say(type(value).__name__, *sorted(_alone(member) for member in value))
         elif isinstance(value, dict):
             self._say("dict", *sorted(_alone(item) for item in value.items()))
         elif isinstance(value, partial):
@@ -80,8 +80,8 @@ class _Walk:
 
     def _items(self, kind: str, values: Iterable[object], depth: int) -> None:
         self._say(kind)
-        for each in values:
-            self.value(each, depth + 1)
+        for item in values:
+            self.value(item, depth + 1)
         self._say("end")
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
@@ -100,19 +100,19 @@ class _Walk:
         for name in names:
             if name not in function.__globals__:
                 continue
-            found = function.__globals__[name]
+            value = function.__globals__[name]
             self._say(name)
-            self.value(found, depth + 1)
-            if isinstance(found, types.ModuleType) and not _is_torchs(found):
-                self._from_module(found, names, depth)
+            self.value(value, depth + 1)
+            if isinstance(value, types.ModuleType) and not _is_torchs(value):
+                self._from_module(value, names, depth)
 
     def _from_module(self, module: types.ModuleType, names: list[str], depth: int) -> None:
         """``helpers.scale(x)``: what is taken from a module, not all of it."""
         for name in names:
-            found = vars(module).get(name)
-            if isinstance(found, (types.FunctionType, *_PLAIN)):
+            value = vars(module).get(name)
+            if isinstance(value, (types.FunctionType, *_PLAIN)):
                 self._say(name)
-                self.value(found, depth + 1)
+                self.value(value, depth + 1)
 
     def _code(self, code: types.CodeType, depth: int) -> list[str]:
         """Returns all the names that it, or code inside of it, may take from somewhere else."""

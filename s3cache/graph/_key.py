@@ -79,9 +79,9 @@ def _vouched_versions(gm: GraphModule, vouched: Callable[[object], str | None]) 
     return " ".join(
         sorted(
             {
-                f"{internals.name_of(each)}={version}"
-                for each in called
-                if (version := vouched(each)) is not None
+                f"{internals.name_of(target)}={version}"
+                for target in called
+                if (version := vouched(target)) is not None
             }
         )
     )

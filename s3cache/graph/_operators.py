@@ -71,7 +71,9 @@ def _custom_operators(gm: GraphModule) -> dict[Operator, str]:
                 operators = [getattr(target, name) for name in target.overloads()]
             else:
                 continue
-            callers.update((each, node.name) for each in operators if each.namespace != "aten")
+            callers.update(
+                (operator, node.name) for operator in operators if operator.namespace != "aten"
+            )
     return callers
 
 

@@ -168,7 +168,7 @@ def _passes() -> Iterator[Unsafe]:
     ]
     if internals.pre_grad_pass_timing.find() == "late":  # others have run on this graph already
         passes.append(("pre_grad_custom_pass", graph_pass, inductor.pre_grad_custom_pass))
-    communication = [each for each in inductor._fuse_ddp_communication_passes if callable(each)]
+    communication = [hook for hook in inductor._fuse_ddp_communication_passes if callable(hook)]
     passes += [
         ("_pre_fusion_custom_pass", scheduler_pass, inductor._pre_fusion_custom_pass),
         ("_post_fusion_custom_pass", scheduler_pass, inductor._post_fusion_custom_pass),
@@ -198,16 +198,16 @@ def _without_uuid(name: str, kind: type[CustomPass] | None, value: object) -> It
         value: a pass, several of them, or ``None``.
     """
     passes = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-    for each in passes:
-        if kind is None or not (isinstance(each, kind) and each.uuid()):
+    for pass_ in passes:
+        if kind is None or not (isinstance(pass_, kind) and pass_.uuid()):
             base = (
                 "a class of a later torch" if kind is None else f"{kind.__module__}.{kind.__name__}"
             )
             yield Unsafe(
                 "custom-pass",
-                f"{name} is {_qualified(each)}, which has no uuid()",
+                f"{name} is {_qualified(pass_)}, which has no uuid()",
                 f"derive it from {base} and give it a uuid()",
-                target=_qualified(each),
+                target=_qualified(pass_),
             )
 
 
@@ -330,7 +330,7 @@ def also_safe(gm: GraphModule) -> dict[str, str]:
         for node in module.graph.nodes
         if node.op == "call_function"
     }
-    return {internals.name_of(each): "" for each in targets if _is_also_safe(each)}
+    return {internals.name_of(target): "" for target in targets if _is_also_safe(target)}
 
 
 def _is_also_safe(target: object) -> bool:

@@ -226,13 +226,14 @@ def _without_aot_names(gm: GraphModule, source: str) -> str:
 
 
 def _names(code: CodeType) -> set[str]:
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
 
 def _digest(code: CodeType) -> str:
     constants = [
-        _digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts
+        _digest(constant) if isinstance(constant, CodeType) else repr(constant)
+        for constant in code.co_consts
     ]
     text = repr((code.co_code, code.co_names, code.co_varnames, constants))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

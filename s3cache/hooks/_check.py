@@ -83,7 +83,7 @@ class Report:
                 }
                 for graph in self.graphs
             ],
-            "breaks": [{"reason": each.reason, "where": each.where} for each in self.breaks],
+            "breaks": [{"reason": place.reason, "where": place.where} for place in self.breaks],
         }
 
     def __str__(self) -> str:
@@ -96,8 +96,8 @@ class Report:
                 lines.append(f"  {reason} [{reason.code}]")
                 if reason.fix:
                     lines.append(f"    {reason.fix}")
-        for each in self.breaks:
-            lines.append(f"graph break at {each.where}: {each.reason}")
+        for place in self.breaks:
+            lines.append(f"graph break at {place.where}: {place.reason}")
         return "\n".join(lines)
 
 
@@ -135,7 +135,7 @@ def _is_compiled(function: object) -> bool:
 def _call(
     function: Function[object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
-    """A graph that raises half-way would leave grad mode as it was there."""
+    """Call it, and restore grad mode: a graph that raises half-way would leave it changed."""
     import torch
 
     grad = torch.is_grad_enabled()

@@ -45,20 +45,20 @@ class MemoryStore:
     @overload
     async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
     async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
-        found = self._objects.get(check_key(key))
-        if found is None:
+        value = self._objects.get(check_key(key))
+        if value is None:
             return None
-        data, _ = found
+        data, _ = value
         return data if admit is None or admit(len(data)) else NotAdmitted(len(data))
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
         check_range(start, length)
-        found = self._objects.get(check_key(key))
-        return None if found is None else found[0][start : start + length]
+        value = self._objects.get(check_key(key))
+        return None if value is None else value[0][start : start + length]
 
     async def head(self, key: str) -> ObjectInfo | None:
-        found = self._objects.get(check_key(key))
-        return None if found is None else ObjectInfo(key, len(found[0]), found[1])
+        value = self._objects.get(check_key(key))
+        return None if value is None else ObjectInfo(key, len(value[0]), value[1])
 
     async def put(
         self,

@@ -277,7 +277,7 @@ class RetryingStore(WrapperStore):
 
     async def _holds(self, key: str, data: Buffer) -> bool:
         size = memoryview(data).nbytes
-        there = await self.inner.get(key, lambda found: found == size)
+        there = await self.inner.get(key, lambda their_size: their_size == size)
         if there is None or isinstance(there, NotAdmitted):
             return False
         return bytes(there) == bytes(data)

@@ -154,10 +154,10 @@ class Books:
 
     def count(self) -> list[ObjectInfo]:
         """Book what is there now, whatever was booked before; returns it."""
-        found = list(self._files.walk())
-        self.bytes, self.files = sum(info.size for info in found), len(found)
+        infos = list(self._files.walk())
+        self.bytes, self.files = sum(info.size for info in infos), len(infos)
         self._store("", None)
-        return found
+        return infos
 
     @contextlib.contextmanager
     def changing(self, name: str, before: int | None, after: int | None) -> Iterator[None]:

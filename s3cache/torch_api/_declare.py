@@ -138,7 +138,7 @@ def declarations() -> tuple[Declaration, ...]:
 
 
 def bind_declarations() -> None:
-    """Bind all declarations: what a torch lacks shows now, and not amid a compile.
+    """Bind all declarations: what a torch lacks shows now, and not during a compile.
 
     Raises:
         UnsupportedTorchError: the installed torch lacks something that it is expected to have.
@@ -229,7 +229,7 @@ class Fields(Declaration):
     @functools.cached_property
     def present(self) -> frozenset[str]:
         release = installed_release()
-        return frozenset(each for each in self.names if release >= self.added.get(each, release))
+        return frozenset(name for name in self.names if release >= self.added.get(name, release))
 
     def bind(self) -> None:
         """See :meth:`Declaration.bind`. Objects come later, so that nothing is raised."""
@@ -251,7 +251,7 @@ def _members(protocol: type) -> list[str]:
     for base in reversed(protocol.__mro__):
         if base.__module__ == protocol.__module__:
             members += inspect.get_annotations(base)
-            methods = (name for name, each in vars(base).items() if _is_method(each))
+            methods = (name for name, member in vars(base).items() if _is_method(member))
             members += (name for name in methods if not name.startswith("__"))
     return members
 

@@ -49,7 +49,7 @@ def survey() -> list[Row]:
 
 
 def _rows(declaration: Declaration) -> Iterator[Row]:
-    found = _found(declaration.place)
+    place = _found(declaration.place)
     releases, instead = declaration.releases, declaration.instead
     if isinstance(declaration, Fields):
         for name in declaration.names:
@@ -58,10 +58,10 @@ def _rows(declaration: Declaration) -> Iterator[Row]:
                 f"{declaration.place} .{name}",
                 "all" if since is None else "{}.{}-".format(*since),
                 since is None or installed_release() >= since,
-                found is not _ABSENT and _has(found, name),
+                place is not _ABSENT and _has(place, name),
             )
     elif isinstance(declaration, Words):
-        mentioned = set(_mentioned(found))
+        mentioned = set(_mentioned(place))
         for word in declaration.words:
             name = f"{declaration.place} '{word}'"
             yield Row(name, releases, declaration.expected, word in mentioned, instead)
@@ -69,7 +69,7 @@ def _rows(declaration: Declaration) -> Iterator[Row]:
         name = f"{declaration.place} {declaration.what}"
         yield Row(name, releases, declaration.expected, declaration.holds(), instead)
     else:
-        present = found is not _ABSENT
+        present = place is not _ABSENT
         yield Row(declaration.place, releases, declaration.expected, present, instead)
 
 
@@ -88,14 +88,14 @@ def _has(place: object, name: str) -> bool:
     bases = place.__mro__ if isinstance(place, type) else ()
     return any(
         name in inspect.get_annotations(base)
-        or any(name in _set_by(each.__code__) for each in _functions(base))
+        or any(name in _set_by(method.__code__) for method in _functions(base))
         for base in bases
     )
 
 
 def _functions(owner: type) -> Iterator[FunctionType]:
-    for each in vars(owner).values():
-        for part in (each.fget, each.fset) if isinstance(each, property) else (each,):
+    for member in vars(owner).values():
+        for part in (member.fget, member.fset) if isinstance(member, property) else (member,):
             function = inspect.unwrap(part) if callable(part) else part
             if isinstance(function, FunctionType):
                 yield function
@@ -104,7 +104,11 @@ def _functions(owner: type) -> Iterator[FunctionType]:
 def _set_by(code: CodeType) -> set[str]:
     """Attributes that the code sets, of itself or of anything else."""
     instructions = dis.get_instructions(code)
-    return {str(each.argval) for each in instructions if each.opname == "STORE_ATTR"}
+    return {
+        str(instruction.argval)
+        for instruction in instructions
+        if instruction.opname == "STORE_ATTR"
+    }
 
 
 def _mentioned(function: object) -> Iterator[str]:
@@ -120,6 +124,6 @@ def _words_of(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _words_of(constant)
-        for each in constant if isinstance(constant, tuple) else (constant,):
-            if isinstance(each, str):
-                yield each
+        for word in constant if isinstance(constant, tuple) else (constant,):
+            if isinstance(word, str):
+                yield word

@@ -263,7 +263,7 @@ def _by_code(code: str, status: int) -> tuple[type[StoreError], str, str]:
 
 
 def _by_class(error: Exception) -> tuple[type[StoreError], str, str]:
-    names = [each.__name__ for each in type(error).__mro__]
+    names = [kind.__name__ for kind in type(error).__mro__]
     if "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return _CERTIFICATE
     return next((_BY_CLASS[name] for name in names if name in _BY_CLASS), _UNEXPECTED)

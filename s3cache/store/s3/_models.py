@@ -80,8 +80,8 @@ def _without_unused(rules: dict[str, Any]) -> dict[str, Any]:
     """
     text = json.dumps(rules["rules"])
     used = {
-        name: each
-        for name, each in rules["parameters"].items()
+        name: rule
+        for name, rule in rules["parameters"].items()
         if f'"{name}"' in text or f"{{{name}" in text
     }
     return {**rules, "parameters": used}
@@ -89,7 +89,9 @@ def _without_unused(rules: dict[str, Any]) -> dict[str, Any]:
 
 def _without_uncalled(model: dict[str, Any]) -> dict[str, Any]:
     """The service model with what is called, and the parts of answers that somebody reads."""
-    operations = {name: each for name, each in model["operations"].items() if name in _OPERATIONS}
+    operations = {
+        name: operation for name, operation in model["operations"].items() if name in _OPERATIONS
+    }
     shapes = dict(model["shapes"])
     for name, read in _READ.items():
         members = shapes[name]["members"]
@@ -129,7 +131,9 @@ def _without_unserved(endpoints: dict[str, Any]) -> dict[str, Any]:
             {
                 **partition,
                 "services": {
-                    name: each for name, each in partition["services"].items() if name in _ENDPOINTS
+                    name: endpoint
+                    for name, endpoint in partition["services"].items()
+                    if name in _ENDPOINTS
                 },
             }
             for partition in endpoints["partitions"]

@@ -190,11 +190,11 @@ class S3Store:
             with self._errors("list", prefix):
                 client = await self._open()
                 page = await client.list_objects_v2(**request)
-            for found in page.get("Contents", ()):
-                path = found["Key"]
+            for listed in page.get("Contents", ()):
+                path = listed["Key"]
                 key = path[len(self._prefix) :]
                 if key and path.rpartition("/")[2] != PROBE_NAME:
-                    yield ObjectInfo(key, found["Size"], found["LastModified"].timestamp())
+                    yield ObjectInfo(key, listed["Size"], listed["LastModified"].timestamp())
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
