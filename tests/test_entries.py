@@ -11,7 +11,8 @@ import pytest
 from s3cache import entries, frame
 from s3cache.entries import Replaceable
 from s3cache.errors import ConfigError, CorruptError, TransientError
-from s3cache.store import FaultyStore, MemoryStore, MeteredStore
+from s3cache.store import MemoryStore, MeteredStore
+from s3cache.testing import FaultyStore
 from tests.support.caching import KEY, OTHER, broken, entry, payload
 from tests.support.stores import RacyStore, variants
 

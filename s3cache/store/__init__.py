@@ -29,7 +29,6 @@ from s3cache.store._base import (
 )
 
 if TYPE_CHECKING:
-    from s3cache.store._faulty import Fault, FaultRates, FaultyStore, FaultyVerb
     from s3cache.store._file import FileStore, ObjectFiles, make_private
     from s3cache.store._latency import LatencyStore
     from s3cache.store._limiting import LimitingStore
@@ -63,10 +62,6 @@ __all__ = [
     "BreakerState",
     "BreakingStore",
     "Buffer",
-    "Fault",
-    "FaultRates",
-    "FaultyStore",
-    "FaultyVerb",
     "FileLocation",
     "FileStore",
     "LatencyStore",
@@ -101,7 +96,6 @@ __all__ = [
 _LAZY = {
     name: module
     for module, names in {
-        "_faulty": ("Fault", "FaultRates", "FaultyStore", "FaultyVerb"),
         "_file": ("FileStore", "ObjectFiles", "make_private"),
         "_latency": ("LatencyStore",),
         "_limiting": ("LimitingStore",),

@@ -25,7 +25,8 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.stats import Reason
-from s3cache.store import FaultyStore, FileStore, LatencyStore, MemoryStore
+from s3cache.store import FileStore, LatencyStore, MemoryStore
+from s3cache.testing import FaultyStore
 from s3cache.tier import RemoteTier
 from tests.support.caching import KEY, OTHER, broken, entry, open_cache, payload
 from tests.support.scripts import run_script

@@ -10,8 +10,6 @@ from s3cache.errors import ConfigError, ReadOnlyError
 from s3cache.store import (
     BreakerPolicy,
     BreakingStore,
-    FaultRates,
-    FaultyStore,
     FileStore,
     LatencyStore,
     LimitingStore,
@@ -22,7 +20,8 @@ from s3cache.store import (
     RetryPolicy,
     WrapperStore,
 )
-from tests.contract.suite import StoreContract, listed
+from s3cache.testing import FaultRates, FaultyStore
+from s3cache.testing.contract import StoreContract, listed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

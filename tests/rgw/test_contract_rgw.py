@@ -11,7 +11,7 @@ import pytest
 
 from s3cache.errors import AccessDeniedError, MissingContainerError, PreconditionError
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
-from tests.contract.suite import StoreContract
+from s3cache.testing.contract import StoreContract
 
 MIB = 1 << 20
 

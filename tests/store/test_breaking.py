@@ -14,15 +14,9 @@ from s3cache.errors import (
     PreconditionError,
     TransientError,
 )
-from s3cache.store import (
-    BreakerPolicy,
-    BreakingStore,
-    FaultyStore,
-    MemoryStore,
-    RetryingStore,
-    RetryPolicy,
-)
-from tests.contract.suite import VERBS, listed
+from s3cache.store import BreakerPolicy, BreakingStore, MemoryStore, RetryingStore, RetryPolicy
+from s3cache.testing import FaultyStore
+from s3cache.testing.contract import VERBS, listed
 
 if TYPE_CHECKING:
     from tests.support.clock import FakeClock

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import ConfigError, TransientError
-from s3cache.store import FaultyStore, LimitingStore, MemoryStore, ObjectInfo, WrapperStore
-from tests.contract.suite import VERBS
+from s3cache.store import LimitingStore, MemoryStore, ObjectInfo, WrapperStore
+from s3cache.testing import FaultyStore
+from s3cache.testing.contract import VERBS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,14 +10,8 @@ import pytest
 
 from s3cache.errors import PreconditionError, TransientError
 from s3cache.stats import VerbStats
-from s3cache.store import (
-    FaultyStore,
-    MemoryStore,
-    MeteredStore,
-    RetryingStore,
-    RetryPolicy,
-    WrapperStore,
-)
+from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy, WrapperStore
+from s3cache.testing import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,8 +16,9 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store import FaultyStore, MemoryStore, MeteredStore, RetryingStore, RetryPolicy
-from tests.contract.suite import VERBS, listed
+from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy
+from s3cache.testing import FaultyStore
+from s3cache.testing.contract import VERBS, listed
 
 QUICK = RetryPolicy(
     attempts=4, total_timeout_s=30, attempt_timeout_s=30, base_delay_s=0.0, max_delay_s=0.0

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from s3cache.store import check_key
+from s3cache.testing.contract import ODD_KEYS, legal_keys
 from s3cache.tier._pending import Pending
-from tests.contract.suite import ODD_KEYS, legal_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
-from s3cache.store._base import (
+from s3cache.store import (
     Admit,
     Buffer,
     NotAdmitted,

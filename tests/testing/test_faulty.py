@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from s3cache.errors import ConfigError, PermanentError, StoreError, TransientError
-from s3cache.store import FaultRates, FaultyStore, MemoryStore
-from tests.contract.suite import listed
+from s3cache.store import MemoryStore
+from s3cache.testing import FaultRates, FaultyStore
+from s3cache.testing.contract import listed
 
 DATA = bytes(range(256))
 
