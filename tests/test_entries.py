@@ -13,6 +13,7 @@ from s3cache.entries import Replaceable
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import MemoryStore, MeteredStore
 from s3cache.testing import FaultyStore
+from s3cache.testing.contract import listed
 from tests.support.caching import KEY, OTHER, broken, entry, payload
 from tests.support.stores import RacyStore, variants
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from s3cache.frame import Frame
-    from s3cache.store import Store
+    from s3cache.store import Buffer, Store
 
 
 async def publish(store: Store, *found: Frame) -> None:
@@ -124,14 +125,12 @@ async def test_the_first_entry_costs_one_put() -> None:
     await publish(store, entry())
     calls = {verb: stats.calls for verb, stats in store.snapshot().items() if stats.calls}
     assert calls == {"atomic_create": 1, "put": 1}
-    assert await store.get(entries.first_name(KEY)) == entry_bytes(store)
+    assert await store.get(entries.first_name(KEY)) == await only_object(store.inner)
 
 
-def entry_bytes(store: MeteredStore) -> bytes:
-    inner = store.inner
-    assert isinstance(inner, MemoryStore)
-    ((data, _),) = inner._objects.values()
-    return data
+async def only_object(store: Store) -> Buffer | None:
+    (name,) = await listed(store)
+    return await store.get(name)
 
 
 async def test_variants_lie_side_by_side() -> None:
@@ -139,14 +138,14 @@ async def test_variants_lie_side_by_side() -> None:
     for variant in ("", "a", "b"):
         await publish(store, entry(variant=variant))
     assert await variants(store) == {"", "a", "b"}
-    assert len(store._objects) == 3
+    assert len(await listed(store)) == 3
 
 
 async def test_variants_published_at_once_are_all_there() -> None:
     store = MemoryStore()
     await publish(store, *(entry(variant=f"v{number}") for number in range(8)))
     assert await variants(store) == {f"v{number}" for number in range(8)}
-    assert len(store._objects) == 8
+    assert len(await listed(store)) == 8
 
 
 async def test_a_variant_published_twice_is_there_once_as_it_was() -> None:
@@ -154,7 +153,7 @@ async def test_a_variant_published_twice_is_there_once_as_it_was() -> None:
     await publish(store, entry(variant="a", payload=b"first"), entry(variant="b"))
     for variant in ("a", "b"):
         await publish(store, entry(variant=variant, payload=b"second"))
-    assert len(store._objects) == 2
+    assert len(await listed(store)) == 2
     data = await store.get(entries.first_name(KEY))
     assert data is not None
     assert payload(frame.decode(data)) == b"first"
@@ -173,8 +172,10 @@ async def test_what_is_to_be_replaced_is() -> None:
     for variant in ("a", "b"):
         new = entry(variant=variant, payload=b"new")
         await entries.publish(store, new, replaceable=Replaceable(everything=True))
-    assert len(store._objects) == 2
-    for data, _ in store._objects.values():
+    assert len(await listed(store)) == 2
+    for name in await listed(store):
+        data = await store.get(name)
+        assert data is not None
         assert payload(frame.decode(data)) == b"new"
 
 
@@ -194,7 +195,7 @@ async def test_a_damaged_header_is_overwritten(damaged: bytes) -> None:
     await store.put(entries.first_name(KEY), damaged)
     await publish(store, entry(variant="a"))
     assert await variants(store) == {"a"}
-    assert len(store._objects) == 1
+    assert len(await listed(store)) == 1
 
 
 async def test_an_entry_that_belongs_elsewhere_is_overwritten() -> None:

@@ -63,7 +63,7 @@ class Session:
     def _install_seams(self) -> None:
         """In the order in which torch calls them."""
         calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
-        keys = KeySeam(_registry, calls)
+        keys = KeySeam(registry, calls)
         lookups = LookupSeam(self._engine, calls, keys, kernels, bundling)
         saves = SaveSeam(self._engine, calls, keys, kernels)
         for seam in (keys, lookups, kernels, bundling, saves):
@@ -78,7 +78,7 @@ class Session:
 
 _mutex = threading.Lock()
 _session: Session | None = None
-_registry = Registry()
+registry = Registry()
 
 
 def active() -> Cache | None:
@@ -137,7 +137,7 @@ def register_cacheable(function: _F, *, version: str) -> _F:
     Raises:
         ConfigError: ``function`` has no importable name, or ``version`` is empty.
     """
-    _registry.add(function, version)
+    registry.add(function, version)
     return function
 
 
@@ -151,7 +151,7 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     Raises:
         Exception: what ``function`` raises.
     """
-    return checked(function, _registry, args, kwargs)
+    return checked(function, registry, args, kwargs)
 
 
 def _close() -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from s3cache import entries
 from s3cache.cache import Cache, Hit, Miss
 from s3cache.stats import Reason
-from s3cache.store import MemoryStore
 from tests.support.caching import KEY, payload
 
 if TYPE_CHECKING:
@@ -37,10 +36,6 @@ def hit(result: object, tier: str) -> bytes:
 
 def calls(cache: Cache) -> dict[str, int]:
     return {verb: stats.calls for verb, stats in cache.stats().remote.items() if stats.calls}
-
-
-def put(store: MemoryStore, name: str, data: bytes) -> None:
-    store._objects[name] = (data, 0.0)
 
 
 def local_files(tmp_path: Path, machine: str = "a") -> list[Path]:

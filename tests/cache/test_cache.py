@@ -11,9 +11,9 @@ from s3cache.cache import Cache, Hit, NotSaved, Saved
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from tests.cache.answers import FIRST, calls, hit, miss, put, variant_is
+from tests.cache.answers import FIRST, calls, hit, miss, variant_is
 from tests.support.caching import KEY, OTHER, entry
-from tests.support.stores import GatedStore
+from tests.support.stores import GatedStore, holds, names, put
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def test_modes(
         assert saved.reason == Reason.DISABLED
     assert cache.prefetch([KEY]).wait(20).present == (1 if looks_up else 0)
     cache.flush(20)
-    assert (entries.first_name(OTHER) in memory._objects) == saves
+    assert holds(memory, entries.first_name(OTHER)) == saves
 
 
 def test_a_reader_uploads_nothing_not_even_what_others_left(
@@ -162,8 +162,8 @@ def test_a_reader_uploads_nothing_not_even_what_others_left(
     assert miss(reader.lookup(OTHER)) == Reason.ABSENT
     reader.flush(20)
     reader.close()
-    assert memory._objects == {}
+    assert names(memory) == []
     assert machine().flush(20).complete is True
     with machine() as later:
         later.start()
-        eventually(lambda: FIRST in memory._objects)
+        eventually(lambda: holds(memory, FIRST))

@@ -13,8 +13,8 @@ from s3cache.cache import Cache, NotSaved
 from s3cache.stats import Reason
 from s3cache.store import LatencyStore, MemoryStore
 from tests.cache.answers import FIRST, miss
-from tests.support.caching import KEY, OTHER, entry, open_cache
-from tests.support.stores import GatedStore
+from tests.support.caching import KEY, OTHER, entry, open_engine
+from tests.support.stores import GatedStore, holds
 from tests.support.waiting import eventually, in_thread
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def test_closing_flushes(machine: Callable[..., Cache], memory: MemoryStore) -> 
     cache = machine()
     cache.save(KEY, entry())
     assert cache.close().complete
-    assert FIRST in memory._objects
+    assert holds(memory, FIRST)
     assert cache.close().complete
 
 
@@ -54,7 +54,7 @@ def test_what_is_not_uploaded_at_the_end_is_by_the_next(
     assert (report.remaining, report.in_memory) == (1, 0)
     remote.is_open = True
     machine().start()
-    eventually(lambda: FIRST in memory._objects)
+    eventually(lambda: holds(memory, FIRST))
 
 
 def test_closing_while_others_look_up_and_save_hurts_nobody(
@@ -76,7 +76,7 @@ def test_closing_while_others_look_up_and_save_hurts_nobody(
         cache.close(0)
         for join in joins:
             join()
-        assert cache._engine._remote is None
+        assert cache.stats().breaker == "none"  # there is no remote
         stats = cache.stats()
         assert stats.lookups == 160
         assert set(stats.misses) <= {Reason.ABSENT, Reason.DISABLED, Reason.UNAVAILABLE}
@@ -95,7 +95,7 @@ def test_a_lookup_that_waits_is_released_when_the_cache_closes(
 
 
 def test_a_closed_cache_is_collected(tmp_path: Path) -> None:
-    cache = open_cache(tmp_path, MemoryStore())
+    cache = open_engine(tmp_path, MemoryStore())
     cache.start()
     cache.save(KEY, entry())
     cache.lookup(OTHER)

@@ -8,8 +8,9 @@ from s3cache import entries
 from s3cache.cache import Cache, Hit, Miss
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from tests.cache.answers import miss, put
+from tests.cache.answers import miss
 from tests.support.caching import KEY, OTHER, entry
+from tests.support.stores import put
 from tests.support.waiting import in_thread
 
 if TYPE_CHECKING:

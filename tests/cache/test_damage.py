@@ -12,9 +12,9 @@ from s3cache.cache import Cache, Hit
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from s3cache.testing import FaultyStore
-from tests.cache.answers import FIRST, hit, local_files, miss, put
+from tests.cache.answers import FIRST, hit, local_files, miss
 from tests.support.caching import KEY, OTHER, broken, entry
-from tests.support.stores import GatedStore
+from tests.support.stores import GatedStore, holds, put
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ def test_a_file_damaged_before_its_upload_is_not_uploaded(
             file.write_bytes(broken(entry(OTHER)))
     remote.is_open = True
     assert cache.flush(20).remaining == 0
-    assert FIRST in memory._objects
-    assert entries.first_name(OTHER) not in memory._objects
+    assert holds(memory, FIRST)
+    assert not holds(memory, entries.first_name(OTHER))
     assert cache.stats().upload_failures == 1
 
 

@@ -151,8 +151,7 @@ class CacheMachine(RuleBasedStateMachine):
     # -- in the end
 
     def everything_arrives(self) -> None:
-        for counts in self.remote._ordered.values():
-            counts.clear()
+        self.remote.clear()
         for by in (0, 1):
             report = self.machines[by].flush(20)
             assert report.complete, report

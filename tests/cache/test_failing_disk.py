@@ -11,8 +11,9 @@ from s3cache.cache import Cache, Hit, NotSaved, Saved
 from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError, TransientError
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
+from s3cache.tier import DiskTier
 from tests.support.caching import KEY, OTHER, entry
-from tests.support.stores import GatedStore
+from tests.support.stores import GatedStore, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,13 +46,13 @@ def test_where_the_disk_cannot_be_written_saves_go_through_memory(
         raise error
 
     for method in ("put", "put_all", "put_pending"):
-        monkeypatch.setattr(cache._engine._disk.tier, method, fail)
+        monkeypatch.setattr(DiskTier, method, fail)
     for number in range(3):
         saved = cache.save(f"key{number}", entry(f"key{number}"))
         assert isinstance(saved, Saved)
         assert not saved.durable
     assert cache.flush(20).complete
-    assert len(memory._objects) == 4
+    assert len(names(memory)) == 4
     for _ in range(2):
         assert isinstance(cache.lookup("key0"), Hit)
     assert cache.stats().hits == {"local": 0, "remote": 2}
@@ -73,7 +74,7 @@ def test_where_the_disk_cannot_be_read_lookups_go_to_the_remote(
         raise TransientError("I/O error")
 
     for method in ("get", "holds", "objects", "usage"):
-        monkeypatch.setattr(cache._engine._disk.tier, method, fail)
+        monkeypatch.setattr(DiskTier, method, fail)
     for _ in range(3):
         assert isinstance(cache.lookup(KEY), Hit)
     assert cache.stats().hits == {"local": 0, "remote": 3}
@@ -148,7 +149,7 @@ def test_without_a_remote_a_failing_disk_is_warned_of_once(
     def fail(*_: object) -> None:
         raise ReadOnlyError("read-only file system")
 
-    monkeypatch.setattr(cache._engine._disk.tier, "put", fail)
+    monkeypatch.setattr(DiskTier, "put", fail)
     for _ in range(3):
         saved = cache.save(KEY, entry())
         assert isinstance(saved, NotSaved)

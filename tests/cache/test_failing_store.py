@@ -21,7 +21,7 @@ from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, calls, miss
 from tests.support.caching import KEY, OTHER, entry
-from tests.support.stores import FailingStore
+from tests.support.stores import FailingStore, holds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,7 @@ def test_a_remote_that_cannot_be_opened_costs_no_save(
         assert len(caplog.records) == 3
         broken_still.clear()
         assert cache.flush(20).complete
-    assert FIRST in memory._objects
+    assert holds(memory, FIRST)
 
 
 def test_the_breaker_stops_asking_a_remote_that_fails(machine: Callable[..., Cache]) -> None:

@@ -12,6 +12,7 @@ from s3cache.store import FileStore, MemoryStore
 from tests.cache.answers import FIRST
 from tests.support.caching import open_cache
 from tests.support.scripts import run_script
+from tests.support.stores import holds, names
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def test_a_remote_that_hangs_delays_the_exit_no_longer_than_it_may(
     assert warnings[1].endswith("1 are on record for the next process on this machine, 0 are lost")
     with open_cache(tmp_path, memory := MemoryStore()) as later:
         later.start()
-        eventually(lambda: FIRST in memory._objects)
+        eventually(lambda: holds(memory, FIRST))
 
 
 def test_what_only_memory_holds_is_reported_lost_at_exit() -> None:
@@ -99,13 +100,15 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
     assert (done.returncode, len(acknowledged)) == (-9, 10)
     with open_cache(tmp_path / "tier", memory := MemoryStore()) as cache:
         cache.start()
-        eventually(lambda: len(memory._objects) == 10)
-    assert set(memory._objects) == {entries.first_name(key) for key in acknowledged}
+        eventually(lambda: len(names(memory)) == 10)
+    assert set(names(memory)) == {entries.first_name(key) for key in acknowledged}
 
 
 FORK = """
 import pathlib
+from tests.support.locks import locks_of
 remote = FileStore(sys.argv[2])
+gate = GatedStore(remote, is_open=False)
 cache = open_cache(pathlib.Path(sys.argv[1]), {store})
 cache.save("before", entry("before"))
 {before}
@@ -152,18 +155,13 @@ def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
     """The child inherits neither the parent's transfers nor locks that nobody will release."""
     done = run_script(
         FORK.format(
-            store="GatedStore(remote, is_open=False)",
+            store="gate",
             before="""
-engine = cache._engine
-gate = engine._open_remote()
 cache.prefetch([f"key{number}" for number in range(40)])
 eventually(lambda: gate.waiting == 2)
-backlog = engine._remote.uploads.backlog
-locks = [engine._mutex, engine._problems._mutex, engine._counters._mutex,
-         engine._counters._miss_latency._lock, engine._listeners._mutex, background()._mutex,
-         *backlog._record_locks, backlog._held._mutex, backlog._fresh._mutex,
-         engine._disk.tier._pending._mutex, engine._disk.tier._bounds._accounts._mutex]
-for lock in locks: lock.acquire()
+locks = locks_of(cache, background())
+assert len(locks) > 10, locks
+for lock in locks: assert lock.acquire(timeout=10)
 gate.is_open = True  # for the child; the parent's transfers are in the middle
 """,
             child="assert cache.flush(20).complete",
@@ -179,14 +177,19 @@ gate.is_open = True  # for the child; the parent's transfers are in the middle
 
 
 def test_a_closed_cache_stays_closed_in_a_forked_child() -> None:
+    """And nothing of the child, which would close it at exit, keeps it."""
     done = run_script(
         """
-        cache = open_cache(None, MemoryStore())
+        import gc, weakref
+        cache = open_engine(None, MemoryStore())
         cache.close()
         child = os.fork()
         if child == 0:
-            import s3cache.transfer._loop as module
-            os._exit(len(module._closers) + isinstance(cache.lookup(KEY), Hit))
+            hits = isinstance(cache.lookup(KEY), Hit)
+            gone = weakref.ref(cache)
+            del cache
+            gc.collect()
+            os._exit(hits + 2 * (gone() is not None))
         assert join(child) == 0
         """
     )

@@ -20,8 +20,9 @@ from s3cache.errors import (
 )
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
+from s3cache.tier import DiskTier
 from tests.support.caching import KEY, OTHER, broken, entry, open_cache, settings
-from tests.support.stores import FailingStore, GatedStore
+from tests.support.stores import FailingStore, GatedStore, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +72,7 @@ def test_a_lookup_raises_on_damage_in_either_tier(
 ) -> None:
     memory = MemoryStore()
     cache = strict(memory)
-    memory._objects[entries.first_name(KEY)] = (broken(entry()), 0.0)
+    put(memory, entries.first_name(KEY), broken(entry()))
     with pytest.raises(CorruptError):
         cache.lookup(KEY)
     cache.save(OTHER, entry(OTHER))
@@ -108,7 +109,7 @@ def test_a_save_raises_what_keeps_it_from_the_disk(
     def fail(*_: object) -> None:
         raise ReadOnlyError("read-only file system")
 
-    monkeypatch.setattr(cache._engine._disk.tier, "put_pending", fail)
+    monkeypatch.setattr(DiskTier, "put_pending", fail)
     with pytest.raises(ReadOnlyError):
         cache.save(KEY, entry())
     assert cache.stats().not_saved == {Reason.UNAVAILABLE: 1}

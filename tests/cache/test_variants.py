@@ -10,7 +10,7 @@ from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, hit, miss, variant_is
 from tests.support.caching import KEY, entry
-from tests.support.stores import RacyStore, variants
+from tests.support.stores import RacyStore, names, variants
 from tests.support.waiting import in_thread
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_the_same_variant_saved_twice_is_one_object(
         for _ in range(2):
             cache.save(KEY, entry(variant="v"))
             assert cache.flush(20).complete
-    assert list(memory._objects) == [FIRST]
+    assert names(memory) == [FIRST]
 
 
 def test_entries_that_the_caller_does_not_accept_are_guard_misses(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from s3cache.cache import Cache, Hit, Saved
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from s3cache.tier import RemoteTier
-from tests.cache.answers import FIRST, calls, miss, put
+from s3cache.transfer import background
+from tests.cache.answers import FIRST, calls, miss
 from tests.support.caching import KEY, OTHER, entry
-from tests.support.stores import GatedStore
-from tests.support.waiting import eventually, in_thread
+from tests.support.stores import GatedStore, put
+from tests.support.waiting import eventually, in_thread, tasks_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,24 +47,16 @@ def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
 
 
 def test_lookups_at_once_share_one_download(
-    machine: Callable[..., Cache],
-    remote: GatedStore,
-    memory: MemoryStore,
-    monkeypatch: pytest.MonkeyPatch,
+    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
 ) -> None:
     put(memory, FIRST, entry(payload=b"compiled").data)
     remote.is_open = False
-    cache = machine()
-    joined: list[str] = []
-    join_download = RemoteTier._join
-
-    async def counted(remote: RemoteTier, name: str) -> Any:
-        joined.append(name)
-        return await join_download(remote, name)
-
-    monkeypatch.setattr(RemoteTier, "_join", counted)
-    joins = [in_thread(lambda: cache.lookup(KEY)) for _ in range(8)]
-    eventually(lambda: len(joined) == 8)
+    cache = machine(mode="read-only")  # no uploads, which have tasks of their own
+    joins = [in_thread(lambda: cache.lookup(KEY))]
+    eventually(lambda: remote.waiting)
+    before = tasks_on(background())
+    joins += [in_thread(lambda: cache.lookup(KEY)) for _ in range(7)]
+    eventually(lambda: tasks_on(background()) == before + 7)
     remote.is_open = True
     assert all(isinstance(join(), Hit) for join in joins)
     assert calls(cache) == {"get": 1}

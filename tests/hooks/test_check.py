@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import s3cache
+import tests.support.compiler  # noqa: F401
 from s3cache.hooks._keys import Registry
 
 INDUCTOR = torch._inductor.config
@@ -35,7 +36,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     import s3cache.hooks._session as session
 
     fresh = Registry()
-    monkeypatch.setattr(session, "_registry", fresh)
+    monkeypatch.setattr(session, "registry", fresh)
     return fresh
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from s3cache.store import Buffer, PutMode, Store
 
-__all__ = ["FailingStore", "GatedStore", "RacyStore", "variants"]
+__all__ = ["FailingStore", "GatedStore", "RacyStore", "holds", "names", "put", "variants"]
 
 
 class GatedStore(WrapperStore):
@@ -99,3 +99,22 @@ async def variants(store: Store, key: str = KEY) -> set[str]:
         assert data is not None
         found.add(entries.verify(info.key, data).header.variant)
     return found
+
+
+def put(store: Store, name: str, data: Buffer) -> None:
+    """Write an object behind the back of whoever has a cache over ``store``."""
+    asyncio.run(store.put(name, data))
+
+
+def names(store: Store) -> list[str]:
+    """What ``store`` holds."""
+
+    async def listed() -> list[str]:
+        return [info.key async for info in store.list()]
+
+    return asyncio.run(listed())
+
+
+def holds(store: Store, name: str) -> bool:
+    """Whether there is an object of that name."""
+    return asyncio.run(store.head(name)) is not None

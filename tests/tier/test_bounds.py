@@ -72,7 +72,7 @@ def damaged(data: bytes, how: str) -> bytes:
 def test_a_damaged_file_is_counted_anew(
     accounts: Accounts, directory: ObjectFiles, how: str
 ) -> None:
-    leave_announced(accounts, "some/name")
+    leave_announced(accounts, directory, "some/name")
     with open(usage_file(directory), "rb") as file:
         data = file.read()
     with open(usage_file(directory), "wb") as file:
@@ -83,10 +83,14 @@ def test_a_damaged_file_is_counted_anew(
     assert usage(accounts) == Usage(16, 3)  # now there are books again
 
 
-def leave_announced(accounts: Accounts, name: str) -> None:
+def leave_announced(accounts: Accounts, directory: ObjectFiles, name: str) -> None:
     """As a writer leaves the file that is killed after it announced a change of ``name``."""
     with accounts.locked() as books:
-        books._store(name, books.size_of(name))
+        size = books.size_of(name)
+        with books.changing(name, size, size), open(usage_file(directory), "rb") as file:
+            announced = file.read()
+    with open(usage_file(directory), "wb") as file:
+        file.write(announced)
 
 
 @pytest.mark.parametrize("name", ["a/1", "b", "new", "é" * 450])
@@ -95,7 +99,7 @@ def test_what_a_killed_writer_announced_is_settled(
     accounts: Accounts, directory: ObjectFiles, name: str, change: str
 ) -> None:
     """Whether it got to do it or not."""
-    leave_announced(accounts, name)
+    leave_announced(accounts, directory, name)
     if change == "delete":
         directory.delete(name)
     elif change != "nothing":
@@ -123,13 +127,14 @@ def test_a_change_that_fails_is_booked_as_far_as_it_got(
 def test_negative_books_are_counted_anew(accounts: Accounts, directory: ObjectFiles) -> None:
     with accounts.locked() as books:
         books.bytes = -1
-        books._store("", None)
+        with books.changing("b", 5, 5):
+            pass
     assert usage(accounts) == Usage(15, 2)
 
 
 def test_the_layout_is_the_documented_one(accounts: Accounts, directory: ObjectFiles) -> None:
     """Processes of different versions share the file."""
-    leave_announced(accounts, "b")
+    leave_announced(accounts, directory, "b")
     with open(usage_file(directory), "rb") as file:
         data = file.read()
     magic, size, files, old, name_len, _ = struct.unpack_from("<8sqqqHI", data)
@@ -143,7 +148,7 @@ def test_the_layout_is_the_documented_one(accounts: Accounts, directory: ObjectF
 def test_a_lock_that_is_never_let_go_is_a_transient_error(
     accounts: Accounts, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.02)
     tier = DiskTier(directory.root, max_bytes=1 << 20, max_files=100)
     calls: list[Callable[[], object]] = [
         lambda: tier.put("c", b"x"),
@@ -198,7 +203,7 @@ def test_a_file_removed_before_it_was_locked_is_no_longer_the_one(
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed_first)
-    monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.02)
     with (
         accounts.locked(),
         pytest.raises(TransientError),
@@ -210,7 +215,7 @@ def test_a_file_removed_before_it_was_locked_is_no_longer_the_one(
 def test_no_descriptor_is_left_open(
     accounts: Accounts, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.001)
     tier = DiskTier(directory.root, max_bytes=1 << 20, max_files=100)
     before = len(os.listdir("/proc/self/fd"))
     with accounts.locked():

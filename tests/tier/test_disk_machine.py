@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from s3cache.errors import NoSpaceError
 from s3cache.stats import Usage
+from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 
 MAX_BYTES = 1_000
@@ -197,7 +198,7 @@ class TierMachine(RuleBasedStateMachine):
         """... and perhaps a file, by hand."""
         usage = self.root / "usage"
         if by_hand in self.bodies:
-            self.tiers[0]._files.delete(by_hand)
+            ObjectFiles(self.root).delete(by_hand)
             del self.bodies[by_hand]
         if how == "missing":
             usage.unlink()

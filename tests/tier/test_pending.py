@@ -54,7 +54,7 @@ Another = "Callable[[], Pending]"
 
 def add(pending: Pending, name: str) -> bool:
     """Record ``name``, whose object is being written."""
-    with tempfile.NamedTemporaryFile(dir=Path(pending._root).parent, prefix="staged") as staged:
+    with tempfile.NamedTemporaryFile(dir=Path(pending.root).parent, prefix="staged") as staged:
         return pending.add(name, staged.name)
 
 

@@ -17,7 +17,8 @@ from s3cache.tier import DiskTier, RemoteTier, RestingDisk
 from s3cache.transfer import background
 from tests.support.caching import broken, entry, payload, settings
 from tests.support.stores import GatedStore
-from tests.support.waiting import eventually, in_thread
+from tests.support.stores import put as damage
+from tests.support.waiting import eventually, in_thread, tasks_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,6 +46,11 @@ class Remote:
             listeners=listeners,
             problems=problems,
         )
+
+    def set_aside(self) -> int:
+        """How many entries were found damaged."""
+        stats = self.counters.snapshot(local=None, pending=0, breaker="none", remote={})
+        return stats.set_aside["remote"]
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ def put(memory: MemoryStore, *keys: str, size: int = 100) -> None:
 
 
 def tasks() -> int:
-    return len(asyncio.all_tasks(background()._loop))
+    return tasks_on(background())
 
 
 def test_there_or_not(remote: Remote, memory: MemoryStore, disk: DiskTier) -> None:
@@ -118,7 +124,7 @@ def test_an_error_comes_as_it_is(open_remote: Callable[..., Remote]) -> None:
 
 def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
     put(memory, "one")
-    memory._objects[entries.first_name("bad")] = (b"no frame", 0.0)
+    damage(memory, entries.first_name("bad"), b"no frame")
     found = remote.tier.load(ONE, 20)
     assert found is not None
     remote.tier.load(entries.first_name("absent"), 20)
@@ -144,7 +150,7 @@ def test_damage_is_counted_kept_off_the_disk_and_may_be_overwritten(
     sound = [f"key{number}" for number in range(at_once - 1)]
     put(memory, *sound)
     damaged = entry("one", "v")
-    memory._objects[ONE] = (broken(damaged), 0.0)
+    damage(memory, ONE, broken(damaged))
     gated.is_open = False
     joins = [
         in_thread(lambda key=key: remote.tier.load(entries.first_name(key), 20)) for key in sound
@@ -155,7 +161,7 @@ def test_damage_is_counted_kept_off_the_disk_and_may_be_overwritten(
     with pytest.raises(CorruptError):
         joins.pop()()
     assert all(join() is not None for join in joins)
-    assert remote.counters._counts["set_aside", "remote"] == 1
+    assert remote.set_aside() == 1
     assert damaged.header in remote.replaceable
     assert entry("one", "w").header not in remote.replaceable
     assert {info.key for info in disk.objects()} == set(map(entries.first_name, sound))
@@ -177,7 +183,7 @@ def test_concurrent_requests_share_one_download(
 def test_an_error_reaches_all_who_share_it(
     remote: Remote, memory: MemoryStore, gated: GatedStore
 ) -> None:
-    memory._objects[ONE] = (b"no frame", 0.0)
+    damage(memory, ONE, b"no frame")
     gated.is_open = False
     before = tasks()
     joins = [in_thread(lambda: remote.tier.load(ONE, 20)) for _ in range(4)]
@@ -205,7 +211,7 @@ def test_a_late_download_still_lands_and_others_still_get_it(
 def test_a_late_error_makes_no_noise(
     remote: Remote, memory: MemoryStore, gated: GatedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory._objects[ONE] = (b"no frame", 0.0)
+    damage(memory, ONE, b"no frame")
     gated.is_open = False
     with pytest.raises(DownloadTimeoutError):
         remote.tier.load(ONE, 0.01)

@@ -94,14 +94,15 @@ async def test_nobody_waits_for_a_worker_that_was_cancelled() -> None:
         go_on.wait(10)
         return list(items)
 
+    test = asyncio.current_task()
     batches = Batches(work, linger_s=0)
     waiting = [asyncio.ensure_future(batches(number)) for number in (1, 2)]
     while not begun.is_set():
         await asyncio.sleep(0.001)
     late = asyncio.ensure_future(batches(3))
     await asyncio.sleep(0)
-    assert batches._worker is not None
-    batches._worker.cancel()
+    (worker,) = asyncio.all_tasks() - {test, late, *waiting}
+    worker.cancel()
     for each_one in (*waiting, late):
         with pytest.raises(asyncio.CancelledError):
             await each_one

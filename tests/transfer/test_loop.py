@@ -199,14 +199,16 @@ def test_a_forked_child_has_its_own() -> None:
         inherited = background()
         background().submit(for_ever())
         # Somebody holds every lock there is at the moment of the fork.
-        inherited._mutex.acquire()
         import s3cache.transfer._loop as module
-        module._mutex.acquire()
+        from tests.support.locks import locks_of
+        locks = locks_of(inherited, vars(module))
+        assert len(locks) >= 2
+        for lock in locks: assert lock.acquire(timeout=10)
         child = os.fork()
         if child == 0:
             assert background() is not inherited
             os._exit(0 if main() == os.getpid() else 1)
-        module._mutex.release(); inherited._mutex.release()
+        for lock in locks: lock.release()
         assert join(child) == 0
         assert main() == os.getpid()
         """

@@ -26,7 +26,7 @@ from s3cache.transfer import (
     Uploads,
 )
 from tests.support.scripts import run_script
-from tests.support.waiting import eventually, in_thread
+from tests.support.waiting import eventually, in_thread, tasks_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -266,7 +266,7 @@ def test_an_object_being_replaced_keeps_its_record(
     remote.is_open = False
     join = in_thread(lambda: site.put("one", b"new"))
     assert replacing.wait(20)
-    site.loop.call(site.uploads._accept, "one", 3)
+    site.uploads.start()  # looks for records
     eventually(lambda: remote.waiting)
     remote.is_open = True
     eventually(lambda: remote.puts["one"] == 2)
@@ -318,12 +318,12 @@ def test_uploads_that_fail_together_pause_once(
     eventually(lambda: len(remote.waiting) == 8)
     remote.is_open = True
     eventually(lambda: len(site.problems) == 8)
-    assert site.uploads._pause_s == 1.0
+    assert site.uploads.pause_s == 1.0
     eventually(lambda: len(remote.objects) == 8)
 
 
 def test_a_flush_cuts_the_pause_short(site: Site, remote: Remote) -> None:
-    site.uploads._pause_s = 30.0  # as after many failures
+    site.uploads.pause_s = 30.0  # as after many failures
     remote.errors["one"] = [TransientError("reset")]
     site.put("one")
     eventually(lambda: site.problems)
@@ -524,7 +524,7 @@ def test_closing_releases_a_flush_and_leaves_the_records(
     site.put("one")
     eventually(lambda: remote.waiting)
     join = in_thread(lambda: site.uploads.flush(None))
-    eventually(lambda: len(asyncio.all_tasks(site.loop._loop)) == 4 + 1)  # workers and flush
+    eventually(lambda: tasks_on(site.loop) == 4 + 1)  # workers and flush
     site.close()
     assert join().remaining == 1
     remote.is_open = True
@@ -543,7 +543,7 @@ def test_once_closed_nothing_is_taken_and_nothing_starts(site: Site, remote: Rem
     with pytest.raises(ClosedError):
         site.uploads.put_in_memory("two", b"data")
     assert site.tier.get("two") is None
-    site.loop.call(site.uploads._accept, "one", 4)  # came too late
+    site.uploads.start()  # which would find its record
     remote.is_open = True
     assert not site.uploads.flush(0.05).complete
     assert remote.objects == {}
@@ -573,7 +573,7 @@ def test_what_a_killed_process_left_is_uploaded_by_exactly_one(
     assert remote.puts == {f"{number}": 1 for number in range(40)}
 
 
-def test_closing_insists_where_a_cancellation_gets_lost(site: Site) -> None:
+def test_closing_insists_where_a_cancellation_gets_lost() -> None:
     """As asyncio.wait_for loses it when it comes together with the result."""
     entered = threading.Event()
     lost: list[str] = []
@@ -589,8 +589,10 @@ def test_closing_insists_where_a_cancellation_gets_lost(site: Site) -> None:
                 lost.append(name)
             await asyncio.Event().wait()
 
-    site.uploads._publish = Losing().publish
-    site.put("one")
+    site = Site(None, Losing())
+    site.uploads.put_in_memory("one", b"data")
     assert entered.wait(20)
-    site.loop.wait(site.uploads._stop(), 20)
+    site.uploads.close()
     assert lost == ["one"]
+    eventually(lambda: tasks_on(site.loop) == 0)
+    site.close()

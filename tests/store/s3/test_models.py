@@ -15,7 +15,7 @@ from botocore.loaders import create_loader
 from botocore.regions import EndpointResolver
 
 from s3cache.store.s3 import _parts, _probe, _store
-from s3cache.store.s3._models import _without_unused, model_loader
+from s3cache.store.s3._models import model_loader, without_unused
 
 # And two that botocore calls itself, for redirects and directory buckets.
 CALLED = sorted(
@@ -54,7 +54,7 @@ def test_only_parameters_that_no_rule_looks_at_are_left_out() -> None:
 )
 def test_a_parameter_that_a_rule_looks_at_stays(use: Any) -> None:
     rules = {"parameters": {"Key": {}, "Other": {}}, "rules": [{"conditions": [use]}]}
-    assert list(_without_unused(rules)["parameters"]) == ["Key"]
+    assert list(without_unused(rules)["parameters"]) == ["Key"]
 
 
 @pytest.mark.parametrize("name", CALLED)

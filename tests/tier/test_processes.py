@@ -17,7 +17,9 @@ import pytest
 from s3cache.errors import TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
-from s3cache.tier import DiskTier, _bounds
+from s3cache.tier import DiskTier
+from s3cache.tier import _bounds as module
+from s3cache.tier._bounds import Accounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ from s3cache.errors import *
 from s3cache.store import ObjectFiles
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
+from s3cache.tier._bounds import Accounts
 
 root = sys.argv[1]
 
@@ -340,7 +343,7 @@ def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: P
         """
         tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
         tier.put_pending("a", b"x")
-        with tier._bounds.locked():
+        with Accounts(ObjectFiles(root)).locked():
             if os.fork() == 0:
                 say(os.getpid())
             signal.pause()
@@ -453,14 +456,14 @@ def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     holder = start(
         """
         tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
-        with tier._bounds.locked():
+        with Accounts(ObjectFiles(root)).locked():
             say("locked")
             hear()
         """
     )
     heard(holder)
     stop(holder)
-    monkeypatch.setattr(_bounds, "_LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.05)
     for put in (tier.put, tier.put_pending):
         with pytest.raises(TransientError):
             put("b", b"x")
@@ -561,6 +564,7 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
     An observer sums the files themselves from time to time, while nobody may change them.
     """
     tier = DiskTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
+    accounts = Accounts(ObjectFiles(root))
     workers = [start(HAMMER, seed) for seed in range(4)]
     mortal = start(HAMMER, 100)
     for worker in (*workers, mortal):
@@ -568,7 +572,7 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
     tell(*workers, mortal)
     samples = kills = 0
     while kills < 10:
-        with tier._bounds.locked() as books:
+        with accounts.locked() as books:
             sizes = [path.stat().st_size for path in (root / "objects").glob("*/*")]
             assert books.usage == Usage(sum(sizes), len(sizes))
             assert books.bytes <= MAX_BYTES
