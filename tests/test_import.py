@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import s3cache
+from tests.support.imports import modules_after
 
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "aiohttp", "typer", "numpy")
-
-
-def modules_after(code: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=True,
-    )
-    assert done.stderr == ""
-    return {name.partition(".")[0] for name in done.stdout.split()}
 
 
 def test_importing_s3cache_imports_next_to_nothing() -> None:

@@ -133,7 +133,7 @@ class Cache:
         return self._engine.subscribe(listener)
 
     def stats(self) -> CacheStats:
-        """Counts so far, exact but for what happens meanwhile."""
+        """Counts so far, exact but for what happens meanwhile; those of a closed cache stay."""
         return self._engine.stats()
 
     def close(self, timeout_s: float | None = None) -> FlushReport:

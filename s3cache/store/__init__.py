@@ -24,6 +24,7 @@ from s3cache.store._base import (
     WrapperStore,
     check_key,
     check_range,
+    is_key,
     listing,
     os_errors,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "WrapperStore",
     "check_key",
     "check_range",
+    "is_key",
     "listing",
     "make_private",
     "open_store",
