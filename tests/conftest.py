@@ -9,6 +9,8 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
+from tests.support.clock import FakeClock
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,19 +36,6 @@ def loop_blocking() -> Iterator[None]:
         for function in blockbuster.functions.values():
             function.can_block_in("s3cache/store/s3/_client.py", "_make_client")
         yield
-
-
-class FakeClock:
-    """A monotonic clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

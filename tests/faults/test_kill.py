@@ -10,9 +10,10 @@ from collections import Counter
 import pytest
 
 from tests.faults.conftest import NewMachine
-from tests.faults.machines import Machine, eventually
-from tests.faults.proxy import Link, Proxy
-from tests.faults.worker import keys
+from tests.support.processes import Machine
+from tests.support.proxy import Link, Proxy
+from tests.support.waiting import eventually
+from tests.support.worker import keys
 
 SIZE = 30_000
 HANGS = Link(flows=False)

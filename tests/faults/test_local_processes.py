@@ -136,7 +136,7 @@ def open_tier(root: Path, namespace: str = "") -> DiskTier:
 def test_killed_before_any_system_call(start: Start, verb: str) -> None:
     """Whichever is the last it makes: accounts exact, objects whole, records with an heir."""
     script = """
-        from tests.unit.moments import before_call
+        from tests.support.moments import before_call
 
         verb, tier = sys.argv[2], None
 

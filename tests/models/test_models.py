@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.machines import Machine, remote_url
 from tests.models.jobs import MODELS
+from tests.support.machines import Machine, remote_url
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.machines import Machine
+from tests.support.machines import Machine
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -22,9 +22,9 @@ import pytest
 from s3cache import Cache, Miss, Reason, Saved, frame
 from s3cache.errors import AccessDeniedError, MissingContainerError
 from s3cache.store import S3Options
-from tests.faults.machines import Machine
-from tests.faults.proxy import Link, Proxy
-from tests.faults.worker import entry, key, keys
+from tests.support.processes import Machine
+from tests.support.proxy import Link, Proxy
+from tests.support.worker import entry, key, keys
 
 pytestmark = pytest.mark.rgw
 

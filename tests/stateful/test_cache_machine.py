@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from s3cache import entries
 from s3cache.cache import Engine, Hit, Saved
 from s3cache.store import FaultyStore, MemoryStore
-from tests.unit.caching import entry, open_engine, payload
+from tests.support.caching import entry, open_engine, payload
 
 if TYPE_CHECKING:
     from s3cache.store import Fault, FaultyVerb

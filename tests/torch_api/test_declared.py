@@ -12,7 +12,7 @@ import torch
 
 from s3cache.hooks._patching import Patches
 from s3cache.torch_api import bind_declarations, declarations, internals, survey
-from tests.machines import Machine
+from tests.support.machines import Machine
 
 
 def test_the_installed_torch_is_as_declared() -> None:

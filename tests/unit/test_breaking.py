@@ -25,7 +25,7 @@ from s3cache.store import (
 from tests.contract.suite import VERBS, listed
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeClock
+    from tests.support.clock import FakeClock
 
 POLICY = BreakerPolicy(failures=3, reset_after_s=10)
 

@@ -27,18 +27,9 @@ from s3cache.errors import (
 from s3cache.stats import Reason
 from s3cache.store import FaultyStore, FileStore, LatencyStore, MemoryStore
 from s3cache.tier import RemoteTier
-from tests.unit.caching import (
-    KEY,
-    OTHER,
-    GatedStore,
-    broken,
-    entry,
-    eventually,
-    in_thread,
-    open_cache,
-    payload,
-    run_script,
-)
+from tests.support.caching import KEY, OTHER, GatedStore, broken, entry, open_cache, payload
+from tests.support.scripts import run_script
+from tests.support.waiting import eventually, in_thread
 from tests.unit.test_entries import RacyStore, variants
 
 if TYPE_CHECKING:
@@ -166,7 +157,7 @@ def test_without_either_nothing_is_kept(machine: Callable[..., Cache]) -> None:
 
 
 def test_places_do_not_mix_in_one_local_tier(tmp_path: Path) -> None:
-    from tests.unit.caching import settings
+    from tests.support.caching import settings
 
     with (
         Cache(settings(tmp_path), open_remote=MemoryStore, identity="trusted") as one,
@@ -612,7 +603,7 @@ def test_a_guard_that_fails_is_a_miss(
 def test_a_remote_that_cannot_be_opened_costs_no_save(
     tmp_path: Path, memory: MemoryStore, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    from tests.unit.caching import settings
+    from tests.support.caching import settings
 
     broken_still = [True]
 

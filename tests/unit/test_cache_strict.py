@@ -20,7 +20,7 @@ from s3cache.errors import (
 )
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from tests.unit.caching import KEY, OTHER, GatedStore, broken, entry, open_cache, settings
+from tests.support.caching import KEY, OTHER, GatedStore, broken, entry, open_cache, settings
 from tests.unit.test_cache import Failing
 
 if TYPE_CHECKING:

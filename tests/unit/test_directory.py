@@ -33,7 +33,7 @@ from s3cache.errors import (
 from s3cache.store import MAX_KEY_BYTES, FileStore, NotAdmitted, ObjectFiles
 from s3cache.store import _file as module
 from tests.contract.suite import LONG_KEYS, ODD_KEYS, TWIN_KEYS, legal_keys
-from tests.unit.moments import before_call
+from tests.support.moments import before_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

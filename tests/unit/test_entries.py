@@ -12,7 +12,7 @@ from s3cache import entries, frame
 from s3cache.entries import Replaceable
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import FaultyStore, MemoryStore, MeteredStore
-from tests.unit.caching import KEY, OTHER, broken, entry, payload
+from tests.support.caching import KEY, OTHER, broken, entry, payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

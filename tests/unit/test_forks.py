@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.caching import run_script
+from tests.support.scripts import run_script
 
 # Forks once the other thread is amid its work, and prints what the child knows of it.
 FORK = """

@@ -11,7 +11,8 @@ import pytest
 
 from s3cache.errors import ClosedError
 from s3cache.transfer import BackgroundLoop, background
-from tests.unit.caching import in_thread, run_script
+from tests.support.scripts import run_script
+from tests.support.waiting import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

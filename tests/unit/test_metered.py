@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from s3cache.store import Admit, ObjectInfo
-    from tests.conftest import FakeClock
+    from tests.support.clock import FakeClock
 
 
 class Slow(WrapperStore):

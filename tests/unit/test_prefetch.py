@@ -12,7 +12,7 @@ import pytest
 from s3cache.errors import AccessDeniedError
 from s3cache.store import Admit, NotAdmitted
 from s3cache.transfer import BackgroundLoop, Prefetches
-from tests.unit.caching import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from s3cache.stats import Counters, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
 from s3cache.tier import DiskTier, RemoteTier, RestingDisk
 from s3cache.transfer import background
-from tests.unit.caching import GatedStore, broken, entry, eventually, in_thread, payload, settings
+from tests.support.caching import GatedStore, broken, entry, payload, settings
+from tests.support.waiting import eventually, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ from s3cache.errors import (
 )
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
-from tests.unit.moments import before_call
+from tests.support.moments import before_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,7 +25,8 @@ from s3cache.transfer import (
     UploadLimits,
     Uploads,
 )
-from tests.unit.caching import eventually, in_thread, run_script
+from tests.support.scripts import run_script
+from tests.support.waiting import eventually, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,17 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["KEYS", "Machine", "Process", "eventually", "moto_server"]
+from tests.support.waiting import LONG_S
+
+__all__ = ["KEYS", "Machine", "Process", "moto_server"]
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
-LONG_S = 40.0
 
 # Ends with its standard input, and so with the process that started it, however that ends.
 _MOTO = """
@@ -48,14 +49,6 @@ def moto_server() -> Iterator[int]:
             yield int(server.stdout.readline())  # type: ignore[union-attr]
         finally:
             server.kill()
-
-
-def eventually(condition: Callable[[], object], within_s: float = LONG_S) -> None:
-    """Wait until the condition holds; fail if it does not in all that time."""
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {within_s} s"
-        time.sleep(0.01)
 
 
 class Machine:
@@ -129,7 +122,7 @@ class Process:
     def __init__(self, config: dict[str, Any], environment: dict[str, str]) -> None:
         self.lines: list[str] = []
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.worker", json.dumps(config)],
+            [sys.executable, "-m", "tests.support.worker", json.dumps(config)],
             cwd=environment["HOME"],
             env=environment,
             stdin=subprocess.PIPE,

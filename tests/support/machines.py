@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["ROOT", "Machine", "Outcome", "remote_url"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 _PLACES = {
     "HOME": "home",
@@ -98,7 +98,7 @@ class Machine:
         out = self.root / "outcome.json"
         out.unlink(missing_ok=True)
         call = {"job": job, "arguments": arguments, "remote": remote, "settings": settings or {}}
-        command = [python, "-m", "tests.machines", str(out), json.dumps(call)]
+        command = [python, "-m", "tests.support.machines", str(out), json.dumps(call)]
         try:
             done = subprocess.run(
                 command,

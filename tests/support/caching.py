@@ -1,13 +1,8 @@
-"""What the tests of transfer and cache share: small frames, quick settings, a store with a gate."""
+"""What the tests of transfer, tier and cache share: entries, quick settings, a gated store."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import textwrap
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from s3cache import frame
@@ -21,6 +16,18 @@ if TYPE_CHECKING:
 
     from s3cache.frame import Frame
     from s3cache.store import Store
+
+__all__ = [
+    "KEY",
+    "OTHER",
+    "GatedStore",
+    "broken",
+    "entry",
+    "open_cache",
+    "open_engine",
+    "payload",
+    "settings",
+]
 
 KEY = "ab" * 16
 OTHER = "cd" * 16
@@ -103,76 +110,3 @@ class GatedStore(WrapperStore):
                 await asyncio.sleep(0.002)
         finally:
             self.waiting -= 1
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Wait until ``condition`` holds; fail if it never does."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
-
-
-def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Start ``work`` on a thread; the function returned waits for what it returned or raised."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as exc:
-            errors.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def join() -> Any:
-        thread.join(30)
-        assert not thread.is_alive(), "the thread hangs"
-        if errors:
-            raise errors[0]
-        return results[0]
-
-    return join
-
-
-# The start of every script: a cache over a directory that other processes share, or a store that
-# never answers.
-PRELUDE = """
-import asyncio, os, signal, sys, threading, time
-from s3cache.cache import Cache, Hit, Miss, Saved
-from s3cache.store import FileStore, MemoryStore
-from s3cache.transfer import background, before_exit
-from tests.unit.caching import *
-
-class Hanging(MemoryStore):
-    async def get(self, *_): await asyncio.Event().wait()
-    async def put(self, *args, **more): await asyncio.Event().wait()
-
-def join(child):
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "hangs"
-"""
-
-
-def run_script(code: str, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own, with :data:`PRELUDE` and ``sys.argv[1:]``."""
-    done = subprocess.run(
-        # -W: Pythons from 3.12 on warn of any fork of a process with threads
-        [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    if check:
-        assert done.returncode == 0, done.stderr
-    return done

@@ -1,6 +1,6 @@
 """A process that uses a cache and says so, line by line; the tests kill it.
 
-``python -m tests.faults.worker JSON`` runs with ``{"options": ..., "steps": [[verb, ...], ...]}``,
+``python -m tests.support.worker JSON`` runs with ``{"options": ..., "steps": [[verb, ...], ...]}``,
 where the options are those of ``Cache.open``. Lines are written unbuffered, so that one that was
 read tells of something that had happened before the process died:
 
