@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from s3cache.cache import Cache, Engine
+from s3cache.cache import Cache, Engine, cache_over
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._check import Report, checked
 from s3cache.hooks._importing import when_imported
@@ -43,7 +43,7 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.cache = Cache.over(engine)
+        self.cache = cache_over(engine)
         self._patches = Patches()
         self._withdraw = when_imported(internals.COMPILER, self._install)
 
