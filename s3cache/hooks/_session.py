@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from s3cache.cache import Cache, Engine
+from s3cache.cache import Cache, Engine, cache_over
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._check import Report, checked
 from s3cache.hooks._importing import when_imported
@@ -43,7 +43,7 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.cache = Cache.over(engine)
+        self.cache = cache_over(engine)
         self._patches = Patches()
         self._withdraw = when_imported(internals.COMPILER, self._install)
 
@@ -63,7 +63,7 @@ class Session:
     def _install_seams(self) -> None:
         """In the order in which torch calls them."""
         calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
-        keys = KeySeam(_registry, calls)
+        keys = KeySeam(registry, calls)
         lookups = LookupSeam(self._engine, calls, keys, kernels, bundling)
         saves = SaveSeam(self._engine, calls, keys, kernels)
         for seam in (keys, lookups, kernels, bundling, saves):
@@ -79,7 +79,7 @@ class Session:
 _mutex = threading.Lock()
 _session: Session | None = None
 _latest: Cache | None = None
-_registry = Registry()
+registry = Registry()
 
 
 def active() -> Cache | None:
@@ -144,7 +144,7 @@ def register_cacheable(function: _F, *, version: str) -> _F:
     Raises:
         ConfigError: ``function`` has no importable name, or ``version`` is empty.
     """
-    _registry.add(function, version)
+    registry.add(function, version)
     return function
 
 
@@ -158,7 +158,7 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     Raises:
         Exception: what ``function`` raises.
     """
-    return checked(function, _registry, args, kwargs)
+    return checked(function, registry, args, kwargs)
 
 
 def _close() -> None:

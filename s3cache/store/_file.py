@@ -48,7 +48,7 @@ __all__ = ["FileStore", "ObjectFiles", "make_private"]
 
 _PLAIN = re.compile(r"[a-z0-9_=-][a-z0-9_.=-]*")
 _MUST_ESCAPE = re.compile(r"[^a-z0-9_.=-]")
-_PIECE = 200  # file names may have 255 bytes; the rest is room for the suffix
+PIECE_BYTES = 200  # file names may have 255 bytes; the rest is room for the suffix
 
 # A writer locks its staged file right after creating it; the sweep leaves it that long to do so.
 _SWEEP_GRACE_S = 60.0
@@ -383,9 +383,9 @@ def _percent(character: str) -> str:
 
 def _parts(escaped: str, suffix: str) -> list[str]:
     """Path parts for one escaped segment: one, unless it is too long for a file name."""
-    if len(escaped) <= _PIECE:
+    if len(escaped) <= PIECE_BYTES:
         return [escaped + suffix]
-    pieces = [escaped[i : i + _PIECE] for i in range(0, len(escaped), _PIECE)]
+    pieces = [escaped[i : i + PIECE_BYTES] for i in range(0, len(escaped), PIECE_BYTES)]
     *parents, last = pieces[:1] + ["~" + piece for piece in pieces[1:]]
     return [*(parent + "~" for parent in parents), last + suffix]
 
