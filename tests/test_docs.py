@@ -19,6 +19,7 @@ from s3cache.store import FileLocation, S3Options, parse_url
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), ROOT / "infra" / "README.md"]
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \|", re.MULTILINE)
 
 
@@ -81,9 +82,8 @@ def test_a_wrong_default_would_be_noticed() -> None:
 
 
 def test_every_reason_is_documented() -> None:
-    for page in ("README.md", "docs/storage.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        assert [str(reason) for reason in Reason if f"`{reason}`" not in text] == []
+    text = (ROOT / "docs" / "storage.md").read_text(encoding="utf-8")
+    assert [str(reason) for reason in Reason if f"`{reason}`" not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -92,6 +92,23 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     local = [target.partition("#")[0] for target in targets if "://" not in target]
     assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_the_readme_is_short_and_names_the_two_commands_to_try() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert re.search("^make demo .*$", text, re.MULTILINE)
+    assert re.search("^make test .*$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_heading_finds_it(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s:]*#[^)\s]+)\)", page.read_text(encoding="utf-8")):
+        file, _, anchor = target.partition("#")
+        text = ((page.parent / file) if file else page).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings]
+        assert anchor in slugs, target
 
 
 RESULTS = {
@@ -111,8 +128,8 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_readme_has_one_block_for_what_was_measured(name: str) -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_has_one_block_for_what_was_measured(name: str) -> None:
+    page = BENCHMARKS.read_text(encoding="utf-8")
     text = render(RESULTS, COMMANDS[name])
     filled = fill(page, name, text)
     assert "| what | p50 |\n| --- | --- |\n| hit | 1 ms |\n\nWarm.\n" in filled
@@ -122,8 +139,8 @@ def test_the_readme_has_one_block_for_what_was_measured(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_the_readme_shows_is_what_was_measured(name: str) -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
+    page = BENCHMARKS.read_text(encoding="utf-8")
     results = ROOT / "docs" / "benchmarks" / f"{name}.json"
     if results.exists():
         text = render(json.loads(results.read_text(encoding="utf-8")), COMMANDS[name])

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-import s3cache
+from tests.support.imports import modules_after
 
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "aiohttp", "typer", "numpy")
-
-
-def modules_after(code: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=True,
-    )
-    assert done.stderr == ""
-    return {name.partition(".")[0] for name in done.stdout.split()}
 
 
 def test_importing_s3cache_imports_next_to_nothing() -> None:
@@ -39,10 +24,3 @@ def test_importing_s3cache_imports_next_to_nothing() -> None:
 )
 def test_using_it_imports_nothing_heavy(code: str) -> None:
     assert modules_after(code).isdisjoint(HEAVY)
-
-
-def test_every_public_name_is_there() -> None:
-    for name in s3cache.__all__:
-        assert getattr(s3cache, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = s3cache.nonsense

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Everybody may know the version; what is at the top stands on everything.
-_GROUND, _TOP = ("_version",), ("__init__", "__main__")
+# Everybody may know the version and export lazily; what is at the top stands on everything.
+_GROUND, _TOP = ("_version", "_lazy"), ("__init__", "__main__")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 from s3cache.stats import CacheStats, Counters, Reason, TransferEvent
+from s3cache.store import MemoryStore
+from s3cache.testing import FaultyStore
+from tests.support.caching import KEY, entry, open_cache
 
 
 def snapshot(counters: Counters, **changes: Any) -> CacheStats:
@@ -84,3 +88,20 @@ def test_no_count_is_lost_between_threads() -> None:
 def test_a_reason_is_its_name() -> None:
     assert str(Reason.GUARD) == f"{Reason.GUARD}" == "guard"
     assert Reason("guard") is Reason.GUARD
+
+
+def test_a_closed_cache_still_tells_its_requests_and_what_it_left(tmp_path: Path) -> None:
+    store = FaultyStore(MemoryStore())
+    cache = open_cache(tmp_path, store)
+    cache.save(KEY, entry())
+    assert cache.flush(30).complete
+    store.inject("put", "hang")
+    cache.save(KEY, entry(variant="more"))
+    assert cache.close(0).remaining == 1
+    stats = cache.stats()
+    assert (stats.remote["put"].bytes_out, stats.pending, stats.breaker) == (
+        stats.uploaded_bytes,
+        1,
+        "closed",
+    )
+    assert stats.uploaded_bytes > 0

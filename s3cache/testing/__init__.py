@@ -14,14 +14,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from s3cache.testing.contract import StoreContract
+    from s3cache.testing.contract import RawAccess, StoreContract
     from s3cache.testing.faulty import Fault, FaultRates, FaultyStore, FaultyVerb
+    from s3cache.testing.machines import Machine, Outcome, ProgramError
+    from s3cache.testing.moto import MotoBucket, MotoServer
+    from s3cache.testing.plugin import MachineFactory
 
 __all__ = [
     "Fault",
     "FaultRates",
     "FaultyStore",
     "FaultyVerb",
+    "Machine",
+    "MachineFactory",
+    "MotoBucket",
+    "MotoServer",
+    "Outcome",
+    "ProgramError",
+    "RawAccess",
     "StoreContract",
 ]
 
@@ -29,8 +39,11 @@ __all__ = [
 _LAZY = {
     name: module
     for module, names in {
-        "contract": ("StoreContract",),
+        "contract": ("RawAccess", "StoreContract"),
         "faulty": ("Fault", "FaultRates", "FaultyStore", "FaultyVerb"),
+        "machines": ("Machine", "Outcome", "ProgramError"),
+        "moto": ("MotoBucket", "MotoServer"),
+        "plugin": ("MachineFactory",),
     }.items()
     for name in names
 }

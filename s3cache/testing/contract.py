@@ -1,4 +1,7 @@
-"""What every store promises, as tests: subclass :class:`StoreContract` and give it a store."""
+"""What every store promises, as tests: subclass :class:`StoreContract` and give it a store.
+
+Needs pytest, pytest-asyncio and hypothesis: ``pip install 'torch-s3cache[testing]'``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import time
 import unicodedata
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,10 +17,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from s3cache.errors import ConfigError, PreconditionError
-from s3cache.store import MAX_KEY_BYTES, Buffer, NotAdmitted, ObjectInfo, Store, check_key
+from s3cache.store import MAX_KEY_BYTES, Buffer, NotAdmitted, ObjectInfo, Store, is_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
+
+__all__ = [
+    "ILLEGAL_KEYS",
+    "LONG_KEYS",
+    "ODD_KEYS",
+    "TWIN_KEYS",
+    "VERBS",
+    "RawAccess",
+    "StoreContract",
+    "legal_keys",
+    "listed",
+    "put_all",
+]
 
 MIB = 1 << 20
 
@@ -99,17 +115,9 @@ VERBS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
 }
 
 
-def _is_legal(key: str) -> bool:
-    try:
-        check_key(key)
-    except ConfigError:
-        return False
-    return True
-
-
 legal_keys = st.one_of(
-    st.text(min_size=1, max_size=60).filter(_is_legal),
-    st.text(alphabet="aA./%+ ~é", min_size=1, max_size=12).filter(_is_legal),
+    st.text(min_size=1, max_size=60).filter(is_key),
+    st.text(alphabet="aA./%+ ~é", min_size=1, max_size=12).filter(is_key),
 )
 
 
@@ -131,8 +139,60 @@ async def put_all(store: Store, keys: Iterable[str], data: Buffer = b"x") -> Non
     await asyncio.gather(*map(put, keys))
 
 
+async def _whole(store: Store, key: str) -> bytes | None:
+    """The object as ``bytes``, whatever buffer the store has it in."""
+    got = await store.get(key)
+    return None if got is None else bytes(got)
+
+
+class RawAccess(Protocol):
+    """The place where a store keeps its objects, reached without the store.
+
+    For S3 that is a plain client, for a directory plain files. Without it a store that remembers
+    what it wrote, or hides what it did not write, passes for sound.
+    """
+
+    async def read(self, key: str) -> bytes | None:
+        """What lies there as the content of ``key``; ``None`` for nothing."""
+        ...
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Lay ``data`` there as the content of ``key``, in place of what there is."""
+        ...
+
+    async def remove(self, key: str) -> None:
+        """Take away what lies there for ``key``."""
+        ...
+
+    async def litter(self) -> None:
+        """Leave beside the objects what is none: of a killed writer, of other programs.
+
+        That is: objects half-written, and whatever has a name that no key can have.
+        """
+        ...
+
+
 class StoreContract:
-    """Override ``store`` to yield a store that is empty; lower the numbers where it is slow."""
+    """The promises of :class:`~s3cache.store.Store`, one test each.
+
+    A subclass, whose name begins with ``Test``, overrides the fixture ``store`` to give a store
+    that is empty, and ``raw`` to give a way to its objects that does not lead through it; without
+    that the tests of truncated, foreign and half-written objects skip. It lowers the numbers
+    below where the store is slow. No test may be overridden to promise less::
+
+        class TestMyStore(StoreContract):
+            @pytest_asyncio.fixture
+            async def store(self, tmp_path):
+                store = MyStore(tmp_path)
+                yield store
+                await store.aclose()
+
+            @pytest.fixture
+            def raw(self, tmp_path, store):
+                return FilesBelow(tmp_path)  # a RawAccess
+    """
+
+    pytestmark: ClassVar[list[pytest.MarkDecorator]] = [pytest.mark.asyncio]
 
     #: More objects than one page of S3's listing holds.
     many: ClassVar[int] = 1_050
@@ -144,8 +204,12 @@ class StoreContract:
     secrets: ClassVar[tuple[str, ...]] = ()
 
     @pytest.fixture
-    async def store(self) -> Store:
+    def store(self) -> Store:
         raise NotImplementedError("a subclass gives the store")
+
+    @pytest.fixture
+    def raw(self, store: Store) -> RawAccess:
+        pytest.skip(f"there is no way to the objects but through {store!r}")
 
     async def test_is_a_store(self, store: Store) -> None:
         assert isinstance(store, Store)
@@ -488,6 +552,112 @@ class StoreContract:
             assert got is not None
             assert bytes(got) in (old, new)
             assert set(await listed(store)) == {"key"}
+
+    # --- behind the store's back
+
+    async def test_what_was_put_lies_there_to_the_last_byte(
+        self, store: Store, raw: RawAccess
+    ) -> None:
+        """As soon as ``put`` has returned; the store did not only take a note of it."""
+        big = bytes(i * 29 % 253 for i in range(4096)) * (self.big_bytes // 4096 + 1)
+        for data in (b"first", b"", b"a longer second", big[: self.big_bytes]):
+            await store.put("a/key", data)
+            assert await raw.read("a/key") == data
+        await store.put("new", b"created", mode="create")
+        assert await raw.read("new") == b"created"
+
+    async def test_what_was_deleted_lies_there_no_more(self, store: Store, raw: RawAccess) -> None:
+        await put_all(store, ["a", "a/b"])
+        await store.delete("a")
+        assert await raw.read("a") is None
+        assert await raw.read("a/b") == b"x"
+
+    async def test_what_others_wrote_is_there(self, store: Store, raw: RawAccess) -> None:
+        """A store knows objects that it did not write: other machines share the place."""
+        assert await store.get("theirs") is None
+        await raw.write("theirs", b"0123456789")
+        assert await _whole(store, "theirs") == b"0123456789"
+        got = await store.get_range("theirs", 3, 4)
+        assert got is not None
+        assert bytes(got) == b"3456"
+        info = await store.head("theirs")
+        assert info is not None
+        assert info.size == 10
+        assert {key: info.size for key, info in (await listed(store)).items()} == {"theirs": 10}
+        await store.delete("theirs")
+        assert await raw.read("theirs") is None
+
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    async def test_others_mean_the_same_by_an_odd_key(
+        self, store: Store, raw: RawAccess, key: str
+    ) -> None:
+        await raw.write(key, b"theirs")
+        assert await _whole(store, key) == b"theirs"
+        assert set(await listed(store)) == {key}
+        await store.put(key, b"ours")
+        assert await raw.read(key) == b"ours"
+
+    async def test_what_others_overwrote_is_read_anew(self, store: Store, raw: RawAccess) -> None:
+        """Neither content nor size is remembered."""
+        await store.put("key", b"ours")
+        assert await _whole(store, "key") == b"ours"
+        await raw.write("key", b"theirs, and longer")
+        assert await _whole(store, "key") == b"theirs, and longer"
+        info = await store.head("key")
+        assert info is not None
+        assert info.size == 18
+        assert (await listed(store))["key"].size == 18
+
+    async def test_what_others_removed_is_absent(self, store: Store, raw: RawAccess) -> None:
+        await store.put("key", b"ours")
+        await raw.remove("key")
+        assert await store.get("key") is None
+        assert await store.head("key") is None
+        assert await store.get_range("key", 0, 1) is None
+        assert await listed(store) == {}
+        await store.delete("key")
+        await store.put("key", b"again", mode="create")
+        assert await raw.read("key") == b"again"
+
+    async def test_create_leaves_what_others_wrote_alone(
+        self, store: Store, raw: RawAccess
+    ) -> None:
+        await raw.write("key", b"theirs")
+        with pytest.raises(PreconditionError):
+            await store.put("key", b"ours", mode="create")
+        assert await raw.read("key") == b"theirs"
+
+    @pytest.mark.parametrize("left", [0, 1, 5_000, 9_999])
+    async def test_a_truncated_object_is_given_as_it_is(
+        self, store: Store, raw: RawAccess, left: int
+    ) -> None:
+        """Not padded, not remembered whole, no error: frames tell. A put makes it whole."""
+        data = bytes(i % 251 for i in range(10_000))
+        await store.put("key", data)
+        await raw.write("key", data[:left])
+        assert await _whole(store, "key") == data[:left]
+        tail = await store.get_range("key", left, 10)
+        assert tail is not None
+        assert bytes(tail) == b""
+        info = await store.head("key")
+        assert info is not None
+        assert info.size == left
+        await store.put("key", data)
+        assert await raw.read("key") == data
+
+    async def test_what_is_no_object_is_in_nobodys_way(self, store: Store, raw: RawAccess) -> None:
+        """What a killed writer or another program left is not listed, and stops no call."""
+        keys = {"a", "a/b", "dir/x", "x"}
+        await put_all(store, sorted(keys)[:2])
+        await raw.litter()
+        await put_all(store, sorted(keys)[2:])
+        assert set(await listed(store)) == keys
+        for prefix in ("a", "a/", "d", "dir/"):
+            assert set(await listed(store, prefix)) == {k for k in keys if k.startswith(prefix)}
+        for key in keys:
+            assert await _whole(store, key) == b"x"
+            await store.delete(key)
+        assert await listed(store) == {}
 
     # --- the store as a whole
 
