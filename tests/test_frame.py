@@ -15,7 +15,7 @@ import threading
 import tracemalloc
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import pytest
 import zstandard
 

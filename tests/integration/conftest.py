@@ -14,7 +14,11 @@ import pytest
 from s3cache.store import S3Options, S3Store
 from tests.support.buckets import make_bucket
 
-KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
+KEYS: dict[str, Any] = {
+    "access_key": "testing",
+    "secret_key": "testing-secret",
+    "region": "us-east-1",
+}
 
 
 @pytest.fixture(autouse=True)

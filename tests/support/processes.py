@@ -21,7 +21,11 @@ from tests.support.waiting import LONG_S
 __all__ = ["KEYS", "Machine", "Process", "moto_server"]
 
 ROOT = Path(__file__).parents[2]
-KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
+KEYS: dict[str, Any] = {
+    "access_key": "testing",
+    "secret_key": "testing-secret",
+    "region": "us-east-1",
+}
 
 # Ends with its standard input, and so with the process that started it, however that ends.
 _MOTO = """

@@ -107,4 +107,4 @@ def test_every_public_name_is_there() -> None:
         assert getattr(testing, name) is not None
     assert set(testing.__all__) <= set(dir(testing))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = testing.nonsense
+        _ = testing.nonsense  # type: ignore[attr-defined]

@@ -29,6 +29,8 @@ from tests.support.moments import before_call
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    OpenTier = Callable[..., DiskTier]
+
 MANY = 1 << 40
 
 
@@ -62,8 +64,6 @@ def on_disk(root: Path) -> Usage:
 def exact(tier: DiskTier) -> bool:
     return tier.usage() == on_disk(Path(tier.root))
 
-
-OpenTier = "Callable[..., DiskTier]"
 
 # --- who goes first
 

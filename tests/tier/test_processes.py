@@ -24,6 +24,8 @@ from s3cache.tier._bounds import Accounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    Start = Callable[..., subprocess.Popen[str]]
+
 REPOSITORY = Path(__file__).parents[2]
 
 # What every script begins with. A body tells its own name and digest.
@@ -69,8 +71,6 @@ def hear():
     assert sys.stdin.readline(), "the test is gone"
 
 """
-
-Start = "Callable[..., subprocess.Popen[str]]"
 
 
 @pytest.fixture

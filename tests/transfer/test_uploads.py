@@ -172,7 +172,10 @@ def test_a_listener_that_fails_is_removed_and_hurts_nobody(
 def test_a_listener_that_waits_for_uploads_is_told_so_instead_of_hanging(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site.listeners.add(lambda event: site.uploads.flush(None))
+    def wait(_: TransferEvent) -> None:
+        site.uploads.flush(None)
+
+    site.listeners.add(wait)
     site.put("one")
     assert site.uploads.flush(20).complete
     assert "wait for itself" in caplog.text
