@@ -173,9 +173,7 @@ def _seed() -> None:
 def _difference(expected: list[Any], found: list[Any], *, exact: bool) -> str:
     import torch
 
-    tolerance: dict[str, Any] = (
-        {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-3, "atol": 1e-4}
-    )
+    rtol, atol = (0.0, 0.0) if exact else (1e-3, 1e-4)
     if len(expected) != len(found):
         return f"{len(expected)} values became {len(found)}"
     for wanted, got in zip(expected, found, strict=True):
