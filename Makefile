@@ -85,7 +85,7 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 			torch==$(TORCH) -e ".[test]"; \
 		touch $(TORCH_VENV)/.ready'
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
-	$(TORCH_VENV)/bin/python -m pytest tests/torch_api tests/graph tests/hooks tests/kinds $(ARGS)
+	$(TORCH_VENV)/bin/python -m pytest tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(BIN)/python -m pytest tests/infra $(ARGS)
