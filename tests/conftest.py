@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 collect_ignore = (
     []
     if find_spec("torch")
-    else ["examples", "graph", "hooks", "kinds", "models", "opinfo", "perturb", "torch_api"]
+    else [
+        "artifact",
+        "examples",
+        "graph",
+        "hooks",
+        "kinds",
+        "models",
+        "opinfo",
+        "perturb",
+        "torch_api",
+    ]
 )
 
 # A busy machine is no fault of the code. CI draws the same examples each time, so that what it
