@@ -209,6 +209,7 @@ def input_components(inputs: Sequence[object]) -> dict[str, Component]:
         "inputs.sharing": _sharing(inputs),
         "inputs.non_leaf": _non_leaf(inputs),
         "inputs.bounds": _bounds(),
+        "compile.first_call": _first_call(),
     }
     return {name: Component.of_text(text) for name, text in texts.items() if text}
 
@@ -282,6 +283,15 @@ def _bounds() -> str:
             if bounds is not None:
                 bounded.add(f"{size} in [{bounds.lower}, {bounds.upper}]")
     return " ".join(sorted(bounded))
+
+
+def _first_call() -> str:
+    """Whether the compiled graph has to answer its first call with fake tensors.
+
+    What it answers is a part of those entries, and of no others.
+    """
+    context = internals.current_tracing_context.get()()
+    return "fake" if context is not None and context.fakify_first_call else ""
 
 
 def _annotations(gm: GraphModule) -> Iterator[tuple[str, object]]:
