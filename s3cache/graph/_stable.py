@@ -96,6 +96,8 @@ class _Words:
             words = self._source_text(value)
         elif isinstance(value, self._graph):
             words = _graph_parts(value)
+        elif "_hash" in getattr(value, "__dict__", ()):
+            words = _without_hash(value)
         return self._inherited(value) if words is None else (self._same, (words,))
 
     def _source_text(self, source: object) -> str | None:
@@ -138,6 +140,21 @@ def _graph_parts(gm: GraphModule) -> object:
     )
     source = code.src if not any(described.values()) else _without_aot_names(gm, code.src)
     return parts, source, imports
+
+
+def _without_hash(value: object) -> object:
+    """An object of torch that keeps its ``hash()``, less that: it differs between processes.
+
+    Device meshes and specifications of DTensors do, once somebody has asked for it.
+    """
+    if type(value).__module__.partition(".")[0] != "torch":
+        return None
+    reduced = value.__reduce_ex__(2)
+    state = reduced[2] if isinstance(reduced, tuple) and len(reduced) == 3 else None
+    if not isinstance(state, dict):
+        return None
+    kept = {name: part for name, part in state.items() if name != "_hash"}
+    return f"{type(value).__module__}.{type(value).__qualname__}", reduced[1], kept
 
 
 _fields_of: dict[type, tuple[str, ...]] = {}

@@ -134,7 +134,6 @@ def _settings() -> dict[str, str]:
                 "inference": torch.is_inference_mode_enabled(),
                 "anomaly": torch.is_anomaly_enabled(),
                 "view_replay": internals.view_replay_enabled.get()(),
-                "multithreading": internals.multithreading_enabled.get()(),
                 "autocast_cache": torch.is_autocast_cache_enabled(),
                 # A graph that enters autocast without a dtype gets the default one.
                 "autocast_dtypes": [

@@ -573,9 +573,6 @@ Shape("torch._dynamo.output_graph:GraphCompileReason", CompileReason)
 
 # -- settings of the process
 
-multithreading_enabled: Internal[Callable[[], bool]] = Internal(
-    "torch._C:_is_multithreading_enabled"
-)
 view_replay_enabled: Internal[Callable[[], bool]] = Internal("torch._C:_is_view_replay_enabled")
 autocast_devices: Internal[Callable[[], list[str]]] = Internal(
     "torch._C:_autocast_supported_devices"
