@@ -28,6 +28,7 @@ __all__ = [
     "CppLibraries",
     "CustomOperator",
     "CustomPass",
+    "DeviceMesh",
     "DispatchRules",
     "ExpressionPrinter",
     "FakeImplementation",
@@ -46,6 +47,7 @@ __all__ = [
     "PythonModules",
     "Reducer",
     "RuntimeMetadata",
+    "ScriptObject",
     "ShapeEnv",
     "SplitByDDP",
     "SubclassMeta",
@@ -159,6 +161,18 @@ class AOTResult(Protocol):
 
 
 # -- while a graph is traced
+
+
+class ScriptObject(Protocol):
+    """What stands for an object while a graph that takes it is traced."""
+
+    real_obj: object
+
+
+class DeviceMesh(Protocol):
+    """Devices in a grid: which ranks there are along each of its dimensions."""
+
+    def __getstate__(self) -> dict[str, object]: ...
 
 
 class ShapeEnv(Protocol):
