@@ -9,11 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from s3cache.store import FaultyStore, FileStore, MemoryStore, RetryingStore, RetryPolicy
+from s3cache.store import FileStore, MemoryStore, RetryingStore, RetryPolicy
+from s3cache.testing import FaultyStore
 from tests.contract.stateful import StoreMachine
 
 if TYPE_CHECKING:
-    from s3cache.store import Fault, FaultyVerb, Store
+    from s3cache.store import Store
+    from s3cache.testing import Fault, FaultyVerb
 
 SETTINGS = settings(
     max_examples=25,

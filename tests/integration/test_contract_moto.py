@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
-from tests.contract.suite import StoreContract
+from s3cache.testing.contract import StoreContract
+from tests.support.buckets import RawBucket
 
 MIB = 1 << 20
 
@@ -28,6 +29,10 @@ class TestS3OnMoto(StoreContract):
         yield store
         await store.aclose()
 
+    @pytest.fixture
+    def raw(self, moto_options: S3Options) -> RawBucket:
+        return RawBucket(moto_options)
+
 
 class TestS3InPartsOnMoto(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
@@ -41,3 +46,7 @@ class TestS3InPartsOnMoto(StoreContract):
         store = RetryingStore(S3Store(options), RETRIES)
         yield store
         await store.aclose()
+
+    @pytest.fixture
+    def raw(self, moto_options: S3Options) -> RawBucket:
+        return RawBucket(moto_options)

@@ -11,7 +11,8 @@ import pytest
 
 from s3cache.errors import AccessDeniedError, MissingContainerError, PreconditionError
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
-from tests.contract.suite import StoreContract
+from s3cache.testing.contract import StoreContract
+from tests.support.buckets import RawBucket
 
 MIB = 1 << 20
 
@@ -30,6 +31,10 @@ class TestS3OnRGW(StoreContract):
         yield store
         await store.aclose()
 
+    @pytest.fixture
+    def raw(self, rgw_options: S3Options) -> RawBucket:
+        return RawBucket(rgw_options)
+
 
 class TestS3InPartsOnRGW(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
@@ -43,6 +48,10 @@ class TestS3InPartsOnRGW(StoreContract):
         store = RetryingStore(S3Store(options), RETRIES)
         yield store
         await store.aclose()
+
+    @pytest.fixture
+    def raw(self, rgw_options: S3Options) -> RawBucket:
+        return RawBucket(rgw_options)
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
-"""What the tests of transfer, tier and cache share: entries, quick settings, a gated store."""
+"""What the tests of transfer, tier and cache share: entries, quick settings, a cache."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from s3cache import frame
-from s3cache.cache import Cache, Engine
+from s3cache.cache import Cache, Engine, cache_over
 from s3cache.settings import Settings
-from s3cache.store import WrapperStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from s3cache.frame import Frame
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "KEY",
     "OTHER",
-    "GatedStore",
     "broken",
     "entry",
     "open_cache",
@@ -75,38 +71,4 @@ def open_engine(local_dir: Path | None, store: Store | None, **changes: Any) -> 
 
 def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
     """The cache that shows such an engine."""
-    return Cache.over(open_engine(local_dir, store, **changes))
-
-
-class GatedStore(WrapperStore):
-    """Every call is noted and then waits until the gate is open."""
-
-    def __init__(self, inner: Store, *, is_open: bool = True) -> None:
-        super().__init__(inner)
-        self.is_open = is_open
-        self.calls: list[tuple[str, str]] = []
-        self.waiting = 0
-        self.most_waiting = 0
-
-    def count(self, verb: str) -> int:
-        return sum(each == verb for each, _ in self.calls)
-
-    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        if verb in ("get", "get_range", "put"):
-            await self._pass(verb, key)
-        return await call()
-
-    async def list(self, prefix: str = "") -> Any:
-        await self._pass("list", prefix)
-        async for info in self.inner.list(prefix):
-            yield info
-
-    async def _pass(self, verb: str, key: str) -> None:
-        self.calls.append((verb, key))
-        self.waiting += 1
-        self.most_waiting = max(self.most_waiting, self.waiting)
-        try:
-            while not self.is_open:
-                await asyncio.sleep(0.002)
-        finally:
-            self.waiting -= 1
+    return cache_over(open_engine(local_dir, store, **changes))

@@ -8,28 +8,16 @@ arguments and result are what JSON can hold. torch is imported there, never here
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import shlex
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from s3cache import testing
+
 __all__ = ["ROOT", "Machine", "Outcome", "remote_url"]
 
 ROOT = Path(__file__).resolve().parents[2]
-
-_PLACES = {
-    "HOME": "home",
-    "XDG_CACHE_HOME": "home/.cache",
-    "TMPDIR": "tmp",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "S3CACHE_LOCAL_DIR": "local",
-}
-_KEPT = ("PATH", "LANG", "LD_LIBRARY_PATH")
-_OUTPUT_LINES = 60
 
 
 def remote_url(root: Path) -> str:
@@ -55,7 +43,7 @@ class Outcome:
 
 
 class Machine:
-    """A disk of its own, and the processes that run on it one after the other.
+    """One of :class:`s3cache.testing.Machine`, for jobs in this repository.
 
     Args:
         root: where everything is that s3cache and torch write.
@@ -64,20 +52,19 @@ class Machine:
 
     def __init__(self, root: Path, **environment: str) -> None:
         self.root = root
-        for place in _PLACES.values():
-            (root / place).mkdir(parents=True, exist_ok=True)
-        self.environment = {
-            **{name: os.environ[name] for name in _KEPT if name in os.environ},
-            **{name: str(root / place) for name, place in _PLACES.items()},
+        ours = {
             "PYTHONPATH": str(ROOT),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONWARNINGS": "ignore",
-            "USER": root.name,
             # One compiling process; what it finds out about the machine it need not probe.
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            **environment,
         }
+        self._machine = testing.Machine(root, **{**ours, **environment})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return self._machine.environment
 
     def run(
         self,
@@ -95,52 +82,28 @@ class Machine:
         Raises:
             AssertionError: it ended badly; says how, with the end of what it wrote.
         """
-        out = self.root / "outcome.json"
-        out.unlink(missing_ok=True)
-        call = {"job": job, "arguments": arguments, "remote": remote, "settings": settings or {}}
-        command = [python, "-m", "tests.support.machines", str(out), json.dumps(call)]
-        try:
-            done = subprocess.run(
-                command,
-                env=self.environment,
-                cwd=self.root,
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as exc:
-            said = "".join(_text(each) for each in (exc.stdout, exc.stderr))
-            raise AssertionError(_story(job, f"still running after {timeout_s} s", said)) from None
-        if done.returncode or not out.exists():
-            said = done.stdout + done.stderr
-            how = f"exit {done.returncode} of {shlex.join(command)}"
-            raise AssertionError(_story(job, how, said))
-        return Outcome(**json.loads(out.read_text()), stderr=done.stderr)
-
-
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
-
-
-def _story(job: str, how: str, output: str) -> str:
-    lines = output.splitlines()
-    cut = [f"... {len(lines) - _OUTPUT_LINES} lines"] if len(lines) > _OUTPUT_LINES else []
-    return "\n".join([f"{job}: {how}", *cut, *lines[-_OUTPUT_LINES:]])
+        done = self._machine.call(
+            "tests.support.machines:do_job",
+            *(job, arguments, remote, settings or {}),
+            cwd=self.root,
+            timeout_s=timeout_s,
+            python=python,
+        )
+        return Outcome(**done.result, stderr=done.stderr)
 
 
 # -- in the new process
 
 
-def _main(out: str, call: str) -> None:
-    wanted = json.loads(call)
-    module, _, name = wanted["job"].partition(":")
+def do_job(
+    job: str, arguments: list[Any], remote: str | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of an :class:`Outcome` but for ``stderr``."""
+    module, _, name = job.partition(":")
     function = getattr(importlib.import_module(module), name)
-    if wanted["remote"] is None:
-        found = {"result": function(*wanted["arguments"])}
-    else:
-        found = _with_cache(function, **wanted)
-    Path(out).write_text(json.dumps(found))
+    if remote is None:
+        return {"result": function(*arguments)}
+    return _with_cache(function, job, arguments, remote, settings)
 
 
 def _with_cache(
@@ -171,7 +134,3 @@ def _with_cache(
         },
         "counters": {group: dict(counts) for group, counts in torch._dynamo.utils.counters.items()},
     }
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

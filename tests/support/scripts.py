@@ -16,6 +16,7 @@ from s3cache.cache import Cache, Hit, Miss, Saved
 from s3cache.store import FileStore, MemoryStore
 from s3cache.transfer import background, before_exit
 from tests.support.caching import *
+from tests.support.stores import *
 from tests.support.waiting import eventually, in_thread, join_child as join
 
 class Hanging(MemoryStore):

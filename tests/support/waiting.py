@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LONG_S", "eventually", "in_thread", "join_child"]
+    from s3cache.transfer import BackgroundLoop
+
+__all__ = ["LONG_S", "eventually", "in_thread", "join_child", "tasks_on"]
 
 # Longer than anything takes on a busy machine; only a test that fails waits so long.
 LONG_S = 40.0
@@ -60,3 +63,12 @@ def join_child(child: int) -> int | str:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return "hangs"
+
+
+def tasks_on(loop: BackgroundLoop) -> int:
+    """How many tasks there are on ``loop``, but for the one that counts them."""
+
+    async def count() -> int:
+        return len(asyncio.all_tasks()) - 1
+
+    return loop.wait(count(), LONG_S)

@@ -148,7 +148,7 @@ class Worker:
         if child == 0:
             status = 1
             try:
-                self._run(steps)
+                run(self, steps)
                 status = 0
             finally:
                 if leave == "_exit":
@@ -169,15 +169,16 @@ class Worker:
             child.join()
             say("child", child.exitcode)
 
-    def _run(self, steps: list[list[Any]]) -> None:
-        for verb, *arguments in steps:
-            assert not verb.startswith("_")
-            getattr(self, verb)(*arguments)
+
+def run(worker: Worker, steps: list[list[Any]]) -> None:
+    for verb, *arguments in steps:
+        assert not verb.startswith("_")
+        getattr(worker, verb)(*arguments)
 
 
 def _child(inherited: Worker | None, steps: list[list[Any]]) -> None:
     worker = inherited or _open(json.loads(sys.argv[1]))
-    worker._run(steps)
+    run(worker, steps)
 
 
 def _open(config: dict[str, Any]) -> Worker:
@@ -186,4 +187,4 @@ def _open(config: dict[str, Any]) -> Worker:
 
 if __name__ == "__main__":
     _config = json.loads(sys.argv[1])
-    _open(_config)._run(_config["steps"])
+    run(_open(_config), _config["steps"])
