@@ -65,7 +65,7 @@ class Session:
         """In the order in which torch calls them."""
         calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
         first_calls = FirstCalls()
-        keys = KeySeam(_registry, calls)
+        keys = KeySeam(registry, calls)
         lookups = LookupSeam(self._engine, calls, keys, kernels, bundling, first_calls)
         saves = SaveSeam(self._engine, calls, keys, kernels, first_calls)
         for seam in (keys, lookups, kernels, bundling, first_calls, saves):

@@ -439,6 +439,13 @@ def first_calls_unasked() -> Iterator[None]:
         context.fakify_first_call = True
 
 
+def stand_in_for_metadata() -> None:
+    """Have torch find metadata of a graph that nobody compiles: DDPOptimizer insists on some."""
+    context = current_tracing_context.get()()
+    if context is not None and context.fakify_first_call and context.fw_metadata is None:
+        context.fw_metadata = cast("RuntimeMetadata", object())
+
+
 def written(number: SymInt) -> str:
     """A size as text that ``ShapeEnv.deserialize_symexpr`` reads."""
     return _expression_printer.get()().doprint(number.node.expr)
