@@ -22,7 +22,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -86,6 +86,9 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 		touch $(TORCH_VENV)/.ready'
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
 	$(TORCH_VENV)/bin/python -m pytest tests/torch_api tests/graph tests/hooks tests/kinds $(ARGS)
+
+test-pythons: check-python ## what needs no torch, with each Python from 3.10 that is found; 2 minutes each
+	nice $(PYTHON) -m tests.pythons $(ARGS)
 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(BIN)/python -m pytest tests/infra $(ARGS)

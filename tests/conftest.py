@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,13 @@ from tests.support.clock import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Without torch there is still the engine to test: make test-pythons.
+collect_ignore = (
+    []
+    if find_spec("torch")
+    else ["examples", "graph", "hooks", "kinds", "models", "opinfo", "perturb", "torch_api"]
+)
 
 # A busy machine is no fault of the code. CI draws the same examples each time, so that what it
 # says is about the commit; everybody else searches on.
