@@ -98,7 +98,7 @@ class _Words:
         elif isinstance(value, self._graph):
             words = _graph_parts(value)
         elif type(value) is self._script:  # what a graph that takes an object gets while traced
-            real = value.real_obj
+            real = getattr(value, internals.REAL_OBJECT)
             words = _mesh_words(real) if isinstance(real, self._mesh) else None
         elif isinstance(value, self._mesh):
             words = _mesh_words(value)

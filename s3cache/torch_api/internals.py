@@ -57,7 +57,6 @@ from s3cache.torch_api.protocols import (
     PythonModules,
     Reducer,
     RuntimeMetadata,
-    ScriptObject,
     ShapeEnv,
     SplitByDDP,
     SubclassMeta,
@@ -390,15 +389,13 @@ current_tracing_context: Internal[Callable[[], TracingContext | None]] = Interna
 source: Internal[type] = Internal("torch._guards:Source")
 fake_tensor: Internal[type[Tensor]] = Internal("torch._subclasses.fake_tensor:FakeTensor")
 #: An object that a graph takes, as tracing sees it, and the real one behind it.
-script_object: Internal[type[ScriptObject]] = Internal(
-    "torch._library.fake_class_registry:FakeScriptObject"
-)
+script_object: Internal[type] = Internal("torch._library.fake_class_registry:FakeScriptObject")
+(REAL_OBJECT,) = Words("torch._library.fake_class_registry:FakeScriptObject.__init__", "real_obj")
 device_mesh: Internal[type[DeviceMesh]] = Internal("torch.distributed.device_mesh:DeviceMesh")
 without_modes: Internal[Callable[[], AbstractContextManager[object]]] = Internal(
     "torch.utils._python_dispatch:_disable_current_modes"
 )
 Shape("torch._guards:TracingContext", TracingContext)
-Shape("torch._library.fake_class_registry:FakeScriptObject", ScriptObject)
 Shape("torch.distributed.device_mesh:DeviceMesh", DeviceMesh)
 Shape("torch._subclasses.fake_tensor:FakeTensorMode", FakeMode)
 Shape(f"{_SHAPES}:ShapeEnv", ShapeEnv)

@@ -47,7 +47,6 @@ __all__ = [
     "PythonModules",
     "Reducer",
     "RuntimeMetadata",
-    "ScriptObject",
     "ShapeEnv",
     "SplitByDDP",
     "SubclassMeta",
@@ -161,12 +160,6 @@ class AOTResult(Protocol):
 
 
 # -- while a graph is traced
-
-
-class ScriptObject(Protocol):
-    """What stands for an object while a graph that takes it is traced."""
-
-    real_obj: object
 
 
 class DeviceMesh(Protocol):
