@@ -258,7 +258,7 @@ def freezing(compile_it: Compile) -> Any:
         return compile_it(network)(_matrix())
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("fakify-first-call",))
+@case("safety")
 def fakify_first_call(compile_it: Compile) -> Any:
     """What DDP's splitting of graphs asks for."""
     import torch
