@@ -15,7 +15,7 @@ from tests.support.clock import FakeClock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Without torch there is still the engine to test: make test-pythons.
+# Without torch, and mypy, there is still the engine to test: make test-pythons.
 WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_api typing"
 collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
