@@ -15,22 +15,9 @@ from tests.support.clock import FakeClock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Without torch there is still the engine to test: make test-pythons.
-collect_ignore = (
-    []
-    if find_spec("torch")
-    else [
-        "artifact",
-        "examples",
-        "graph",
-        "hooks",
-        "kinds",
-        "models",
-        "opinfo",
-        "perturb",
-        "torch_api",
-    ]
-)
+# Without torch, and mypy, there is still the engine to test: make test-pythons.
+WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_api typing"
+collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
 # A busy machine is no fault of the code. CI draws the same examples each time, so that what it
 # says is about the commit; everybody else searches on.
