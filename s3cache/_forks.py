@@ -1,4 +1,4 @@
-"""What a fork must not do to us, nor we to it.
+"""Make forks safe: no inherited lock stays locked, no open file is shared, nothing is used twice.
 
 The child has the forking thread only. Whatever lock another one held at that moment is locked in
 the child for good: that of a module being imported, or one inside OpenSSL, which hangs whatever in
@@ -86,15 +86,16 @@ _undivided: set[int] = set()  # the threads to wait for
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop whose callbacks no other thread forks amid, but while it waits for something.
+    """An event loop that delays fork(): the process forks only while the loop waits for events.
 
-    A fork waits for them as long as they get on, 30 seconds at most.
+    A callback may hold a lock that the child would inherit locked. A fork by another thread waits
+    for running callbacks as long as they make progress, 30 seconds at most.
     """
     return asyncio.SelectorEventLoop(_Selector())
 
 
 class _Selector(selectors.DefaultSelector):
-    """Its thread is amid something from the end of one wait to the beginning of the next."""
+    """Marks its thread as busy from the end of one wait to the beginning of the next."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         _undivided.discard(threading.get_ident())
@@ -126,7 +127,7 @@ def _wait_for_others() -> None:
 
 
 def _positions(threads: set[int]) -> list[tuple[int, list[int]]]:
-    """Where in their code they are, caller by caller: as long as one waits it does not change."""
+    """Where each thread is in its code, caller by caller: unchanged as long as the thread waits."""
     return [
         (thread, [frame.f_lasti for frame, _ in traceback.walk_stack(innermost)])
         for thread, innermost in sys._current_frames().items()
@@ -168,7 +169,7 @@ def _renew_in_child() -> None:
             if renew is not None:
                 renew()
         except Exception:
-            logger.exception("s3cache: a forked child inherits what it cannot use")
+            logger.exception("s3cache: a forked child could not renew what belongs to one process")
 
 
 # Last: what is made anew may start threads and open files.

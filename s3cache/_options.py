@@ -1,4 +1,4 @@
-"""One reading of options for all: settings and stores say what they take, and this parses it.
+"""Read options from code, a URL or the environment, in one way for settings and stores.
 
 A dataclass declares its fields with :func:`option`. Text, from a URL or the environment, is parsed
 as the field's :class:`Kind` has it; a value from code must be of that kind's types and in the same
@@ -88,7 +88,7 @@ def check(options: Any) -> None:
     ``None`` is fine where it is the default.
 
     Raises:
-        ConfigError: a value is of no use.
+        ConfigError: a value cannot be used.
     """
     for declared in fields(options):
         value = getattr(options, declared.name)

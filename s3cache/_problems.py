@@ -1,7 +1,6 @@
-"""What becomes of an error that the user's program shall not see.
+"""Keep errors from the user's program: each becomes a reason, one warning, or raises if strict.
 
-It gets a reason, which a miss or a refused save gives, and one warning for each kind; with
-``strict`` it is raised after all.
+A miss, or a refused save, carries the reason. There is one warning for each kind of error.
 """
 
 from __future__ import annotations

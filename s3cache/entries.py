@@ -145,7 +145,7 @@ class Replaceable:
         self._headers: list[Header] = []
 
     def add(self, header: Header) -> None:
-        """Have the entry with this header replaced: it was found to be of no use."""
+        """Have the entry with this header replaced by the next save: it cannot be used."""
         if header not in self._headers:
             self._headers.append(header)
 

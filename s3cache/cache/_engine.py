@@ -1,4 +1,4 @@
-"""The engine: tiers put together, and where their errors end."""
+"""The engine: the tiers put together, and the place where their errors end."""
 
 from __future__ import annotations
 
@@ -144,12 +144,12 @@ class Engine:
         return lookup.close()
 
     def reject(self, entry: Frame, error: Exception) -> None:
-        """Treat an entry that is sound, but turned out to be of no use, as if it were damaged.
+        """Treat an entry that is sound, but turned out to be unusable, as if it were damaged.
 
         It is set aside here, and what this process saves under its key and variant next replaces
         it in the remote.
         """
-        self._problems.warn("entry", "an entry is of no use and is set aside", error)
+        self._problems.warn("entry", "an entry cannot be used and is set aside", error)
         self._replaceable.add(entry.header)
         self._disk.set_aside(entry)
 

@@ -1,4 +1,4 @@
-"""One lookup: where it looks, in which order, and what it comes to."""
+"""One lookup: where it looks, in which order, and its outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JudgedLookup:
         key: a legal key.
         skip: why nothing is looked at, if so.
         remote: gives the remote tier, if there is one; may raise.
-        set_aside: what becomes of an entry that turned out to be of no use.
+        set_aside: called with an entry that turned out to be unusable.
         timeout_s: how long the remote is waited for, all in all.
     """
 
@@ -90,11 +90,11 @@ class JudgedLookup:
             yield Hit(entry, tier, self._elapsed_s)
 
     def accept(self, hit: Hit) -> None:
-        """``hit`` is what the lookup comes to."""
+        """Choose ``hit``: the lookup ends as a hit."""
         self._accepted = hit
 
     def reject(self, hit: Hit, error: Exception) -> None:
-        """``hit`` is sound but of no use: treat it as damaged, see :meth:`Engine.reject`."""
+        """``hit`` is sound but cannot be used: treat it as damaged, see :meth:`Engine.reject`."""
         self._reason = Reason.CORRUPT
         self._set_aside(hit.entry, error)
 
@@ -110,7 +110,7 @@ class JudgedLookup:
         self._problems.met("lookup", "a lookup failed, which is a miss", error)
 
     def close(self) -> Hit | Miss:
-        """What it came to, counted by the first call."""
+        """The outcome, counted by the first call."""
         hit = self._accepted
         if not self._closed:
             self._closed = True

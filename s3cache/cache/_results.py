@@ -1,4 +1,4 @@
-"""What a lookup and a save come to."""
+"""The outcomes of a lookup and of a save."""
 
 from __future__ import annotations
 

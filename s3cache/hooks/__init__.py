@@ -1,4 +1,4 @@
-"""The seams at torch's compiler, in the order in which it comes by them, and turning them on.
+"""The seams at torch's compiler, in the order of its calls, and what turns them on and off.
 
 ``_keys`` → ``_lookups`` (``_kernels``) → ``_bundling`` → ``_saves``; ``_session`` puts them in.
 """

@@ -135,7 +135,7 @@ def _is_compiled(function: object) -> bool:
 def _call(
     function: Function[object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
-    """A graph that raises half-way would leave grad mode as it was there."""
+    """Call it, and restore grad mode: a graph that raises half-way would leave it changed."""
     import torch
 
     grad = torch.is_grad_enabled()

@@ -52,7 +52,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Does as the real loader does, and calls back; whatever else is asked is the real one's."""
+    """Loads as the real loader does, then calls back; all other attributes are the real loader's."""
 
     def __init__(self, real: importlib.abc.Loader, callback: Callable[[], None]) -> None:
         self._real = real

@@ -22,7 +22,7 @@ _FILE = "installation.json"
 
 
 def remember_installation(directory: str) -> None:
-    """Have torch know the hash that an earlier process found, or compute and keep it."""
+    """Give torch the hash that an earlier process computed; else compute it, and keep it."""
     fingerprint = _fingerprint(internals.torch_directory())
     path = os.path.join(directory, _FILE)
     known = _read(path)

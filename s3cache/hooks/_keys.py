@@ -166,7 +166,7 @@ class KeySeam:
     def _key_maker(
         self, original: Function[tuple[str, list[str]]]
     ) -> Function[tuple[str, list[str]]]:
-        """Tell the current call which key, or what kept the graph from having one."""
+        """Tell the current call the key, or why the graph has none."""
 
         def autograd_cache_key(
             mod: Module, inputs: Sequence[object], *args: object, **kwargs: object

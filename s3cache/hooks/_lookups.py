@@ -51,13 +51,13 @@ class Lookup(CacheCall):
         self.judged.accept(hit)
 
     def reject(self, hit: Hit, error: Exception) -> None:
-        """``hit`` is of no use."""
+        """``hit`` cannot be used: have it set aside, and the lookup go on."""
         assert self.judged is not None
         self.met(error)
         self.judged.reject(hit, error)
 
     def close(self) -> None:
-        """Have what it came to counted, if torch got as far as to ask for entries."""
+        """Count the outcome, if torch got as far as to ask for entries."""
         if self.judged is not None:
             self.judged.close()
 

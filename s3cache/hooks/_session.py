@@ -61,7 +61,7 @@ class Session:
             )
 
     def _install_seams(self) -> None:
-        """In the order in which torch comes by them."""
+        """In the order in which torch calls them."""
         calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
         keys = KeySeam(_registry, calls)
         lookups = LookupSeam(self._engine, calls, keys, kernels, bundling)

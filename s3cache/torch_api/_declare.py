@@ -138,7 +138,7 @@ def declarations() -> tuple[Declaration, ...]:
 
 
 def bind_declarations() -> None:
-    """Bind all declarations: what a torch lacks shows now, and not amid a compile.
+    """Bind all declarations: what a torch lacks shows now, and not during a compile.
 
     Raises:
         UnsupportedTorchError: the installed torch lacks something that it is expected to have.

@@ -180,12 +180,12 @@ class Budget:
         self._given = asyncio.Event()
 
     async def take(self, size: int) -> None:
-        """Hold ``size`` bytes, as soon as they are to be had."""
+        """Wait until ``size`` bytes are free, and hold them."""
         while not self.grow(0, size):
             await self._given.wait()
 
     def grow(self, held: int, size: int) -> bool:
-        """Hold ``size`` bytes instead of ``held``, if they are to be had now."""
+        """Hold ``size`` bytes instead of ``held``, if so many are free now."""
         others = self._held - held
         if others and others + size > self._max_bytes:
             return False

@@ -179,7 +179,7 @@ class Uploads:
             self._loop.wait(self._stop(), _CLOSE_TIMEOUT_S)
 
     def _hand_over(self, name: str, size: int) -> None:
-        """Have the loop queue it; waking the loop up is dear, so once for all that wait."""
+        """Have the loop queue it. Waking the loop is slow, so one wake-up serves all that wait."""
         self._handed_over.append((name, size))
         if not self._told:
             self._told = True
@@ -296,7 +296,7 @@ class Uploads:
             try:
                 await self._publish(name, data)
             except CorruptError:
-                # Damaged on our own disk: nobody shall have it, and there is nothing to try again.
+                # Damaged on our own disk: nobody may get it, and there is nothing to try again.
                 await asyncio.to_thread(self.backlog.set_aside, name, version, data)
                 raise
         await self._finish((name, version, data))

@@ -1,4 +1,4 @@
-"""An entry that is of no use is a miss with a reason, is set aside, and is replaced."""
+"""An entry that cannot be used is a miss with a reason, is set aside, and is replaced."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_bad_entries_are_misses_and_are_replaced(site: Site) -> None:
     assert victim["torch"]["autograd_cache_miss"] == victim["saved"] == count
     assert "autograd_cache_hit" not in victim["torch"]
     assert victim["time_saved_s"] == 0
-    assert "an entry is of no use and is set aside" in victim["stderr"]
+    assert "an entry cannot be used and is set aside" in victim["stderr"]
     assert all(path.read_bytes() != bad for path, bad in damaged.items())
 
     traces = site.root / "traces"

@@ -65,7 +65,7 @@ async def new_client(options: S3Options) -> Any:
 
 
 def _make_client(options: S3Options) -> Any:
-    # All of it on the loop, imports too: no child shall have half a module.
+    # All of it on the loop, imports too: a forked child must not inherit half a module.
     loop = new_event_loop()
     try:
         return loop.run_until_complete(_entered(options))
