@@ -4,6 +4,8 @@ PYTHON ?= python3
 FUZZ_TIME ?= 60
 # Extra arguments for pytest or a benchmark: make test ARGS="-k retry -x"
 ARGS ?=
+# Processes that run tests side by side; 0 is this one, for debuggers: make test WORKERS=0 ARGS=--pdb
+WORKERS ?= 2
 
 VENV := .venv
 FUZZ_VENV := .venv-fuzz
@@ -18,7 +20,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format test test-all test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -49,8 +51,14 @@ format: $(READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(READY) ## every test; those that need Ceph RGW skip where it cannot be installed
-	infra/rgw/run.sh --if-possible $(BIN)/python -m pytest tests $(ARGS)
+PYTEST := $(BIN)/python -m pytest
+SHARED = -n $(WORKERS) --durations=15
+
+test: $(READY) ## every suite, with some cases of each kind; without Ceph RGW where it cannot be installed
+	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(ARGS)
+
+test-all: $(READY) ## every suite, with all cases
+	infra/rgw/run.sh --if-possible $(PYTEST) tests --all $(SHARED) $(ARGS)
 
 test-fast: $(READY) ## unit and contract tests only, no server
 	$(BIN)/python -m pytest tests --ignore=tests/faults --ignore=tests/infra \

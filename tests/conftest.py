@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 from blockbuster import blockbuster_ctx
-from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A busy machine is no fault of the code. CI draws the same examples each time, so that what it
-# says is about the commit; everybody else searches on.
-settings.register_profile(
-    "s3cache",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ,
-)
-settings.load_profile("s3cache")
+pytest_plugins = ["tests.support.density", "tests.support.schedule"]
 
 
 @pytest.fixture(autouse=True)
