@@ -1,8 +1,8 @@
 """How much of each suite runs: a part of every one of them, or, with ``--all``, everything.
 
-A case marked ``dense`` is one of many of its kind, and runs with ``--all`` only. What is left out is
-said at the end of the run: nobody should take a part for the whole. Hypothesis draws fewer examples
-without ``--all``; a test that needs more or fewer than others gives ``examples(times)``.
+A case marked ``dense`` is one of many of its kind, and runs with ``--all`` only. What is left out
+is said at the end of the run: nobody should take a part for the whole. Hypothesis draws fewer
+examples without ``--all``; a test that needs more or fewer than others asks for ``examples(times)``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from _pytest.mark import ParameterSet
     from xdist.workermanage import WorkerController
 
-__all__ = ["dense", "examples"]
+__all__ = ["cases", "dense", "examples", "selected"]
 
 dense = pytest.mark.dense
 _LEFT = pytest.StashKey[Counter[str]]()
@@ -37,6 +40,26 @@ for _name, _examples in {"s3cache": 25, "s3cache-all": 100}.items():
 def examples(times: float) -> int:
     """``max_examples`` for a test that needs ``times`` as many as the profile has for all."""
     return max(1, round(times * settings().max_examples))
+
+
+def cases(names: Iterable[str], *, dense_ones: Container[str]) -> list[ParameterSet]:
+    """Names as parameters, some of them marked as dense."""
+    return [pytest.param(name, marks=[dense] if name in dense_ones else []) for name in names]
+
+
+def selected(request: pytest.FixtureRequest, parameter: str) -> set[str]:
+    """The values of a parameter with which the tests of this module will run.
+
+    For fixtures that run many cases in one process: they need not run those that nobody asked for.
+    """
+    return {
+        item.callspec.params[parameter]
+        for item in request.session.items
+        if item.path == request.path
+        and isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and parameter in item.callspec.params
+    }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -31,7 +31,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("rgw") and "rgw" not in str(item.path.relative_to(config.rootpath)):
+        if item.get_closest_marker("rgw") and "rgw" not in str(
+            item.path.relative_to(config.rootpath)
+        ):
             raise pytest.UsageError(f"{item.nodeid} uses the gateway: its file has to say rgw")
     if hasattr(config, "workerinput"):
         patience = {item.path: 0.0 for item in items}
