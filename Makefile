@@ -12,6 +12,10 @@ FUZZ_VENV := .venv-fuzz
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZ_READY := $(FUZZ_VENV)/.ready
+DIST_VENV := .venv-dist
+DIST_READY := $(DIST_VENV)/.ready
+# What packages are built and checked with.
+DIST_TOOLS := build hatchling twine
 # Two `make` at once build an environment one after the other, where flock(1) exists; any file
 # that is always there serves as the lock.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
@@ -20,7 +24,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test test-all test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -64,7 +68,7 @@ test-fast: $(READY) ## unit and contract tests only, no server
 	$(BIN)/python -m pytest tests --ignore=tests/faults --ignore=tests/infra \
 		--ignore=tests/integration --ignore=tests/rgw $(ARGS)
 
-BUSY = tests/unit tests/contract tests/stateful tests/faults
+BUSY = tests/test_*.py tests/contract tests/store tests/tier tests/transfer tests/cache tests/faults
 test-busy: $(READY) ## the tests that have threads and processes, 6 times at once; 7 minutes
 	seq 6 | xargs -P 6 -I{} bash -euo pipefail -c \
 		'place=$$(mktemp -d); trap "rm -rf $$place" EXIT; \
@@ -112,6 +116,22 @@ $(FUZZ_READY): constraints.txt | check-python
 			atheris msgpack zstandard; \
 		touch $@'
 
+dist: $(DIST_READY) ## build sdist and wheel into dist/ and check what the package index will read
+	rm -rf dist
+	$(DIST_VENV)/bin/python -m build --no-isolation --outdir dist .
+	$(DIST_VENV)/bin/python -m twine check --strict dist/*
+
+test-dist: dist ## install the wheel into an empty environment and run the README there; 2 minutes
+	$(DIST_VENV)/bin/python -m tests.dist dist
+
+# Apart from .venv, so that what builds a release is small and pinned.
+$(DIST_READY): constraints.txt | check-python
+	@$(LOCKED) bash -euc '\
+		$(PYTHON) -m venv $(DIST_VENV); \
+		echo "*" >$(DIST_VENV)/.gitignore; \
+		$(DIST_VENV)/bin/python -m pip install --quiet -c constraints.txt $(DIST_TOOLS); \
+		touch $@'
+
 bench: $(READY) ## first training steps from every cache there is, torch's own and ours; 15 minutes
 	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py $(ARGS)
 
@@ -148,7 +168,7 @@ constraints: check-python ## resolve the dependencies afresh and write constrain
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet -e '.[dev]' packaging \
-		atheris "$$(grep '^torch==' constraints.txt)"
+		atheris $(DIST_TOOLS) "$$(grep '^torch==' constraints.txt)"
 	build/constraints/bin/python infra/constraints.py >build/constraints.txt
 	mv build/constraints.txt constraints.txt
 

@@ -158,7 +158,7 @@ def main() -> int:
 
 
 def _markdown(found: dict[str, Any], judged: dict[str, Any]) -> str:
-    """For the README."""
+    """For docs/benchmarks.md."""
     lines = [
         "### What a key costs, GPT training graphs",
         "",

@@ -1,8 +1,8 @@
-"""Put the results of the benchmarks into the README.
+"""Put the results of the benchmarks into docs/benchmarks.md.
 
     .venv/bin/python benchmarks/render.py [--check]
 
-Replaces what is between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->`` in README.md by the
+Replaces what is between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->`` in that page by the
 tables in docs/benchmarks/NAME.json, for each of them that is there. With ``--check`` it writes
 nothing and ends with status 1 if they differ.
 """
@@ -33,7 +33,7 @@ def render(document: Mapping[str, Any], command: str) -> str:
     parts = [_result(result) for result in document["results"]]
     if "plot" in document:
         title = document["results"][0]["title"]
-        parts.insert(0, f"![{title}](docs/benchmarks/{document['plot']})\n")
+        parts.insert(0, f"![{title}](benchmarks/{document['plot']})\n")
     environment = document.get("environment", {})
     if environment:
         told = ", ".join(f"{name} {value}" for name, value in environment.items())
@@ -70,7 +70,7 @@ def fill(page: str, name: str, text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--results", type=Path, default=ROOT / "docs/benchmarks")
-    parser.add_argument("--page", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks.md")
     parser.add_argument("--check", action="store_true", help="only say whether they agree")
     options = parser.parse_args()
     page = filled = options.page.read_text(encoding="utf-8")

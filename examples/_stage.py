@@ -115,7 +115,7 @@ class Machine:
         """
         with (
             self._stderr.open("ab") as stderr,
-            _process(
+            process(
                 module, *arguments, env=self._environment, stderr=stderr, python=self._python
             ) as popen,
         ):
@@ -140,7 +140,7 @@ class Machine:
 
 
 @contextmanager
-def _process(
+def process(
     module: str,
     *arguments: str,
     env: Mapping[str, str],
@@ -214,7 +214,7 @@ def bucket(console: Console, root: Path) -> Iterator[tuple[dict[str, str], str]]
 def _embedded_server(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
     log = root / "server.log"
     env = {**environment, "TMPDIR": str(root)}
-    with log.open("wb") as stderr, _process("examples._server", env=env, stderr=stderr) as server:
+    with log.open("wb") as stderr, process("examples._server", env=env, stderr=stderr) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         if not url:

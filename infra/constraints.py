@@ -23,7 +23,7 @@ HEADER = """\
 """
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]  # as requires-python in pyproject.toml
-OWN = {"s3cache", "pip", "setuptools", "wheel"}
+OWN = {"torch-s3cache", "pip", "setuptools", "wheel"}
 CUDA = ("cuda-", "nvidia-", "triton")
 
 

@@ -1,72 +1,117 @@
 """A shared compile cache for ``torch.compile`` in S3-compatible object storage.
 
-The storage engine's names are here; each is loaded when it is first used, so that importing this
-package costs next to nothing.
+:func:`enable` turns it on, :func:`check` says what it can do for a program, and :class:`Cache` is
+the storage engine by itself. Stores and their wrappers are in :mod:`s3cache.store`, the format of
+entries is in :mod:`s3cache.frame`; :mod:`s3cache.errors` draws the tree of errors.
+
+Importing this package costs next to nothing: each name but the errors is loaded when it is first
+used.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from s3cache import errors
+from s3cache._lazy import lazy_exports
 from s3cache._version import __version__
+from s3cache.errors import (
+    AccessDeniedError,
+    CircuitOpenError,
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    DownloadTimeoutError,
+    MissingContainerError,
+    NoSpaceError,
+    PermanentError,
+    PreconditionError,
+    ReadOnlyError,
+    S3CacheError,
+    StoreError,
+    TransientError,
+    TruncatedError,
+    UnsupportedTorchError,
+)
 
 if TYPE_CHECKING:
+    from s3cache import frame, store
     from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
-    from s3cache.hooks import Report, active, check, disable, enable, enabled, register_cacheable
-    from s3cache.settings import Settings
-    from s3cache.stats import CacheStats, Reason, TransferEvent
+    from s3cache.hooks import (
+        Graph,
+        GraphBreak,
+        Report,
+        active,
+        check,
+        disable,
+        enable,
+        enabled,
+        register_cacheable,
+    )
+    from s3cache.settings import Mode, Options, Settings
+    from s3cache.stats import CacheStats, Listener, Reason, TransferEvent
+    from s3cache.store import FileLocation, MemoryLocation, S3Options, StoreOptions
     from s3cache.transfer import FlushReport, Prefetch, PrefetchReport
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        "frame",
+        "store",
+        cache="Cache Hit Miss NotSaved Saved",
+        hooks="Graph GraphBreak Report active check disable enable enabled register_cacheable",
+        settings="Mode Options Settings",
+        stats="CacheStats Listener Reason TransferEvent",
+        store="FileLocation MemoryLocation S3Options StoreOptions",
+        transfer="FlushReport Prefetch PrefetchReport",
+    )
 
 __all__ = [
+    "AccessDeniedError",
     "Cache",
     "CacheStats",
+    "CircuitOpenError",
+    "ClosedError",
+    "ConfigError",
+    "CorruptError",
+    "DownloadTimeoutError",
+    "FileLocation",
     "FlushReport",
+    "Graph",
+    "GraphBreak",
     "Hit",
+    "Listener",
+    "MemoryLocation",
     "Miss",
+    "MissingContainerError",
+    "Mode",
+    "NoSpaceError",
     "NotSaved",
+    "Options",
+    "PermanentError",
+    "PreconditionError",
     "Prefetch",
     "PrefetchReport",
+    "ReadOnlyError",
     "Reason",
     "Report",
+    "S3CacheError",
+    "S3Options",
     "Saved",
     "Settings",
+    "StoreError",
+    "StoreOptions",
     "TransferEvent",
+    "TransientError",
+    "TruncatedError",
+    "UnsupportedTorchError",
     "__version__",
     "active",
     "check",
     "disable",
     "enable",
     "enabled",
+    "errors",
+    "frame",
     "register_cacheable",
+    "store",
 ]
-
-_LAZY = {
-    "Cache": "cache",
-    "CacheStats": "stats",
-    "FlushReport": "transfer",
-    "Hit": "cache",
-    "Miss": "cache",
-    "NotSaved": "cache",
-    "Prefetch": "transfer",
-    "PrefetchReport": "transfer",
-    "Reason": "stats",
-    "Report": "hooks",
-    "Saved": "cache",
-    "Settings": "settings",
-    "TransferEvent": "stats",
-    "active": "hooks",
-    "check": "hooks",
-    "disable": "hooks",
-    "enable": "hooks",
-    "enabled": "hooks",
-    "register_cacheable": "hooks",
-}
-
-# Hidden from type checkers: to them a module with __getattr__ has every attribute there is.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name in _LAZY:
-            return getattr(import_module(f"s3cache.{_LAZY[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
-from importlib.machinery import SourceFileLoader
-from types import ModuleType
 
+from s3cache._programs import run_program
 from s3cache.errors import ConfigError
 
 
@@ -27,15 +25,7 @@ def main(arguments: list[str]) -> None:
         _enable()
     except ConfigError as exc:
         parser.error(str(exc))
-    sys.argv = options.program
-    if options.module:
-        _become_main()
-        # What the interpreter does for -m.
-        runpy._run_module_as_main(options.program[0])  # type: ignore[attr-defined]
-    elif os.path.isdir(options.program[0]) or options.program[0].endswith((".zip", ".pyz")):
-        runpy.run_path(options.program[0], run_name="__main__")
-    else:
-        _run_script(options.program[0])
+    run_program(options.program, module=options.module)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,26 +54,6 @@ def _enable() -> None:
     from s3cache.hooks import enable
 
     enable()
-
-
-def _become_main() -> ModuleType:
-    """A fresh ``__main__``, which stays: what is pickled or runs at exit finds it there."""
-    main_module = ModuleType("__main__")
-    sys.modules["__main__"] = main_module
-    return main_module
-
-
-def _run_script(path: str) -> None:
-    """As the interpreter runs a script it is given."""
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    main_module = _become_main()
-    main_module.__file__ = os.path.join(os.getcwd(), path)  # as it is, dots and all
-    main_module.__loader__ = SourceFileLoader("__main__", path)
-    main_module.__dict__.update(__builtins__=__builtins__, __cached__=None, __annotations__={})
-    with open(path, "rb") as file:
-        code = compile(file.read(), main_module.__file__, "exec", dont_inherit=True)
-    exec(code, main_module.__dict__)  # noqa: S102 - it is what we were asked to run
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from types import MethodType
 __all__ = ["call_in_child", "close_unshared", "new_event_loop", "open_unshared"]
 
 # A thread that gets no further for so long may need a lock that the forking thread holds.
-_PATIENCE_S = 1.0
+PATIENCE_S = 1.0
 # One that does get on, as an import from a slow disk, is waited for so long.
-_LIMIT_S = 30.0
+LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.0001
 _COMPARE_EVERY_S = 0.01
 
@@ -117,7 +117,7 @@ def _wait_for_others() -> None:
     # Without a lock, which a child could inherit locked.
     while others := _undivided - mine:
         now = time.monotonic()
-        if now - began > _LIMIT_S or now - got_on > _PATIENCE_S:
+        if now - began > LIMIT_S or now - got_on > PATIENCE_S:
             break
         if now - compared > _COMPARE_EVERY_S:
             compared = now

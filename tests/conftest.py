@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from blockbuster import blockbuster_ctx
 
+from tests.support.clock import FakeClock
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -17,26 +19,13 @@ pytest_plugins = ["tests.support.density", "tests.support.schedule"]
 def loop_blocking() -> Iterator[None]:
     """Fail a test in which s3cache blocks the event loop: a slow disk would stop every transfer.
 
-    Only calls made from s3cache's own files count; tests may touch the disk as they like. An S3
-    client may be made: that happens on a loop and a thread of its own.
+    Only calls made from s3cache's own files count; tests, the contract suite among them, may touch
+    the disk as they like. An S3 client may be made: that happens on a loop and a thread of its own.
     """
-    with blockbuster_ctx("s3cache") as blockbuster:
+    with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
         for function in blockbuster.functions.values():
             function.can_block_in("s3cache/store/s3/_client.py", "_make_client")
         yield
-
-
-class FakeClock:
-    """A monotonic clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 Below this package what a caller waits for raises; here an error becomes a :class:`Miss` with its
 reason, a count and one warning, or, with ``strict``, is raised after all.
 
-:class:`Cache` is for everybody, :class:`Engine` for what is built on it: ``Cache.over(engine)``
+:class:`Cache` is for everybody, :class:`Engine` for what is built on it: ``cache_over(engine)``
 shows an engine to its users.
 """
 
-from s3cache.cache._cache import Cache
+from s3cache.cache._cache import Cache, cache_over
 from s3cache.cache._engine import Engine
 from s3cache.cache._lookup import JudgedLookup
 from s3cache.cache._results import Hit, Miss, NotSaved, Saved
 
-__all__ = ["Cache", "Engine", "Hit", "JudgedLookup", "Miss", "NotSaved", "Saved"]
+__all__ = ["Cache", "Engine", "Hit", "JudgedLookup", "Miss", "NotSaved", "Saved", "cache_over"]

@@ -16,7 +16,7 @@ from s3cache.transfer import FlushReport, Prefetch
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "cache_over"]
 
 
 class Cache:
@@ -45,8 +45,8 @@ class Cache:
     ) -> None:
         self._engine = Engine(settings, open_remote=open_remote, identity=identity)
 
-    @classmethod
-    def open(cls, url: str | None = None, **options: Unpack[Options]) -> Cache:
+    @staticmethod
+    def open(url: str | None = None, **options: Unpack[Options]) -> Cache:
         """The cache that ``url``, ``options`` and the environment describe.
 
         ``options`` are those of :class:`~s3cache.settings.Settings` and of the store. The remote
@@ -55,14 +55,7 @@ class Cache:
         Raises:
             ConfigError: the URL, an option or an environment variable cannot be used.
         """
-        return cls.over(Engine.open(url, **options))
-
-    @classmethod
-    def over(cls, engine: Engine) -> Cache:
-        """The cache that shows ``engine``: the two are one, closed together."""
-        cache = cls.__new__(cls)
-        cache._engine = engine
-        return cache
+        return cache_over(Engine.open(url, **options))
 
     @property
     def settings(self) -> Settings:
@@ -133,7 +126,7 @@ class Cache:
         return self._engine.subscribe(listener)
 
     def stats(self) -> CacheStats:
-        """Counts so far, exact but for what happens meanwhile."""
+        """Counts so far, exact but for what happens meanwhile; those of a closed cache stay."""
         return self._engine.stats()
 
     def close(self, timeout_s: float | None = None) -> FlushReport:
@@ -149,3 +142,10 @@ class Cache:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def cache_over(engine: Engine) -> Cache:
+    """The cache that shows ``engine``: the two are one, closed together."""
+    cache = Cache.__new__(Cache)
+    cache._engine = engine
+    return cache

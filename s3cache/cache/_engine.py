@@ -97,10 +97,11 @@ class Engine:
         self._disk = RestingDisk(disk, self._counters, self._problems)
         self._replaceable = entries.Replaceable(everything=self.settings.recache)
         self._remote: RemoteTier | None = None
+        self._closed_remote: RemoteTier | None = None  # its counts stay readable
         self._forget_exit = before_exit(self._at_exit)
 
     def _begin_in_child(self) -> None:
-        _inherited.append(self._remote)
+        _inherited.append(self._remote or self._closed_remote)
         self._begin(self._disk.tier)
         if self._closed:
             self._forget_exit()
@@ -244,7 +245,7 @@ class Engine:
 
     def stats(self) -> CacheStats:
         """Counts so far, exact but for what happens meanwhile."""
-        remote = self._remote
+        remote = self._remote or self._closed_remote
         return self._counters.snapshot(
             local=self._disk.usage(),
             pending=0 if remote is None else remote.uploads.pending,
@@ -317,6 +318,7 @@ class Engine:
                 return
             self._closed = True
             remote, self._remote = self._remote, None
+            self._closed_remote = remote
         self._forget_exit()
         if remote is not None:
             remote.close()

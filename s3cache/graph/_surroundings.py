@@ -72,7 +72,7 @@ def _instruction_sets() -> str:
 
 
 @functools.cache
-def _installation() -> dict[str, Component]:
+def installation() -> dict[str, Component]:
     import torch
 
     parts = {
@@ -91,7 +91,7 @@ def _installation() -> dict[str, Component]:
 def machine_components() -> dict[str, Component]:
     """Components that depend on the machine, the installation and settings of this moment."""
     settings = {name: Component.of_text(text) for name, text in _settings().items()}
-    return {**_installation(), **settings}
+    return {**installation(), **settings}
 
 
 # -- settings of the process

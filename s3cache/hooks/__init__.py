@@ -4,7 +4,15 @@
 """
 
 from s3cache.hooks._check import Graph, GraphBreak, Report
-from s3cache.hooks._session import active, check, disable, enable, enabled, register_cacheable
+from s3cache.hooks._session import (
+    active,
+    check,
+    disable,
+    enable,
+    enabled,
+    latest,
+    register_cacheable,
+)
 
 __all__ = [
     "Graph",
@@ -15,5 +23,6 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
+    "latest",
     "register_cacheable",
 ]

@@ -52,7 +52,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads as the real loader does, then calls back; all other attributes are the real loader's."""
+    """Loads as the real loader does, then calls back; other attributes are the real loader's."""
 
     def __init__(self, real: importlib.abc.Loader, callback: Callable[[], None]) -> None:
         self._real = real

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from s3cache.cache import Cache, Engine
+from s3cache.cache import Cache, Engine, cache_over
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._check import Report, checked
 from s3cache.hooks._importing import when_imported
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from s3cache.settings import Options
 
-__all__ = ["active", "check", "disable", "enable", "enabled", "register_cacheable"]
+__all__ = ["active", "check", "disable", "enable", "enabled", "latest", "register_cacheable"]
 
 logger = logging.getLogger("s3cache")
 
@@ -43,7 +43,7 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.cache = Cache.over(engine)
+        self.cache = cache_over(engine)
         self._patches = Patches()
         self._withdraw = when_imported(internals.COMPILER, self._install)
 
@@ -63,7 +63,7 @@ class Session:
     def _install_seams(self) -> None:
         """In the order in which torch calls them."""
         calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
-        keys = KeySeam(_registry, calls)
+        keys = KeySeam(registry, calls)
         lookups = LookupSeam(self._engine, calls, keys, kernels, bundling)
         saves = SaveSeam(self._engine, calls, keys, kernels)
         for seam in (keys, lookups, kernels, bundling, saves):
@@ -78,12 +78,18 @@ class Session:
 
 _mutex = threading.Lock()
 _session: Session | None = None
-_registry = Registry()
+_latest: Cache | None = None
+registry = Registry()
 
 
 def active() -> Cache | None:
     """The cache that torch.compile uses now, if any."""
     return None if _session is None else _session.cache
+
+
+def latest() -> Cache | None:
+    """The cache that was enabled last, also when it is off again: its counts stay readable."""
+    return _latest
 
 
 def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
@@ -99,7 +105,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
     Raises:
         ConfigError: the URL or a setting cannot be used.
     """
-    global _session
+    global _session, _latest
     with _mutex:
         _close()
         if not internals.is_supported():
@@ -111,7 +117,8 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         except Exception:  # strict
             engine.close()
             raise
-        return _session.cache
+        _latest = _session.cache
+        return _latest
 
 
 def disable() -> None:
@@ -137,7 +144,7 @@ def register_cacheable(function: _F, *, version: str) -> _F:
     Raises:
         ConfigError: ``function`` has no importable name, or ``version`` is empty.
     """
-    _registry.add(function, version)
+    registry.add(function, version)
     return function
 
 
@@ -151,7 +158,7 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     Raises:
         Exception: what ``function`` raises.
     """
-    return checked(function, _registry, args, kwargs)
+    return checked(function, registry, args, kwargs)
 
 
 def _close() -> None:

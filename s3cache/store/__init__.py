@@ -10,9 +10,9 @@ A wrapper of one's own is a :class:`WrapperStore` that overrides one method.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from s3cache._lazy import lazy_exports
 from s3cache.store._base import (
     MAX_KEY_BYTES,
     Admit,
@@ -24,12 +24,12 @@ from s3cache.store._base import (
     WrapperStore,
     check_key,
     check_range,
+    is_key,
     listing,
     os_errors,
 )
 
 if TYPE_CHECKING:
-    from s3cache.store._faulty import Fault, FaultRates, FaultyStore, FaultyVerb
     from s3cache.store._file import FileStore, ObjectFiles, make_private
     from s3cache.store._latency import LatencyStore
     from s3cache.store._limiting import LimitingStore
@@ -54,6 +54,20 @@ if TYPE_CHECKING:
         store_identity,
     )
     from s3cache.store.s3 import S3Options, S3Store
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        _file="FileStore ObjectFiles make_private",
+        _latency="LatencyStore",
+        _limiting="LimitingStore",
+        _memory="MemoryStore",
+        _readonly="ReadOnlyStore",
+        _resilience="BreakerPolicy BreakerState BreakingStore MeteredStore RetryPolicy "
+        "RetryingStore",
+        _url="STORE_OPTIONS FileLocation Location MemoryLocation StoreOptions open_store "
+        "parse_url store_identity",
+        s3="S3Options S3Store",
+    )
 
 __all__ = [
     "MAX_KEY_BYTES",
@@ -63,10 +77,6 @@ __all__ = [
     "BreakerState",
     "BreakingStore",
     "Buffer",
-    "Fault",
-    "FaultRates",
-    "FaultyStore",
-    "FaultyVerb",
     "FileLocation",
     "FileStore",
     "LatencyStore",
@@ -89,6 +99,7 @@ __all__ = [
     "WrapperStore",
     "check_key",
     "check_range",
+    "is_key",
     "listing",
     "make_private",
     "open_store",
@@ -96,50 +107,3 @@ __all__ = [
     "parse_url",
     "store_identity",
 ]
-
-# Loaded on first use: aioboto3 alone costs half a second, and `import s3cache` must cost nothing.
-_LAZY = {
-    name: module
-    for module, names in {
-        "_faulty": ("Fault", "FaultRates", "FaultyStore", "FaultyVerb"),
-        "_file": ("FileStore", "ObjectFiles", "make_private"),
-        "_latency": ("LatencyStore",),
-        "_limiting": ("LimitingStore",),
-        "_memory": ("MemoryStore",),
-        "_readonly": ("ReadOnlyStore",),
-        "_resilience": (
-            "BreakerPolicy",
-            "BreakerState",
-            "BreakingStore",
-            "MeteredStore",
-            "RetryPolicy",
-            "RetryingStore",
-        ),
-        "_url": (
-            "STORE_OPTIONS",
-            "FileLocation",
-            "Location",
-            "MemoryLocation",
-            "StoreOptions",
-            "open_store",
-            "parse_url",
-            "store_identity",
-        ),
-        "s3": ("S3Options", "S3Store"),
-    }.items()
-    for name in names
-}
-
-# Hidden from type checkers: to them a module with __getattr__ has every attribute there is.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in _LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})

@@ -37,6 +37,7 @@ __all__ = [
     "check_key",
     "check_range",
     "close_listing",
+    "is_key",
     "listing",
     "os_errors",
 ]
@@ -152,6 +153,7 @@ class Store(Protocol):
         """All objects whose key starts with ``prefix`` (a string, not a path), in no set order.
 
         Objects written or deleted meanwhile may or may not be listed; all others are, once.
+        What others have put there under a name that is no key is not.
         """
         ...
 
@@ -263,24 +265,31 @@ def check_key(key: str) -> str:
         ConfigError: ``key`` is empty, too long, no valid Unicode, or holds a control character
             or an empty, ``.`` or ``..`` segment. (S3 servers normalise or refuse the latter.)
     """
-    problem = None
-    try:
-        size = len(key.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"key {key!r}", "holds a lone surrogate", "use valid Unicode text"
-        ) from None
-    if size == 0:
-        problem = "is empty"
-    elif size > MAX_KEY_BYTES:
-        problem = f"is {size} bytes long, more than {MAX_KEY_BYTES}"
-    elif not key.isprintable():
-        problem = "holds a control or unprintable character"
-    elif any(segment in ("", ".", "..") for segment in key.split("/")):
-        problem = "has an empty, '.' or '..' segment"
+    problem = _problem(key)
     if problem is not None:
         raise ConfigError(f"key {key!r}", problem, "use a relative path such as 'ab/cdef.0'")
     return key
+
+
+def is_key(key: str) -> bool:
+    """Whether ``key`` can name an object: :func:`check_key` as a question."""
+    return _problem(key) is None
+
+
+def _problem(key: str) -> str | None:
+    try:
+        size = len(key.encode("utf-8"))
+    except UnicodeEncodeError:
+        return "holds a lone surrogate"
+    if size == 0:
+        return "is empty"
+    if size > MAX_KEY_BYTES:
+        return f"is {size} bytes long, more than {MAX_KEY_BYTES}"
+    if not key.isprintable():
+        return "holds a control or unprintable character"
+    if any(segment in ("", ".", "..") for segment in key.split("/")):
+        return "has an empty, '.' or '..' segment"
+    return None
 
 
 def check_range(start: int, length: int) -> None:

@@ -40,6 +40,7 @@ from s3cache.store._base import (
     PutMode,
     check_key,
     check_range,
+    is_key,
     os_errors,
 )
 
@@ -47,7 +48,7 @@ __all__ = ["FileStore", "ObjectFiles", "make_private"]
 
 _PLAIN = re.compile(r"[a-z0-9_=-][a-z0-9_.=-]*")
 _MUST_ESCAPE = re.compile(r"[^a-z0-9_.=-]")
-_PIECE = 200  # file names may have 255 bytes; the rest is room for the suffix
+PIECE_BYTES = 200  # file names may have 255 bytes; the rest is room for the suffix
 
 # A writer locks its staged file right after creating it; the sweep leaves it that long to do so.
 _SWEEP_GRACE_S = 60.0
@@ -139,7 +140,8 @@ class ObjectFiles:
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with ``prefix``; those deleted meanwhile may be missing.
 
-        Costs one directory scan per directory that can hold such keys.
+        Costs one directory scan per directory that can hold such keys. What is not at the place
+        of a key is none of ours and is passed over: it could be neither read nor deleted.
         """
         if len(prefix) > MAX_KEY_BYTES:
             return
@@ -147,7 +149,9 @@ class ObjectFiles:
         parts = [part for segment in parents for part in _parts(segment, "+")]
         done = "".join(f"{segment}/" for segment in parents)
         with os_errors("list", self.url, prefix):
-            yield from _walk(os.path.join(self._objects, *parts), done, done + last)
+            for path, info in _walk(os.path.join(self._objects, *parts), done, done + last):
+                if is_key(info.key) and self.path(info.key) == path:
+                    yield info
 
     # -- writing
 
@@ -379,15 +383,18 @@ def _percent(character: str) -> str:
 
 def _parts(escaped: str, suffix: str) -> list[str]:
     """Path parts for one escaped segment: one, unless it is too long for a file name."""
-    if len(escaped) <= _PIECE:
+    if len(escaped) <= PIECE_BYTES:
         return [escaped + suffix]
-    pieces = [escaped[i : i + _PIECE] for i in range(0, len(escaped), _PIECE)]
+    pieces = [escaped[i : i + PIECE_BYTES] for i in range(0, len(escaped), PIECE_BYTES)]
     *parents, last = pieces[:1] + ["~" + piece for piece in pieces[1:]]
     return [*(parent + "~" for parent in parents), last + suffix]
 
 
-def _walk(path: str, done: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Objects below ``path``; ``done`` is the escaped key so far, ``prefix`` is escaped too."""
+def _walk(path: str, done: str, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
+    """Files below ``path`` with the keys that their names stand for.
+
+    ``done`` is the escaped key so far, ``prefix`` is escaped too.
+    """
     with _absent_is_fine(), os.scandir(path) as found:
         for entry in found:
             last = entry.name[-1]
@@ -399,7 +406,9 @@ def _walk(path: str, done: str, prefix: str) -> Iterator[ObjectInfo]:
             elif name.startswith(prefix) and entry.name[0] != ".":
                 with _absent_is_fine():
                     status = entry.stat(follow_symlinks=False)
-                    yield ObjectInfo(unquote(name), status.st_size, status.st_mtime)
+                    if stat.S_ISREG(status.st_mode):
+                        info = ObjectInfo(unquote(name), status.st_size, status.st_mtime)
+                        yield entry.path, info
 
 
 def _read_exactly(fd: int, size: int, start: int) -> bytes:

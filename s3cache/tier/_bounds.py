@@ -34,7 +34,7 @@ _RECORD = struct.Struct("<8sqqqHI")
 _MAGIC = b"s3cuse1\n"
 _MAX_RECORD = 2048
 _ABSENT = -1
-_LOCK_TIMEOUT_S = 5.0
+LOCK_TIMEOUT_S = 5.0
 
 # Trimming starts above the first fraction of a bound and ends at the second, so that a writer
 # seldom has to make room itself.
@@ -63,11 +63,11 @@ class Accounts:
         """The settled books, for the only thread of the only process that has them now.
 
         Raises:
-            TransientError: somebody held the lock for :data:`_LOCK_TIMEOUT_S`.
+            TransientError: somebody held the lock for :data:`LOCK_TIMEOUT_S`.
             OSError: the file cannot be opened or written.
         """
         mutex = self._mutex  # a child forked in the block has another one
-        if not mutex.acquire(timeout=_LOCK_TIMEOUT_S):
+        if not mutex.acquire(timeout=LOCK_TIMEOUT_S):
             raise self._busy("another thread")
         try:
             with self._file_locked() as books:
@@ -110,7 +110,7 @@ class Accounts:
             return open_unshared(self._path, os.O_RDWR | os.O_CREAT)
 
     def _lock(self, fd: int) -> None:
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         pause_s = 0.0001
         while True:
             try:
@@ -123,7 +123,7 @@ class Accounts:
 
     def _busy(self, who: str) -> TransientError:
         return TransientError(
-            f"{who} has held {self._path} for {_LOCK_TIMEOUT_S:g} s",
+            f"{who} has held {self._path} for {LOCK_TIMEOUT_S:g} s",
             op="lock",
             store=self._files.url,
         )

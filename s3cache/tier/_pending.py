@@ -46,7 +46,7 @@ class Pending:
     """
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self.root = root
         self._mutex = threading.Lock()
         self._owner: _Owner | None = None
         self._closed = False
@@ -133,8 +133,8 @@ class Pending:
             if self._closed:
                 raise ClosedError("the local tier was closed")
             while self._owner is None:
-                path = os.path.join(self._root, secrets.token_hex(8))
-                make_private(self._root)
+                path = os.path.join(self.root, secrets.token_hex(8))
+                make_private(self.root)
                 make_private(path)
                 with contextlib.suppress(FileNotFoundError):
                     os.close(os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -145,7 +145,7 @@ class Pending:
             return self._owner
 
     def _owners(self) -> Iterator[str]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._root) as found:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as found:
             for entry in found:
                 yield entry.path
 

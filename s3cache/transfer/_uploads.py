@@ -84,6 +84,11 @@ class Uploads:
         publish: uploads the bytes of the object of that name.
         disk: holds bytes and records; ``None`` if there is no local tier.
         on_problem: told, on the loop's thread, of each error that ends an attempt.
+
+    Attributes:
+        backlog: what is still to upload.
+        pause_s: how long the last failure that may pass made uploads pause; each one in a row
+            doubles it.
     """
 
     def __init__(
@@ -120,7 +125,7 @@ class Uploads:
         self._keeper: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._pause: asyncio.TimerHandle | None = None
-        self._pause_s = 0.0
+        self.pause_s = 0.0
         self._error: Exception | None = None
         self._stopped = False
 
@@ -279,7 +284,7 @@ class Uploads:
                 self._queue.park(name)
             self._fail("failed", name, exc)
         else:
-            self._error, self._pause_s = None, 0.0
+            self._error, self.pause_s = None, 0.0
             self._emit("done" if there else "absent", name)
         size, replaced = self._queue.end(name)
         if replaced:
@@ -318,9 +323,9 @@ class Uploads:
     def _pause_uploads(self) -> None:
         # Uploads that were under way together fail together: that is one failure.
         if self._pause is None:
-            self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+            self.pause_s = min(2 * self.pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
             loop = asyncio.get_running_loop()
-            self._pause = loop.call_later(self._pause_s, self._resume)
+            self._pause = loop.call_later(self.pause_s, self._resume)
 
     def _resume(self) -> None:
         if self._pause is not None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from s3cache.errors import PreconditionError
-from tests.contract.suite import listed
+from s3cache.testing.contract import listed
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,6 @@ from s3cache.errors import ConfigError, ReadOnlyError
 from s3cache.store import (
     BreakerPolicy,
     BreakingStore,
-    FaultRates,
-    FaultyStore,
     FileStore,
     LatencyStore,
     LimitingStore,
@@ -22,7 +21,8 @@ from s3cache.store import (
     RetryPolicy,
     WrapperStore,
 )
-from tests.contract.suite import StoreContract, listed
+from s3cache.testing import FaultRates, FaultyStore
+from s3cache.testing.contract import StoreContract, listed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,6 +36,26 @@ RETRIES = RetryPolicy(
 BREAKER = BreakerPolicy(failures=3, reset_after_s=10)
 
 
+class Inner:
+    """Past a wrapper, to the store that it wraps; there nothing can lie but objects."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def read(self, key: str) -> bytes | None:
+        got = await self.store.get(key)
+        return None if got is None else bytes(got)
+
+    async def write(self, key: str, data: bytes) -> None:
+        await self.store.put(key, data)
+
+    async def remove(self, key: str) -> None:
+        await self.store.delete(key)
+
+    async def litter(self) -> None:
+        pass
+
+
 class MemoryContract(StoreContract):
     """Over memory: override ``wrap``, which must change no answer."""
 
@@ -43,14 +63,22 @@ class MemoryContract(StoreContract):
         return store
 
     @pytest.fixture
-    async def store(self) -> AsyncIterator[Store]:
-        store = self.wrap(MemoryStore("contract"))
+    def memory(self) -> MemoryStore:
+        return MemoryStore("contract")
+
+    @pytest.fixture
+    async def store(self, memory: MemoryStore) -> AsyncIterator[Store]:
+        store = self.wrap(memory)
         yield store
         await store.aclose()
 
+    @pytest.fixture
+    def raw(self, memory: MemoryStore) -> Inner:
+        return Inner(memory)
+
 
 class TestMemory(MemoryContract):
-    pass
+    """Behind a dict there is nothing: both ways to the objects are one."""
 
 
 class TestWrapper(MemoryContract):
@@ -112,11 +140,68 @@ class TestRetryingHidesFaults(MemoryContract):
         )
 
 
+class Files:
+    """The files of a :class:`FileStore`; the layout, as its module has it, done once more."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, key: str) -> Path:
+        *parents, last = (self._name(segment) for segment in key.split("/"))
+        return self.root.joinpath("objects", *(f"{parent}+" for parent in parents), last)
+
+    def _name(self, segment: str) -> str:
+        kept = b"abcdefghijklmnopqrstuvwxyz0123456789_.=-"
+        name = "".join(chr(b) if b in kept else f"%{b:02x}" for b in segment.encode())
+        return f"%2e{name[1:]}" if name.startswith(".") else name
+
+    async def read(self, key: str) -> bytes | None:
+        path = self.path(key)
+        return path.read_bytes() if path.exists() else None
+
+    async def write(self, key: str, data: bytes) -> None:
+        self.path(key).parent.mkdir(parents=True, exist_ok=True)
+        self.path(key).write_bytes(data)
+
+    async def remove(self, key: str) -> None:
+        self.path(key).unlink()
+
+    async def litter(self) -> None:
+        (self.root / "staging" / "0123456789abcdef").write_bytes(b"half of an obj")
+        objects = self.root / "objects"
+        for name in (
+            ".nfs0001",  # deleted while it was open, on NFS
+            "Thumbs.db",
+            "notes.txt ",
+            "a+/no key%",
+            "a+/%5",
+            "a+/%2e%2e",
+            "a+/b%2fc",
+            "a+/.DS_Store",
+            "~x",
+            "Foreign+/x",
+            "dir+/back\nup",
+            os.fsdecode(b"no utf-8 \xff"),
+        ):
+            path = objects / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"not ours")
+        (objects / "lost+found").mkdir()
+        (objects / "empty+" / "emptier+").mkdir(parents=True)
+        (objects / "a link").symlink_to("x")
+        (objects / "link").symlink_to("nowhere")
+        (objects / "file+").write_bytes(b"a file where a directory is expected")
+
+
 class TestLocal(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         # Opening touches the disk: outside of the loop.
         return FileStore(tmp_path / "root")
+
+    @pytest.fixture
+    def raw(self, tmp_path: Path) -> Files:
+        return Files(tmp_path / "root")
 
 
 class TestReadOnly:

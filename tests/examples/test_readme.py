@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.pages import ROOT, printed, programs
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PRINTS = re.compile(r"  # -> (.*)$", re.MULTILINE)
 
 BLOCKS = [
     pytest.param(code, id=f"{page.name}-{number}")
     for page in PAGES
-    for number, code in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")))
+    for number, code in enumerate(programs(page))
 ]
 
 
@@ -45,6 +43,6 @@ def test_it_runs_and_prints_what_it_says(code: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    expected = PRINTS.findall(code)
+    expected = printed(code)
     assert expected, "a block that prints nothing shows nothing"
     assert done.stdout.splitlines() == expected

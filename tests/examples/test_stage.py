@@ -27,7 +27,7 @@ def test_an_interrupt_while_a_process_is_started_leaves_none(
     monkeypatch.setattr(subprocess.Popen, "_execute_child", interrupted)
     with (
         pytest.raises(KeyboardInterrupt),
-        _stage._process("http.server", "0", env=os.environ, stderr=subprocess.DEVNULL),
+        _stage.process("http.server", "0", env=os.environ, stderr=subprocess.DEVNULL),
     ):
         pytest.fail("the interrupt came to nothing")
     [process] = started

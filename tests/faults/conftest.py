@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from s3cache.store import S3Options
-from tests.buckets import make_bucket
-from tests.faults.machines import KEYS, Machine, moto_server
-from tests.faults.proxy import Proxy
+from tests.support.buckets import make_bucket
+from tests.support.processes import KEYS, Machine, moto_server
+from tests.support.proxy import Proxy
 
 NewMachine = Callable[..., Machine]
 

@@ -19,9 +19,10 @@ from s3cache.errors import (
     S3CacheError,
     TransientError,
 )
-from tests.faults.machines import KEYS, eventually
-from tests.faults.proxy import Link, Proxy
-from tests.faults.worker import entry, key, keys
+from tests.support.processes import KEYS
+from tests.support.proxy import Link, Proxy
+from tests.support.waiting import eventually
+from tests.support.worker import entry, key, keys
 
 SIZE = 200_000
 KEY = key("shared")

@@ -13,7 +13,7 @@ import torch
 
 import s3cache
 from tests.graph import programs
-from tests.machines import ROOT, Machine
+from tests.support.machines import ROOT, Machine
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -25,7 +25,14 @@ def another_prefix(root: Path) -> Path:
     for each in Path(packages).iterdir():
         (root / each.name).symlink_to(each)
     (root / "s3cache").symlink_to(ROOT / "s3cache")
-    for name in ("__init__.py", "machines.py", "graph/__init__.py", "graph/programs.py"):
+    ours = (
+        "__init__.py",
+        "support/__init__.py",
+        "support/machines.py",
+        "graph/__init__.py",
+        "graph/programs.py",
+    )
+    for name in ours:
         (root / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "tests" / name, root / "tests" / name)
     return root

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tests import machines
+from tests.support import machines
 
 if TYPE_CHECKING:
     from pathlib import Path

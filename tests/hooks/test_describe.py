@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.machines import ROOT
+from tests.support.machines import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from s3cache.store import S3Options, S3Store
-from tests.buckets import make_bucket
+from tests.support.buckets import make_bucket
 
 KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
 

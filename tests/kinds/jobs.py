@@ -92,7 +92,7 @@ def _one(case: Case) -> dict[str, Any]:
 
 
 def _compare(case: Case) -> list[str]:
-    from tests.observe import differences, observe
+    from tests.support.observe import differences, observe
 
     results = []
     for compile_it in (_eagerly, _compiled):

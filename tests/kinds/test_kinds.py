@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kinds.jobs import ROWS, load_cases
-from tests.machines import Machine, remote_url
 from tests.support.density import cases, selected
+from tests.support.machines import Machine, remote_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable

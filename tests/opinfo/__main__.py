@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.machines import Machine, remote_url
 from tests.opinfo.known import KNOWN
 from tests.opinfo.verdicts import Verdict, report, verdict
+from tests.support.machines import Machine, remote_url
 
 PROCESS_TIMEOUT_S = 1800
 

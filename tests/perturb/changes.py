@@ -284,13 +284,13 @@ def _installed(name: str) -> Context:
     """As if this component of the installation were another; there is one to try with."""
     from s3cache.graph import Component, _surroundings
 
-    real = _surroundings._installation
+    real = _surroundings.installation
 
     def other() -> dict[str, Component]:
         assert name in real()
         return {**real(), name: Component.of_text("other")}
 
-    return _attribute(_surroundings, "_installation", other)
+    return _attribute(_surroundings, "installation", other)
 
 
 def _settings() -> Iterator[Change]:

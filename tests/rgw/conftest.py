@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from s3cache.store import S3Options
-from tests.buckets import make_bucket
+from tests.support.buckets import make_bucket
 
 NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY")
 

@@ -1,4 +1,8 @@
-"""S3Store keeps the contract on a real Ceph RADOS Gateway."""
+"""S3Store keeps the contract on a real Ceph RADOS Gateway.
+
+``make test`` has the store as it is by default, ``make test-all`` also one that does in parts all
+but small objects.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ import pytest
 
 from s3cache.errors import AccessDeniedError, MissingContainerError, PreconditionError
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
-from tests.contract.suite import StoreContract
+from s3cache.testing.contract import StoreContract
+from tests.support.buckets import RawBucket
+from tests.support.density import dense
 
 MIB = 1 << 20
 
@@ -24,16 +30,24 @@ pytestmark = pytest.mark.rgw
 
 
 class TestS3OnRGW(StoreContract):
+    taken = ".s3cache-probe"
+
     @pytest.fixture
     async def store(self, rgw_options: S3Options) -> AsyncIterator[Store]:
         store = RetryingStore(S3Store(rgw_options), RETRIES)
         yield store
         await store.aclose()
 
+    @pytest.fixture
+    def raw(self, rgw_options: S3Options) -> RawBucket:
+        return RawBucket(rgw_options)
 
+
+@dense
 class TestS3InPartsOnRGW(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 
+    taken = ".s3cache-probe"
     big_bytes = 12 * MIB + 3
     many = 30
 
@@ -43,6 +57,10 @@ class TestS3InPartsOnRGW(StoreContract):
         store = RetryingStore(S3Store(options), RETRIES)
         yield store
         await store.aclose()
+
+    @pytest.fixture
+    def raw(self, rgw_options: S3Options) -> RawBucket:
+        return RawBucket(rgw_options)
 
 
 @pytest.fixture

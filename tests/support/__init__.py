@@ -1,0 +1,17 @@
+"""What more than one folder of tests uses. No test lies here.
+
+* :mod:`~tests.support.machines`: jobs of the compile cache, each in a process on a fresh machine;
+* :mod:`~tests.support.processes`: processes that save and look up until a test kills them,
+  :mod:`~tests.support.worker` is what runs in them;
+* :mod:`~tests.support.caching`: small entries, and caches over any store;
+* :mod:`~tests.support.stores`: stores that do not do as told;
+* :mod:`~tests.support.scripts`: Python code in a process of its own;
+* :mod:`~tests.support.waiting`: until something holds, until a thread or a child ends;
+* :mod:`~tests.support.locks`: every lock there is in an object;
+* :mod:`~tests.support.moments`: something happens between two file system calls;
+* :mod:`~tests.support.proxy`: a bad link to a server;
+* :mod:`~tests.support.buckets`: buckets, which s3cache itself never makes;
+* :mod:`~tests.support.clock`: a clock that moves when it is told to;
+* :mod:`~tests.support.compiler`: torch's compiler, imported without a word;
+* :mod:`~tests.support.observe`: what a program's caller can see of tensors.
+"""

@@ -2,7 +2,8 @@
 
 A case marked ``dense`` is one of many of its kind, and runs with ``--all`` only. What is left out
 is said at the end of the run: nobody should take a part for the whole. Hypothesis draws fewer
-examples without ``--all``; a test that needs more or fewer than others asks for ``examples(times)``.
+examples without ``--all``; a test that needs more or fewer than others asks for
+``examples(times)``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""torch and its compiler, in the process of the tests."""
+"""Internals of torch are looked at where they are."""
 
 from __future__ import annotations
 
-import warnings
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch without NumPy says so
-    import torch._inductor.compile_fx  # noqa: F401
+import tests.support.compiler  # noqa: F401

@@ -1,18 +1,16 @@
-"""torch's internals are where they are declared to be, and can be replaced by their declaration."""
+"""torch's internals are where they are declared to be, and are read there each time."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from s3cache.hooks._patching import Patches
 from s3cache.torch_api import bind_declarations, declarations, internals, survey
-from tests.machines import Machine
+from tests.support.machines import Machine
 
 
 def test_the_installed_torch_is_as_declared() -> None:
@@ -78,54 +76,13 @@ def test_what_this_torch_lacks_is_named(tmp_path: Path) -> None:
         assert told[name] == f"torch {torch.__version__} lacks torch:nonsense"
 
 
-def test_a_name_is_read_anew_each_time() -> None:
+def test_a_name_is_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     config = internals.functorch_config.get()
     before = internals.current_tracing_context.get()
     with torch._functorch.config.patch(enable_autograd_cache=False):
         assert config.enable_autograd_cache is False
-    patches = Patches()
-    patches.replace(internals.current_tracing_context, lambda _: lambda: None)
-    try:
+    owner, name = internals.current_tracing_context.owner()
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, staticmethod(lambda: None))
         assert internals.current_tracing_context.get() is not before
-    finally:
-        patches.undo()
     assert internals.current_tracing_context.get() is before
-
-
-@pytest.mark.parametrize(
-    ("internal", "kind", "own"),
-    [
-        (internals.autograd_cache_key, "function", True),
-        (internals.wrap_post_compile, "function", True),
-        (internals.get_hash, "function", False),
-        (internals.try_load, "staticmethod", True),
-        (internals.evaluate_guards, "staticmethod", True),
-        (internals.load_library, "classmethod", True),
-        (internals.iterate_over_candidates, "classmethod", False),
-    ],
-    ids=lambda each: getattr(each, "place", None),
-)
-def test_a_replaced_function_stays_what_it_was_and_is_put_back(
-    internal: Any, kind: str, own: bool
-) -> None:
-    """``own``: whether its owner has it itself, and does not inherit it."""
-    owner, name = internal.owner()
-    before = dict(vars(owner))
-    assert (name in before) == own
-    given = []
-
-    def make(original: Any) -> Any:
-        given.append(original)
-
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs)
-
-        return replacement
-
-    patches = Patches()
-    patches.replace(internal, make)
-    replaced = vars(owner)[name]
-    assert type(replaced).__name__ == kind
-    assert type(given[0]).__name__ == "function"
-    patches.undo()
-    assert dict(vars(owner)) == before

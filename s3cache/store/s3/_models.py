@@ -55,7 +55,7 @@ def model_loader() -> Any:
             if data is None:  # there is no such file
                 return None
             if name == "endpoint-rule-set-1":
-                return _without_unused(data)
+                return without_unused(data)
             if name == "endpoints":
                 return _without_unserved(data)
             return _without_uncalled(data) if (service, name) == ("s3", "service-2") else data
@@ -72,7 +72,7 @@ def _service(path: str) -> str:
     return os.path.basename(os.path.dirname(os.path.dirname(path)))
 
 
-def _without_unused(rules: dict[str, Any]) -> dict[str, Any]:
+def without_unused(rules: dict[str, Any]) -> dict[str, Any]:
     """The rule set without the parameters that none of its rules looks at.
 
     botocore remembers the endpoint for each set of parameters, and one is the object's key: it

@@ -23,6 +23,7 @@ from s3cache.store._base import (
     PutMode,
     check_key,
     check_range,
+    is_key,
 )
 from s3cache.store.s3._client import S3Body, new_client
 from s3cache.store.s3._errors import is_absent, refuses_condition, translate
@@ -184,7 +185,11 @@ class S3Store:
                     raise
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """All objects whose key starts with ``prefix``, a thousand to a request."""
+        """All objects whose key starts with ``prefix``, a thousand to a request.
+
+        What has a name that is no key is passed over: consoles make an object ``dir/`` for a
+        directory, and nobody could read it by that name.
+        """
         request = {**self._common, "Prefix": self._prefix + prefix}
         while True:
             with self._errors("list", prefix):
@@ -193,7 +198,7 @@ class S3Store:
             for listed in page.get("Contents", ()):
                 path = listed["Key"]
                 key = path[len(self._prefix) :]
-                if key and path.rpartition("/")[2] != PROBE_NAME:
+                if is_key(key) and path.rpartition("/")[2] != PROBE_NAME:
                     yield ObjectInfo(key, listed["Size"], listed["LastModified"].timestamp())
             if not page.get("IsTruncated"):
                 return

@@ -1,0 +1,49 @@
+"""Load a package's names when they are first used.
+
+aioboto3 alone takes half a second to import, and torch several: whoever imports a package pays only
+for what is then used of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+__all__ = ["lazy_exports"]
+
+
+def lazy_exports(
+    package: str, *modules: str, **names: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of ``package``, which export what its modules have.
+
+    Type checkers must see neither, for to them a module with ``__getattr__`` has every attribute
+    there is. They read the same imports instead::
+
+        if TYPE_CHECKING:
+            from package import module
+            from package.other import Name, name
+        else:
+            __getattr__, __dir__ = lazy_exports(__name__, "module", other="Name name")
+
+    Args:
+        package: its ``__name__``.
+        modules: those to export as they are.
+        names: what to export of others, by module, with spaces between.
+    """
+    homes = {name: module for module, theirs in names.items() for name in theirs.split()}
+
+    def load(name: str) -> object:
+        if name in modules:
+            return import_module(f"{package}.{name}")
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = getattr(import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)  # the next use finds it without us
+        return value
+
+    def known() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules, *homes})
+
+    return load, known

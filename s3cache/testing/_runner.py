@@ -1,0 +1,60 @@
+"""What runs in each process of a :class:`~s3cache.testing.Machine`, around the program.
+
+``python -m s3cache.testing._runner REPORT run|module|call PROGRAM ...``; the report is one JSON
+object with what the function returned and what the cache counted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from s3cache._programs import run_program
+
+_report: dict[str, Any] = {"result": None, "stats": None}
+
+
+def _main(path: str, how: str, *program: str) -> None:
+    # Ours runs after s3cache's own exit, which finishes the uploads: those are counted too.
+    atexit.register(_write, path, os.getpid())
+    if how == "call":
+        function, arguments = program
+        _report["result"] = _call(function, json.loads(arguments))
+    else:
+        run_program([*program], module=how == "module")
+
+
+def _call(name: str, arguments: list[Any]) -> object:
+    module, _, attributes = name.partition(":")
+    function: Any = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        function = getattr(function, attribute)
+    result: object = function(*arguments)
+    json.dumps(result)  # what JSON cannot hold is an error of the call, and not of the exit
+    return result
+
+
+def _write(path: str, process: int) -> None:
+    if os.getpid() != process:  # a forked child that leaves as if it were the program
+        return
+    if (hooks := sys.modules.get("s3cache.hooks")) and (cache := hooks.latest()):
+        _report["stats"] = cache.stats()
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(_report, file, default=_plain)
+
+
+def _plain(value: Any) -> object:
+    """Records and read-only mappings as what JSON has for them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,686 @@
+"""What every store promises, as tests: subclass :class:`StoreContract` and give it a store.
+
+Needs pytest, pytest-asyncio and hypothesis: ``pip install 'torch-s3cache[testing]'``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import unicodedata
+from collections import Counter
+from typing import TYPE_CHECKING, ClassVar, Protocol
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from s3cache.errors import ConfigError, PreconditionError
+from s3cache.store import MAX_KEY_BYTES, Buffer, NotAdmitted, ObjectInfo, Store, is_key
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+__all__ = [
+    "ILLEGAL_KEYS",
+    "LONG_KEYS",
+    "ODD_KEYS",
+    "TWIN_KEYS",
+    "VERBS",
+    "RawAccess",
+    "StoreContract",
+    "legal_keys",
+    "listed",
+    "put_all",
+]
+
+MIB = 1 << 20
+
+ODD_KEYS = [
+    "with space",
+    " leading and trailing ",
+    "trailing.",
+    "trailing...",
+    ".hidden",
+    "..two-dots",
+    "two-dots..",
+    "...",
+    "a/.b/..c/d../e.",
+    "~",
+    "~root/x",
+    "-rf",
+    "CON",
+    "nul.txt",
+    "lost+found",
+    "plus+plus",
+    "percent%",
+    "%2F",
+    "%2e%2e/x",
+    "100%25",
+    "a#b",
+    "a?b=c&d",
+    "a&amp;b<c>",
+    "'single' \"double\" `back`",
+    "back\\slash",
+    "colon:star*pipe|semi;comma,",
+    "$HOME {x} [y] (z) !@^=",
+    "é/ü/日本語/𝄞/🎉",
+    "x.tmp",
+    ".tmp",
+]
+
+TWIN_KEYS = [
+    ("case", "Case", "CASE"),
+    ("plus+", "plus ", "plus%20", "plus%2B"),
+    ("100%", "100%25"),
+    (unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")),
+    ("dot", "dot.", "dot..", "dot ", ".dot"),
+    ("a", "a/b", "a/b/c", "a.b", "a%2Fb", "a\\b"),
+]
+
+LONG_KEYS = [
+    "k" * MAX_KEY_BYTES,
+    "é" * (MAX_KEY_BYTES // 2),
+    "%" * MAX_KEY_BYTES,
+    "a/" * (MAX_KEY_BYTES // 2 - 1) + "aa",
+    "d" * 255 + "/" + "e" * 256 + "/f",
+]
+
+ILLEGAL_KEYS = {
+    "empty": "",
+    "leading slash": "/a",
+    "trailing slash": "a/",
+    "empty segment": "a//b",
+    "only a slash": "/",
+    "dot": ".",
+    "dots": "..",
+    "dot segment": "a/./b",
+    "dots segment": "a/../b",
+    "newline": "a\nb",
+    "nul": "a\0b",
+    "zero-width": "a\u200bb",
+    "surrogate": "a\ud800",
+    "too long": "k" * (MAX_KEY_BYTES + 1),
+    "too many bytes": "é" * (MAX_KEY_BYTES // 2 + 1),
+}
+
+VERBS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
+    "get": lambda store, key: store.get(key),
+    "get_range": lambda store, key: store.get_range(key, 0, 1),
+    "head": lambda store, key: store.head(key),
+    "put": lambda store, key: store.put(key, b"x"),
+    "create": lambda store, key: store.put(key, b"x", mode="create"),
+    "delete": lambda store, key: store.delete(key),
+}
+
+
+legal_keys = st.one_of(
+    st.text(min_size=1, max_size=60).filter(is_key),
+    st.text(alphabet="aA./%+ ~é", min_size=1, max_size=12).filter(is_key),
+)
+
+
+async def listed(store: Store, prefix: str = "") -> dict[str, ObjectInfo]:
+    """The listing by key; fails where an object is listed twice."""
+    infos = [info async for info in store.list(prefix)]
+    twice = [key for key, n in Counter(info.key for info in infos).items() if n > 1]
+    assert not twice
+    return {info.key: info for info in infos}
+
+
+async def put_all(store: Store, keys: Iterable[str], data: Buffer = b"x") -> None:
+    slots = asyncio.Semaphore(32)
+
+    async def put(key: str) -> None:
+        async with slots:
+            await store.put(key, data)
+
+    await asyncio.gather(*map(put, keys))
+
+
+async def _whole(store: Store, key: str) -> bytes | None:
+    """The object as ``bytes``, whatever buffer the store has it in."""
+    got = await store.get(key)
+    return None if got is None else bytes(got)
+
+
+class RawAccess(Protocol):
+    """The place where a store keeps its objects, reached without the store.
+
+    For S3 that is a plain client, for a directory plain files. Without it a store that remembers
+    what it wrote, or hides what it did not write, passes for sound.
+    """
+
+    async def read(self, key: str) -> bytes | None:
+        """What lies there as the content of ``key``; ``None`` for nothing."""
+        ...
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Lay ``data`` there as the content of ``key``, in place of what there is."""
+        ...
+
+    async def remove(self, key: str) -> None:
+        """Take away what lies there for ``key``."""
+        ...
+
+    async def litter(self) -> None:
+        """Leave beside the objects what is none: of a killed writer, of other programs.
+
+        That is: objects half-written, and whatever has a name that no key can have.
+        """
+        ...
+
+
+class StoreContract:
+    """The promises of :class:`~s3cache.store.Store`, one test each.
+
+    A subclass, whose name begins with ``Test``, overrides the fixture ``store`` to give a store
+    that is empty, and ``raw`` to give a way to its objects that does not lead through it; without
+    that the tests of truncated, foreign and half-written objects skip. It lowers the numbers
+    below where the store is slow. No test may be overridden to promise less::
+
+        class TestMyStore(StoreContract):
+            @pytest_asyncio.fixture
+            async def store(self, tmp_path):
+                store = MyStore(tmp_path)
+                yield store
+                await store.aclose()
+
+            @pytest.fixture
+            def raw(self, tmp_path, store):
+                return FilesBelow(tmp_path)  # a RawAccess
+    """
+
+    pytestmark: ClassVar[list[pytest.MarkDecorator]] = [pytest.mark.asyncio]
+
+    #: More objects than one page of S3's listing holds.
+    many: ClassVar[int] = 1_050
+    #: Several parts of a multipart upload need more; a subclass for S3 raises it.
+    big_bytes: ClassVar[int] = 5 * MIB + 3
+    #: Writers in each race.
+    racers: ClassVar[int] = 16
+    #: What must not show in the URL.
+    secrets: ClassVar[tuple[str, ...]] = ()
+    #: The last segment of keys that the store keeps for itself, and refuses.
+    taken: ClassVar[str] = ""
+
+    @pytest.fixture
+    def store(self) -> Store:
+        raise NotImplementedError("a subclass gives the store")
+
+    @pytest.fixture
+    def raw(self, store: Store) -> RawAccess:
+        pytest.skip(f"there is no way to the objects but through {store!r}")
+
+    async def test_is_a_store(self, store: Store) -> None:
+        assert isinstance(store, Store)
+
+    # --- get, head, get_range
+
+    @pytest.mark.parametrize("size", [0, 1, 4096, None], ids=["0", "1", "4Ki", "big"])
+    async def test_round_trip(self, store: Store, size: int | None) -> None:
+        """What was put is what get, get_range and head give."""
+        data = bytes(i * 31 % 251 for i in range(4096)) * (self.big_bytes // 4096 + 1)
+        data = data[: self.big_bytes if size is None else size]
+        await store.put("a/key", data)
+        got = await store.get("a/key")
+        assert got is not None
+        assert bytes(got) == data
+        info = await store.head("a/key")
+        assert info is not None
+        assert (info.key, info.size) == ("a/key", len(data))
+        ranged = await store.get_range("a/key", 0, len(data))
+        assert ranged is not None
+        assert bytes(ranged) == data
+
+    @pytest.mark.parametrize(
+        "buffer",
+        [
+            b"some bytes",
+            bytearray(b"some bytes"),
+            memoryview(b"some bytes"),
+            memoryview(bytearray(b"<some bytes>"))[1:-1],
+        ],
+        ids=["bytes", "bytearray", "memoryview", "slice"],
+    )
+    async def test_every_buffer_type_is_taken(self, store: Store, buffer: Buffer) -> None:
+        await store.put("key", buffer)
+        got = await store.get("key")
+        assert got is not None
+        assert bytes(got) == b"some bytes"
+
+    async def test_what_was_put_is_a_copy(self, store: Store) -> None:
+        """A caller that reuses its buffer, or writes into what it got, changes no object."""
+        buffer = bytearray(b"before")
+        await store.put("key", buffer)
+        buffer[:] = b"after!"
+        got = await store.get("key")
+        assert got is not None
+        assert bytes(got) == b"before"
+        view = memoryview(got)
+        if not view.readonly:
+            view[0:1] = b"X"
+        again = await store.get("key")
+        assert again is not None
+        assert bytes(again) == b"before"
+
+    async def test_absent_is_none(self, store: Store) -> None:
+        await store.put("there/too", b"x")
+        for key in ("absent", "there", "there/too/deep", "there/to"):
+            assert await store.get(key) is None
+            assert await store.head(key) is None
+            assert await store.get_range(key, 0, 1) is None
+            assert await store.get_range(key, 0, 0) is None
+
+    @pytest.mark.parametrize(
+        ("start", "length"),
+        [(0, 0), (0, 1), (0, 10), (0, 11), (3, 4), (9, 1), (9, 5), (5, 0), (10, 0), (10, 1),
+         (11, 3), (1_000_000, 1), (0, 1 << 40), (4, 1 << 62)],
+    )  # fmt: skip
+    async def test_range(self, store: Store, start: int, length: int) -> None:
+        """A range is a slice: short where the object ends, empty past its end."""
+        await store.put("key", b"0123456789")
+        got = await store.get_range("key", start, length)
+        assert got is not None
+        assert bytes(got) == b"0123456789"[start : start + length]
+
+    async def test_range_of_an_empty_object_is_empty(self, store: Store) -> None:
+        await store.put("key", b"")
+        for start, length in [(0, 0), (0, 1), (1, 1)]:
+            got = await store.get_range("key", start, length)
+            assert got is not None
+            assert bytes(got) == b""
+
+    @pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, -1), (-5, -5)])
+    async def test_negative_range_is_refused(self, store: Store, start: int, length: int) -> None:
+        await store.put("key", b"0123456789")
+        with pytest.raises(ConfigError):
+            await store.get_range("key", start, length)
+
+    async def test_what_is_not_admitted_is_not_read(self, store: Store) -> None:
+        """``admit`` hears the size first; the answer without its consent is that size."""
+        data = b"x" * 70_001
+        await store.put("key", data)
+        asked: list[int] = []
+
+        def admit(size: int) -> bool:
+            asked.append(size)
+            return False
+
+        assert await store.get("key", admit) == NotAdmitted(70_001)
+        assert set(asked) == {70_001}
+        got = await store.get("key", lambda size: size == 70_001)
+        assert not isinstance(got, NotAdmitted)
+        assert got is not None
+        assert bytes(got) == data
+
+    async def test_what_is_absent_is_not_asked_about(self, store: Store) -> None:
+        asked: list[int] = []
+
+        def admit(size: int) -> bool:
+            asked.append(size)
+            return True
+
+        assert await store.get("absent", admit) is None
+        assert asked == []
+
+    async def test_an_empty_object_is_admitted(self, store: Store) -> None:
+        await store.put("key", b"")
+        got = await store.get("key", lambda size: True)
+        assert not isinstance(got, NotAdmitted)
+        assert got is not None
+        assert bytes(got) == b""
+
+    async def test_modified_is_the_time_of_the_put(self, store: Store) -> None:
+        """By the store's clock, in seconds since the epoch; listing and head agree."""
+        await store.put("key", b"x")
+        info = await store.head("key")
+        assert info is not None
+        assert abs(info.modified - time.time()) < 3_600
+        # S3 tells milliseconds in a listing and whole seconds in a head.
+        assert abs((await listed(store))["key"].modified - info.modified) <= 1
+
+    # --- put, delete
+
+    async def test_overwrite_replaces_the_whole_object(self, store: Store) -> None:
+        await store.put("key", b"a long first version")
+        await store.put("key", b"second")
+        got = await store.get("key")
+        assert got is not None
+        assert bytes(got) == b"second"
+        assert (await listed(store))["key"].size == 6
+
+    async def test_create_leaves_an_object_alone(self, store: Store) -> None:
+        await store.put("key", b"first", mode="create")
+        with pytest.raises(PreconditionError):
+            await store.put("key", b"second", mode="create")
+        got = await store.get("key")
+        assert got is not None
+        assert bytes(got) == b"first"
+
+    async def test_create_after_delete_succeeds(self, store: Store) -> None:
+        await store.put("key", b"first", mode="create")
+        await store.delete("key")
+        await store.put("key", b"second", mode="create")
+        got = await store.get("key")
+        assert got is not None
+        assert bytes(got) == b"second"
+
+    async def test_one_creator_wins_a_race(self, store: Store) -> None:
+        """... and the object is the winner's. Not promised unless atomic_create."""
+        if not await store.atomic_create():
+            pytest.skip("the store does not promise it")
+        bodies = [b"%03d" % i * 5_000 for i in range(self.racers)]
+        for round_ in range(4):
+            key = f"race/{round_}"
+            results = await asyncio.gather(
+                *(store.put(key, body, mode="create") for body in bodies), return_exceptions=True
+            )
+            won = [body for body, r in zip(bodies, results, strict=True) if r is None]
+            lost = [r for r in results if r is not None]
+            assert len(won) == 1
+            assert all(isinstance(error, PreconditionError) for error in lost)
+            got = await store.get(key)
+            assert got is not None
+            assert bytes(got) == won[0]
+
+    async def test_metadata_is_accepted(self, store: Store) -> None:
+        metadata = {"writer": "a test", "s3cache-schema": "1"}
+        await store.put("key", b"x", metadata=metadata)
+        await store.put("key2", b"x", mode="create", metadata=metadata)
+        await store.put("key3", b"x", metadata={})
+        assert set(await listed(store)) == {"key", "key2", "key3"}
+
+    async def test_delete_removes_and_may_be_repeated(self, store: Store) -> None:
+        await store.put("a/key", b"x")
+        await store.put("a/key2", b"y")
+        await store.delete("a/key")
+        await store.delete("a/key")
+        await store.delete("never/was")
+        assert await store.get("a/key") is None
+        assert set(await listed(store)) == {"a/key2"}
+
+    async def test_a_deleted_parent_leaves_its_children(self, store: Store) -> None:
+        """Keys are strings: 'a' is not the directory of 'a/b'."""
+        await put_all(store, ["a", "a/b", "a/b/c"])
+        await store.delete("a/b")
+        assert set(await listed(store)) == {"a", "a/b/c"}
+        await store.delete("a")
+        assert set(await listed(store)) == {"a/b/c"}
+        await store.put("a/b", b"again")
+        assert set(await listed(store)) == {"a/b", "a/b/c"}
+
+    # --- list
+
+    async def test_an_empty_store_lists_nothing(self, store: Store) -> None:
+        assert await listed(store) == {}
+        assert await listed(store, "any/prefix") == {}
+
+    async def test_list_tells_what_head_tells(self, store: Store) -> None:
+        await store.put("x/1", b"1")
+        await store.put("x/22", b"22")
+        assert {key: info.size for key, info in (await listed(store)).items()} == {
+            "x/1": 1,
+            "x/22": 2,
+        }
+
+    async def test_prefix_is_a_string_not_a_path(self, store: Store) -> None:
+        keys = {"ab", "abc", "ab/c", "ab/d/e", "a", "b/ab", "AB", "a%b", "a b", "a+b", "..x"}
+        await put_all(store, keys)
+        for prefix in ("", "a", "ab", "ab/", "ab/d", "ab/d/", "abc", "abcd", "A", "b", "a%", "a ",
+                       "a+", "z", "/", "a//", ".", "..", "../", "./", "ab/c/"):  # fmt: skip
+            expected = {key for key in keys if key.startswith(prefix)}
+            assert set(await listed(store, prefix)) == expected, prefix
+
+    async def test_list_of_many(self, store: Store) -> None:
+        """No page of a listing gets lost or comes twice."""
+        keys = {f"many/{i % 7}/{i:05d}" for i in range(self.many)}
+        await put_all(store, keys)
+        assert set(await listed(store, "many/")) == keys
+        assert set(await listed(store, "many/3/")) == {k for k in keys if k.startswith("many/3/")}
+
+    async def test_a_listing_may_be_left_and_used_meanwhile(self, store: Store) -> None:
+        """The consumer may call the store inside its loop, and break out of it."""
+        keys = {f"k{i}" for i in range(5)}
+        await put_all(store, keys)
+        seen = set()
+        async for info in store.list():
+            assert await store.get(info.key) is not None
+            await store.delete(info.key)
+            seen.add(info.key)
+        assert seen == keys
+        await put_all(store, keys)
+        async for _ in store.list():
+            break
+        assert set(await listed(store)) == keys
+
+    # --- keys
+
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    async def test_odd_key(self, store: Store, key: str) -> None:
+        await self._check_keys(store, [key])
+
+    @pytest.mark.parametrize("key", LONG_KEYS, ids=["ascii", "utf-8", "percent", "deep", "wide"])
+    async def test_long_key(self, store: Store, key: str) -> None:
+        await self._check_keys(store, [key])
+
+    @pytest.mark.parametrize("keys", TWIN_KEYS, ids=lambda keys: keys[0])
+    async def test_keys_that_look_alike_are_apart(self, store: Store, keys: list[str]) -> None:
+        await self._check_keys(store, keys)
+        await self._check_keys(store, list(reversed(keys)))
+
+    async def _check_keys(self, store: Store, keys: list[str]) -> None:
+        """Each key has its own object through its whole life; leaves the store as it was."""
+        for i, key in enumerate(keys):
+            await store.put(key, b"%d" % i, mode="create")
+        for i, key in enumerate(keys):
+            got = await store.get(key)
+            assert got is not None
+            assert bytes(got) == b"%d" % i
+            info = await store.head(key)
+            assert info is not None
+            assert info.key == key
+            assert key in await listed(store, key)
+        assert set(await listed(store)) == set(keys)
+        for i, key in enumerate(keys, start=1):
+            await store.delete(key)
+            assert await store.get(key) is None
+            assert set(await listed(store)) == set(keys[i:])
+
+    @settings(
+        max_examples=30,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+            HealthCheck.too_slow,
+            HealthCheck.filter_too_much,
+        ],
+    )
+    @given(key=legal_keys, data=st.binary(max_size=64))
+    async def test_any_legal_key_round_trips(self, store: Store, key: str, data: bytes) -> None:
+        # Hypothesis tries strings of the code under test as well, and so comes upon that one.
+        assume(key.rpartition("/")[2] != self.taken)
+        await store.put(key, data)
+        got = await store.get(key)
+        assert got is not None
+        assert bytes(got) == data
+        assert set(await listed(store, key)) == {key}
+        await store.delete(key)
+        assert await store.head(key) is None
+
+    @pytest.mark.parametrize("verb", VERBS)
+    @pytest.mark.parametrize("key", ILLEGAL_KEYS.values(), ids=ILLEGAL_KEYS.keys())
+    async def test_illegal_key_is_refused(self, store: Store, verb: str, key: str) -> None:
+        with pytest.raises(ConfigError):
+            await VERBS[verb](store, key)
+        assert await listed(store) == {}
+
+    # --- concurrency
+
+    async def test_readers_see_one_whole_version(self, store: Store) -> None:
+        """While others overwrite: never a mixture, never a part, never nothing."""
+        versions = [bytes([i]) * (100_000 + 50_000 * i) for i in range(4)]
+        await store.put("key", versions[0])
+        writing = True
+
+        async def write(version: bytes) -> None:
+            for _ in range(5):
+                await store.put("key", version)
+
+        async def read() -> None:
+            while writing:
+                got = await store.get("key")
+                assert got is not None
+                assert bytes(got) in versions
+                await asyncio.sleep(0)
+
+        readers = [asyncio.ensure_future(read()) for _ in range(3)]
+        try:
+            await asyncio.gather(*map(write, versions))
+        finally:
+            writing = False
+            await asyncio.gather(*readers)
+        assert (await store.head("key")).size in map(len, versions)  # type: ignore[union-attr]
+        assert set(await listed(store)) == {"key"}
+
+    async def test_a_cancelled_put_is_whole_or_nothing(self, store: Store) -> None:
+        old, new = b"old" * 50_000, b"new!" * 50_000
+        await store.put("key", old)
+        for wait_s in (0, 0.0005, 0.002, 0.005):
+            task = asyncio.ensure_future(store.put("key", new))
+            await asyncio.sleep(wait_s)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            got = await store.get("key")
+            assert got is not None
+            assert bytes(got) in (old, new)
+            assert set(await listed(store)) == {"key"}
+
+    # --- behind the store's back
+
+    async def test_what_was_put_lies_there_to_the_last_byte(
+        self, store: Store, raw: RawAccess
+    ) -> None:
+        """As soon as ``put`` has returned; the store did not only take a note of it."""
+        big = bytes(i * 29 % 253 for i in range(4096)) * (self.big_bytes // 4096 + 1)
+        for data in (b"first", b"", b"a longer second", big[: self.big_bytes]):
+            await store.put("a/key", data)
+            assert await raw.read("a/key") == data
+        await store.put("new", b"created", mode="create")
+        assert await raw.read("new") == b"created"
+
+    async def test_what_was_deleted_lies_there_no_more(self, store: Store, raw: RawAccess) -> None:
+        await put_all(store, ["a", "a/b"])
+        await store.delete("a")
+        assert await raw.read("a") is None
+        assert await raw.read("a/b") == b"x"
+
+    async def test_what_others_wrote_is_there(self, store: Store, raw: RawAccess) -> None:
+        """A store knows objects that it did not write: other machines share the place."""
+        assert await store.get("theirs") is None
+        await raw.write("theirs", b"0123456789")
+        assert await _whole(store, "theirs") == b"0123456789"
+        got = await store.get_range("theirs", 3, 4)
+        assert got is not None
+        assert bytes(got) == b"3456"
+        info = await store.head("theirs")
+        assert info is not None
+        assert info.size == 10
+        assert {key: info.size for key, info in (await listed(store)).items()} == {"theirs": 10}
+        await store.delete("theirs")
+        assert await raw.read("theirs") is None
+
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    async def test_others_mean_the_same_by_an_odd_key(
+        self, store: Store, raw: RawAccess, key: str
+    ) -> None:
+        await raw.write(key, b"theirs")
+        assert await _whole(store, key) == b"theirs"
+        assert set(await listed(store)) == {key}
+        await store.put(key, b"ours")
+        assert await raw.read(key) == b"ours"
+
+    async def test_what_others_overwrote_is_read_anew(self, store: Store, raw: RawAccess) -> None:
+        """Neither content nor size is remembered."""
+        await store.put("key", b"ours")
+        assert await _whole(store, "key") == b"ours"
+        await raw.write("key", b"theirs, and longer")
+        assert await _whole(store, "key") == b"theirs, and longer"
+        info = await store.head("key")
+        assert info is not None
+        assert info.size == 18
+        assert (await listed(store))["key"].size == 18
+
+    async def test_what_others_removed_is_absent(self, store: Store, raw: RawAccess) -> None:
+        await store.put("key", b"ours")
+        await raw.remove("key")
+        assert await store.get("key") is None
+        assert await store.head("key") is None
+        assert await store.get_range("key", 0, 1) is None
+        assert await listed(store) == {}
+        await store.delete("key")
+        await store.put("key", b"again", mode="create")
+        assert await raw.read("key") == b"again"
+
+    async def test_create_leaves_what_others_wrote_alone(
+        self, store: Store, raw: RawAccess
+    ) -> None:
+        await raw.write("key", b"theirs")
+        with pytest.raises(PreconditionError):
+            await store.put("key", b"ours", mode="create")
+        assert await raw.read("key") == b"theirs"
+
+    @pytest.mark.parametrize("left", [0, 1, 5_000, 9_999])
+    async def test_a_truncated_object_is_given_as_it_is(
+        self, store: Store, raw: RawAccess, left: int
+    ) -> None:
+        """Not padded, not remembered whole, no error: frames tell. A put makes it whole."""
+        data = bytes(i % 251 for i in range(10_000))
+        await store.put("key", data)
+        await raw.write("key", data[:left])
+        assert await _whole(store, "key") == data[:left]
+        tail = await store.get_range("key", left, 10)
+        assert tail is not None
+        assert bytes(tail) == b""
+        info = await store.head("key")
+        assert info is not None
+        assert info.size == left
+        await store.put("key", data)
+        assert await raw.read("key") == data
+
+    async def test_what_is_no_object_is_in_nobodys_way(self, store: Store, raw: RawAccess) -> None:
+        """What a killed writer or another program left is not listed, and stops no call."""
+        keys = {"a", "a/b", "dir/x", "x"}
+        await put_all(store, sorted(keys)[:2])
+        await raw.litter()
+        await put_all(store, sorted(keys)[2:])
+        assert set(await listed(store)) == keys
+        for prefix in ("a", "a/", "d", "dir/"):
+            assert set(await listed(store, prefix)) == {k for k in keys if k.startswith(prefix)}
+        for key in keys:
+            assert await _whole(store, key) == b"x"
+            await store.delete(key)
+        assert await listed(store) == {}
+
+    # --- the store as a whole
+
+    async def test_closing_twice_does_nothing(self, store: Store) -> None:
+        await store.put("key", b"x")
+        await store.aclose()
+        await store.aclose()
+
+    async def test_url_names_the_store_and_no_secret(self, store: Store) -> None:
+        url = urlsplit(store.url)
+        assert url.scheme
+        assert url.username is None
+        assert url.password is None
+        for secret in self.secrets:
+            assert secret not in store.url
+            assert secret not in repr(store)
+
+    async def test_atomic_create_answers_the_same_each_time(self, store: Store) -> None:
+        first = await store.atomic_create()
+        assert isinstance(first, bool)
+        assert await store.atomic_create() is first
+        assert await listed(store) == {}

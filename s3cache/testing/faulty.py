@@ -1,0 +1,220 @@
+"""A store that fails on purpose, the same way for the same seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+
+from s3cache.errors import ConfigError, PermanentError, TransientError
+from s3cache.store import (
+    Admit,
+    Buffer,
+    NotAdmitted,
+    ObjectInfo,
+    PutMode,
+    Store,
+    WrapperStore,
+    listing,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+__all__ = ["Fault", "FaultRates", "FaultyStore", "FaultyVerb"]
+
+Fault: TypeAlias = Literal[
+    "error", "permanent", "hang", "slow", "truncate", "bit_flip", "fail_after_commit"
+]
+FaultyVerb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list"]
+
+_ANY: tuple[Fault, ...] = ("error", "permanent", "hang", "slow")
+_READ: tuple[Fault, ...] = (*_ANY, "truncate", "bit_flip")
+_WRITE: tuple[Fault, ...] = (*_ANY, "fail_after_commit")
+_APPLICABLE: Mapping[FaultyVerb, tuple[Fault, ...]] = {
+    "get": _READ,
+    "get_range": _READ,
+    "head": _ANY,
+    "put": _WRITE,
+    "delete": _WRITE,
+    "list": _ANY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRates:
+    """The probability of each fault, per call; a verb ignores those that make no sense for it.
+
+    Attributes:
+        error: :class:`~s3cache.errors.TransientError`, nothing done; a listing yields a part first.
+        permanent: the same with :class:`~s3cache.errors.PermanentError`.
+        hang: never answers; ends when it is cancelled, nothing done.
+        slow: answers ``slow_s`` later.
+        truncate: ``get`` and ``get_range`` return a proper prefix.
+        bit_flip: ``get`` and ``get_range`` return the data with one bit flipped.
+        fail_after_commit: ``put`` and ``delete`` do their work, then raise ``TransientError``.
+
+    Raises:
+        ConfigError: a rate is negative, or together they exceed 1.
+    """
+
+    error: float = 0.0
+    permanent: float = 0.0
+    hang: float = 0.0
+    slow: float = 0.0
+    truncate: float = 0.0
+    bit_flip: float = 0.0
+    fail_after_commit: float = 0.0
+
+    def __post_init__(self) -> None:
+        rates = [getattr(self, field.name) for field in fields(self)]
+        if min(rates) < 0 or sum(rates) > 1:
+            raise ConfigError(str(self), "is no distribution", "give 0 or more each, 1 in all")
+
+
+class FaultyStore(WrapperStore):
+    """Faults by chance, as ``rates`` and ``seed`` say, and on order, as :meth:`inject` says.
+
+    The n-th call meets the same fault in every run with the same seed, whatever was injected.
+
+    Attributes:
+        counts: how often each fault was done, by verb and fault.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        rates: FaultRates | None = None,
+        *,
+        seed: int = 0,
+        slow_s: float = 0.01,
+    ) -> None:
+        super().__init__(inner)
+        self.rates = rates or FaultRates()
+        self.counts: Counter[tuple[FaultyVerb, Fault]] = Counter()
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose, guards nothing
+        self._slow_s = slow_s
+        self._ordered: dict[FaultyVerb, deque[Fault]] = {verb: deque() for verb in _APPLICABLE}
+
+    def inject(self, verb: FaultyVerb, fault: Fault, *, times: int = 1) -> None:
+        """Have the next ``times`` calls of ``verb`` (behind those ordered before) meet ``fault``.
+
+        Raises:
+            ConfigError: the fault makes no sense for the verb.
+        """
+        if fault not in _APPLICABLE[verb]:
+            raise ConfigError(
+                f"fault {fault!r} on {verb!r}",
+                "does not apply",
+                f"choose from {', '.join(_APPLICABLE[verb])}",
+            )
+        self._ordered[verb].extend([fault] * times)
+
+    def clear(self) -> None:
+        """Forget the faults that were injected and have not happened yet."""
+        for faults in self._ordered.values():
+            faults.clear()
+
+    def pending(self) -> int:
+        """How many ordered faults no call has met yet."""
+        return sum(map(len, self._ordered.values()))
+
+    @overload
+    async def get(self, key: str) -> Buffer | None: ...
+    @overload
+    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
+    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
+        fault, where = self._draw("get")
+        await self._before("get", key, fault)
+        answer = await self.inner.get(key, admit)
+        if isinstance(answer, NotAdmitted):
+            return answer
+        return self._damage("get", answer, fault, where)
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        fault, where = self._draw("get_range")
+        await self._before("get_range", key, fault)
+        data = await self.inner.get_range(key, start, length)
+        return self._damage("get_range", data, fault, where)
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        fault, _ = self._draw("head")
+        await self._before("head", key, fault)
+        return await self.inner.head(key)
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        fault, _ = self._draw("put")
+        await self._before("put", key, fault)
+        await self.inner.put(key, data, mode=mode, metadata=metadata)
+        self._after_commit("put", key, fault)
+
+    async def delete(self, key: str) -> None:
+        fault, _ = self._draw("delete")
+        await self._before("delete", key, fault)
+        await self.inner.delete(key)
+        self._after_commit("delete", key, fault)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        fault, where = self._draw("list")
+        async with listing(self.inner, prefix) as items:
+            infos = [info async for info in items]
+        # A server that fails between two pages has already given some: the consumer's bugs are
+        # in what it does with those.
+        sound = int(where * len(infos)) if fault in _ANY else len(infos)
+        for info in infos[:sound]:
+            yield info
+        await self._before("list", prefix, fault)
+        for info in infos[sound:]:
+            yield info
+
+    def _draw(self, verb: FaultyVerb) -> tuple[Fault | None, float]:
+        """The fault this call meets, and a number in [0, 1) that says where in the data."""
+        chance, where = self._random.random(), self._random.random()
+        if self._ordered[verb]:
+            return self._ordered[verb].popleft(), where
+        for fault in _APPLICABLE[verb]:
+            chance -= getattr(self.rates, fault)
+            if chance < 0:
+                return fault, where
+        return None, where
+
+    async def _before(self, verb: FaultyVerb, key: str, fault: Fault | None) -> None:
+        if fault is None or fault not in _ANY:
+            return
+        self.counts[verb, fault] += 1
+        if fault == "error":
+            raise TransientError("injected error", op=verb, store=self.url, key=key)
+        if fault == "permanent":
+            raise PermanentError("injected permanent error", op=verb, store=self.url, key=key)
+        if fault == "hang":
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._slow_s)
+
+    def _damage(
+        self, verb: FaultyVerb, data: Buffer | None, fault: Fault | None, where: float
+    ) -> Buffer | None:
+        if not data or fault not in ("truncate", "bit_flip"):
+            return data
+        self.counts[verb, fault] += 1
+        damaged = bytearray(data)
+        if fault == "truncate":
+            return bytes(damaged[: int(where * len(damaged))])
+        bit = int(where * len(damaged) * 8)
+        damaged[bit // 8] ^= 1 << bit % 8
+        return bytes(damaged)
+
+    def _after_commit(self, verb: FaultyVerb, key: str, fault: Fault | None) -> None:
+        if fault == "fail_after_commit":
+            self.counts[verb, fault] += 1
+            raise TransientError(
+                "injected error after the commit", op=verb, store=self.url, key=key
+            )

@@ -1,0 +1,41 @@
+"""Machines that share one remote, which lies in memory and has a gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache.cache import Cache
+from s3cache.store import MemoryStore
+from tests.support.caching import open_cache
+from tests.support.stores import GatedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def remote(memory: MemoryStore) -> GatedStore:
+    return GatedStore(memory)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, remote: GatedStore) -> Iterator[Callable[..., Cache]]:
+    """Opens the cache of a machine, named by its local directory; all share one remote."""
+    caches: list[Cache] = []
+
+    def open_machine(name: str | None = "a", store: Any = remote, **changes: Any) -> Cache:
+        caches.append(open_cache(tmp_path / name if name else None, store, **changes))
+        return caches[-1]
+
+    yield open_machine
+    remote.is_open = True
+    for cache in caches:
+        cache.close(0)

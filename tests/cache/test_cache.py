@@ -1,0 +1,169 @@
+"""The cache: what one machine saves another finds, in each mode, and what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import entries
+from s3cache.cache import Cache, Hit, NotSaved, Saved
+from s3cache.errors import ConfigError, CorruptError
+from s3cache.stats import Reason
+from s3cache.store import MemoryStore
+from tests.cache.answers import FIRST, calls, hit, miss, variant_is
+from tests.support.caching import KEY, OTHER, entry
+from tests.support.stores import GatedStore, holds, names, put
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> None:
+    a, b = machine("a"), machine("b")
+    saved = a.save(KEY, entry(payload=b"compiled"))
+    assert isinstance(saved, Saved)
+    assert saved.durable
+    assert hit(a.lookup(KEY), "local") == b"compiled"
+    assert a.flush(20).complete
+    assert hit(b.lookup(KEY), "remote") == b"compiled"
+    assert hit(b.lookup(KEY), "local") == b"compiled"
+
+
+def test_bytes_are_as_good_as_a_frame(machine: Callable[..., Cache]) -> None:
+    cache = machine()
+    assert isinstance(cache.save(KEY, bytearray(entry(payload=b"compiled").data)), Saved)
+    assert hit(cache.lookup(KEY), "local") == b"compiled"
+
+
+def test_what_nobody_saved_is_absent(machine: Callable[..., Cache], remote: GatedStore) -> None:
+    cache = machine()
+    assert miss(cache.lookup(KEY)) == Reason.ABSENT
+    assert remote.calls == [("get", FIRST)]
+
+
+def test_one_entry_costs_one_get_and_no_list(machine: Callable[..., Cache]) -> None:
+    a, b = machine("a"), machine("b")
+    a.save(KEY, entry(variant="v"))
+    a.flush(20)
+    assert isinstance(b.lookup(KEY, variant_is("v")), Hit)
+    assert isinstance(b.lookup(KEY, variant_is("v")), Hit)
+    assert calls(b) == {"get": 1}
+
+
+def test_without_a_local_tier_every_hit_is_remote(machine: Callable[..., Cache]) -> None:
+    cache = machine(None)
+    saved = cache.save(KEY, entry(payload=b"compiled"))
+    assert isinstance(saved, Saved)
+    assert not saved.durable
+    assert cache.flush(20).complete
+    assert hit(cache.lookup(KEY), "remote") == b"compiled"
+    assert hit(cache.lookup(KEY), "remote") == b"compiled"
+
+
+def test_without_a_remote_everything_is_local(machine: Callable[..., Cache]) -> None:
+    cache = machine(store=None)
+    assert miss(cache.lookup(KEY)) == Reason.ABSENT
+    assert isinstance(cache.save(KEY, entry()), Saved)
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert cache.flush(20).complete
+    assert cache.prefetch([OTHER]).wait(20).complete
+    assert cache.stats().breaker == "none"
+
+
+def test_without_either_nothing_is_kept(machine: Callable[..., Cache]) -> None:
+    cache = machine(None, None)
+    assert miss(cache.lookup(KEY)) == Reason.ABSENT
+    saved = cache.save(KEY, entry())
+    assert isinstance(saved, NotSaved)
+    assert (saved.reason, saved.error) == (Reason.DISABLED, None)
+
+
+def test_places_do_not_mix_in_one_local_tier(tmp_path: Path) -> None:
+    from tests.support.caching import settings
+
+    with (
+        Cache(settings(tmp_path), open_remote=MemoryStore, identity="trusted") as one,
+        Cache(settings(tmp_path), open_remote=MemoryStore, identity="other") as two,
+    ):
+        one.save(KEY, entry())
+        assert miss(two.lookup(KEY)) == Reason.ABSENT
+
+
+def test_a_cache_by_url(tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'shared'}"
+    with Cache.open(url, local_dir=str(tmp_path / "a")) as a:
+        a.save(KEY, entry(payload=b"compiled"))
+    with Cache.open(url, local_dir=tmp_path / "b") as b:
+        assert hit(b.lookup(KEY), "remote") == b"compiled"
+
+
+@pytest.mark.parametrize("key", ["", "Not/legal", "a" * 200])
+def test_an_illegal_key_is_refused_everywhere(machine: Callable[..., Cache], key: str) -> None:
+    cache = machine()
+    with pytest.raises(ConfigError):
+        cache.lookup(key)
+    with pytest.raises(ConfigError):
+        cache.save(key, entry())
+    with pytest.raises(ConfigError):
+        cache.prefetch([key])
+
+
+def test_what_is_no_frame_is_refused(machine: Callable[..., Cache]) -> None:
+    with pytest.raises(CorruptError):
+        machine().save(KEY, b"no frame")
+    with pytest.raises(ConfigError, match="not the key in the frame"):
+        machine().save(OTHER, entry(KEY))
+
+
+@pytest.mark.parametrize(
+    ("mode", "looks_up", "saves"),
+    [
+        ("read-write", True, True),
+        ("read-only", True, False),
+        ("write-only", False, True),
+        ("off", False, False),
+    ],
+)
+def test_modes(
+    machine: Callable[..., Cache],
+    memory: MemoryStore,
+    mode: str,
+    looks_up: bool,
+    saves: bool,
+) -> None:
+    put(memory, FIRST, entry().data)
+    cache = machine(mode=mode)
+    found = cache.lookup(KEY)
+    assert isinstance(found, Hit) if looks_up else miss(found) == Reason.DISABLED
+    saved = cache.save(OTHER, entry(OTHER))
+    if saves:
+        assert isinstance(saved, Saved)
+    else:
+        assert isinstance(saved, NotSaved)
+        assert saved.reason == Reason.DISABLED
+    assert cache.prefetch([KEY]).wait(20).present == (1 if looks_up else 0)
+    cache.flush(20)
+    assert holds(memory, entries.first_name(OTHER)) == saves
+
+
+def test_a_reader_uploads_nothing_not_even_what_others_left(
+    machine: Callable[..., Cache], memory: MemoryStore, remote: GatedStore
+) -> None:
+    remote.is_open = False
+    writer = machine()
+    writer.save(KEY, entry())
+    writer.close(0)
+    remote.is_open = True
+    reader = machine(mode="read-only")
+    assert isinstance(reader.lookup(KEY), Hit)
+    assert miss(reader.lookup(OTHER)) == Reason.ABSENT
+    reader.flush(20)
+    reader.close()
+    assert names(memory) == []
+    assert machine().flush(20).complete is True
+    with machine() as later:
+        later.start()
+        eventually(lambda: holds(memory, FIRST))

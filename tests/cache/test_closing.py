@@ -1,0 +1,111 @@
+"""The end of a cache: it flushes, is disabled and forgotten; nobody is hurt."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.cache import Cache, NotSaved
+from s3cache.stats import Reason
+from s3cache.store import LatencyStore, MemoryStore
+from tests.cache.answers import FIRST, miss
+from tests.support.caching import KEY, OTHER, entry, open_engine
+from tests.support.stores import GatedStore, holds
+from tests.support.waiting import eventually, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_closing_flushes(machine: Callable[..., Cache], memory: MemoryStore) -> None:
+    cache = machine()
+    cache.save(KEY, entry())
+    assert cache.close().complete
+    assert holds(memory, FIRST)
+    assert cache.close().complete
+
+
+def test_a_closed_cache_is_disabled(machine: Callable[..., Cache]) -> None:
+    cache = machine()
+    cache.save(KEY, entry())
+    cache.close()
+    assert miss(cache.lookup(KEY)) == Reason.DISABLED
+    saved = cache.save(KEY, entry())
+    assert isinstance(saved, NotSaved)
+    assert saved.reason == Reason.DISABLED
+    assert cache.prefetch([KEY]).wait(20).complete
+    assert cache.flush(20).complete
+    cache.start()
+    cache.stats()
+
+
+def test_what_is_not_uploaded_at_the_end_is_by_the_next(
+    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
+) -> None:
+    remote.is_open = False
+    cache = machine()
+    cache.save(KEY, entry())
+    report = cache.close(0.01)
+    assert (report.remaining, report.in_memory) == (1, 0)
+    remote.is_open = True
+    machine().start()
+    eventually(lambda: holds(memory, FIRST))
+
+
+def test_closing_while_others_look_up_and_save_hurts_nobody(
+    machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(10):
+        cache = machine(store=LatencyStore(MemoryStore(), 0.001))
+        begun = threading.Barrier(5)
+
+        def work(cache: Cache = cache, begun: threading.Barrier = begun) -> None:
+            begun.wait(20)
+            for number in range(40):
+                cache.lookup(f"absent{number}")
+                cache.save(f"key{number}", entry(f"key{number}"))
+                cache.prefetch([f"more{number}"])
+
+        joins = [in_thread(work) for _ in range(4)]
+        begun.wait(20)
+        cache.close(0)
+        for join in joins:
+            join()
+        assert cache.stats().breaker == "none"  # there is no remote
+        stats = cache.stats()
+        assert stats.lookups == 160
+        assert set(stats.misses) <= {Reason.ABSENT, Reason.DISABLED, Reason.UNAVAILABLE}
+        assert set(stats.not_saved) <= {Reason.DISABLED, Reason.UNAVAILABLE}
+
+
+def test_a_lookup_that_waits_is_released_when_the_cache_closes(
+    machine: Callable[..., Cache], remote: GatedStore
+) -> None:
+    remote.is_open = False
+    cache = machine()
+    join = in_thread(lambda: cache.lookup(KEY))
+    eventually(lambda: remote.waiting)
+    cache.close(0)
+    assert miss(join()) == Reason.UNAVAILABLE
+
+
+def test_a_closed_cache_is_collected(tmp_path: Path) -> None:
+    cache = open_engine(tmp_path, MemoryStore())
+    cache.start()
+    cache.save(KEY, entry())
+    cache.lookup(OTHER)
+    cache.prefetch([OTHER]).wait(20)
+    cache.close()
+    gone = weakref.ref(cache)
+    del cache
+
+    def collected() -> bool:
+        gc.collect()
+        return gone() is None
+
+    eventually(collected)

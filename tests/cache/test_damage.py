@@ -1,0 +1,143 @@
+"""Bytes that are not what they claim to be are a miss, and the next save replaces them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import entries, frame
+from s3cache.cache import Cache, Hit
+from s3cache.stats import Reason
+from s3cache.store import MemoryStore
+from s3cache.testing import FaultyStore
+from tests.cache.answers import FIRST, hit, local_files, miss
+from tests.support.caching import KEY, OTHER, broken, entry
+from tests.support.stores import GatedStore, holds, put
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from s3cache.frame import Frame
+
+
+def _forgeries() -> dict[str, tuple[str, bytes]]:
+    good = entry()
+    return {
+        "a broken section": (FIRST, broken(good)),
+        "a broken header": (FIRST, bytes(good.data[:50]) + b"\xff" + bytes(good.data[51:])),
+        "cut short": (FIRST, bytes(good.data[:-1])),
+        "nothing": (FIRST, b""),
+        "something behind it": (FIRST, bytes(good.data) + b"x"),
+        "no frame": (FIRST, b"<html>" * 100),
+        "another key's entry": (FIRST, entry(OTHER).data),
+    }
+
+
+@pytest.mark.parametrize(("name", "data"), _forgeries().values(), ids=_forgeries())
+def test_a_damaged_remote_entry_is_a_miss_and_the_next_save_replaces_it(
+    machine: Callable[..., Cache],
+    memory: MemoryStore,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    data: bytes,
+) -> None:
+    put(memory, name, bytes(data))
+    a, b = machine("a"), machine("b")
+    for _ in range(2):
+        assert miss(a.lookup(KEY)) == Reason.CORRUPT
+    assert len(caplog.records) == 1
+    assert a.stats().set_aside["remote"] == 2
+    a.save(KEY, entry(payload=b"fresh"))
+    assert a.flush(20).complete
+    assert hit(b.lookup(KEY), "remote") == b"fresh"
+
+
+def test_an_entry_in_another_variants_place_is_corrupt(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    put(memory, FIRST, entry(variant="v1").data)
+    put(memory, entries.variant_name(KEY, "v2"), entry(variant="v3").data)
+    cache = machine()
+    seen: list[str] = []
+    found = cache.lookup(KEY, lambda found: bool(seen.append(found.header.variant)))
+    assert miss(found) == Reason.CORRUPT
+    assert seen == ["v1"]
+
+
+def test_behind_a_damaged_first_entry_the_others_are_found(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    put(memory, FIRST, broken(entry(variant="v1")))
+    put(memory, entries.variant_name(KEY, "v2"), entry(variant="v2").data)
+    cache = machine()
+    assert isinstance(cache.lookup(KEY), Hit)
+
+
+@pytest.mark.parametrize("damage", [broken, lambda found: entry(OTHER).data, lambda found: b""])
+def test_a_damaged_local_file_is_set_aside_and_had_again_from_the_remote(
+    machine: Callable[..., Cache],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Frame], bytes],
+) -> None:
+    cache = machine()
+    good = entry(payload=b"compiled" * 30)
+    cache.save(KEY, good)
+    assert cache.flush(20).complete
+    (file,) = local_files(tmp_path)
+    file.write_bytes(damage(good))
+    assert hit(cache.lookup(KEY), "remote") == b"compiled" * 30
+    assert hit(cache.lookup(KEY), "local") == b"compiled" * 30
+    assert cache.stats().set_aside == {"local": 1, "remote": 0}
+    assert len(os.listdir(tmp_path / "a" / "quarantine")) == 1
+    assert len(caplog.records) == 1
+
+
+def test_a_file_damaged_before_its_upload_is_not_uploaded(
+    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore, tmp_path: Path
+) -> None:
+    remote.is_open = False
+    for number in range(8):  # as many as are uploaded at once
+        machine().save(f"busy{number}", entry(f"busy{number}"))
+    # So little memory that what waits is read back from the disk.
+    cache = machine("b", upload_concurrency=1, upload_queue_max_bytes=entry().size)
+    cache.save(KEY, entry())
+    eventually(lambda: ("put", FIRST) in remote.calls)
+    cache.save(OTHER, entry(OTHER))
+    for file in local_files(tmp_path, "b"):
+        if file.name.startswith(OTHER):
+            file.write_bytes(broken(entry(OTHER)))
+    remote.is_open = True
+    assert cache.flush(20).remaining == 0
+    assert holds(memory, FIRST)
+    assert not holds(memory, entries.first_name(OTHER))
+    assert cache.stats().upload_failures == 1
+
+
+def test_frames_of_another_version_are_not_read(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    data = bytearray(entry().data)
+    data[9] = 99
+    put(memory, FIRST, bytes(data))
+    found = machine().lookup(KEY)
+    assert miss(found) == Reason.CORRUPT
+    assert f"reads {frame.VERSION}" in str(found.error)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fault", ["truncate", "bit_flip"])
+def test_damage_on_the_way_is_never_a_hit(
+    machine: Callable[..., Cache], memory: MemoryStore, fault: str
+) -> None:
+    put(memory, FIRST, entry(payload=b"compiled" * 50).data)
+    faulty = FaultyStore(memory, seed=7)
+    for number in range(30):
+        faulty.inject("get", fault)
+        found = machine(f"m{number}", faulty).lookup(KEY)
+        assert miss(found) == Reason.CORRUPT
+    cache = machine("last", faulty)
+    assert hit(cache.lookup(KEY), "remote") == b"compiled" * 50

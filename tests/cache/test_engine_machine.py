@@ -1,0 +1,169 @@
+"""The cache against a dict: two machines, one bucket, both tiers, and faults at any moment.
+
+https://hypothesis.readthedocs.io/en/latest/stateful.html
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from s3cache import entries
+from s3cache.cache import Engine, Hit, Saved
+from s3cache.store import MemoryStore
+from s3cache.testing import FaultyStore
+from tests.support.caching import entry, open_engine, payload
+
+if TYPE_CHECKING:
+    from s3cache.testing import Fault, FaultyVerb
+
+keys = st.sampled_from(["aa" * 16, "bb" * 16])
+variants = st.sampled_from(["", "one", "two"])
+who = st.integers(0, 1)
+faults = st.sampled_from(
+    [
+        ("get", "error"),
+        ("get", "permanent"),
+        ("get", "truncate"),
+        ("get", "bit_flip"),
+        ("get_range", "truncate"),
+        ("get_range", "bit_flip"),
+        ("get_range", "error"),
+        ("put", "error"),
+        ("put", "permanent"),
+        ("put", "fail_after_commit"),
+        ("list", "error"),
+    ]
+)
+
+Name = tuple[str, str]  # key and variant
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Whatever fails: no lookup raises or finds what was not saved, and nothing saved is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        logging.getLogger("s3cache").setLevel(logging.CRITICAL)
+        self.root = Path(tempfile.mkdtemp())
+        self.memory = MemoryStore()
+        self.remote = FaultyStore(self.memory, seed=0)
+        self.machines = [self.open(0), self.open(1)]
+        self.saved: dict[Name, set[bytes]] = {}
+        # What is on a machine's disk as it was saved there, and so is had back and uploaded.
+        self.sound: list[dict[Name, bytes]] = [{}, {}]
+        self.number = 0
+
+    def open(self, number: int) -> Engine:
+        engine = open_engine(self.root / f"{number}", self.remote, retry_attempts=2)
+        engine.start()  # as Engine.open does: what the last process has left is adopted
+        return engine
+
+    def teardown(self) -> None:
+        try:
+            self.everything_arrives()
+        finally:
+            for engine in self.machines:
+                engine.close()
+            shutil.rmtree(self.root)
+            logging.getLogger("s3cache").setLevel(logging.NOTSET)
+
+    # -- what users do
+
+    @rule(by=who, key=keys, variant=variants)
+    def save(self, by: int, key: str, variant: str) -> None:
+        self.number += 1
+        content = f"{self.number} {key} {variant} ".encode() * 20
+        saved = self.machines[by].save(key, entry(key, variant, content))
+        assert isinstance(saved, Saved)
+        assert saved.durable
+        self.saved.setdefault((key, variant), set()).add(content)
+        self.sound[by][key, variant] = content
+
+    @rule(by=who, key=keys, variant=variants)
+    def look_up(self, by: int, key: str, variant: str) -> None:
+        found = self.machines[by].lookup(key, lambda each: each.header.variant == variant)
+        if isinstance(found, Hit):
+            assert found.entry.header.key == key
+            assert payload(found.entry) in self.saved[key, variant]
+        else:
+            assert (key, variant) not in self.sound[by], found
+
+    @rule(by=who, key=keys)
+    def look_at_all(self, by: int, key: str) -> None:
+        found = [hit.entry for hit in self.machines[by].judged(key)]
+        assert len({each.header.variant for each in found}) == len(found)
+        for each in found:
+            assert payload(each) in self.saved[key, each.header.variant]
+        mine = {variant for at, variant in self.sound[by] if at == key}
+        assert mine <= {each.header.variant for each in found}
+
+    @rule(by=who, some=st.lists(keys, unique=True))
+    def prefetch(self, by: int, some: list[str]) -> None:
+        assert self.machines[by].prefetch(some).wait(20).complete
+
+    @rule(by=who)
+    def flush(self, by: int) -> None:
+        self.machines[by].flush(20)
+
+    # -- what happens to them
+
+    @rule(fault=faults, times=st.integers(1, 3))
+    def fail(self, fault: tuple[FaultyVerb, Fault], times: int) -> None:
+        self.remote.inject(*fault, times=times)
+
+    @rule(by=who)
+    def restart(self, by: int) -> None:
+        self.machines[by].close(timeout_s=0)
+        self.machines[by] = self.open(by)
+
+    @rule(by=who, key=keys, variant=variants, at=st.floats(0, 1, exclude_max=True))
+    def damage_a_file(self, by: int, key: str, variant: str, at: float) -> None:
+        """A file of one that was uploaded: what is not, nobody could have back."""
+        self.machines[by].flush(20)
+        if self.machines[by].flush(0).remaining:
+            return
+        name = entries.variant_name(key, variant).rpartition("/")[2]
+        for path in (self.root / f"{by}" / "objects").rglob(name):
+            data = bytearray(path.read_bytes())
+            data[int(at * len(data))] ^= 1
+            path.write_bytes(data)
+            self.sound[by].pop((key, variant), None)
+
+    @rule(by=who)
+    def lose_the_disk(self, by: int) -> None:
+        """A new machine in the place of one that had uploaded everything."""
+        self.machines[by].flush(20)
+        if self.machines[by].flush(0).remaining:
+            return
+        self.machines[by].close()
+        shutil.rmtree(self.root / f"{by}")
+        self.machines[by] = self.open(by)
+        self.sound[by] = {}
+
+    # -- in the end
+
+    def everything_arrives(self) -> None:
+        self.remote.clear()
+        for by in (0, 1):
+            report = self.machines[by].flush(20)
+            assert report.complete, report
+        newcomer = open_engine(self.root / "new", self.remote)
+        for key in {key for key, _ in self.saved}:
+            found = {hit.entry.header.variant for hit in newcomer.judged(key)}
+            assert found == {variant for at, variant in self.saved if at == key}
+        newcomer.close()
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = settings(
+    stateful_step_count=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,171 @@
+"""A local tier that fails costs one warning; entries go to and come from the remote."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.cache import Cache, Hit, NotSaved, Saved
+from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError, TransientError
+from s3cache.stats import Reason
+from s3cache.store import MemoryStore
+from s3cache.tier import DiskTier
+from tests.support.caching import KEY, OTHER, entry
+from tests.support.stores import GatedStore, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("error", "warning"),
+    [
+        (NoSpaceError("disk full"), "too small"),
+        (ReadOnlyError("read-only file system"), "cannot be written"),
+        (TransientError("I/O error"), "cannot be written"),
+        (ConfigError("directory", "belongs to another", "give another"), "cannot be written"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else "",
+)
+def test_where_the_disk_cannot_be_written_saves_go_through_memory(
+    machine: Callable[..., Cache],
+    memory: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    warning: str,
+) -> None:
+    cache = machine()
+    cache.save(OTHER, entry(OTHER))
+    assert cache.flush(20).complete
+
+    def fail(*_: object) -> None:
+        raise error
+
+    for method in ("put", "put_all", "put_pending"):
+        monkeypatch.setattr(DiskTier, method, fail)
+    for number in range(3):
+        saved = cache.save(f"key{number}", entry(f"key{number}"))
+        assert isinstance(saved, Saved)
+        assert not saved.durable
+    assert cache.flush(20).complete
+    assert len(names(memory)) == 4
+    for _ in range(2):
+        assert isinstance(cache.lookup("key0"), Hit)
+    assert cache.stats().hits == {"local": 0, "remote": 2}
+    assert isinstance(cache.lookup(OTHER), Hit)  # what is there can be read
+    assert len(caplog.records) == 1
+    assert warning in caplog.text
+
+
+def test_where_the_disk_cannot_be_read_lookups_go_to_the_remote(
+    machine: Callable[..., Cache],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = machine()
+    cache.save(KEY, entry())
+    assert cache.flush(20).complete
+
+    def fail(*_: object, **__: object) -> None:
+        raise TransientError("I/O error")
+
+    for method in ("get", "holds", "objects", "usage"):
+        monkeypatch.setattr(DiskTier, method, fail)
+    for _ in range(3):
+        assert isinstance(cache.lookup(KEY), Hit)
+    assert cache.stats().hits == {"local": 0, "remote": 3}
+    assert cache.stats().local is None
+    assert len(caplog.records) == 1
+
+
+def test_a_local_directory_that_becomes_a_file(
+    machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = machine()
+    cache.save(KEY, entry())
+    assert cache.flush(20).complete
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "a").write_text("in the way")
+    for number in range(3):
+        saved = cache.save(f"key{number}", entry(f"key{number}"))
+        assert isinstance(saved, Saved)
+        assert not saved.durable
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert cache.flush(20).complete
+    assert len(caplog.records) == 1
+
+
+def test_a_local_directory_that_is_removed_is_made_anew(
+    machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = machine()
+    cache.save(KEY, entry())
+    assert cache.flush(20).complete
+    shutil.rmtree(tmp_path / "a")
+    assert isinstance(cache.lookup(KEY), Hit)
+    saved = cache.save(OTHER, entry(OTHER))
+    assert isinstance(saved, Saved)
+    assert saved.durable
+    assert cache.flush(20).complete
+    assert caplog.records == []
+
+
+def test_without_a_usable_local_directory_there_is_a_cache_all_the_same(
+    machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = machine("file/below")
+    assert isinstance(cache.save(KEY, entry()), Saved)
+    assert cache.flush(20).complete
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert len(caplog.records) == 1
+
+
+def test_a_full_memory_queue_refuses(
+    machine: Callable[..., Cache], remote: GatedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote.is_open = False
+    cache = machine(None, upload_queue_max_count=2)
+    results = [cache.save(f"key{number}", entry(f"key{number}")) for number in range(4)]
+    assert [type(each) for each in results] == [Saved, Saved, NotSaved, NotSaved]
+    assert cache.stats().not_saved == {Reason.FULL: 2}
+    assert len(caplog.records) == 1
+    remote.is_open = True
+    assert cache.flush(20).complete
+    assert isinstance(cache.save("key2", entry("key2")), Saved)
+
+
+def test_without_a_remote_a_failing_disk_is_warned_of_once(
+    machine: Callable[..., Cache],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = machine(store=None)
+
+    def fail(*_: object) -> None:
+        raise ReadOnlyError("read-only file system")
+
+    monkeypatch.setattr(DiskTier, "put", fail)
+    for _ in range(3):
+        saved = cache.save(KEY, entry())
+        assert isinstance(saved, NotSaved)
+        assert saved.reason == Reason.UNAVAILABLE
+        assert isinstance(saved.error, ReadOnlyError)
+    assert len(caplog.records) == 1
+
+
+def test_more_than_the_tier_holds_is_trimmed(machine: Callable[..., Cache]) -> None:
+    cache = machine(local_max_files=50)
+    for number in range(200):
+        cache.save(f"key{number}", entry(f"key{number}"))
+        if number % 10 == 0:
+            assert cache.flush(20).complete
+    assert cache.flush(20).complete
+    local = cache.stats().local
+    assert local is not None
+    assert local.files <= 50
+    assert isinstance(cache.lookup("key0"), Hit)

@@ -1,0 +1,112 @@
+"""Several entries under one key: none is lost, none is returned that was not accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from s3cache.cache import Cache, Hit, Saved
+from s3cache.stats import Reason
+from s3cache.store import MemoryStore
+from tests.cache.answers import FIRST, hit, miss, variant_is
+from tests.support.caching import KEY, entry
+from tests.support.stores import RacyStore, names, variants
+from tests.support.waiting import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from s3cache.frame import Frame
+
+
+def test_variants_of_two_machines_both_stay_readable(machine: Callable[..., Cache]) -> None:
+    a, b, c = machine("a"), machine("b"), machine("c")
+    joins = [
+        in_thread(lambda cache=cache, variant=variant: cache.save(KEY, entry(variant=variant)))
+        for cache, variant in ((a, "va"), (b, "vb"))
+    ]
+    assert all(isinstance(join(), Saved) for join in joins)
+    assert a.flush(20).complete
+    assert b.flush(20).complete
+    for variant in ("va", "vb"):
+        found = c.lookup(KEY, variant_is(variant))
+        assert isinstance(found, Hit)
+        assert found.entry.header.variant == variant
+
+
+def test_variants_survive_a_store_whose_create_is_racy(machine: Callable[..., Cache]) -> None:
+    store = RacyStore()
+    caches = [machine(f"m{number}", store) for number in range(4)]
+    for number, cache in enumerate(caches):
+        cache.save(KEY, entry(variant=f"v{number}"))
+    for cache in caches:
+        assert cache.flush(20).complete
+    reader = machine("reader", store)
+    for number in range(4):
+        assert isinstance(reader.lookup(KEY, variant_is(f"v{number}")), Hit)
+
+
+def test_the_same_variant_saved_twice_is_one_object(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    for name in ("a", "b"):
+        cache = machine(name)
+        for _ in range(2):
+            cache.save(KEY, entry(variant="v"))
+            assert cache.flush(20).complete
+    assert names(memory) == [FIRST]
+
+
+def test_entries_that_the_caller_does_not_accept_are_guard_misses(
+    machine: Callable[..., Cache],
+) -> None:
+    a, b = machine("a"), machine("b")
+    for variant in ("v1", "v2"):
+        a.save(KEY, entry(variant=variant))
+    assert a.flush(20).complete
+    seen: list[str] = []
+
+    def refuse(found: Frame) -> bool:
+        seen.append(found.header.variant)
+        return False
+
+    assert miss(b.lookup(KEY, refuse)) == Reason.GUARD
+    assert sorted(seen) == ["v1", "v2"]  # each once
+    assert miss(b.lookup(KEY, refuse)) == Reason.GUARD
+    assert sorted(seen) == ["v1", "v1", "v2", "v2"]
+    assert b.stats().downloaded == 2  # the second time they were here
+
+
+def test_local_variants_are_asked_before_the_remote(machine: Callable[..., Cache]) -> None:
+    cache = machine()
+    for variant in ("", "v1", "v2"):
+        cache.save(KEY, entry(variant=variant, payload=variant.encode()))
+    for variant in ("", "v1", "v2"):
+        assert hit(cache.lookup(KEY, variant_is(variant)), "local") == variant.encode()
+
+
+def test_recache_looks_nothing_up_and_overwrites(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    a = machine("a")
+    for variant in ("v1", "v2"):
+        a.save(KEY, entry(variant=variant, payload=b"old"))
+    assert a.flush(20).complete
+    b = machine("b", recache=True)
+    assert miss(b.lookup(KEY)) == Reason.FORCED
+    b.save(KEY, entry(variant="v2", payload=b"new"))
+    assert b.flush(20).complete
+    c = machine("c")
+    assert hit(c.lookup(KEY, variant_is("v1")), "remote") == b"old"
+    assert hit(c.lookup(KEY, variant_is("v2")), "remote") == b"new"
+
+
+def test_several_variants_in_one_namespace_do_not_disturb_others(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    cache = machine()
+    for key in ("aa", "aab", "aa-b"):
+        cache.save(key, entry(key, "v"))
+    assert cache.flush(20).complete
+    for key in ("aa", "aab", "aa-b"):
+        assert asyncio.run(variants(memory, key)) == {"v"}

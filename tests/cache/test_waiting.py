@@ -1,0 +1,89 @@
+"""Nobody waits for the network but a lookup, and that not for long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from s3cache.cache import Cache, Hit, Saved
+from s3cache.stats import Reason
+from s3cache.store import MemoryStore
+from s3cache.transfer import background
+from tests.cache.answers import FIRST, calls, miss
+from tests.support.caching import KEY, OTHER, entry
+from tests.support.stores import GatedStore, put
+from tests.support.waiting import eventually, in_thread, tasks_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_a_save_does_not_wait_for_a_remote_that_hangs(
+    machine: Callable[..., Cache], remote: GatedStore
+) -> None:
+    remote.is_open = False
+    a = machine()
+    assert isinstance(a.save(KEY, entry()), Saved)
+    eventually(lambda: remote.waiting)  # it hangs
+    assert isinstance(a.save(OTHER, entry(OTHER)), Saved)
+    eventually(lambda: a.stats().pending == 2)
+    remote.is_open = True
+    assert a.flush(20).complete
+    assert a.stats().pending == 0
+
+
+def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
+    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore, tmp_path: Path
+) -> None:
+    put(memory, FIRST, entry().data)
+    remote.is_open = False
+    cache = machine(lookup_timeout_s=0.02)
+    assert miss(cache.lookup(KEY)) == Reason.TIMEOUT
+    remote.is_open = True
+    eventually(lambda: cache.stats().downloaded == 1)
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert cache.stats().hits == {"local": 1, "remote": 0}
+    assert calls(cache) == {"get": 1}
+
+
+def test_lookups_at_once_share_one_download(
+    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
+) -> None:
+    put(memory, FIRST, entry(payload=b"compiled").data)
+    remote.is_open = False
+    cache = machine(mode="read-only")  # no uploads, which have tasks of their own
+    joins = [in_thread(lambda: cache.lookup(KEY))]
+    eventually(lambda: remote.waiting)
+    before = tasks_on(background())
+    joins += [in_thread(lambda: cache.lookup(KEY)) for _ in range(7)]
+    eventually(lambda: tasks_on(background()) == before + 7)
+    remote.is_open = True
+    assert all(isinstance(join(), Hit) for join in joins)
+    assert calls(cache) == {"get": 1}
+
+
+def test_a_prefetched_entry_is_a_local_hit(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    put(memory, FIRST, entry().data)
+    cache = machine()
+    report = cache.prefetch([KEY, OTHER]).wait(20)
+    assert (report.found, report.absent, report.complete) == (1, 1, True)
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert cache.stats().hits == {"local": 1, "remote": 0}
+    assert cache.prefetch([KEY]).wait(20).present == 1
+
+
+def test_a_lookup_is_not_stuck_behind_queued_prefetches(
+    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
+) -> None:
+    put(memory, FIRST, entry().data)
+    remote.is_open = False
+    cache = machine(download_concurrency=2)
+    prefetch = cache.prefetch([f"{number}" for number in range(30)])
+    eventually(lambda: remote.waiting == 1)
+    join = in_thread(lambda: cache.lookup(KEY))
+    eventually(lambda: remote.waiting == 2)
+    prefetch.cancel()
+    remote.is_open = True
+    assert isinstance(join(), Hit)

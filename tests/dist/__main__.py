@@ -1,0 +1,164 @@
+"""The packages in a directory are whole, and the wheel works by itself; make test-dist.
+
+    python -m tests.dist dist
+
+Installs the wheel into an environment that holds nothing else, and there, outside of the checkout,
+runs the README's first program, the backend that torch finds by its entry point, and
+``python -m s3cache run``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+from tests.support.pages import ROOT, printed, programs
+
+NAME, PACKAGE = "torch-s3cache", "torch_s3cache"
+
+BACKEND = """
+import torch
+
+with torch.no_grad():
+    torch.compile(torch.nn.Linear(4, 4), backend="s3cache")(torch.ones(4, 4))
+import s3cache
+
+print(s3cache.active().stats().saved)  # -> 1
+"""
+
+
+def check_wheel(wheel: Path) -> None:
+    """It holds the package as it is in the checkout, and nothing beside it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        told = message_from_string(archive.read(metadata).decode())
+    package = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "s3cache").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    beside = {name for name in names if ".dist-info/" not in name}
+    assert beside == package, beside ^ package
+    assert "s3cache/py.typed" in names
+    assert any(name.endswith("/licenses/LICENSE") for name in names), "the licence is not there"
+    assert told["Name"] == NAME
+    assert f"-{told['Version']}-" in wheel.name
+    assert told["Description-Content-Type"].startswith("text/markdown")
+    print(f"{wheel.name}: {len(package)} files, as in the checkout")
+
+
+def check_page() -> None:
+    """Built for a project that can be browsed, the README has no link that leads nowhere."""
+    url = "https://example.com/owner/name"
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "metadata"],
+        cwd=ROOT,
+        env={**os.environ, "PROJECT_URL": url},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    told = json.loads(done.stdout)
+    links = re.findall(r"\]\(([^)\s]+)\)", told["readme"]["text"])
+    tag = f"v{told['version']}"
+    assert f"{url}/raw/{tag}/docs/benchmarks/warm_start.svg" in links
+    assert f"{url}/blob/{tag}/docs/threat-model.md" in links
+    relative = [link for link in links if not link.startswith(("https://", "#"))]
+    assert not relative, relative
+    assert told["urls"]["Source"] == url
+    print(f"README: {len(links)} links, none of them relative")
+
+
+def check_sdist(sdist: Path) -> None:
+    """It holds what is needed to build, to test and to read, and nothing that was built."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "constraints.txt",
+        "docs/threat-model.md",
+        "infra/dist/metadata.py",
+        "pyproject.toml",
+        "s3cache/py.typed",
+        "tests/conftest.py",
+    }
+    assert needed <= names, needed - names
+    built = {name for name in names if re.search(r"(^|/)(\.venv|build|dist|__pycache__)/", name)}
+    built -= {name for name in built if name.startswith(("infra/dist/", "tests/dist/"))}
+    assert not built, built
+    print(f"{sdist.name}: {len(names)} files")
+
+
+def check_installed(wheel: Path, place: Path) -> None:
+    """In an environment of its own it does what the README says."""
+    venv.create(place / "venv", with_pip=True)
+    python = str(place / "venv" / "bin" / "python")
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    constraints = str(ROOT / "constraints.txt")
+    subprocess.run([*pip, "install", "--quiet", "-c", constraints, str(wheel)], check=True)
+    subprocess.run([*pip, "check"], check=True)
+
+    program = programs(ROOT / "README.md")[0]
+    url = "memory://example"
+    found = run(python, "-c", "import s3cache; print(s3cache.__file__)", place=place)
+    assert found[0].startswith(str(place / "venv")), found
+    check_output("the README's first program", run(python, "-c", program, place=place), program)
+
+    backend = place / "backend.py"
+    backend.write_text(BACKEND)
+    script = place / "script.py"
+    script.write_text(program.replace(f'enable("{url}")', "active()"))
+    for what, arguments, source in (
+        ("the backend", [str(backend)], backend),
+        ("python -m s3cache run", ["-m", "s3cache", "run", str(script)], script),
+    ):
+        lines = run(python, *arguments, place=place, S3CACHE_URL=url)
+        check_output(what, lines, source.read_text())
+
+
+def run(python: str, *arguments: str, place: Path, **variables: str) -> list[str]:
+    """The lines that Python prints, in a home, and with a cache, of its own."""
+    home = tempfile.mkdtemp(dir=place)
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "CXX") if name in os.environ}
+    done = subprocess.run(
+        [python, *arguments],
+        cwd=home,
+        env={**kept, "HOME": home, "TMPDIR": home, "PYTHONWARNINGS": "ignore", **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def check_output(what: str, lines: list[str], program: str) -> None:
+    """They are those that the program says it prints."""
+    assert lines == printed(program) != [], f"{what} printed {lines}, not {printed(program)}"
+    print(f"{what}: printed {lines}, as it should")
+
+
+def main() -> None:
+    dist = Path(sys.argv[1]).resolve()
+    (wheel,) = dist.glob(f"{PACKAGE}-*.whl")
+    (sdist,) = dist.glob(f"{PACKAGE}-*.tar.gz")
+    check_wheel(wheel)
+    check_sdist(sdist)
+    check_page()
+    with tempfile.TemporaryDirectory(prefix="s3cache-dist-") as place:
+        check_installed(wheel, Path(place).resolve())
+
+
+if __name__ == "__main__":
+    main()

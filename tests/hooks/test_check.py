@@ -1,0 +1,274 @@
+"""``s3cache.check``: what of a program can be cached, and why the rest cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+import s3cache
+import tests.support.compiler  # noqa: F401
+from s3cache.hooks._keys import Registry
+
+INDUCTOR = torch._inductor.config
+FUNCTORCH = torch._functorch.config
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here may reach Inductor's own compiler."""
+    import torch._inductor.compile_fx
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("Inductor was asked to compile")
+
+    monkeypatch.setattr(torch._inductor.compile_fx, "_compile_fx_inner", refuse)
+    monkeypatch.setattr(torch._inductor.compile_fx, "fx_codegen_and_compile", refuse)
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """One of each test's own: what a test vouches for is forgotten afterwards."""
+    import s3cache.hooks._session as session
+
+    fresh = Registry()
+    monkeypatch.setattr(session, "registry", fresh)
+    return fresh
+
+
+@torch._dynamo.allow_in_graph
+def users_own(x: torch.Tensor) -> torch.Tensor:
+    return x.cos()
+
+
+def program_with_it(x: torch.Tensor) -> torch.Tensor:
+    return users_own(x).sin()
+
+
+def scaled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+    return torch.sin(x) * by
+
+
+def only_key(function: Any, *args: Any) -> str:
+    (graph,) = s3cache.check(function, *args).graphs
+    assert graph.key is not None, graph.reasons
+    return graph.key
+
+
+def test_a_module_that_trains_has_one_graph_and_its_key() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    report = s3cache.check(model, torch.ones(2, 4))
+    (graph,) = report.graphs
+    assert report.cacheable
+    assert graph.cacheable
+    assert graph.key is not None
+    assert graph.nodes == 6  # input, weight, bias, linear, gelu, output
+    assert graph.components["gm"].value == "graph of 6 nodes"
+    assert str(report).startswith("1 of 1 graphs can be cached\n")
+
+
+def test_the_key_is_the_one_that_is_looked_up_under(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+
+    asked = []
+
+    def lookup(key: str, *_: object) -> None:
+        asked.append(key)
+        raise KeyboardInterrupt  # far enough
+
+    expected = only_key(scaled, torch.ones(3))
+    monkeypatch.setattr(AOTAutogradCache, "_lookup", staticmethod(lookup))
+    with s3cache.enabled(local_dir=str(tmp_path)), pytest.raises(KeyboardInterrupt):
+        torch.compile(scaled)(torch.ones(3))
+    torch._dynamo.reset()
+    assert asked == [expected]
+    monkeypatch.undo()
+    with s3cache.enabled(local_dir=str(tmp_path)):
+        assert only_key(scaled, torch.ones(3)) == expected
+
+
+def test_it_runs_the_program_and_gives_its_arguments_what_it_does_to_them() -> None:
+    seen = torch.zeros(3)
+    s3cache.check(lambda x: x.add_(1), seen)
+    assert seen.tolist() == [1, 1, 1]
+
+
+def test_graph_breaks_and_every_graph_are_told() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = users_own(x.sin())
+        torch._dynamo.graph_break()
+        return y.sin()
+
+    report = s3cache.check(program, torch.ones(3))
+    assert [graph.cacheable for graph in report.graphs] == [False, True]
+    assert not report.cacheable
+    (reason,) = report.graphs[0].reasons
+    assert (reason.code, reason.target) == ("function", f"{__name__}.users_own")
+    assert report.graphs[0].key is None
+    (graph_break,) = report.breaks
+    assert graph_break.where.startswith(__file__)
+    shown = str(report)
+    assert shown.startswith("1 of 2 graphs can be cached\n")
+    assert "[function]" in shown
+    assert "register_cacheable" in shown
+    assert "graph break at" in shown
+
+
+def test_the_report_is_plain_data() -> None:
+    report = s3cache.check(program_with_it, torch.ones(3))
+    found = json.loads(json.dumps(report.as_dict()))
+    assert found["cacheable"] is False
+    assert found["graphs"][0]["key"] is None
+    assert found["graphs"][0]["reasons"][0]["code"] == "function"
+    good = json.loads(json.dumps(s3cache.check(scaled, torch.ones(3)).as_dict()))
+    assert good["graphs"][0]["components"]["torch.version"]["value"] == torch.__version__
+    assert good["breaks"] == []
+
+
+def test_what_the_user_vouches_for_is_in_the_key_with_its_version() -> None:
+    program = program_with_it
+    assert not s3cache.check(program, torch.ones(3)).cacheable
+    unrelated = only_key(scaled, torch.ones(3))
+    s3cache.register_cacheable(users_own, version="1")
+    first = only_key(program, torch.ones(3))
+    assert only_key(program, torch.ones(3)) == first
+    s3cache.register_cacheable(users_own, version="2")
+    assert only_key(program, torch.ones(3)) != first
+    assert only_key(scaled, torch.ones(3)) == unrelated  # it does not call it
+
+
+def test_reasons_that_are_settings_come_with_those_of_the_graph() -> None:
+    with (
+        INDUCTOR.patch(freezing=True, joint_custom_pre_pass=scaled),
+        FUNCTORCH.patch(enable_autograd_cache=False, activation_memory_budget_solver=scaled),
+    ):
+        (graph,) = s3cache.check(program_with_it, torch.ones(3)).graphs
+    assert [each.code for each in graph.reasons] == [
+        "caches-off",
+        "freezing",
+        "custom-pass",
+        "custom-callable",
+        "function",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [(INDUCTOR, "external_matmul"), (FUNCTORCH, "_broken_for_this_test")],
+)
+def test_settings_that_cannot_be_pickled_are_named(
+    config: Any, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if option.startswith("_broken"):
+        option = next(name for name, entry in config._config.items() if type(entry.default) is bool)
+    with config.patch({option: [lambda: None]}):
+        (graph,) = s3cache.check(scaled, torch.ones(3)).graphs
+    (reason,) = graph.reasons
+    assert reason.code == "config"
+    assert reason.target == f"{config.__name__}.{option}"
+
+
+def test_compiled_already_it_keeps_its_own_options() -> None:
+    plain = s3cache.check(scaled, torch.ones(3)).graphs[0]
+    tuned = s3cache.check(torch.compile(scaled, mode="max-autotune"), torch.ones(3)).graphs[0]
+    assert "max_autotune=True" in tuned.components["inductor_config"].value
+    assert plain.key != tuned.key
+    module = torch.compile(nn.Linear(2, 2), options={"epilogue_fusion": False})
+    (graph,) = s3cache.check(module, torch.ones(1, 2)).graphs
+    assert graph.components["inductor_config"].value == "epilogue_fusion=False"
+
+
+def test_what_the_program_raises_is_raised_and_torch_is_as_before() -> None:
+    from torch._functorch._aot_autograd import autograd_cache
+
+    before = dict(vars(autograd_cache)), dict(vars(autograd_cache.AOTAutogradCache))
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError(str(x.sum().item()))
+
+    with pytest.raises(ZeroDivisionError):
+        s3cache.check(broken, torch.ones(3))
+    assert (dict(vars(autograd_cache)), dict(vars(autograd_cache.AOTAutogradCache))) == before
+    assert FUNCTORCH.bundled_autograd_cache is False
+
+
+def test_a_graph_that_raises_half_way_leaves_grad_mode_alone() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.mul_(2)  # not allowed: elements share memory
+        return x.sin()
+
+    with pytest.raises(RuntimeError, match="single memory location"):
+        s3cache.check(program, torch.ones(1).expand(4))
+    assert torch.is_grad_enabled()
+
+
+def test_asking_is_not_compiling(tmp_path: Path) -> None:
+    """A cache that is on counts no lookup and no bypass for it."""
+    with s3cache.enabled(local_dir=str(tmp_path)) as cache:
+        assert not s3cache.check(program_with_it, torch.ones(3)).cacheable
+        assert s3cache.check(scaled, torch.ones(3)).cacheable
+        stats = cache.stats()
+    assert (stats.bypassed, dict(stats.misses), sum(stats.hits.values())) == (0, {}, 0)
+
+
+def test_strict_mode_raises_what_cannot_be_cached(tmp_path: Path) -> None:
+    with (
+        s3cache.enabled(local_dir=str(tmp_path), strict=True),
+        pytest.raises(Exception, match="users_own, which is not known"),
+    ):
+        torch.compile(program_with_it)(torch.ones(3))
+    torch._dynamo.reset()
+
+
+def test_custom_operators_are_identified_by_what_is_traced_of_them() -> None:
+    lib = torch.library.Library("s3cache_check", "FRAGMENT")
+    lib.define("known(Tensor x) -> Tensor")
+    lib.impl("known", lambda x: x.sin(), "CPU")
+    lib.impl("known", torch.empty_like, "Meta")
+    ops = torch.ops.s3cache_check
+    found = s3cache.check(lambda x: ops.known(x), torch.ones(3)).graphs[0]
+    assert found.cacheable
+    assert found.components["graph.operators"].value.startswith("s3cache_check.known.default: ")
+
+
+def test_an_operator_that_is_made_of_others_is_not_cached() -> None:
+    """Two closures with one name, from one line of one file, may do different things."""
+    lib = torch.library.Library("s3cache_composite", "FRAGMENT")
+    lib.define("f(Tensor x) -> Tensor")
+    lib.impl("f", lambda x: x.sin(), "CompositeImplicitAutograd")
+    op = torch.ops.s3cache_composite.f
+    (reason,) = s3cache.check(lambda x: op(x), torch.ones(3)).graphs[0].reasons
+    assert reason.code == "custom-operator"
+
+
+def test_an_operator_with_a_formula_that_cannot_be_found_is_not_cached() -> None:
+    lib = torch.library.Library("s3cache_formula", "FRAGMENT")
+    lib.define("f(Tensor x) -> Tensor")
+    lib.impl("f", lambda x: x.sin(), "CPU")
+    torch.library.register_fake("s3cache_formula::f", lambda x: torch.empty_like(x))
+    torch.library.register_autograd("s3cache_formula::f", lambda ctx, grad: grad)
+    op = torch.ops.s3cache_formula.f
+    (reason,) = s3cache.check(lambda x: op(x), torch.ones(3)).graphs[0].reasons
+    assert (reason.code, reason.target) == ("custom-operator", "s3cache_formula.f.default")
+    s3cache.register_cacheable(op, version="1")
+    assert s3cache.check(lambda x: op(x), torch.ones(3)).cacheable
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="other versions have other details"
+)
+def test_every_component_and_every_reason_is_documented() -> None:
+    from s3cache.graph import Code
+
+    docs = Path(__file__).parents[2] / "docs"
+    (graph,) = s3cache.check(scaled, torch.ones(3)).graphs
+    for page, names in (("keys.md", graph.components), ("compile-cache.md", get_args(Code))):
+        text = (docs / page).read_text(encoding="utf-8")
+        assert [name for name in names if f"`{name}`" not in text] == []

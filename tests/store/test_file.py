@@ -1,0 +1,526 @@
+"""The local directory: one whole file an object, in a root that is nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from s3cache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingContainerError,
+    NoSpaceError,
+    PermanentError,
+    PreconditionError,
+    ReadOnlyError,
+    StoreError,
+    TransientError,
+)
+from s3cache.store import MAX_KEY_BYTES, FileStore, NotAdmitted, ObjectFiles
+from s3cache.store import _file as module
+from s3cache.testing.contract import LONG_KEYS, ODD_KEYS, TWIN_KEYS, legal_keys
+from tests.support.density import examples
+from tests.support.moments import before_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PIECE = module.PIECE_BYTES
+CUT_KEYS = [
+    "a" * PIECE + ".",
+    "a" * PIECE + "..",
+    "a" * PIECE + "../b",
+    "a" * PIECE + ".b",
+    "a" * 2 * PIECE + "./.b",
+    "a" * PIECE,
+    "a" * PIECE + "~",
+    "a" * (PIECE - 1) + "é.",
+]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def directory(root: Path) -> ObjectFiles:
+    return ObjectFiles(root)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> ObjectFiles:
+    """For what needs no files: Hypothesis wants one for all of its examples."""
+    return ObjectFiles(tmp_path_factory.mktemp("empty") / "root")
+
+
+@pytest.fixture
+def group_umask() -> Iterator[None]:
+    """The umask of many multi-user machines: what is made may be written by the group."""
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+def keys_of(directory: ObjectFiles, prefix: str = "") -> list[str]:
+    return sorted(info.key for info in directory.walk(prefix))
+
+
+def staged_files(root: Path) -> list[str]:
+    return os.listdir(root / "staging")
+
+
+# --- layout
+
+
+def test_one_file_an_object_in_directories_by_its_slashes(
+    directory: ObjectFiles, root: Path
+) -> None:
+    directory.write("v1/3fa/Key.0", b"x")
+    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    assert files == [Path("objects/v1+/3fa+/%4bey.0")]
+
+
+@given(key=legal_keys)
+def test_any_legal_key_is_a_path_inside_that_any_file_system_takes(
+    empty: ObjectFiles, key: str
+) -> None:
+    check_path(empty, key)
+
+
+@pytest.mark.parametrize("key", [*ODD_KEYS, *LONG_KEYS, *CUT_KEYS])
+def test_path_of_an_odd_key(empty: ObjectFiles, key: str) -> None:
+    check_path(empty, key)
+
+
+def check_path(empty: ObjectFiles, key: str) -> None:
+    path = empty.path(key)
+    assert os.path.normpath(path) == path
+    assert path.isascii()
+    assert path.startswith(f"{empty.root}/objects/")
+    names = path.removeprefix(f"{empty.root}/objects/").split("/")
+    assert len("/".join(names)) < 4096 - 1024
+    assert all(0 < len(name) <= 255 and name[0] != "." for name in names)
+    assert "".join(names) == "".join(names).lower()
+
+
+@settings(max_examples=examples(0.6))
+@given(
+    keys=st.sets(
+        st.one_of(
+            legal_keys, st.sampled_from([*LONG_KEYS, *CUT_KEYS, *itertools.chain(*TWIN_KEYS)])
+        ),
+        max_size=12,
+    ),
+    prefixes=st.lists(st.text(max_size=6), max_size=4),
+    cuts=st.lists(st.integers(0, MAX_KEY_BYTES), max_size=4),
+)
+@example(keys={"é", "%c3%a9", "%c3", "è/x", "%"}, prefixes=["%", "%c", "%c3", "é", "Ã"], cuts=[])
+@example(keys={"a", "A", "a/b", "A/b", "ab/c"}, prefixes=["a", "A", "a/", "A/"], cuts=[])
+@example(keys={".a", "b/.c", "..d"}, prefixes=[".", "..", "b/.", "b/..", "./", "%2e"], cuts=[])
+@example(keys=set(CUT_KEYS), prefixes=["a" * n for n in (1, 199, 200, 201, 400)], cuts=[200, 201])
+def test_walk_is_a_filter_by_prefix(keys: set[str], prefixes: list[str], cuts: list[int]) -> None:
+    """For any keys at once and any prefix: part of a segment, part of an escape, none of both."""
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = ObjectFiles(os.path.join(temporary, "root"))
+        for i, key in enumerate(sorted(keys)):
+            directory.write(key, b"%d" % i)
+        for prefix in ["", *prefixes, *(key[:cut] for key in keys for cut in cuts)]:
+            assert keys_of(directory, prefix) == sorted(k for k in keys if k.startswith(prefix))
+        for i, key in enumerate(sorted(keys)):
+            assert directory.read(key) == b"%d" % i
+            directory.delete(key)
+        assert keys_of(directory) == []
+
+
+@pytest.mark.parametrize(
+    "prefix", ["\ud800", "\0", "//", "k" * 5_000, "a/" * 3_000, "é" * 100_000, "../", "a\ud800/b"]
+)
+def test_a_prefix_that_no_key_has_lists_nothing(directory: ObjectFiles, prefix: str) -> None:
+    directory.write("a/b", b"x")
+    assert keys_of(directory, prefix) == []
+
+
+def test_what_others_put_there_is_no_object(directory: ObjectFiles, root: Path) -> None:
+    """NFS leaves .nfs... files, desktops leave .DS_Store: no key has such a name."""
+    directory.write("a/b", b"x")
+    (root / "objects/a+/.nfs0000000000a1b2c300000001").write_bytes(b"deleted while open")
+    (root / "objects/.DS_Store").write_bytes(b"x")
+    assert keys_of(directory) == ["a/b"]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2**31, 2**63, 2**80])
+def test_a_range_may_begin_anywhere(directory: ObjectFiles, start: int) -> None:
+    directory.write("key", b"01")
+    assert directory.read("key", start, 2**80) == b"01"[start:]
+
+
+# --- durable and whole
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is flushed and what is moved, in order: (call, path)."""
+    seen: list[tuple[str, str]] = []
+
+    def watch(call: str, path_of: Callable[..., str]) -> None:
+        original = getattr(os, call)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen.append((call, path_of(*args)))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(os, call, watched)
+
+    def of_fd(fd: int) -> str:
+        path, status = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            return path
+        return f"{os.path.dirname(path)}:{status.st_size}"  # a staged file's name is random
+
+    watch("fdatasync", of_fd)
+    watch("fsync", of_fd)
+    watch("replace", lambda source, target: target)
+    watch("link", lambda source, target: target)
+    return seen
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize(("verb", "move"), [("write", "replace"), ("create", "link")])
+def test_bytes_are_flushed_before_the_name_and_the_name_before_the_return(
+    directory: ObjectFiles, root: Path, events: list[tuple[str, str]], verb: str, move: str
+) -> None:
+    """So that after a power failure there is the whole object or none, and none only before."""
+    getattr(directory, verb)("new/key", b"x" * 1000)
+    objects = root / "objects"
+    assert events == [
+        ("fdatasync", f"{root}/staging:1000"),
+        (move, f"{objects}/new+/key"),  # fails: there is no such directory yet
+        (move, f"{objects}/new+/key"),
+        ("fsync", f"{objects}/new+"),
+        ("fsync", f"{objects}"),
+        ("fsync", f"{root}"),
+    ]
+    events.clear()
+    getattr(directory, verb)("new/key2", b"x" * 999)
+    assert events == [
+        ("fdatasync", f"{root}/staging:999"),
+        (move, f"{objects}/new+/key2"),
+        ("fsync", f"{objects}/new+"),
+    ]
+
+
+@pytest.mark.parametrize("verb", ["write", "create"])
+def test_nothing_is_left_in_staging(directory: ObjectFiles, root: Path, verb: str) -> None:
+    getattr(directory, verb)("key", b"x")
+    with pytest.raises(PreconditionError):
+        directory.create("key", b"y")
+    assert staged_files(root) == []
+    assert os.stat(directory.path("key")).st_nlink == 1
+
+
+@pytest.mark.parametrize("verb", ["write", "create"])
+def test_a_disk_that_fills_midway_leaves_the_old_object(
+    directory: ObjectFiles, root: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.write("old", b"old")
+    monkeypatch.setattr(os, "write", writes_half_of(os.write))
+    for key in ("old", "new"):
+        with pytest.raises(NoSpaceError) as caught:
+            getattr(directory, verb)(key, b"x" * 1000)
+        assert isinstance(caught.value.__cause__, OSError)
+        assert caught.value.key == key
+    monkeypatch.undo()
+    assert directory.read("old") == b"old"
+    assert keys_of(directory) == ["old"]
+    assert staged_files(root) == []
+
+
+def writes_half_of(write: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
+    calls = itertools.count()
+
+    def failing(fd: int, data: Any) -> int:
+        if next(calls) % 2 == 0:
+            return write(fd, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return failing
+
+
+def test_a_write_that_takes_several_calls_is_whole(
+    directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call moves at most 2 GiB, and a signal may cut it short."""
+    write, pread = os.write, os.pread
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    monkeypatch.setattr(os, "pread", lambda fd, n, start: pread(fd, min(n, 5), start))
+    directory.write("key", bytes(range(100)))
+    assert directory.read("key") == bytes(range(100))
+    assert directory.read("key", 10, 50) == bytes(range(10, 60))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, NoSpaceError),
+        (errno.EDQUOT, NoSpaceError),
+        (errno.EFBIG, NoSpaceError),
+        (errno.EROFS, ReadOnlyError),
+        (errno.EACCES, AccessDeniedError),
+        (errno.EIO, TransientError),
+        (errno.ESTALE, TransientError),
+        (errno.EMFILE, TransientError),
+        (errno.ENOENT, MissingContainerError),
+        (errno.EXDEV, PermanentError),
+    ],
+    ids=lambda value: errno.errorcode[value] if isinstance(value, int) else value.__name__,
+)
+def test_what_the_system_says_becomes_one_of_our_errors(
+    directory: ObjectFiles, number: int, kind: type[StoreError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(fd: int, data: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", fails)
+    with pytest.raises(kind) as caught:
+        directory.write("some/key", b"x")
+    assert type(caught.value) is kind
+    assert isinstance(caught.value.__cause__, OSError)
+    assert (caught.value.op, caught.value.key, caught.value.store) == (
+        "put", "some/key", directory.url
+    )  # fmt: skip
+
+
+# --- private
+
+
+@pytest.mark.usefixtures("group_umask")
+def test_all_that_is_made_is_private(root: Path) -> None:
+    directory = ObjectFiles(root)
+    directory.write("a/b/c", b"x")
+    for path in [root, *root.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_root_that_is_a_symbolic_link_is_refused_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for path in (tmp_path / "link", f"{tmp_path}/link/"):
+        with pytest.raises(ConfigError, match="symbolic link"):
+            ObjectFiles(path)
+    assert os.listdir(tmp_path / "target") == []
+
+
+def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
+    root.write_bytes(b"")
+    with pytest.raises(ConfigError, match="no directory"):
+        ObjectFiles(root)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o720, 0o707, 0o702, 0o1777])
+def test_a_root_that_others_can_write_is_refused(root: Path, mode: int) -> None:
+    root.mkdir()
+    root.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod go-w"):
+        ObjectFiles(root)
+    assert os.listdir(root) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_root_of_another_user_is_refused(root: Path) -> None:
+    root.mkdir(mode=0o700)
+    os.chown(root, 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to user id 12345"):
+        ObjectFiles(root)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+def test_a_root_that_others_can_only_read_is_taken(root: Path, mode: int) -> None:
+    root.mkdir()
+    root.chmod(mode)
+    ObjectFiles(root).write("key", b"x")
+    assert stat.S_IMODE((root / "objects").stat().st_mode) == 0o700
+
+
+def test_without_create_a_missing_root_is_an_error(root: Path) -> None:
+    with pytest.raises(MissingContainerError):
+        ObjectFiles(root, create=False)
+    assert not root.exists()
+
+
+# --- a root that goes away
+
+
+@pytest.mark.usefixtures("group_umask")
+@pytest.mark.parametrize("verb", ["write", "create", "read", "stat", "delete", "sweep", "walk"])
+def test_root_removed_at_any_moment(root: Path, verb: str) -> None:
+    """It is made anew, as private as before, or that is a clear error; the next call works."""
+    for moment in itertools.count(1):
+        directory = ObjectFiles(root)
+        directory.write("old/key", b"old")
+        with (
+            before_call(moment, lambda: shutil.rmtree(root)) as calls,
+            contextlib.suppress(MissingContainerError),
+        ):
+            use(directory, verb)
+        if calls.made < moment:
+            break
+        directory.write("after/all", b"x")
+        assert directory.read("after/all") == b"x"
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        assert staged_files(root) == []
+        shutil.rmtree(root)
+    assert moment > 1
+
+
+def use(directory: ObjectFiles, verb: str) -> None:
+    if verb in ("write", "create"):
+        getattr(directory, verb)("new/key", b"new")
+    elif verb == "sweep":
+        directory.sweep()
+    elif verb == "walk":
+        list(directory.walk())
+    else:
+        getattr(directory, verb)("old/key")
+
+
+def test_a_root_replaced_by_a_link_is_not_followed(
+    directory: ObjectFiles, root: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(root)
+    (tmp_path / "elsewhere").mkdir()
+    root.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="symbolic link"):
+        directory.write("key", b"x")
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+# --- what killed writers leave
+
+
+def leave_behind(root: Path, age_s: float) -> Path:
+    path = root / "staging" / "0123456789abcdef"
+    path.write_bytes(b"half an obj")
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+    return path
+
+
+def test_leftovers_are_swept_when_they_are_old(directory: ObjectFiles, root: Path) -> None:
+    old = leave_behind(root, age_s=3_600)
+    assert directory.sweep() == 1
+    assert not old.exists()
+    young = leave_behind(root, age_s=1)
+    assert directory.sweep() == 0
+    assert young.exists()
+
+
+def test_opening_a_store_sweeps(directory: ObjectFiles, root: Path) -> None:
+    old = leave_behind(root, age_s=3_600)
+    asyncio.run(FileStore(root).aclose())
+    assert not old.exists()
+
+
+def test_a_locked_file_is_not_swept_however_old(directory: ObjectFiles, root: Path) -> None:
+    with directory.staged("key", b"x", durable=False) as staged:
+        os.utime(staged, (0, 0))
+        assert directory.sweep() == 0
+        directory.rename(staged, "key")
+    assert directory.read("key") == b"x"
+
+
+def test_where_locks_do_not_work_nothing_is_swept(
+    directory: ObjectFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell then whether the writer lives; writing works all the same."""
+
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    old = leave_behind(root, age_s=3_600)
+    assert directory.sweep() == 0
+    assert old.exists()
+    directory.write("key", b"x")
+    assert directory.read("key") == b"x"
+
+
+def test_a_sweep_locks_as_nfs_wants_it(
+    directory: ObjectFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exclusive lock over NFS needs a file that is open for writing: flock(2)."""
+    flock = fcntl.flock
+
+    def as_on_nfs(fd: int, operation: int) -> None:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if operation & fcntl.LOCK_EX and flags & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    leave_behind(root, age_s=3_600)
+    assert directory.sweep() == 1
+
+
+@pytest.mark.parametrize("locked_by_sweep", [False, True])
+def test_a_writer_stopped_before_it_could_lock_takes_another_file(
+    directory: ObjectFiles, root: Path, locked_by_sweep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is unlocked and may look old by the time it goes on."""
+    flock = fcntl.flock
+    held = []
+
+    def swept_first(fd: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (path,) = (root / "staging").iterdir()
+        if locked_by_sweep:  # ... which is about to remove it
+            held.append(os.open(path, os.O_RDWR))
+            flock(held[0], fcntl.LOCK_EX)
+        else:
+            path.unlink()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", swept_first)
+    directory.write("key", b"x")
+    assert directory.read("key") == b"x"
+    with contextlib.suppress(IndexError):
+        os.close(held[0])
+
+
+class TestAdmission:
+    @pytest.fixture(autouse=True)
+    def loop_blocking(self) -> None:
+        """As in tests/conftest.py, but here it is the test that writes on the loop."""
+
+    async def test_no_more_is_read_than_was_admitted_even_where_a_larger_object_comes(
+        self, root: Path
+    ) -> None:
+        """The size is asked about anew, and what is read is one whole version."""
+        store = FileStore(root)
+        files = ObjectFiles(root)
+        asked: list[int] = []
+
+        def admit(size: int) -> bool:
+            asked.append(size)
+            files.write("key", b"much larger")  # between the question and the reading
+            return size < at_most
+
+        for at_most, answer in ((100, b"much larger"), (10, NotAdmitted(11)), (5, NotAdmitted(5))):
+            asked.clear()
+            files.write("key", b"small")
+            assert await store.get("key", admit) == answer
+            assert asked == ([5] if at_most == 5 else [5, 11])

@@ -1,0 +1,150 @@
+"""What the meter counts."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.errors import PreconditionError, TransientError
+from s3cache.stats import VerbStats
+from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy, WrapperStore
+from s3cache.testing import FaultyStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from s3cache.store import Admit, ObjectInfo
+    from tests.support.clock import FakeClock
+
+
+class Slow(WrapperStore):
+    """Every get takes 2 s and every step of a listing 1 s of the fake clock."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(MemoryStore())
+        self.clock = clock
+
+    async def get(self, key: str, admit: Admit | None = None) -> object:
+        self.clock.advance(2)
+        return await self.inner.get(key, admit)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in self.inner.list(prefix):
+            self.clock.advance(1)
+            yield info
+
+
+async def test_a_new_meter_says_zero() -> None:
+    assert all(stats == VerbStats() for stats in MeteredStore(MemoryStore()).snapshot().values())
+
+
+async def test_calls_and_bytes_by_verb() -> None:
+    store = MeteredStore(MemoryStore())
+    await store.put("key", b"12345")
+    await store.put("key2", memoryview(array.array("I", [1, 2])))
+    await store.get("key")
+    await store.get("absent")
+    await store.get_range("key", 1, 2)
+    await store.head("key")
+    await store.delete("key2")
+    await store.atomic_create()
+    stats = store.snapshot()
+    assert {verb: s.calls for verb, s in stats.items()} == {
+        "get": 2, "get_range": 1, "head": 1, "put": 2, "delete": 1, "list": 0, "atomic_create": 1,
+    }  # fmt: skip
+    assert (stats["put"].bytes_out, stats["put"].bytes_in) == (13, 0)
+    assert (stats["get"].bytes_out, stats["get"].bytes_in) == (0, 5)
+    assert stats["get_range"].bytes_in == 2
+    assert all(s.latency.count == s.calls for s in stats.values())
+
+
+async def test_errors_by_class_and_no_bytes_for_them() -> None:
+    faulty = FaultyStore(MemoryStore())
+    store = MeteredStore(faulty)
+    await store.put("key", b"x")
+    with pytest.raises(PreconditionError):
+        await store.put("key", b"yy", mode="create")
+    faulty.inject("put", "error", times=2)
+    for _ in range(2):
+        with pytest.raises(TransientError):
+            await store.put("key", b"zzz")
+    put = store.snapshot()["put"]
+    assert put.calls == 4
+    assert put.errors == {"PreconditionError": 1, "TransientError": 2}
+    assert put.bytes_out == 1
+
+
+async def test_a_cancelled_call_is_counted_as_such() -> None:
+    faulty = FaultyStore(MemoryStore())
+    store = MeteredStore(faulty)
+    faulty.inject("get", "hang")
+    task = asyncio.ensure_future(store.get("key"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert store.snapshot()["get"].errors == {"CancelledError": 1}
+
+
+async def test_latency_is_the_time_spent_waiting_for_the_store(clock: FakeClock) -> None:
+    store = MeteredStore(Slow(clock), clock=clock)
+    await store.get("key")
+    await store.get("key")
+    latency = store.snapshot()["get"].latency
+    assert (latency.count, latency.total_s, latency.max_s) == (2, 4.0, 2.0)
+
+
+async def test_a_listing_is_one_call_without_its_consumers_time(clock: FakeClock) -> None:
+    store = MeteredStore(Slow(clock), clock=clock)
+    for key in ("a", "b", "c"):
+        await store.put(key, b"")
+    async for _ in store.list():
+        clock.advance(100)
+    stats = store.snapshot()["list"]
+    assert (stats.calls, stats.latency.total_s, stats.errors) == (1, 3.0, {})
+
+
+async def test_a_listing_that_is_left_is_counted_and_no_error() -> None:
+    store = MeteredStore(MemoryStore())
+    await store.put("a", b"")
+    listing = store.list()
+    await anext(listing)
+    await listing.aclose()
+    stats = store.snapshot()["list"]
+    assert (stats.calls, stats.errors) == (1, {})
+
+
+async def test_a_failed_listing_is_an_error() -> None:
+    faulty = FaultyStore(MemoryStore())
+    store = MeteredStore(faulty)
+    faulty.inject("list", "error")
+    with pytest.raises(TransientError):
+        [info async for info in store.list()]
+    stats = store.snapshot()["list"]
+    assert (stats.calls, stats.errors) == (1, {"TransientError": 1})
+
+
+async def test_inside_retries_it_sees_attempts_and_outside_outcomes() -> None:
+    faulty = FaultyStore(MemoryStore())
+    policy = RetryPolicy(
+        attempts=5, total_timeout_s=30, attempt_timeout_s=30, base_delay_s=0.0, max_delay_s=0.0
+    )
+    inside = MeteredStore(faulty)
+    outside = MeteredStore(RetryingStore(inside, policy))
+    faulty.inject("get", "error", times=2)
+    await outside.get("key")
+    assert inside.snapshot()["get"].calls == 3
+    assert inside.snapshot()["get"].errors == {"TransientError": 2}
+    assert outside.snapshot()["get"].calls == 1
+    assert outside.snapshot()["get"].errors == {}
+
+
+async def test_a_snapshot_stays_as_it_was_and_cannot_be_written() -> None:
+    store = MeteredStore(MemoryStore())
+    before = store.snapshot()
+    await store.get("key")
+    assert before["get"].calls == 0
+    with pytest.raises(TypeError):
+        before["get"] = VerbStats()  # type: ignore[index]

@@ -1,0 +1,224 @@
+"""Retries: what is tried again, how often, for how long, and what a lost answer means."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from s3cache.errors import (
+    AccessDeniedError,
+    CircuitOpenError,
+    ConfigError,
+    PermanentError,
+    PreconditionError,
+    StoreError,
+    TransientError,
+)
+from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy
+from s3cache.testing import FaultyStore
+from s3cache.testing.contract import VERBS, listed
+
+QUICK = RetryPolicy(
+    attempts=4, total_timeout_s=30, attempt_timeout_s=30, base_delay_s=0.0, max_delay_s=0.0
+)
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def faulty(memory: MemoryStore) -> FaultyStore:
+    return FaultyStore(memory)
+
+
+@pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
+async def test_a_transient_error_is_tried_again(faulty: FaultyStore, verb: str) -> None:
+    faulty.inject(verb, "error", times=3)
+    await VERBS[verb](RetryingStore(faulty, QUICK), "key")
+    assert faulty.counts == {(verb, "error"): 3}
+
+
+@pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
+async def test_the_last_error_carries_attempts_and_time(faulty: FaultyStore, verb: str) -> None:
+    faulty.inject(verb, "error", times=9)
+    with pytest.raises(TransientError, match="gave up after 4 attempts") as caught:
+        await VERBS[verb](RetryingStore(faulty, QUICK), "key")
+    assert type(caught.value) is TransientError
+    assert caught.value.attempts == 4
+    assert caught.value.elapsed_s > 0
+    assert (caught.value.op, caught.value.key) == (verb, "key")
+    assert faulty.pending() == 5
+
+
+async def test_a_permanent_error_is_not_tried_again(faulty: FaultyStore) -> None:
+    faulty.inject("get", "error")
+    faulty.inject("get", "permanent", times=2)
+    with pytest.raises(PermanentError) as caught:
+        await RetryingStore(faulty, QUICK).get("key")
+    assert caught.value.attempts == 2
+    assert faulty.pending() == 1
+
+
+@pytest.mark.parametrize(
+    "error", [CircuitOpenError("open"), AccessDeniedError("no"), PreconditionError("there")]
+)
+async def test_these_are_not_tried_again(error: StoreError) -> None:
+    class Failing(MemoryStore):
+        calls = 0
+
+        async def get(self, key: str, admit: object = None) -> bytes | None:
+            self.calls += 1
+            raise error
+
+    inner = Failing()
+    with pytest.raises(type(error)) as caught:
+        await RetryingStore(inner, QUICK).get("key")
+    assert caught.value is error
+    assert inner.calls == 1
+
+
+async def test_a_hanging_attempt_is_cut_off_and_tried_again(faulty: FaultyStore) -> None:
+    policy = dataclasses.replace(QUICK, attempts=10, attempt_timeout_s=0.05)
+    await faulty.put("key", b"x")
+    faulty.inject("get", "hang", times=2)
+    assert await RetryingStore(faulty, policy).get("key") == b"x"
+
+
+async def test_the_total_time_cuts_off_the_running_attempt(faulty: FaultyStore) -> None:
+    """... however long one attempt may take; a time-out is a TransientError."""
+    policy = dataclasses.replace(QUICK, total_timeout_s=0.02)
+    faulty.inject("get", "hang", times=9)
+    with pytest.raises(TransientError, match="no answer within") as caught:
+        await asyncio.wait_for(RetryingStore(faulty, policy).get("key"), 20)
+    assert caught.value.attempts == 1
+    assert caught.value.elapsed_s >= 0.02
+
+
+async def test_no_pause_is_begun_that_would_outlast_the_total_time(faulty: FaultyStore) -> None:
+    """With full jitter a pause may be short, but 50 of up to an hour cannot all be."""
+    policy = RetryPolicy(
+        attempts=50, total_timeout_s=5, attempt_timeout_s=5, base_delay_s=3600, max_delay_s=3600
+    )
+    faulty.inject("get", "error", times=99)
+    with pytest.raises(TransientError) as caught:
+        await asyncio.wait_for(RetryingStore(faulty, policy).get("key"), 20)
+    assert caught.value.attempts < 50
+    assert caught.value.elapsed_s < 10
+
+
+async def test_cancellation_is_not_tried_again(faulty: FaultyStore) -> None:
+    faulty.inject("get", "hang", times=2)
+    task = asyncio.ensure_future(RetryingStore(faulty, QUICK).get("key"))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert faulty.pending() == 1
+
+
+async def test_tasks_on_one_loop_count_their_own_attempts(faulty: FaultyStore) -> None:
+    faulty.inject("get", "error", times=40)
+    store = RetryingStore(faulty, QUICK)
+    results = await asyncio.gather(*(store.get("key") for _ in range(10)), return_exceptions=True)
+    assert [error.attempts for error in results] == [4] * 10  # type: ignore[union-attr]
+
+
+class TestCreateAfterALostAnswer:
+    async def test_its_own_object_counts_as_written(
+        self, faulty: FaultyStore, memory: MemoryStore
+    ) -> None:
+        faulty.inject("put", "fail_after_commit")
+        await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
+        assert await memory.get("key") == b"mine"
+
+    async def test_reading_back_is_tried_again_too(self, faulty: FaultyStore) -> None:
+        faulty.inject("put", "fail_after_commit")
+        faulty.inject("get", "error")
+        await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
+        assert faulty.pending() == 0
+
+    @pytest.mark.parametrize("theirs", [b"longer than mine", b"thei", b""])
+    async def test_another_object_does_not(
+        self, faulty: FaultyStore, memory: MemoryStore, theirs: bytes
+    ) -> None:
+        await memory.put("key", theirs)
+        faulty.inject("put", "error")
+        with pytest.raises(PreconditionError) as caught:
+            await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
+        assert caught.value.attempts == 2
+        assert await memory.get("key") == theirs
+
+    async def test_another_size_is_not_downloaded(
+        self, faulty: FaultyStore, memory: MemoryStore
+    ) -> None:
+        await memory.put("key", b"longer than mine")
+        faulty.inject("put", "error")
+        metered = MeteredStore(faulty)
+        with pytest.raises(PreconditionError):
+            await RetryingStore(metered, QUICK).put("key", b"mine", mode="create")
+        assert metered.snapshot()["get"].bytes_in == 0
+
+    async def test_a_first_attempt_is_not_ambiguous(
+        self, faulty: FaultyStore, memory: MemoryStore
+    ) -> None:
+        """Equal bytes written by somebody else: they were first, and say so."""
+        await memory.put("key", b"mine")
+        with pytest.raises(PreconditionError):
+            await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
+
+    async def test_a_time_out_is_ambiguous(self) -> None:
+        class CommitsAndHangs(MemoryStore):
+            async def put(self, *args: object, **kwargs: object) -> None:
+                await super().put(*args, **kwargs)  # type: ignore[arg-type]
+                await asyncio.Event().wait()
+
+        policy = dataclasses.replace(QUICK, attempts=10, attempt_timeout_s=0.05)
+        await RetryingStore(CommitsAndHangs(), policy).put("key", b"mine", mode="create")
+
+
+class TestList:
+    async def test_yields_each_object_once_whatever_fails(self) -> None:
+        memory = MemoryStore()
+        keys = {f"k{i:04d}" for i in range(2_500)}
+        for key in keys:
+            await memory.put(key, b"x")
+        faulty = FaultyStore(memory, seed=3)
+        faulty.inject("list", "error", times=3)
+        assert set(await listed(RetryingStore(faulty, QUICK))) == keys
+        assert faulty.counts == {("list", "error"): 3}
+
+    async def test_gives_up_as_any_call_does(self, faulty: FaultyStore) -> None:
+        faulty.inject("list", "error", times=9)
+        with pytest.raises(TransientError) as caught:
+            await listed(RetryingStore(faulty, QUICK), "a/")
+        assert (caught.value.op, caught.value.key, caught.value.attempts) == ("list", "a/", 4)
+
+    async def test_a_consumer_may_take_its_time(self, memory: MemoryStore) -> None:
+        await memory.put("a", b"")
+        await memory.put("b", b"")
+        policy = dataclasses.replace(QUICK, total_timeout_s=1.0, attempt_timeout_s=1.0)
+        seen = set()
+        async for info in RetryingStore(memory, policy).list():
+            await asyncio.sleep(0.6)
+            seen.add(info.key)
+        assert seen == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attempts": 0},
+        {"total_timeout_s": 0},
+        {"attempt_timeout_s": -1},
+        {"attempt_timeout_s": float("nan")},
+        {"base_delay_s": -0.1},
+        {"max_delay_s": -1},
+    ],
+)
+def test_a_senseless_policy_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        dataclasses.replace(QUICK, **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,70 @@
+"""Buckets without s3cache: making them, which it never does, and what plain boto finds in them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from s3cache.store import S3Options
+
+
+async def make_bucket(options: S3Options) -> None:
+    """Create the bucket that ``options`` name."""
+    import aioboto3
+
+    session = aioboto3.Session(options.access_key, options.secret_key)
+    async with session.client(
+        "s3", region_name=options.region, endpoint_url=options.endpoint_url
+    ) as client:
+        await client.create_bucket(Bucket=options.bucket)
+
+
+@lru_cache
+def _client(endpoint_url: str, access_key: str, secret_key: str) -> Any:
+    """One for all tests: making it takes longer than most of them."""
+    import boto3
+
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+    )
+
+
+class RawBucket:
+    """Objects under a store's prefix as plain boto sees them."""
+
+    def __init__(self, options: S3Options) -> None:
+        assert options.endpoint_url
+        assert options.access_key
+        assert options.secret_key
+        self.client = _client(options.endpoint_url, options.access_key, options.secret_key)
+        self.bucket, self.prefix = options.bucket, options.prefix
+
+    async def read(self, key: str) -> bytes | None:
+        try:
+            answer = self.client.get_object(Bucket=self.bucket, Key=f"{self.prefix}/{key}")
+        except self.client.exceptions.NoSuchKey:
+            return None
+        content: bytes = answer["Body"].read()
+        return content
+
+    async def write(self, key: str, data: bytes) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}/{key}", Body=data)
+
+    async def remove(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{key}")
+
+    async def litter(self) -> None:
+        # What consoles make for a directory, and what joining paths carelessly gives.
+        for name in ("", "dir/", "a/", "a//b", "/x", "zero\u200bwidth", "k" * 950):
+            await self.write(name, b"")
+        self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}2/x", Body=b"a neighbour's")
+        half = {"Bucket": self.bucket, "Key": f"{self.prefix}/x"}
+        upload = self.client.create_multipart_upload(**half)
+        self.client.upload_part(
+            **half, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * (5 << 20)
+        )

@@ -1,0 +1,74 @@
+"""What the tests of transfer, tier and cache share: entries, quick settings, a cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from s3cache import frame
+from s3cache.cache import Cache, Engine, cache_over
+from s3cache.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from s3cache.frame import Frame
+    from s3cache.store import Store
+
+__all__ = [
+    "KEY",
+    "OTHER",
+    "broken",
+    "entry",
+    "open_cache",
+    "open_engine",
+    "payload",
+    "settings",
+]
+
+KEY = "ab" * 16
+OTHER = "cd" * 16
+
+
+def entry(key: str = KEY, variant: str = "", payload: bytes = b"payload" * 40) -> Frame:
+    return frame.decode(
+        frame.encode(
+            kind="test", key=key, variant=variant, sections={"code": payload}, codec="none"
+        )
+    )
+
+
+def payload(found: Frame) -> bytes:
+    return bytes(found.section("code"))
+
+
+def broken(found: Frame) -> bytes:
+    """The frame with its last payload byte changed: the header is sound, a section is not."""
+    data = bytearray(found.data)
+    data[-1] ^= 1
+    return bytes(data)
+
+
+def settings(local_dir: Path | None, **changes: Any) -> Settings:
+    """Quick to give up; without a directory, without a local tier."""
+    quick: dict[str, Any] = {
+        "lookup_timeout_s": 20,
+        "exit_timeout_s": 5,
+        "retry_attempts": 1,
+        "breaker_failures": 1_000,
+    }
+    where = {"local": False} if local_dir is None else {"local_dir": str(local_dir)}
+    return Settings(**{**quick, **where, **changes})
+
+
+def open_engine(local_dir: Path | None, store: Store | None, **changes: Any) -> Engine:
+    """An engine over ``store``; all such engines agree that it is one place."""
+    return Engine(
+        settings(local_dir, **changes),
+        open_remote=None if store is None else lambda: store,
+        identity="place",
+    )
+
+
+def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
+    """The cache that shows such an engine."""
+    return cache_over(open_engine(local_dir, store, **changes))

@@ -1,0 +1,21 @@
+"""What a piece of code imports, seen from outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+__all__ = ["modules_after"]
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a new process has imported after it ran ``code``."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert done.stderr == ""
+    return {name.partition(".")[0] for name in done.stdout.split()}

@@ -1,0 +1,222 @@
+"""Machines with a disk of their own, and S3 servers, all of them processes on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from tests.support.waiting import LONG_S
+
+__all__ = ["KEYS", "Machine", "Process", "moto_server"]
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
+
+# Ends with its standard input, and so with the process that started it, however that ends.
+_MOTO = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+@contextmanager
+def moto_server() -> Iterator[int]:
+    """An S3 server that keeps what it is given in memory; its port."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _MOTO],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        try:
+            yield int(server.stdout.readline())  # type: ignore[union-attr]
+        finally:
+            server.kill()
+
+
+class Machine:
+    """A home, a temporary directory and a local tier; processes that share nothing else.
+
+    Args:
+        options: of the cache, the same for every process here.
+    """
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.root = root
+        self.tier = root / "tier"
+        self.options = {"local_dir": str(self.tier), **options}
+        self.processes: list[Process] = []
+        for name in ("home", "tmp"):
+            (root / name).mkdir(parents=True)
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.end()
+
+    def start(self, *steps: list[Any], events: bool = False, **options: Any) -> Process:
+        config = {"options": {**self.options, **options}, "steps": steps, "events": events}
+        process = Process(config, self._environment())
+        self.processes.append(process)
+        return process
+
+    def run(self, *steps: list[Any], **options: Any) -> list[str]:
+        """The lines of a process that runs to its end."""
+        return self.start(*steps, **options).finish()
+
+    def pending(self) -> list[str]:
+        """Names of the objects on record as to be uploaded, by whomever."""
+        return [
+            unquote(record.name).partition("/")[2]
+            for record in self.tier.glob("pending/*/*")
+            if not record.name.startswith(".")
+        ]
+
+    def let_a_minute_pass(self) -> None:
+        """For the files of dead processes: younger ones without a lock may be in the making."""
+        then = time.time() - 61
+        for path in [*self.tier.glob("pending/*"), *self.tier.glob("staging/*")]:
+            os.utime(path, (then, then))
+
+    def leftovers(self) -> list[Path]:
+        """What dead or careless processes have left."""
+        return [*self.tier.glob("pending/*"), *self.tier.glob("staging/*")]
+
+    def _environment(self) -> dict[str, str]:
+        ours = {name: value for name, value in os.environ.items() if _is_neutral(name)}
+        return {
+            **ours,
+            "HOME": str(self.root / "home"),
+            "TMPDIR": str(self.root / "tmp"),
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "PYTHONPATH": str(ROOT),
+        }
+
+
+def _is_neutral(name: str) -> bool:
+    return not name.startswith(("AWS_", "S3CACHE_", "XDG_")) and not name.lower().endswith("_proxy")
+
+
+class Process:
+    """A running worker. ``lines`` are what it has said so far."""
+
+    def __init__(self, config: dict[str, Any], environment: dict[str, str]) -> None:
+        self.lines: list[str] = []
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.worker", json.dumps(config)],
+            cwd=environment["HOME"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that forked children can be ended with it
+        )
+        self._errors: list[str] = []
+        self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(pipe, lines), daemon=True)
+            for pipe, lines in (
+                (self._popen.stdout, self.lines),
+                (self._popen.stderr, self._errors),
+            )
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, pipe: Any, lines: list[str]) -> None:
+        for line in pipe:
+            lines.append(line.rstrip("\n"))
+            self._heard.put(None)
+        self._heard.put(None)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def errors(self) -> str:
+        return "\n".join(self._errors)
+
+    def acknowledged(self) -> list[str]:
+        """Keys of which ``save`` has returned, once the process is dead."""
+        self._join()
+        return [line.split()[1] for line in self.said("saved ")]
+
+    def said(self, start: str) -> list[str]:
+        return [line for line in list(self.lines) if line.startswith(start)]
+
+    def until(self, start: str, count: int = 1) -> None:
+        """Wait until it has said ``count`` lines that start so."""
+        end = time.monotonic() + LONG_S
+        while len(self.said(start)) < count:
+            assert self._popen.poll() is None or self._alive(), self._story(start)
+            assert time.monotonic() < end, self._story(start)
+            try:
+                self._heard.get(timeout=0.5)
+            except queue.Empty:
+                continue
+
+    def _alive(self) -> bool:
+        return any(reader.is_alive() for reader in self._readers)
+
+    def _story(self, start: str) -> str:
+        return f"did not say {start!r}: {self.lines} {self.errors}"
+
+    def hear(self) -> None:
+        self._popen.stdin.write("go on\n")  # type: ignore[union-attr]
+        self._popen.stdin.flush()  # type: ignore[union-attr]
+
+    def signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """As the kernel does when memory runs out: at once, and nothing in it can object."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def wait(self, within_s: float = LONG_S) -> int:
+        """Its exit status; negative for a signal."""
+        try:
+            return self._popen.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running: {self.lines} {self.errors}") from None
+
+    def finish(self) -> list[str]:
+        """Wait for a good end; what it said."""
+        status = self.wait()
+        self._join()
+        assert status == 0, f"{self.lines} {self.errors}"
+        return self.lines
+
+    def end(self) -> None:
+        """Whatever runs of it, ends."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
+        self._join()
+        for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+            pipe.close()  # type: ignore[union-attr]
+
+    def _join(self) -> None:
+        for reader in self._readers:
+            reader.join(5)

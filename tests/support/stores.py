@@ -1,0 +1,120 @@
+"""Stores that do not do as told, and what is in a store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from s3cache import entries
+from s3cache.store import MemoryStore, WrapperStore
+from tests.support.caching import KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from s3cache.store import Buffer, PutMode, Store
+
+__all__ = ["FailingStore", "GatedStore", "RacyStore", "holds", "names", "put", "variants"]
+
+
+class GatedStore(WrapperStore):
+    """Every call is noted and then waits until the gate is open."""
+
+    def __init__(self, inner: Store, *, is_open: bool = True) -> None:
+        super().__init__(inner)
+        self.is_open = is_open
+        self.calls: list[tuple[str, str]] = []
+        self.waiting = 0
+        self.most_waiting = 0
+
+    def count(self, verb: str) -> int:
+        return sum(each == verb for each, _ in self.calls)
+
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if verb in ("get", "get_range", "put"):
+            await self._pass(verb, key)
+        return await call()
+
+    async def list(self, prefix: str = "") -> Any:
+        await self._pass("list", prefix)
+        async for info in self.inner.list(prefix):
+            yield info
+
+    async def _pass(self, verb: str, key: str) -> None:
+        self.calls.append((verb, key))
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        try:
+            while not self.is_open:
+                await asyncio.sleep(0.002)
+        finally:
+            self.waiting -= 1
+
+
+class FailingStore(MemoryStore):
+    """Raises ``error`` from every call."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def get(self, key: str, admit: Any = None) -> Any:
+        raise self.error
+
+    async def get_range(self, key: str, start: int, length: int) -> Any:
+        raise self.error
+
+    async def put(self, *args: Any, **more: Any) -> None:
+        raise self.error
+
+    async def atomic_create(self) -> bool:
+        raise self.error
+
+
+class RacyStore(MemoryStore):
+    """``create`` looks first and writes later: of racing creators several win, the last stays."""
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        if mode == "create" and await self.head(key) is None:
+            await asyncio.sleep(0.001)
+            mode = "overwrite"
+        await super().put(key, data, mode=mode)
+
+    async def atomic_create(self) -> bool:
+        return False
+
+
+async def variants(store: Store, key: str = KEY) -> set[str]:
+    """Variants that a reader finds."""
+    found = set()
+    async for info in store.list(entries.name_prefix(key)):
+        data = await store.get(info.key)
+        assert data is not None
+        found.add(entries.verify(info.key, data).header.variant)
+    return found
+
+
+def put(store: Store, name: str, data: Buffer) -> None:
+    """Write an object behind the back of whoever has a cache over ``store``."""
+    asyncio.run(store.put(name, data))
+
+
+def names(store: Store) -> list[str]:
+    """What ``store`` holds."""
+
+    async def listed() -> list[str]:
+        return [info.key async for info in store.list()]
+
+    return asyncio.run(listed())
+
+
+def holds(store: Store, name: str) -> bool:
+    """Whether there is an object of that name."""
+    return asyncio.run(store.head(name)) is not None

@@ -1,0 +1,74 @@
+"""Waiting for what happens elsewhere, with an end: a test that hangs says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from s3cache.transfer import BackgroundLoop
+
+__all__ = ["LONG_S", "eventually", "in_thread", "join_child", "tasks_on"]
+
+# Longer than anything takes on a busy machine; only a test that fails waits so long.
+LONG_S = 40.0
+
+
+def eventually(condition: Callable[[], object], within_s: float = LONG_S) -> None:
+    """Wait until ``condition`` holds; fail if it does not in all that time."""
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {within_s} s"
+        time.sleep(0.002)
+
+
+def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Start ``work`` on a thread; the function returned waits for what it returned or raised."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join() -> Any:
+        thread.join(LONG_S)
+        assert not thread.is_alive(), "the thread hangs"
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    return join
+
+
+def join_child(child: int) -> int | str:
+    """The exit status of a forked child, negative for a signal; ``"hangs"`` if it does."""
+    end = time.monotonic() + LONG_S
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hangs"
+
+
+def tasks_on(loop: BackgroundLoop) -> int:
+    """How many tasks there are on ``loop``, but for the one that counts them."""
+
+    async def count() -> int:
+        return len(asyncio.all_tasks()) - 1
+
+    return loop.wait(count(), LONG_S)

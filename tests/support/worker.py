@@ -1,0 +1,190 @@
+"""A process that uses a cache and says so, line by line; the tests kill it.
+
+``python -m tests.support.worker JSON`` runs with ``{"options": ..., "steps": [[verb, ...], ...]}``,
+where the options are those of ``Cache.open``. Lines are written unbuffered, so that one that was
+read tells of something that had happened before the process died:
+
+=============================== ====================================================
+``saved KEY VARIANT``           ``save`` returned: durable and acknowledged
+``hit KEY VARIANT TIER``        found, equal to what was saved to the last byte
+``WRONG KEY``                   found, but not what was saved
+``miss KEY REASON``
+``prefetched FOUND PRESENT ABSENT FAILED``
+``flushed REMAINING``
+``upload STEP NAME``            a transfer event, with ``"events": true``
+``at WORD``                     the step ``say``
+=============================== ====================================================
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+from s3cache import Cache, Hit, Saved, TransferEvent, frame
+
+__all__ = ["entry", "key", "keys"]
+
+
+def key(name: str) -> str:
+    return f"key-{name}"
+
+
+def keys(start: int, count: int, name: str = "") -> list[str]:
+    return [key(f"{name}{number:04}") for number in range(start, start + count)]
+
+
+def entry(key: str, size: int, variant: str = "") -> bytes:
+    """The frame that every process saves under ``key``; nothing in it depends on the process."""
+    noise = random.Random(f"{key} {variant}").randbytes(size)
+    half = size // 2
+    return frame.encode(
+        kind="fault-test",
+        key=key,
+        variant=variant,
+        sections={"code": noise[:half], "data": noise[half:]},
+        meta={"size": size},
+        codec="none",
+        created_ns=1_700_000_000_000_000_000,
+    )
+
+
+def say(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+class Worker:
+    """Each method without an underscore is a step."""
+
+    def __init__(self, cache: Cache, *, events: bool = False) -> None:
+        self._cache = cache
+        if events:
+            cache.subscribe(self._tell)
+
+    @staticmethod
+    def _tell(event: TransferEvent) -> None:
+        say(event.direction, event.step, event.name)
+
+    def save(self, keys: list[str], size: int, variants: tuple[str, ...] = ("",)) -> None:
+        for key in keys:
+            for variant in variants:
+                result = self._cache.save(key, entry(key, size, variant))
+                assert isinstance(result, Saved), result
+                assert result.durable
+                say("saved", key, variant or "-")
+
+    def save_for_ever(self, key: str, size: int) -> None:
+        """The same entry, again and again."""
+        data = entry(key, size)
+        while True:
+            assert isinstance(self._cache.save(key, data), Saved)
+            say("saved", key, "-")
+
+    def check(self, keys: list[str], variants: tuple[str, ...] = ("",)) -> None:
+        """Look every entry up, one variant after the other, and compare each byte."""
+        for key in keys:
+            for variant in variants:
+                result = self._cache.lookup(key, lambda e, v=variant: e.header.variant == v)
+                if not isinstance(result, Hit):
+                    say("miss", key, result.reason)
+                    continue
+                size = result.entry.header.meta["size"]
+                assert isinstance(size, int)
+                if bytes(result.entry.data) == entry(key, size, variant):
+                    say("hit", key, variant or "-", result.tier)
+                else:
+                    say("WRONG", key)
+
+    def prefetch(self, keys: list[str]) -> None:
+        report = self._cache.prefetch(keys).wait()
+        say("prefetched", report.found, report.present, report.absent, report.failed)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        say("flushed", self._cache.flush(timeout_s).remaining)
+
+    def say(self, word: str) -> None:
+        say("at", word)
+
+    def hear(self) -> None:
+        """Go on when the test writes a line."""
+        sys.stdin.readline()
+
+    def work(self) -> None:
+        """Until a signal ends it, as a program that trains.
+
+        Not by :meth:`hear`: Python does not hear of a signal that comes between its last
+        instruction and a system call that then blocks.
+        """
+        while True:
+            time.sleep(0.01)
+
+    def until_imported(self, module: str) -> None:
+        """Until the background thread is that far with making a client."""
+        while module not in sys.modules:
+            time.sleep(0.0005)
+
+    def exit_on_sigterm(self) -> None:
+        """As programs do that want to end in good order."""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+
+    def fork(self, steps: list[list[Any]], leave: str = "_exit") -> None:
+        """A child runs ``steps`` on the inherited cache; its parent waits for it."""
+        child = self._forked(steps, leave)
+        _, status = os.waitpid(child, 0)
+        say("child", os.waitstatus_to_exitcode(status))
+
+    def fork_away(self, steps: list[list[Any]]) -> None:
+        """... or does not wait."""
+        say("forked", self._forked(steps, "_exit"))
+
+    def _forked(self, steps: list[list[Any]], leave: str) -> int:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                run(self, steps)
+                status = 0
+            finally:
+                if leave == "_exit":
+                    os._exit(status)
+            sys.exit(status)
+        return child
+
+    def processes(self, method: str, steps_of_each: list[list[list[Any]]]) -> None:
+        """Children as multiprocessing makes them, and so a DataLoader."""
+        context = multiprocessing.get_context(method)
+        children = [
+            context.Process(target=_child, args=(self if method == "fork" else None, steps))
+            for steps in steps_of_each
+        ]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+            say("child", child.exitcode)
+
+
+def run(worker: Worker, steps: list[list[Any]]) -> None:
+    for verb, *arguments in steps:
+        assert not verb.startswith("_")
+        getattr(worker, verb)(*arguments)
+
+
+def _child(inherited: Worker | None, steps: list[list[Any]]) -> None:
+    worker = inherited or _open(json.loads(sys.argv[1]))
+    run(worker, steps)
+
+
+def _open(config: dict[str, Any]) -> Worker:
+    return Worker(Cache.open(**config["options"]), events=config.get("events", False))
+
+
+if __name__ == "__main__":
+    _config = json.loads(sys.argv[1])
+    run(_open(_config), _config["steps"])

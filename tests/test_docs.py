@@ -1,0 +1,155 @@
+"""The documentation agrees with the code and with itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.render import COMMANDS, fill, render
+from s3cache.errors import ConfigError
+from s3cache.settings import Settings
+from s3cache.stats import Reason
+from s3cache.store import FileLocation, S3Options, parse_url
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [*sorted((ROOT / "docs").glob("*.md")), ROOT / "infra" / "README.md"]
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+ROW = re.compile(r"^\| `(\w+)` \| (.+?) \|", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for variable in (
+        "URL",
+        *(each.name.upper() for of in (Settings, S3Options) for each in fields(of)),
+    ):
+        monkeypatch.delenv(f"S3CACHE_{variable}", raising=False)
+
+
+def rows() -> list[tuple[str, str]]:
+    """Name and default of each row in the page's tables."""
+    return ROW.findall((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"))
+
+
+def documented(name: str) -> str | None:
+    """The default that the page gives: the text in backticks, or ``None`` for the word none."""
+    found = [default for each, default in rows() if each == name]
+    assert len(found) == 1, f"{name} has {len(found)} rows in docs/configuration.md"
+    if found[0] == "none":
+        return None
+    assert re.fullmatch(r"`[^`]+`", found[0]), f"{name}: {found[0]!r} is neither `text` nor none"
+    return found[0].strip("`")
+
+
+@pytest.mark.parametrize("setting", fields(Settings), ids=lambda each: each.name)
+def test_every_setting_is_documented_with_its_default(setting: Field[Any]) -> None:
+    text = documented(setting.name)
+    if setting.name == "local_dir":
+        text = str(Path(text or "").expanduser())
+    settings, _ = Settings.load(**{setting.name: text})
+    assert getattr(settings, setting.name) == getattr(Settings(), setting.name)
+    assert (text is None) == (getattr(Settings(), setting.name) is None)
+
+
+@pytest.mark.parametrize("option", fields(S3Options), ids=lambda each: each.name)
+def test_every_s3_option_is_documented_with_its_default(option: Field[Any]) -> None:
+    if option.default is MISSING:
+        assert (option.name, "required") in rows()
+    elif option.default in (None, ""):
+        assert documented(option.name) is None
+    else:
+        said = parse_url("s3://bucket", **{option.name: documented(option.name)})
+        assert getattr(said, option.name) == option.default
+
+
+def test_nothing_else_is_documented() -> None:
+    known = {each.name for of in (Settings, S3Options, FileLocation) for each in fields(of)}
+    assert {name for name, _ in rows()} == known - {"path"}
+
+
+def test_a_wrong_default_would_be_noticed() -> None:
+    with pytest.raises(ConfigError):
+        Settings.load(local_max_bytes="10 gigs")
+    assert Settings.load(local_max_bytes="11GiB")[0].local_max_bytes != Settings().local_max_bytes
+
+
+def test_every_reason_is_documented() -> None:
+    text = (ROOT / "docs" / "storage.md").read_text(encoding="utf-8")
+    assert [str(reason) for reason in Reason if f"`{reason}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    local = [target.partition("#")[0] for target in targets if "://" not in target]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_the_readme_is_short_and_names_the_two_commands_to_try() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert re.search("^make demo .*$", text, re.MULTILINE)
+    assert re.search("^make test .*$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_heading_finds_it(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s:]*#[^)\s]+)\)", page.read_text(encoding="utf-8")):
+        file, _, anchor = target.partition("#")
+        text = ((page.parent / file) if file else page).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings]
+        assert anchor in slugs, target
+
+
+RESULTS = {
+    "environment": {"machine": "x86_64", "cores": 2},
+    "results": [
+        {
+            "title": "A lookup",
+            "columns": ["what", "p50"],
+            "rows": [["hit", "1 ms"]],
+            "notes": ["Warm."],
+            "bars": [
+                {"what": "ratio", "value": 1.2345, "bound": "at most", "limit": 2, "met": True}
+            ],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_has_one_block_for_what_was_measured(name: str) -> None:
+    page = BENCHMARKS.read_text(encoding="utf-8")
+    text = render(RESULTS, COMMANDS[name])
+    filled = fill(page, name, text)
+    assert "| what | p50 |\n| --- | --- |\n| hit | 1 ms |\n\nWarm.\n" in filled
+    assert "ratio: 1.23; at most 2 asked: met." in filled
+    assert f"Measured with `{COMMANDS[name]}` on: machine x86_64, cores 2" in filled
+    assert fill(filled, name, text) == filled
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
+    page = BENCHMARKS.read_text(encoding="utf-8")
+    results = ROOT / "docs" / "benchmarks" / f"{name}.json"
+    if results.exists():
+        text = render(json.loads(results.read_text(encoding="utf-8")), COMMANDS[name])
+        assert fill(page, name, text) == page
+    else:
+        assert f"Not measured yet: `{COMMANDS[name]}`" in page
+
+
+@pytest.mark.parametrize("page", ["", "<!-- bench:storage -->\n<!-- /bench:storage -->\n" * 2])
+def test_a_page_without_exactly_one_block_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="blocks, not 1"):
+        fill(page, "storage", "text\n")

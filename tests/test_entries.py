@@ -1,0 +1,238 @@
+"""How entries lie in a store: names, and writers of several variants that lose none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import entries, frame
+from s3cache.entries import Replaceable
+from s3cache.errors import ConfigError, CorruptError, TransientError
+from s3cache.store import MemoryStore, MeteredStore
+from s3cache.testing import FaultyStore
+from s3cache.testing.contract import listed
+from tests.support.caching import KEY, OTHER, broken, entry, payload
+from tests.support.stores import RacyStore, variants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from s3cache.frame import Frame
+    from s3cache.store import Buffer, Store
+
+
+async def publish(store: Store, *found: Frame) -> None:
+    await asyncio.gather(*(entries.publish(store, each, replaceable=()) for each in found))
+
+
+# -- names
+
+
+@pytest.mark.parametrize("key", ["a", "0", "ab_c-d", "f" * 128])
+def test_legal_keys(key: str) -> None:
+    assert entries.check_key(key) == key
+
+
+@pytest.mark.parametrize("key", ["", "A", "a.b", "a/b", "-a", "_", "é", "a" * 129, "a\n", ".."])
+def test_illegal_keys_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="use a hexadecimal digest"):
+        entries.check_key(key)
+
+
+@pytest.mark.parametrize("variant", ["0", "_", "-a", "A", "a.b", "a" * 65, "a/b", "a\n"])
+def test_illegal_variants_are_refused(variant: str) -> None:
+    with pytest.raises(ConfigError, match="variant"):
+        entries.check_entry(KEY, entry(variant=variant))
+
+
+@pytest.mark.parametrize("variant", ["", "00", "a", "0a", "f" * 64])
+def test_legal_variants(variant: str) -> None:
+    entries.check_entry(KEY, entry(variant=variant))
+
+
+def test_an_entry_is_saved_under_its_own_key_only() -> None:
+    with pytest.raises(ConfigError, match="not the key in the frame"):
+        entries.check_entry(OTHER, entry(KEY))
+
+
+def test_names_of_different_keys_and_variants_differ() -> None:
+    names = {
+        name
+        for key in ("a", "ab", "a-b", "a_b", "0", "a0")
+        for name in (
+            entries.first_name(key),
+            *(entries.variant_name(key, variant) for variant in ("", "00", "a", "a-0")),
+        )
+    }
+    assert len(names) == 6 * 5
+
+
+def test_the_prefix_of_a_key_finds_no_other_key() -> None:
+    for other in ("ab", "a-b", "a_b", "a0"):
+        assert not entries.first_name(other).startswith(entries.name_prefix("a"))
+
+
+def test_keys_are_spread() -> None:
+    spreads = {entries.first_name(f"key{number}").split("/")[1] for number in range(500)}
+    assert len(spreads) > 400
+    assert all(len(spread) == 3 for spread in spreads)
+
+
+def test_an_entry_belongs_at_two_names() -> None:
+    header = entry(variant="v").header
+    entries.check_place(entries.first_name(KEY), header)
+    entries.check_place(entries.variant_name(KEY, "v"), header)
+    for name in (
+        entries.variant_name(KEY, "w"),
+        entries.variant_name(KEY, ""),
+        entries.first_name(OTHER),
+        entries.variant_name(OTHER, "v"),
+    ):
+        with pytest.raises(CorruptError, match="holds key"):
+            entries.check_place(name, header)
+
+
+@pytest.mark.parametrize("damage", [broken, lambda found: found.data[:-1], lambda found: b""])
+def test_only_sound_bytes_in_their_place_become_an_entry(damage: Callable[[Frame], bytes]) -> None:
+    sound = entry(variant="v", payload=b"compiled")
+    for name in entries.names_of(sound.header):
+        assert payload(entries.verify(name, sound.data)) == b"compiled"
+        with pytest.raises(CorruptError):
+            entries.verify(name, damage(sound))
+    with pytest.raises(CorruptError, match="holds key"):
+        entries.verify(entries.first_name(OTHER), sound.data)
+
+
+def test_what_may_be_replaced_is_what_was_found_of_no_use_or_everything() -> None:
+    some, every = Replaceable(everything=False), Replaceable(everything=True)
+    bad = entry(variant="bad").header
+    assert bad not in some
+    some.add(bad)
+    some.add(bad)
+    assert bad in some
+    assert entry(variant="good").header not in some
+    assert entry(variant="good").header in every
+
+
+# -- publishing
+
+
+async def test_the_first_entry_costs_one_put() -> None:
+    store = MeteredStore(MemoryStore())
+    await publish(store, entry())
+    calls = {verb: stats.calls for verb, stats in store.snapshot().items() if stats.calls}
+    assert calls == {"atomic_create": 1, "put": 1}
+    assert await store.get(entries.first_name(KEY)) == await only_object(store.inner)
+
+
+async def only_object(store: Store) -> Buffer | None:
+    (name,) = await listed(store)
+    return await store.get(name)
+
+
+async def test_variants_lie_side_by_side() -> None:
+    store = MemoryStore()
+    for variant in ("", "a", "b"):
+        await publish(store, entry(variant=variant))
+    assert await variants(store) == {"", "a", "b"}
+    assert len(await listed(store)) == 3
+
+
+async def test_variants_published_at_once_are_all_there() -> None:
+    store = MemoryStore()
+    await publish(store, *(entry(variant=f"v{number}") for number in range(8)))
+    assert await variants(store) == {f"v{number}" for number in range(8)}
+    assert len(await listed(store)) == 8
+
+
+async def test_a_variant_published_twice_is_there_once_as_it_was() -> None:
+    store = MemoryStore()
+    await publish(store, entry(variant="a", payload=b"first"), entry(variant="b"))
+    for variant in ("a", "b"):
+        await publish(store, entry(variant=variant, payload=b"second"))
+    assert len(await listed(store)) == 2
+    data = await store.get(entries.first_name(KEY))
+    assert data is not None
+    assert payload(frame.decode(data)) == b"first"
+
+
+async def test_a_racy_create_loses_no_variant() -> None:
+    store = RacyStore()
+    await publish(store, *(entry(variant=f"v{number}") for number in range(8)))
+    assert await variants(store) == {f"v{number}" for number in range(8)}
+    assert await store.get(entries.first_name(KEY)) is not None
+
+
+async def test_what_is_to_be_replaced_is() -> None:
+    store = MemoryStore()
+    await publish(store, entry(variant="a", payload=b"old"), entry(variant="b", payload=b"old"))
+    for variant in ("a", "b"):
+        new = entry(variant=variant, payload=b"new")
+        await entries.publish(store, new, replaceable=Replaceable(everything=True))
+    assert len(await listed(store)) == 2
+    for name in await listed(store):
+        data = await store.get(name)
+        assert data is not None
+        assert payload(frame.decode(data)) == b"new"
+
+
+async def test_replacing_one_variant_leaves_the_others() -> None:
+    """Even at the first name, which belongs to whoever came first."""
+    store = MemoryStore()
+    await publish(store, entry(variant="a"))
+    await entries.publish(store, entry(variant="b"), replaceable=Replaceable(everything=True))
+    assert await variants(store) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"no frame", entry().data[:60], b"\x00" * 20_000], ids=lambda each: len(each)
+)
+async def test_a_damaged_header_is_overwritten(damaged: bytes) -> None:
+    store = MemoryStore()
+    await store.put(entries.first_name(KEY), damaged)
+    await publish(store, entry(variant="a"))
+    assert await variants(store) == {"a"}
+    assert len(await listed(store)) == 1
+
+
+async def test_an_entry_that_belongs_elsewhere_is_overwritten() -> None:
+    store = MemoryStore()
+    await store.put(entries.first_name(KEY), entry(OTHER, "a").data)
+    await publish(store, entry(KEY, "a"))
+    assert await variants(store) == {"a"}
+    await store.put(entries.variant_name(KEY, "b"), entry(KEY, "c").data)
+    await publish(store, entry(KEY, "b"))
+    assert await variants(store) == {"a", "b"}
+
+
+@pytest.mark.parametrize("fault", ["bit_flip", "truncate"])
+async def test_damage_on_the_way_costs_nobody_his_entry(fault: str) -> None:
+    store = MemoryStore()
+    await publish(store, entry(variant="a"))
+    faulty = FaultyStore(store, seed=3)
+    for _ in range(20):
+        faulty.inject("get_range", fault, times=4)
+        with contextlib.suppress(TransientError):
+            await publish(faulty, entry(variant="b"))
+        assert "a" in await variants(store)
+
+
+async def test_a_long_header_is_read_too() -> None:
+    meta = {f"name{number}": "x" * 200 for number in range(200)}
+    long = frame.decode(frame.encode(kind="test", key=KEY, variant="a", sections={}, meta=meta))
+    assert len(long.data) > frame.HEADER_HINT_BYTES
+    store = MemoryStore()
+    await publish(store, long)
+    await publish(store, long, entry(variant="b"))
+    assert await variants(store) == {"a", "b"}
+
+
+async def test_a_damaged_payload_is_kept_unless_told() -> None:
+    store = MemoryStore()
+    damaged = broken(entry())
+    await store.put(entries.first_name(KEY), damaged)
+    await publish(store, entry())
+    assert await store.get(entries.first_name(KEY)) == damaged

@@ -1,0 +1,198 @@
+"""A forked child has none of the locks that only a thread of its parent could open."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.scripts import run_script
+
+# Forks once the other thread is amid its work, and prints what the child knows of it.
+FORK = """
+import time
+from s3cache import _forks
+_forks.PATIENCE_S = 20.0
+state = "before"
+
+def work():
+    global state
+    state = "amid"
+    time.sleep(0.2)
+    state = "after"
+
+{start}
+eventually(lambda: state == "amid")
+child = os.fork()
+if child == 0:
+    print("child:", state, flush=True)
+    os._exit(0)
+assert join(child) == 0
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "background().call(work)",
+        """
+async def block(): work()
+def run():
+    loop = _forks.new_event_loop()
+    loop.run_until_complete(block())
+    loop.close()
+threading.Thread(target=run).start()
+""",
+    ],
+    ids=["callback", "another loop"],
+)
+def test_a_fork_waits_for_the_end_of_what_is_undivided(start: str) -> None:
+    done = run_script(FORK.format(start=start))
+    assert (done.stdout.split(), done.stderr) == (["child:", "after"], "")
+
+
+def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
+    done = run_script(
+        """
+        from s3cache import _forks
+        _forks.PATIENCE_S = 600.0
+        async def for_ever(): await asyncio.Event().wait()
+        background().submit(for_ever())
+        loop = _forks.new_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        child = os.fork()
+        if child == 0: os._exit(0)
+        assert join(child) == 0
+        background().stop()
+        child = os.fork()
+        if child == 0: os._exit(0)
+        assert join(child) == 0
+        """
+    )
+    assert done.stderr == ""
+
+
+def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> None:
+    """Nobody can open it while the fork waits: the child is born all the same."""
+    done = run_script(
+        """
+        from s3cache import _forks
+        _forks.PATIENCE_S = 0.1
+        lock, there = threading.Lock(), threading.Event()
+        def work():
+            there.set()
+            with lock: pass
+        with lock:
+            background().call(work)
+            there.wait()
+            child = os.fork()
+        if child == 0:
+            async def where(): return os.getpid()
+            os._exit(0 if background().wait(where(), 10) == os.getpid() else 1)
+        assert join(child) == 0
+        """
+    )
+    assert done.stderr == ""
+
+
+def test_a_fork_waits_for_what_takes_long_as_long_as_it_gets_on() -> None:
+    done = run_script(
+        FORK.format(start="_forks.PATIENCE_S = 1.0; background().call(work)").replace(
+            "time.sleep(0.2)",
+            "[(time.sleep(0.05), time.sleep(0.06)) for _ in range(25)]",
+        )
+    )
+    assert (done.stdout.split(), done.stderr) == (["child:", "after"], "")
+
+
+def test_a_fork_does_not_wait_for_ever_for_what_gets_on_without_an_end() -> None:
+    done = run_script(
+        """
+        from s3cache import _forks
+        _forks.LIMIT_S = 0.1
+        begun, stop = threading.Event(), False
+        def work():
+            begun.set()
+            while not stop: pass
+        background().call(work)
+        begun.wait()
+        child = os.fork()
+        if child == 0: os._exit(0)
+        stop = True
+        assert join(child) == 0
+        """
+    )
+    assert done.stderr == ""
+
+
+def test_nothing_undivided_begins_while_somebody_forks() -> None:
+    done = run_script(
+        """
+        from s3cache import _forks
+        state, stop = "out", False
+        async def work():
+            global state
+            while not stop:
+                state = "in"
+                time.sleep(0.001)
+                state = "out"
+                await asyncio.sleep(0)
+        working = background().submit(work())
+        seen = []
+        for _ in range(50):
+            child = os.fork()
+            if child == 0: os._exit(0 if state == "out" else 1)
+            seen.append(join(child))
+        stop = True
+        working.result(10)
+        print(seen.count(0))
+        """
+    )
+    assert (done.stdout.strip(), done.stderr) == ("50", "")
+
+
+def test_what_belongs_to_a_process_is_made_anew_in_the_order_it_was_made() -> None:
+    """Also behind something that fails; what is gone is not asked."""
+    done = run_script(
+        """
+        from s3cache import _forks
+        called = []
+        class Thing:
+            def __init__(self, name):
+                self.name = name
+                _forks.call_in_child(self.renew)
+            def renew(self):
+                called.append(self.name)
+                if self.name == "bad": raise ValueError("bad")
+        things = [Thing(name) for name in ("one", "bad", "two", "gone")]
+        _forks.call_in_child(lambda: called.append("function"))
+        del things[-1]
+        child = os.fork()
+        if child == 0:
+            print(*called, flush=True)
+            os._exit(0)
+        assert join(child) == 0
+        print(*called)
+        """
+    )
+    assert done.stdout.splitlines() == ["one bad two function", ""]
+    assert "ValueError: bad" in done.stderr
+
+
+def test_a_child_has_no_descriptor_of_an_unshared_file() -> None:
+    done = run_script(
+        """
+        import tempfile
+        from s3cache import _forks
+        with tempfile.NamedTemporaryFile() as file:
+            fd = _forks.open_unshared(file.name, os.O_RDWR)
+            child = os.fork()
+            if child == 0:
+                try: os.fstat(fd)
+                except OSError: os._exit(0)
+                os._exit(1)
+            assert join(child) == 0
+            os.fstat(fd)
+            _forks.close_unshared(fd)
+        """
+    )
+    assert done.stderr == ""

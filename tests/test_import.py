@@ -1,0 +1,26 @@
+"""What importing costs: nothing heavy, until it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.imports import modules_after
+
+HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "aiohttp", "typer", "numpy")
+
+
+def test_importing_s3cache_imports_next_to_nothing() -> None:
+    ours = modules_after("import s3cache") - modules_after("import importlib, typing")
+    assert ours - {"__future__"} == {"s3cache"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import s3cache.cache, s3cache.store, s3cache.settings",
+        # A cache with an S3 store imports botocore when it connects, in the background.
+        "from s3cache import Cache, Settings; Cache(Settings(local=False))",
+    ],
+)
+def test_using_it_imports_nothing_heavy(code: str) -> None:
+    assert modules_after(code).isdisjoint(HEAVY)

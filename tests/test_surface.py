@@ -1,0 +1,187 @@
+"""What ``import s3cache`` offers: a change to it is meant, and is told in the changelog."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import s3cache
+
+ROOT = Path(s3cache.__file__).resolve().parent
+LAZY_PACKAGES = ("s3cache", "s3cache.store", "s3cache.store.s3")
+
+FUNCTIONS = {
+    "active": "() -> Cache | None",
+    "check": "(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> Report",
+    "disable": "() -> None",
+    "enable": "(url: str | None = None, **options: Unpack[Options]) -> Cache",
+    "enabled": "(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cache]",
+    "register_cacheable": "(function: _F, *, version: str) -> _F",
+}
+
+CACHE = {
+    "close": "(self, timeout_s: float | None = None) -> FlushReport",
+    "flush": "(self, timeout_s: float | None = None) -> FlushReport",
+    "lookup": "(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss",
+    "open": "(url: str | None = None, **options: Unpack[Options]) -> Cache",
+    "prefetch": "(self, keys: Iterable[str]) -> Prefetch",
+    "save": "(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved",
+    "settings": "property",
+    "start": "(self) -> None",
+    "stats": "(self) -> CacheStats",
+    "subscribe": "(self, listener: Listener) -> Callable[[], None]",
+}
+
+CLASSES = {
+    "Cache",
+    "CacheStats",
+    "FileLocation",
+    "FlushReport",
+    "Graph",
+    "GraphBreak",
+    "Hit",
+    "MemoryLocation",
+    "Miss",
+    "NotSaved",
+    "Options",
+    "Prefetch",
+    "PrefetchReport",
+    "Reason",
+    "Report",
+    "S3Options",
+    "Saved",
+    "Settings",
+    "StoreOptions",
+    "TransferEvent",
+}
+
+ALIASES = {"Listener", "Mode", "__version__"}
+MODULES = {"errors", "frame", "store"}
+
+
+def signature(function: object) -> str:
+    """As it is written in the source, where annotations are not evaluated."""
+    assert callable(function)
+    return str(inspect.signature(function)).replace("'", "")
+
+
+def test_the_names_are_these_and_no_others() -> None:
+    errors = set(s3cache.errors.__all__)
+    assert set(s3cache.__all__) == {*FUNCTIONS, *CLASSES, *ALIASES, *MODULES, *errors}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_called_like_this(name: str) -> None:
+    assert signature(getattr(s3cache, name)) == FUNCTIONS[name]
+
+
+def test_classes_are_classes_and_modules_are_modules() -> None:
+    assert {name for name in CLASSES if not inspect.isclass(getattr(s3cache, name))} == set()
+    assert {name for name in MODULES if not inspect.ismodule(getattr(s3cache, name))} == set()
+
+
+def test_the_methods_of_a_cache_are_these_and_no_others() -> None:
+    public = {name: member for name, member in vars(s3cache.Cache).items() if name[0] != "_"}
+    assert {
+        name: "property"
+        if isinstance(member, property)
+        else signature(getattr(s3cache.Cache, name))
+        for name, member in public.items()
+    } == CACHE
+
+
+def test_every_error_is_exported_as_it_is() -> None:
+    for name in s3cache.errors.__all__:
+        assert getattr(s3cache, name) is getattr(s3cache.errors, name)
+
+
+@pytest.mark.parametrize("package", LAZY_PACKAGES)
+def test_a_new_process_shows_each_name_before_and_after_its_use(package: str) -> None:
+    code = (
+        f"import {package} as package\n"
+        "hidden = set(package.__all__) - set(dir(package))\n"
+        "assert not hidden, hidden\n"
+        "for name in package.__all__:\n"
+        "    assert getattr(package, name) is getattr(package, name)\n"
+        "assert set(package.__all__) <= set(dir(package))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("package", LAZY_PACKAGES)
+def test_type_checkers_read_the_same_exports_from_the_same_modules(package: str) -> None:
+    """What a package gives at run time is what its imports below ``TYPE_CHECKING`` say."""
+    module = import_module(package)
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    shown = {
+        alias.name: f"{node.module}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("s3cache")
+        for alias in node.names
+    }
+    assert set(module.__all__) <= {*shown}
+    for name in module.__all__:
+        home = import_module(shown[name])
+        assert getattr(module, name) is getattr(home, name)
+
+
+def test_what_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 's3cache' has no attribute 'nonsense'"):
+        _ = s3cache.nonsense  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'nonsense' from 's3cache'"):
+        exec("from s3cache import nonsense")
+
+
+INERT = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+import s3cache
+
+cache = s3cache.enable("s3://bucket/prefix", region="eu-west-1", strict=True)
+assert s3cache.active() is None
+assert cache.settings.mode == "off"
+miss = cache.lookup("abc")
+assert isinstance(miss, s3cache.Miss) and miss.reason == s3cache.Reason.DISABLED
+entry = s3cache.frame.encode(kind="test", key="abc", sections={})
+assert isinstance(cache.save("abc", entry), s3cache.NotSaved)
+assert cache.prefetch(["abc"]).wait().failed == 0
+assert cache.flush(timeout_s=1).complete
+with s3cache.enabled("memory://example") as second:
+    assert second.stats().saved == 0
+try:
+    s3cache.enable("s3://bucket", strikt=True)
+except s3cache.ConfigError as error:
+    print(error.fix)
+cache.close()
+loaded = {"torch", "botocore", "aioboto3"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def test_where_torch_is_not_supported_the_cache_is_inert(tmp_path: Path) -> None:
+    """It has every method and does nothing: no directory, no client; mistakes are still errors."""
+    metadata = tmp_path / "site" / "torch-9.9.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.0\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", INERT],
+        env={"HOME": str(home), "PYTHONPATH": f"{metadata.parents[1]}:{ROOT.parent}"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "did you mean 'strict'?\n"
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("s3cache: torch 9.9.0 is not supported")
+    assert list(home.iterdir()) == []

@@ -1,0 +1,199 @@
+"""The store that fails on purpose does so as told, and the same way again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from s3cache.errors import ConfigError, PermanentError, StoreError, TransientError
+from s3cache.store import MemoryStore
+from s3cache.testing import FaultRates, FaultyStore
+from s3cache.testing.contract import listed
+
+DATA = bytes(range(256))
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def faulty(memory: MemoryStore) -> FaultyStore:
+    return FaultyStore(memory)
+
+
+async def history(seed: int) -> list[object]:
+    """What 200 calls at mixed rates came to."""
+    rates = FaultRates(
+        error=0.1, permanent=0.1, slow=0.1, truncate=0.1, bit_flip=0.1, fail_after_commit=0.1
+    )
+    store = FaultyStore(MemoryStore(), rates, seed=seed, slow_s=0.0)
+    outcomes: list[object] = []
+    for i in range(100):
+        for call in (store.put(f"k{i % 5}", DATA), store.get(f"k{i % 5}")):
+            (outcome,) = await asyncio.gather(call, return_exceptions=True)
+            outcomes.append(repr(outcome))
+    return [*outcomes, store.counts]
+
+
+async def test_a_seed_repeats_itself_and_another_differs() -> None:
+    assert await history(1) == await history(1)
+    assert await history(1) != await history(2)
+
+
+async def test_rates_are_kept() -> None:
+    store = FaultyStore(MemoryStore(), FaultRates(error=0.3), seed=5)
+    for _ in range(1_000):
+        await asyncio.gather(store.get("key"), return_exceptions=True)
+    assert 230 < store.counts["get", "error"] < 370
+    assert set(store.counts) == {("get", "error")}
+
+
+async def test_injecting_does_not_shift_the_chances_of_later_calls() -> None:
+    async def failed(injected: bool) -> list[bool]:
+        store = FaultyStore(MemoryStore(), FaultRates(error=0.5), seed=9)
+        if injected:
+            store.inject("get", "permanent")
+        results = [await asyncio.gather(store.get("k"), return_exceptions=True) for _ in range(50)]
+        return [result != [None] for result in results][1:]
+
+    assert await failed(True) == await failed(False)
+
+
+async def test_orders_are_met_in_turn_then_all_is_well(faulty: FaultyStore) -> None:
+    faulty.inject("get", "error", times=2)
+    faulty.inject("get", "permanent")
+    faulty.inject("head", "error")
+    for expected in (TransientError, TransientError, PermanentError):
+        with pytest.raises(expected):
+            await faulty.get("key")
+    assert await faulty.get("key") is None
+    assert faulty.pending() == 1
+    assert faulty.counts == {("get", "error"): 2, ("get", "permanent"): 1}
+
+
+@pytest.mark.parametrize("fault", ["error", "permanent"])
+async def test_an_error_comes_before_anything_is_done(
+    faulty: FaultyStore, memory: MemoryStore, fault: str
+) -> None:
+    await memory.put("key", b"old")
+    faulty.inject("put", fault)
+    faulty.inject("delete", fault)
+    for call in (faulty.put("key", b"new"), faulty.delete("key")):
+        with pytest.raises(StoreError, match="injected"):
+            await call
+    assert await memory.get("key") == b"old"
+
+
+async def test_fail_after_commit_does_its_work_first(
+    faulty: FaultyStore, memory: MemoryStore
+) -> None:
+    faulty.inject("put", "fail_after_commit")
+    with pytest.raises(TransientError):
+        await faulty.put("key", b"new")
+    assert await memory.get("key") == b"new"
+    faulty.inject("delete", "fail_after_commit")
+    with pytest.raises(TransientError):
+        await faulty.delete("key")
+    assert await memory.get("key") is None
+
+
+async def test_truncate_gives_a_proper_prefix_and_leaves_the_object(
+    faulty: FaultyStore, memory: MemoryStore
+) -> None:
+    await memory.put("key", DATA)
+    faulty.inject("get", "truncate", times=20)
+    lengths = set()
+    for _ in range(20):
+        got = await faulty.get("key")
+        assert got is not None
+        assert len(got) < len(DATA)
+        assert DATA.startswith(bytes(got))
+        lengths.add(len(got))
+    assert len(lengths) > 5
+    assert await faulty.get("key") == DATA
+
+
+async def test_bit_flip_flips_one_bit_and_leaves_the_object(
+    faulty: FaultyStore, memory: MemoryStore
+) -> None:
+    await memory.put("key", DATA)
+    faulty.inject("get", "bit_flip")
+    faulty.inject("get_range", "bit_flip")
+    for got, whole in (
+        (await faulty.get("key"), DATA),
+        (await faulty.get_range("key", 10, 50), DATA[10:60]),
+    ):
+        assert got is not None
+        assert len(got) == len(whole)
+        assert sum((a ^ b).bit_count() for a, b in zip(got, whole, strict=True)) == 1
+    assert await faulty.get("key") == DATA
+
+
+@pytest.mark.parametrize("fault", ["truncate", "bit_flip"])
+async def test_nothing_cannot_be_damaged(
+    faulty: FaultyStore, memory: MemoryStore, fault: str
+) -> None:
+    await memory.put("empty", b"")
+    faulty.inject("get", fault, times=2)
+    assert await faulty.get("absent") is None
+    assert await faulty.get("empty") == b""
+    assert not faulty.counts
+
+
+async def test_hang_ends_only_with_cancellation(faulty: FaultyStore, memory: MemoryStore) -> None:
+    faulty.inject("put", "hang")
+    task = asyncio.ensure_future(faulty.put("key", b"x"))
+    done, _ = await asyncio.wait([task], timeout=0.02)
+    assert not done
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await memory.get("key") is None
+    assert faulty.counts == {("put", "hang"): 1}
+
+
+async def test_slow_answers_all_the_same(faulty: FaultyStore) -> None:
+    faulty.inject("put", "slow")
+    await faulty.put("key", b"x")
+    assert await faulty.get("key") == b"x"
+    assert faulty.counts == {("put", "slow"): 1}
+
+
+async def listed_before_the_error(store: FaultyStore) -> int:
+    seen = 0
+    try:
+        async for _ in store.list():
+            seen += 1
+    except TransientError:
+        return seen
+    pytest.fail("the listing did not fail")
+
+
+async def test_a_failing_listing_yields_a_part_first(faulty: FaultyStore) -> None:
+    for i in range(100):
+        await faulty.put(f"k{i}", b"")
+    sizes = set()
+    for _ in range(10):
+        faulty.inject("list", "error")
+        sizes.add(await listed_before_the_error(faulty))
+    assert max(sizes) > 0
+    assert len(sizes) > 3
+    assert len(await listed(faulty)) == 100
+
+
+@pytest.mark.parametrize(
+    ("verb", "fault"), [("put", "truncate"), ("get", "fail_after_commit"), ("head", "bit_flip")]
+)
+def test_a_fault_that_makes_no_sense_is_refused(faulty: FaultyStore, verb: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match="does not apply"):
+        faulty.inject(verb, fault)
+
+
+def test_rates_that_are_no_distribution_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        FaultRates(error=-0.1)
+    with pytest.raises(ConfigError):
+        FaultRates(error=0.7, hang=0.4)

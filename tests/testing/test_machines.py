@@ -1,0 +1,234 @@
+"""A machine is fresh, runs programs as Python does, and tells what came of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from s3cache.stats import HistogramSnapshot, Reason, Usage, VerbStats
+from s3cache.testing import Machine, Outcome, ProgramError
+
+SHOW = """
+import json, os, sys
+print(json.dumps({
+    "name": __name__,
+    "argv": sys.argv,
+    "path": sys.path[0],
+    "cwd": os.getcwd(),
+    "environ": dict(os.environ),
+    "home": os.listdir(os.path.expanduser("~")),
+    "tmp": os.listdir(os.environ["TMPDIR"]),
+}))
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
+
+
+def script(tmp_path: Path, code: str) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(code)
+    return path
+
+
+def shown(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(outcome.stdout)
+    return found
+
+
+def test_what_a_program_finds_is_a_fresh_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that the tests' own user has set up, but what the test gives it."""
+    for name in ("AWS_PROFILE", "S3CACHE_URL", "TORCHINDUCTOR_CACHE_DIR", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "the developer's own")
+    machine = Machine(tmp_path / "node-1", GIVEN="to all")
+    found = shown(machine.run(script(tmp_path, SHOW), environment={"GIVEN_TOO": "to one"}))
+    assert "the developer's own" not in found["environ"].values()
+    assert (found["home"], found["tmp"]) == ([".cache"], [])
+    for name in (
+        "HOME",
+        "TMPDIR",
+        "XDG_CACHE_HOME",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "S3CACHE_LOCAL_DIR",
+    ):
+        assert Path(found["environ"][name]).is_relative_to(machine.root), name
+    assert (found["environ"]["GIVEN"], found["environ"]["GIVEN_TOO"]) == ("to all", "to one")
+
+
+def test_a_script_runs_as_by_itself(machine: Machine, tmp_path: Path) -> None:
+    program = script(tmp_path, SHOW)
+    found = shown(machine.run("program.py", "--steps", "3", cwd=tmp_path))
+    assert (found["name"], found["argv"]) == ("__main__", ["program.py", "--steps", "3"])
+    assert (found["path"], found["cwd"]) == (str(program.parent), str(tmp_path))
+
+
+def test_a_module_runs_as_with_m(machine: Machine, tmp_path: Path) -> None:
+    script(tmp_path, SHOW)
+    found = shown(machine.run("-m", "program", "x", cwd=tmp_path))
+    assert (found["name"], found["argv"][1:]) == ("__main__", ["x"])
+
+
+@pytest.mark.parametrize("command", [(), ("-m",), ("-c", "pass"), ("-m", "-x")])
+def test_what_is_no_program_is_refused(machine: Machine, command: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="neither a script nor"):
+        machine.run(*command)
+
+
+def test_a_second_process_finds_what_the_first_left_and_another_machine_does_not(
+    machine: Machine, tmp_path: Path
+) -> None:
+    program = script(
+        tmp_path,
+        "import pathlib\nleft = pathlib.Path.home() / 'left'\nprint(left.exists())\nleft.touch()\n",
+    )
+    said = [each.run(program).stdout for each in (machine, machine, Machine(tmp_path / "other"))]
+    assert said == ["False\n", "True\n", "False\n"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "told"),
+    [
+        ("import sys; print('last words'); sys.exit(3)", 3, "last words"),
+        ("raise KeyError('what is wrong')", 1, "KeyError: 'what is wrong'"),
+        ("import os; os.kill(os.getpid(), 9)", -9, "exit status -9"),
+    ],
+)
+def test_a_bad_end_is_told(
+    machine: Machine, tmp_path: Path, code: str, status: int, told: str
+) -> None:
+    with pytest.raises(ProgramError, match=told) as caught:
+        machine.run(script(tmp_path, code))
+    assert caught.value.outcome.exit_code == status
+
+
+def test_a_long_story_is_told_from_its_end(machine: Machine, tmp_path: Path) -> None:
+    code = "import sys\nfor i in range(1000): print('line', i)\nsys.exit(1)"
+    with pytest.raises(ProgramError) as caught:
+        machine.run(script(tmp_path, code))
+    assert "line 999" in str(caught.value)
+    assert "line 5\n" not in str(caught.value)
+    assert "line 5\n" in caught.value.outcome.stdout
+
+
+def test_what_takes_too_long_is_ended_with_all_it_started(machine: Machine, tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with pytest.raises(ProgramError, match="still running after 8 s") as caught:
+        machine.run(script(tmp_path, code), timeout_s=8)
+    assert caught.value.outcome.exit_code is None
+    child = int(caught.value.outcome.stdout)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+# -- functions
+
+
+def double(numbers: list[int], by: int = 2) -> dict[str, Any]:
+    return {"doubled": [number * by for number in numbers], "in": os.getpid()}
+
+
+def give_a_set() -> set[int]:
+    return {1}
+
+
+def refuse(why: str) -> None:
+    raise LookupError(why)
+
+
+def test_a_function_is_called_in_another_process(machine: Machine) -> None:
+    outcomes = [
+        machine.call(double, [1, 2]).result,
+        machine.call("tests.testing.test_machines:double", [1, 2], 3).result,
+    ]
+    assert [each["doubled"] for each in outcomes] == [[2, 4], [3, 6]]
+    assert len({os.getpid(), *(each["in"] for each in outcomes)}) == 3
+
+
+def test_a_module_that_only_the_test_finds_is_found_there_too(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pytest puts the directory of a test on the path."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "only_here.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    assert machine.call("only_here:answer").result == 42
+
+
+def test_what_a_function_raises_is_told(machine: Machine) -> None:
+    with pytest.raises(ProgramError, match="LookupError: not today"):
+        machine.call(refuse, "not today")
+    with pytest.raises(ProgramError, match="not JSON serializable"):
+        machine.call(give_a_set)
+
+
+def test_a_function_that_no_other_process_can_import_is_refused(machine: Machine) -> None:
+    for function in (lambda: None, "no_function", "module:<lambda>"):
+        with pytest.raises(ValueError, match="cannot be imported elsewhere"):
+            machine.call(function)
+
+
+# -- what the cache counted
+
+
+def use_a_cache(remote: str) -> None:
+    """Save and look up, enabled as for torch; at the end the cache is off or left as it is."""
+    import s3cache
+    from s3cache import frame
+
+    with s3cache.enabled(remote) as cache:
+        cache.save("abc", frame.encode(kind="test", key="abc", sections={"body": b"x"}))
+        cache.lookup("abc")
+        cache.lookup("absent")
+
+
+def leave_in_a_child() -> None:
+    """The child does what is registered for the exit; the parent leaves at once."""
+    import s3cache
+
+    s3cache.enable("memory://remote")
+    child = os.fork()
+    if not child:
+        sys.exit()
+    os.waitpid(child, 0)
+    os._exit(0)
+
+
+def test_stats_are_those_of_the_cache_with_their_types(machine: Machine, tmp_path: Path) -> None:
+    stats = machine.call(use_a_cache, f"file://{tmp_path}/remote?create=1").stats
+    assert (stats.saved, stats.uploaded, stats.pending) == (1, 1, 0)
+    assert (stats.hits["local"], stats.hits["remote"]) == (1, 0)
+    assert dict(stats.misses) == {Reason.ABSENT: 1}
+    assert all(type(reason) is Reason for reason in stats.misses)
+    assert isinstance(stats.local, Usage)
+    assert stats.local.files == 1
+    assert isinstance(stats.remote["put"], VerbStats)
+    assert stats.remote["put"].calls == 1
+    assert isinstance(stats.hit_latency["local"], HistogramSnapshot)
+    assert stats.hit_latency["local"].count == 1
+    assert stats.hit_latency["local"].percentile(100) == stats.hit_latency["local"].max_s
+    assert isinstance(stats.miss_latency.buckets, tuple)
+
+
+def test_no_cache_is_no_stats_and_not_a_lack_of_misses(machine: Machine, tmp_path: Path) -> None:
+    outcome = machine.run(script(tmp_path, "import s3cache"))
+    assert outcome.recorded is None
+    with pytest.raises(AssertionError, match="there was no cache"):
+        _ = outcome.stats
+
+
+def test_a_forked_child_does_not_speak_for_the_program(machine: Machine) -> None:
+    assert machine.call(leave_in_a_child).recorded is None

@@ -1,0 +1,250 @@
+"""The local tier against a dict: two processes' worth of tiers over one root, driven at random.
+
+https://hypothesis.readthedocs.io/en/latest/stateful.html
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from s3cache.errors import NoSpaceError
+from s3cache.stats import Usage
+from s3cache.store import ObjectFiles
+from s3cache.tier import DiskTier
+from tests.support.density import examples
+
+MAX_BYTES = 1_000
+MAX_FILES = 12
+
+# More than fit, few enough that rules meet on one name.
+names = st.sampled_from([f"{c}/{i}" for c in ("a", "B", "é") for i in range(6)])
+sizes = st.one_of(st.integers(0, 90), st.sampled_from([300, 700, 999, 1_000, 1_001]))
+who = st.integers(0, 1)
+
+
+class TierMachine(RuleBasedStateMachine):
+    """Whatever the calls and their order, the tier holds what the model holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp()) / "root"
+        self.tiers = [self.open(), self.open()]
+        self.bodies: dict[str, bytes] = {}  # least recently used first
+        self.pins: list[set[str]] = [set(), set()]
+        self.orphans: set[str] = set()
+        # Unpinned, but perhaps after the last scan: their turn may come later than their age says.
+        self.late: set[str] = set()
+        self.versions = 0
+        self.quarantined: list[bytes] = []
+
+    def open(self) -> DiskTier:
+        return DiskTier(self.root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
+
+    def teardown(self) -> None:
+        for tier in self.tiers:
+            tier.close()
+        shutil.rmtree(self.root.parent)
+
+    # --- the model
+
+    @property
+    def pinned(self) -> set[str]:
+        return self.pins[0] | self.pins[1] | self.orphans
+
+    def touch(self, name: str) -> None:
+        self.bodies[name] = self.bodies.pop(name)
+        self.late.discard(name)
+
+    def usage(self, among: dict[str, bytes]) -> Usage:
+        return Usage(sum(map(len, among.values())), len(among))
+
+    @staticmethod
+    def fits(usage: Usage) -> bool:
+        return usage.bytes <= MAX_BYTES and usage.files <= MAX_FILES
+
+    def unpin(self, name: str) -> None:
+        if name not in self.pinned:
+            self.late.add(name)
+
+    def body(self, size: int) -> bytes:
+        self.versions += 1
+        return (b"%d " % self.versions * size)[:size]
+
+    # --- the calls
+
+    @rule(by=who, name=names, size=sizes)
+    def put(self, by: int, name: str, size: int) -> None:
+        body = self.body(size)
+        try:
+            self.tiers[by].put(name, body)
+        except NoSpaceError:
+            self.refused(name, size)
+        else:
+            self.accepted(name, body)
+
+    @rule(by=who, name=names, size=sizes)
+    def put_pending(self, by: int, name: str, size: int) -> None:
+        body = self.body(size)
+        try:
+            self.tiers[by].put_pending(name, body)
+        except NoSpaceError:
+            self.refused(name, size)
+        else:
+            self.pins[by].add(name)
+            self.accepted(name, body)
+
+    def accepted(self, name: str, body: bytes) -> None:
+        before = {k: v for k, v in self.bodies.items() if k != name}
+        there = {info.key for info in self.tiers[0].objects()}
+        evicted = [key for key in before if key not in there]
+        self.check_evicted(evicted, name)
+        if evicted:  # ... and no more than had to be
+            last = evicted[-1]
+            left = {k: v for k, v in before.items() if k not in evicted or k == last}
+            assert not self.fits(self.usage({**left, name: body}))
+        for key in evicted:
+            del self.bodies[key]
+        self.bodies[name] = body
+        self.touch(name)
+        assert self.fits(self.usage(self.bodies))
+
+    def refused(self, name: str, size: int) -> None:
+        """Rightly, and at no cost to whoever may stay."""
+        staying = {k: v for k, v in self.bodies.items() if k in self.pinned and k != name}
+        assert not self.fits(self.usage({**staying, name: b"x" * size}))
+        there = {info.key for info in self.tiers[0].objects()}
+        evicted = [key for key in self.bodies if key not in there]
+        if size > MAX_BYTES:
+            assert not evicted
+        self.check_evicted(evicted, name)
+        for key in evicted:
+            del self.bodies[key]
+
+    def check_evicted(self, evicted: list[str], name: str) -> None:
+        """The oldest of those that may go."""
+        assert not set(evicted) & self.pinned
+        assert name not in evicted
+        order = list(self.bodies)
+        youngest = max((order.index(key) for key in evicted), default=-1)
+        older = {key for key in order[: youngest + 1] if key not in evicted}
+        assert older <= self.pinned | self.late | {name}
+
+    @rule(by=who, name=names)
+    def get(self, by: int, name: str) -> None:
+        assert self.tiers[by].get(name) == self.bodies.get(name)
+        if name in self.bodies:
+            self.touch(name)
+
+    @rule(by=who, name=names)
+    def look(self, by: int, name: str) -> None:
+        body = self.bodies.get(name)
+        assert self.tiers[by].holds(name) == (body is not None)
+        assert self.tiers[by].peek(name) == body
+
+    @rule(by=who, name=names)
+    def delete(self, by: int, name: str) -> None:
+        self.tiers[by].delete(name)
+        self.bodies.pop(name, None)
+
+    @rule(by=who, name=names)
+    def quarantine(self, by: int, name: str) -> None:
+        self.tiers[by].quarantine(name)
+        if name in self.bodies:
+            self.quarantined.append(self.bodies.pop(name))
+
+    @rule(by=who)
+    def trim(self, by: int) -> None:
+        before = self.usage(self.bodies)
+        removed = self.tiers[by].trim()
+        if before.bytes > 0.95 * MAX_BYTES or before.files > 0.95 * MAX_FILES:
+            expected = 0
+            for key in [key for key in self.bodies if key not in self.pinned]:
+                now = self.usage(self.bodies)
+                if now.bytes <= 0.9 * MAX_BYTES and now.files <= 0.9 * MAX_FILES:
+                    break
+                del self.bodies[key]
+                expected += 1
+            assert removed == expected
+        else:
+            assert removed == 0
+
+    @rule(by=who, name=names)
+    def uploaded(self, by: int, name: str) -> None:
+        self.tiers[by].uploaded(name)
+        self.pins[by].discard(name)
+        self.unpin(name)
+
+    @rule(by=who)
+    def adopt(self, by: int) -> None:
+        assert set(self.tiers[by].adopt()) == self.orphans
+        self.pins[by] |= self.orphans
+        self.orphans = set()
+
+    @rule(by=who)
+    def restart(self, by: int) -> None:
+        self.tiers[by].close()
+        self.tiers[by] = self.open()
+        self.orphans |= self.pins[by]
+        self.pins[by] = set()
+
+    @rule(how=st.sampled_from(["missing", "empty", "torn", "garbage"]), by_hand=st.none() | names)
+    def lose_the_accounts(self, how: str, by_hand: str | None) -> None:
+        """... and perhaps a file, by hand."""
+        usage = self.root / "usage"
+        if by_hand in self.bodies:
+            ObjectFiles(self.root).delete(by_hand)
+            del self.bodies[by_hand]
+        if how == "missing":
+            usage.unlink()
+        else:
+            old = usage.read_bytes()
+            usage.write_bytes({"empty": b"", "torn": old[:20], "garbage": old[::-1]}[how])
+
+    @precondition(lambda self: len(self.bodies) > 1)
+    @rule()
+    def use_all_in_another_order(self) -> None:
+        for name in sorted(self.bodies):
+            self.tiers[0].get(name)
+            self.touch(name)
+
+    # --- at any time
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        assert {info.key: info.size for info in self.tiers[0].objects()} == {
+            name: len(body) for name, body in self.bodies.items()
+        }
+
+    @invariant()
+    def books_are_exact(self) -> None:
+        for tier in self.tiers:
+            assert tier.usage() == self.usage(self.bodies)
+
+    @invariant()
+    def records_are_whose_they_are(self) -> None:
+        for tier, pins in zip(self.tiers, self.pins, strict=True):
+            assert set(tier.pending()) == pins
+
+    @invariant()
+    def the_last_eight_are_in_quarantine(self) -> None:
+        aside = self.root / "quarantine"
+        found = [path.read_bytes() for path in sorted(aside.iterdir())] if aside.exists() else []
+        assert found == self.quarantined[-8:]
+
+    @invariant()
+    def nothing_is_left_in_staging(self) -> None:
+        assert os.listdir(self.root / "staging") == []
+
+
+TestTier = TierMachine.TestCase
+TestTier.settings = settings(
+    max_examples=examples(1.5),
+    stateful_step_count=40,
+)

@@ -1,0 +1,302 @@
+"""What is still to upload: each record has one owner, and after it exactly one heir."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from s3cache.store import check_key
+from s3cache.testing.contract import ODD_KEYS, legal_keys
+from s3cache.tier._pending import Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAMES_THAT_COULD_CLASH = ["lock", ".lock", "..lock", "%2Elock", ".nfs0001", "%2e", "pending", "~"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "pending"
+
+
+@pytest.fixture
+def another(root: Path) -> Iterator[Callable[[], Pending]]:
+    """Further owners, as other processes would be: each has a lock of its own."""
+    made: list[Pending] = []
+
+    def make() -> Pending:
+        made.append(Pending(str(root)))
+        return made[-1]
+
+    yield make
+    for pending in made:
+        pending.release()
+
+
+@pytest.fixture
+def pending(another: Callable[[], Pending]) -> Pending:
+    return another()
+
+
+Another = "Callable[[], Pending]"
+
+
+def add(pending: Pending, name: str) -> bool:
+    """Record ``name``, whose object is being written."""
+    with tempfile.NamedTemporaryFile(dir=Path(pending.root).parent, prefix="staged") as staged:
+        return pending.add(name, staged.name)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV])
+def test_where_there_can_be_no_link_the_record_is_a_file(
+    pending: Pending, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert add(pending, "a")
+    assert not add(pending, "a")
+    assert pending.mine("") == ["a"]
+    pending.remove("a")
+    assert pending.mine("") == []
+
+
+def test_a_record_takes_no_space_of_its_own(pending: Pending, tmp_path: Path) -> None:
+    file = tmp_path / "object"
+    file.write_bytes(b"x")
+    pending.add("a", str(file))
+    assert file.stat().st_nlink == 2
+    pending.remove("a")
+    assert file.stat().st_nlink == 1
+
+
+def test_what_is_added_is_mine_until_it_is_removed(pending: Pending) -> None:
+    assert pending.mine("") == []
+    assert add(pending, "a/b")
+    assert not add(pending, "a/b")
+    assert pending.mine("") == ["a/b"]
+    pending.remove("a/b")
+    pending.remove("a/b")
+    assert pending.mine("") == []
+    assert add(pending, "a/b")
+
+
+@pytest.mark.parametrize("name", [*ODD_KEYS, *NAMES_THAT_COULD_CLASH])
+def test_any_name_goes_from_owner_to_heir(pending: Pending, another: Another, name: str) -> None:
+    assert add(pending, name)
+    assert pending.everybodys() == {name}
+    pending.release()
+    heir = another()
+    assert heir.adopt("") == [name]
+    assert heir.mine("") == [name]
+    heir.remove(name)
+    assert heir.everybodys() == set()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=legal_keys.filter(lambda name: len(name.encode()) <= 80))
+def test_any_legal_name_is_remembered(pending: Pending, name: str) -> None:
+    check_key(name)
+    assert add(pending, name)
+    assert pending.mine("") == [name]
+    pending.remove(name)
+    assert pending.mine("") == []
+
+
+def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
+    """A namespace of 16, a spread of 3, a key of 128 and a variant of 64 characters."""
+    name = f"{'f' * 16}/v1/abc/{'k' * 128}.{'v' * 64}"
+    assert add(pending, name)
+    assert pending.mine("") == [name]
+
+
+def test_a_live_owner_keeps_its_records(pending: Pending, another: Another) -> None:
+    add(pending, "a")
+    heir = another()
+    add(heir, "b")
+    assert heir.adopt("") == []
+    assert pending.adopt("") == []
+    assert (pending.mine(""), heir.mine("")) == (["a"], ["b"])
+    assert pending.everybodys() == {"a", "b"}
+
+
+def test_namespaces_are_adopted_apart(pending: Pending, another: Another) -> None:
+    for name in ("one/a", "one/b", "two/a", "on"):
+        add(pending, name)
+    assert sorted(pending.mine("one/")) == ["one/a", "one/b"]
+    pending.release()
+    first, second, third = another(), another(), another()
+    assert sorted(first.adopt("one/")) == ["one/a", "one/b"]
+    assert second.adopt("two/") == ["two/a"]
+    assert first.adopt("one/") == second.adopt("two/") == []
+    assert third.adopt("") == ["on"]
+
+
+def test_what_both_had_is_adopted_once(pending: Pending, another: Another) -> None:
+    heir = another()
+    for each in (pending, heir):
+        add(each, "a")
+    pending.release()
+    assert heir.adopt("") == ["a"]
+    assert heir.mine("") == ["a"]
+    heir.release()
+    assert another().adopt("") == ["a"]
+
+
+def test_nothing_is_left_of_those_who_had_nothing_left(
+    pending: Pending, another: Another, root: Path
+) -> None:
+    add(pending, "a")
+    add(pending, "b")
+    pending.remove("a")
+    pending.release()
+    heir = another()
+    heir.adopt("")
+    heir.remove("b")
+    heir.release()
+    assert os.listdir(root) == []
+
+
+def test_after_release_it_begins_anew(pending: Pending, another: Another) -> None:
+    add(pending, "a")
+    pending.release()
+    pending.release()
+    assert pending.mine("") == []
+    pending.remove("a")
+    add(pending, "b")
+    assert another().adopt("") == ["a"]
+    assert pending.mine("") == ["b"]
+
+
+def test_directories_are_private(pending: Pending, root: Path) -> None:
+    umask = os.umask(0o002)
+    try:
+        add(pending, "a")
+    finally:
+        os.umask(umask)
+    for path in [root, *root.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+# --- owners that do not exist yet, or no more
+
+
+def test_an_owner_without_a_lock_yet_is_left_alone_for_a_while(
+    pending: Pending, root: Path
+) -> None:
+    new, old = root / "new", root / "old"
+    new.mkdir(parents=True)
+    old.mkdir()
+    long_ago = time.time() - 3_600
+    os.utime(old, (long_ago, long_ago))
+    assert pending.adopt("") == []
+    assert new.exists()
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("by_the_adopter", ["locked", "removed"])
+def test_an_adopter_that_is_faster_than_a_new_owner_does_no_harm(
+    pending: Pending, another: Another, monkeypatch: pytest.MonkeyPatch, by_the_adopter: str
+) -> None:
+    """It may lock the new directory first and find it empty; the owner makes another one."""
+    flock, adopter, held = fcntl.flock, another(), []
+
+    def adopted_first(fd: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        if by_the_adopter == "removed":
+            assert adopter.adopt("") == []
+        else:
+            held.append(os.open(os.readlink(f"/proc/self/fd/{fd}"), os.O_RDWR))
+            flock(held[0], fcntl.LOCK_EX)
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", adopted_first)
+    add(pending, "a")
+    for fd in held:
+        os.close(fd)
+    assert adopter.adopt("") == []
+    assert pending.mine("") == ["a"]
+
+
+def test_what_others_put_there_is_no_owner_and_no_record(
+    pending: Pending, another: Another, root: Path
+) -> None:
+    add(pending, "a")
+    (root / "stray").write_bytes(b"x")
+    (next(path for path in root.iterdir() if path.is_dir()) / ".nfs0001").write_bytes(b"")
+    assert pending.everybodys() == {"a"}
+    pending.release()
+    assert another().adopt("") == ["a"]
+
+
+def test_adopting_tells_what_it_got_before_it_failed(
+    pending: Pending, another: Another, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked would never upload it otherwise, and nobody else could adopt it."""
+    for name in ("a", "b", "c"):
+        add(pending, name)
+    pending.release()
+    heir = another()
+    replace, calls = os.replace, itertools.count()
+
+    def full(source: str, target: str) -> None:
+        if next(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    first = heir.adopt("")
+    assert len(first) == 2
+    assert sorted(heir.mine("")) == sorted(first)
+    monkeypatch.setattr(os, "replace", full_always)
+    with pytest.raises(OSError, match="No space"):
+        heir.adopt("")
+    monkeypatch.undo()
+    assert sorted(first + heir.adopt("")) == ["a", "b", "c"]
+
+
+def full_always(source: str, target: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("kept", ["by NFS", "by somebody"])
+def test_an_owner_that_cannot_be_removed_is_no_error(
+    pending: Pending, another: Another, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    """NFS keeps a file that is open under another name: the directory is not empty then."""
+
+    def not_empty(path: str) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    add(pending, "a")
+    pending.release()
+    monkeypatch.setattr(os, "rmdir", not_empty)
+    heir = another()
+    assert heir.adopt("") == ["a"]
+    assert heir.adopt("") == []
+
+
+def test_where_there_are_no_locks_nothing_is_recorded_and_nothing_leaks(
+    pending: Pending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(OSError, match="lock"):
+            add(pending, "a")
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,315 @@
+"""The remote tier: downloads are shared, waited for with a deadline, and land on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import entries
+from s3cache._problems import Problems
+from s3cache.entries import Replaceable
+from s3cache.errors import AccessDeniedError, ClosedError, CorruptError, DownloadTimeoutError
+from s3cache.stats import Counters, Listeners, TransferEvent
+from s3cache.store import MemoryStore, Store
+from s3cache.tier import DiskTier, RemoteTier, RestingDisk
+from s3cache.transfer import background
+from tests.support.caching import broken, entry, payload, settings
+from tests.support.stores import GatedStore
+from tests.support.stores import put as damage
+from tests.support.waiting import eventually, in_thread, tasks_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ONE = entries.first_name("one")
+
+
+class Remote:
+    """A tier, the store behind it, and what it tells."""
+
+    def __init__(self, disk: DiskTier | None, store: Store, **changes: Any) -> None:
+        self.events: list[TransferEvent] = []
+        self.counters = Counters()
+        self.replaceable = Replaceable(everything=False)
+        listeners = Listeners()
+        listeners.add(self.events.append)
+        problems = Problems(strict=False)
+        self.tier = RemoteTier(
+            store,
+            settings(None, **changes),
+            disk=RestingDisk(disk, self.counters, problems),
+            replaceable=self.replaceable,
+            counters=self.counters,
+            listeners=listeners,
+            problems=problems,
+        )
+
+    def set_aside(self) -> int:
+        """How many entries were found damaged."""
+        stats = self.counters.snapshot(local=None, pending=0, breaker="none", remote={})
+        return stats.set_aside["remote"]
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def gated(memory: MemoryStore) -> GatedStore:
+    return GatedStore(memory)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[DiskTier]:
+    disk = DiskTier(tmp_path / "disk", max_bytes=1 << 30, max_files=1_000)
+    yield disk
+    disk.close()
+
+
+@pytest.fixture
+def open_remote(disk: DiskTier, gated: GatedStore) -> Iterator[Callable[..., Remote]]:
+    opened: list[Remote] = []
+
+    def opener(store: Store = gated, **changes: Any) -> Remote:
+        opened.append(Remote(disk, store, **changes))
+        return opened[-1]
+
+    yield opener
+    gated.is_open = True
+    for remote in opened:
+        remote.tier.close()
+
+
+@pytest.fixture
+def remote(open_remote: Callable[..., Remote]) -> Remote:
+    return open_remote()
+
+
+async def fill(memory: MemoryStore, *keys: str, size: int = 100) -> None:
+    for key in keys:
+        await memory.put(entries.first_name(key), entry(key, payload=b"x" * size).data)
+
+
+def put(memory: MemoryStore, *keys: str, size: int = 100) -> None:
+    asyncio.run(fill(memory, *keys, size=size))
+
+
+def tasks() -> int:
+    return tasks_on(background())
+
+
+def test_there_or_not(remote: Remote, memory: MemoryStore, disk: DiskTier) -> None:
+    """What was there has landed on the disk."""
+    put(memory, "one")
+    found = remote.tier.load(ONE, 20)
+    assert found is not None
+    assert payload(found) == b"x" * 100
+    assert disk.get(ONE) == bytes(found.data)
+    assert remote.tier.load(entries.first_name("absent"), 20) is None
+
+
+class Denying(MemoryStore):
+    async def get(self, key: str, admit: Any = None) -> Any:
+        raise AccessDeniedError("no")
+
+
+def test_an_error_comes_as_it_is(open_remote: Callable[..., Remote]) -> None:
+    with pytest.raises(AccessDeniedError):
+        open_remote(Denying()).tier.load(ONE, 20)
+
+
+def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
+    put(memory, "one")
+    damage(memory, entries.first_name("bad"), b"no frame")
+    found = remote.tier.load(ONE, 20)
+    assert found is not None
+    remote.tier.load(entries.first_name("absent"), 20)
+    with pytest.raises(CorruptError):
+        remote.tier.load(entries.first_name("bad"), 20)
+    steps = [(each.step, each.name.split("/")[-1], each.size) for each in remote.events]
+    assert steps == [
+        ("started", "one.0", 0),
+        ("done", "one.0", found.size),
+        ("started", "absent.0", 0),
+        ("absent", "absent.0", 0),
+        ("started", "bad.0", 0),
+        ("failed", "bad.0", 0),
+    ]
+    assert isinstance(remote.events[-1].error, CorruptError)
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_damage_is_counted_kept_off_the_disk_and_may_be_overwritten(
+    remote: Remote, memory: MemoryStore, gated: GatedStore, disk: DiskTier, at_once: int
+) -> None:
+    """Also where it comes among sound ones, which land."""
+    sound = [f"key{number}" for number in range(at_once - 1)]
+    put(memory, *sound)
+    damaged = entry("one", "v")
+    damage(memory, ONE, broken(damaged))
+    gated.is_open = False
+    joins = [
+        in_thread(lambda key=key: remote.tier.load(entries.first_name(key), 20)) for key in sound
+    ]
+    joins.append(in_thread(lambda: remote.tier.load(ONE, 20)))
+    eventually(lambda: gated.waiting == at_once)
+    gated.is_open = True
+    with pytest.raises(CorruptError):
+        joins.pop()()
+    assert all(join() is not None for join in joins)
+    assert remote.set_aside() == 1
+    assert damaged.header in remote.replaceable
+    assert entry("one", "w").header not in remote.replaceable
+    assert {info.key for info in disk.objects()} == set(map(entries.first_name, sound))
+
+
+def test_concurrent_requests_share_one_download(
+    remote: Remote, memory: MemoryStore, gated: GatedStore
+) -> None:
+    put(memory, "one")
+    gated.is_open = False
+    before = tasks()
+    joins = [in_thread(lambda: remote.tier.load(ONE, 20)) for _ in range(8)]
+    eventually(lambda: tasks() == before + 1 + 8)
+    gated.is_open = True
+    assert all(join() is not None for join in joins)
+    assert gated.count("get") == 1
+
+
+def test_an_error_reaches_all_who_share_it(
+    remote: Remote, memory: MemoryStore, gated: GatedStore
+) -> None:
+    damage(memory, ONE, b"no frame")
+    gated.is_open = False
+    before = tasks()
+    joins = [in_thread(lambda: remote.tier.load(ONE, 20)) for _ in range(4)]
+    eventually(lambda: tasks() == before + 1 + 4)
+    gated.is_open = True
+    for join in joins:
+        with pytest.raises(CorruptError):
+            join()
+    assert gated.count("get") == 1
+
+
+def test_a_late_download_still_lands_and_others_still_get_it(
+    remote: Remote, memory: MemoryStore, gated: GatedStore, disk: DiskTier
+) -> None:
+    put(memory, "one")
+    gated.is_open = False
+    with pytest.raises(DownloadTimeoutError, match="no answer within"):
+        remote.tier.load(ONE, 0.01)
+    join = in_thread(lambda: remote.tier.load(ONE, 20))
+    gated.is_open = True
+    assert join() is not None
+    assert disk.holds(ONE)
+
+
+def test_a_late_error_makes_no_noise(
+    remote: Remote, memory: MemoryStore, gated: GatedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(memory, ONE, b"no frame")
+    gated.is_open = False
+    with pytest.raises(DownloadTimeoutError):
+        remote.tier.load(ONE, 0.01)
+    gated.is_open = True
+    eventually(lambda: [event for event in remote.events if event.step == "failed"])
+    remote.tier.close()
+    assert caplog.text == ""
+
+
+def test_waiting_on_the_background_thread_is_refused(remote: Remote) -> None:
+    async def wait_for_itself() -> Any:
+        return remote.tier.load(ONE, 20)
+
+    with pytest.raises(RuntimeError, match="wait for itself"):
+        background().wait(wait_for_itself(), 20)
+
+
+def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
+    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+) -> None:
+    keys = [f"key{number}" for number in range(50)]
+    put(memory, "first", *keys)
+    remote = open_remote(download_concurrency=3)
+    assert remote.tier.prefetch([entries.first_name("first")]).wait(20).found == 1
+    gated.calls.clear()
+    gated.is_open = False
+    prefetch = remote.tier.prefetch(map(entries.first_name, keys))
+    eventually(lambda: gated.waiting == 3)
+    joining = in_thread(lambda: remote.tier.load(entries.first_name("key0"), 20))
+    passing = in_thread(lambda: remote.tier.load(entries.first_name("key49"), 20))
+    eventually(lambda: gated.waiting == 4)
+    assert sorted(name for _, name in gated.calls) == sorted(
+        map(entries.first_name, ("key0", "key1", "key2", "key49"))
+    )
+    gated.is_open = True
+    assert joining() is not None
+    assert passing() is not None
+    assert prefetch.wait(20).complete
+
+
+def test_a_cancelled_prefetch_lands_what_was_under_way(
+    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore, disk: DiskTier
+) -> None:
+    keys = [f"key{number}" for number in range(50)]
+    put(memory, "first", *keys)
+    remote = open_remote(download_concurrency=3)
+    assert remote.tier.prefetch([entries.first_name("first")]).wait(20).found == 1
+    gated.is_open = False
+    prefetch = remote.tier.prefetch(map(entries.first_name, keys))
+    eventually(lambda: gated.waiting == 3)
+    prefetch.cancel()
+    gated.is_open = True
+    eventually(lambda: len([*disk.objects()]) == 1 + 3)
+    assert remote.tier.load(entries.first_name("key49"), 20)  # the loop has been round
+    assert len([*disk.objects()]) == 1 + 4
+    assert not prefetch.wait(20).complete
+
+
+def test_whoever_waits_gets_what_a_prefetch_puts_off_for_want_of_memory(
+    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+) -> None:
+    """It does not wait for memory, but reads the object itself."""
+    put(memory, "small")
+    put(memory, "large", size=5_000)
+    put(memory, "other", size=5_000)
+    remote = open_remote(prefetch_max_bytes=6_000, download_concurrency=2)
+    assert remote.tier.prefetch([entries.first_name("small")]).wait(20).found == 1
+    gated.is_open = False
+    prefetch = remote.tier.prefetch(map(entries.first_name, ("other", "large")))
+    eventually(lambda: gated.waiting == 2)
+    before = tasks()
+    join = in_thread(lambda: remote.tier.load(entries.first_name("large"), 20))
+    eventually(lambda: tasks() == before + 1)  # it has joined
+    gated.is_open = True
+    assert join() is not None
+    assert prefetch.wait(20).found == 2
+    assert (
+        gated.calls.count(("get", entries.first_name("large"))) == 2
+        or gated.calls.count(("get", entries.first_name("other"))) == 2
+    ), "none was put off"
+
+
+def test_closing_cancels_downloads_and_prefetches_and_releases_whoever_waits(
+    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+) -> None:
+    keys = [f"key{number}" for number in range(50)]
+    put(memory, "first", "one", *keys)
+    remote = open_remote(download_concurrency=3)
+    assert remote.tier.prefetch([entries.first_name("first")]).wait(20).found == 1
+    gated.is_open = False
+    prefetch = remote.tier.prefetch(map(entries.first_name, keys))
+    join = in_thread(lambda: remote.tier.load(ONE, 20))
+    eventually(lambda: gated.waiting == 4)
+    remote.tier.close()
+    with pytest.raises(ClosedError):
+        join()
+    assert not prefetch.wait(20).complete
+    assert gated.waiting == 0
+    with pytest.raises(ClosedError):
+        remote.tier.load(entries.first_name("two"), 20)
+    remote.tier.close()

@@ -1,0 +1,216 @@
+"""The background loop: one thread, never waited for by itself, gone at exit, a child's own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.errors import ClosedError
+from s3cache.transfer import BackgroundLoop, background
+from tests.support.scripts import run_script
+from tests.support.waiting import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def loop() -> Iterator[BackgroundLoop]:
+    loop = BackgroundLoop()
+    yield loop
+    loop.stop()
+
+
+async def _name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_process_has_one() -> None:
+    assert background() is background()
+
+
+def test_its_thread_starts_with_the_first_call(loop: BackgroundLoop) -> None:
+    before = threading.active_count()
+    assert loop.wait(_name_of_thread(), 10) == "s3cache"
+    assert loop.wait(_name_of_thread(), 10) == "s3cache"
+    assert threading.active_count() == before + 1
+
+
+def test_waiting_has_an_end_and_ends_the_work(loop: BackgroundLoop) -> None:
+    ended = threading.Event()
+
+    async def work() -> None:
+        try:
+            await _for_ever()
+        finally:
+            ended.set()
+
+    with pytest.raises(concurrent.futures.TimeoutError):
+        loop.wait(work(), 0.01)
+    assert ended.wait(10)
+
+
+def test_waiting_on_its_own_thread_is_refused(loop: BackgroundLoop) -> None:
+    async def wait_for_itself() -> None:
+        loop.wait(_for_ever(), None)
+
+    with pytest.raises(RuntimeError, match="wait for itself"):
+        loop.wait(wait_for_itself(), 10)
+
+
+def test_stopping_releases_whoever_waits(loop: BackgroundLoop) -> None:
+    waiting = threading.Event()
+
+    async def work() -> None:
+        waiting.set()
+        await _for_ever()
+
+    join = in_thread(lambda: loop.wait(work(), None))
+    assert waiting.wait(10)
+    loop.stop()
+    with pytest.raises(ClosedError):
+        join()
+
+
+def test_once_stopped_it_takes_nothing(loop: BackgroundLoop) -> None:
+    loop.wait(_name_of_thread(), 10)
+    loop.stop()
+    loop.stop()
+    with pytest.raises(ClosedError):
+        loop.wait(_name_of_thread(), 10)
+    with pytest.raises(ClosedError):
+        loop.call(print)
+
+
+def test_stopping_one_that_never_ran(loop: BackgroundLoop) -> None:
+    loop.stop()
+    with pytest.raises(ClosedError):
+        loop.submit(_for_ever())
+
+
+def test_calls_that_race_with_the_end_are_released_too() -> None:
+    """Each of them gets its result or a ClosedError; none waits for ever."""
+    for _ in range(20):
+        loop = BackgroundLoop()
+        loop.wait(_name_of_thread(), 10)
+
+        def call(loop: BackgroundLoop = loop) -> str:
+            try:
+                while True:
+                    loop.wait(_name_of_thread(), None)
+            except ClosedError:
+                return "released"
+
+        joins = [in_thread(call) for _ in range(4)]
+        loop.stop()
+        assert [join() for join in joins] == ["released"] * 4
+
+
+def test_without_threads_there_is_an_error_and_later_a_loop(
+    loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ClosedError, match="can't start new thread"):
+            loop.submit(_for_ever())
+    assert loop.wait(_name_of_thread(), 10) == "s3cache"
+
+
+def test_at_exit_closers_run_while_the_loop_does_and_nothing_is_printed() -> None:
+    done = run_script(
+        """
+        async def answer(): return await asyncio.to_thread(lambda: 42)
+        async def for_ever():
+            try: await asyncio.Event().wait()
+            finally: print("cancelled")
+        before_exit(lambda: print(background().wait(answer(), 5)))
+        forget = before_exit(lambda: print("not this one")); forget()
+        for _ in range(3): background().submit(for_ever())
+        background().wait(answer(), 5)
+        """
+    )
+    assert done.stdout.split() == ["42", "cancelled", "cancelled", "cancelled"]
+    assert done.stderr == ""
+
+
+def test_a_closer_that_fails_does_not_keep_the_others_from_running() -> None:
+    done = run_script(
+        """
+        before_exit(lambda: 1 / 0)
+        before_exit(lambda: print("closed"))
+        """
+    )
+    assert done.stdout.split() == ["closed"]
+    assert "closing at exit failed" in done.stderr
+
+
+def test_a_worker_that_hangs_does_not_keep_the_process_alive() -> None:
+    """Such as a name lookup without a server, or a file on a dead mount."""
+    done = run_script(
+        """
+        entered = threading.Event()
+        def hang():
+            entered.set()
+            time.sleep(3600)
+        async def work(): await asyncio.to_thread(hang)
+        background().submit(work())
+        assert entered.wait(10)
+        """
+    )
+    assert done.stderr == ""
+
+
+def test_threads_that_outlive_the_main_one_get_an_error_not_a_hang() -> None:
+    done = run_script(
+        """
+        from s3cache.errors import ClosedError
+        async def answer(): return 42
+        def work():
+            threading.main_thread().join()
+            while True:
+                try:
+                    background().wait(answer(), 5)
+                except ClosedError:
+                    return print("released")
+        threading.Thread(target=work).start()
+        """
+    )
+    assert (done.stdout.strip(), done.stderr) == ("released", "")
+
+
+def test_a_forked_child_has_its_own() -> None:
+    done = run_script(
+        """
+        async def where(): return os.getpid()
+        async def for_ever(): await asyncio.Event().wait()
+        def main(): return background().wait(where(), 10)
+        main()
+        inherited = background()
+        background().submit(for_ever())
+        # Somebody holds every lock there is at the moment of the fork.
+        import s3cache.transfer._loop as module
+        from tests.support.locks import locks_of
+        locks = locks_of(inherited, vars(module))
+        assert len(locks) >= 2
+        for lock in locks: assert lock.acquire(timeout=10)
+        child = os.fork()
+        if child == 0:
+            assert background() is not inherited
+            os._exit(0 if main() == os.getpid() else 1)
+        for lock in locks: lock.release()
+        assert join(child) == 0
+        assert main() == os.getpid()
+        """
+    )
+    assert done.stderr == ""

@@ -1,0 +1,182 @@
+"""Prefetching: in the background, a few at once, as memory allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.errors import AccessDeniedError
+from s3cache.store import Admit, NotAdmitted
+from s3cache.transfer import BackgroundLoop, Prefetches
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass
+class Thing:
+    name: str
+    size: int = 7
+
+
+class Source:
+    """Has everything but what is named ``absent...``; closed it lets everybody wait."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.fetched: Counter[str] = Counter()
+        self.landed: list[str] = []
+        self.waiting = self.most_waiting = 0
+        self.errors: dict[str, Exception] = {}
+
+    async def fetch(self, name: str, admit: Admit) -> Thing | None:
+        self.fetched[name] += 1
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        try:
+            while not self.is_open:
+                await asyncio.sleep(0.002)
+            await asyncio.sleep(0)
+        finally:
+            self.waiting -= 1
+        if name in self.errors:
+            raise self.errors[name]
+        if name.startswith("absent"):
+            return None
+        self.landed.append(name)
+        return Thing(name)
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    source = Source()
+    yield source
+    source.is_open = True
+
+
+@pytest.fixture
+def loop() -> Iterator[BackgroundLoop]:
+    loop = BackgroundLoop()
+    yield loop
+    loop.stop()
+
+
+@pytest.fixture
+def prefetches(loop: BackgroundLoop, source: Source) -> Prefetches:
+    """They know already how large an object is."""
+    prefetches = Prefetches(
+        loop,
+        source.fetch,
+        concurrency=3,
+        max_bytes=1 << 20,
+        present=source.landed.__contains__,
+    )
+    assert prefetches.start(["first"]).wait(20).found == 1
+    source.landed.clear()
+    source.fetched.clear()
+    return prefetches
+
+
+def test_large_objects_are_prefetched_a_few_at_a_time(loop: BackgroundLoop, source: Source) -> None:
+    """The first one tells how large they are."""
+    for size, at_once in ((10, 8), (160, 3), (10_000, 1)):
+        most: list[int] = []
+
+        async def fetch(
+            name: str, admit: Admit, size: int = size, most: list[int] = most
+        ) -> Thing | None:
+            source.waiting += 1
+            most.append(source.waiting)
+            await asyncio.sleep(0.01)
+            source.waiting -= 1
+            return Thing(name, size)
+
+        prefetches = Prefetches(
+            loop, fetch, concurrency=8, max_bytes=1_000, present=lambda _: False
+        )
+        report = prefetches.start(f"{number}" for number in range(60)).wait(20)
+        assert report.found == 60
+        assert most[0] == 1
+        assert max(most) == at_once
+
+
+def test_what_proves_too_large_is_put_off_and_nothing_else_waits_for_it(
+    loop: BackgroundLoop,
+) -> None:
+    """The first one was small; of the large ones only so many are read at once."""
+    reading = most = 0
+    asked: Counter[str] = Counter()
+
+    async def fetch(name: str, admit: Admit) -> Thing | NotAdmitted:
+        nonlocal reading, most
+        size = 1 if name == "first" else 200
+        await asyncio.sleep(0.01)
+        asked[name] += 1
+        if not admit(size):
+            return NotAdmitted(size)
+        reading += size
+        most = max(most, reading)
+        await asyncio.sleep(0.01)
+        reading -= size
+        return Thing(name, size)
+
+    prefetches = Prefetches(loop, fetch, concurrency=8, max_bytes=1_000, present=lambda _: False)
+    report = prefetches.start(["first", *map(str, range(30))]).wait(20)
+    assert (report.found, report.failed) == (31, 0)
+    assert most <= 1_000 // 2
+    assert max(asked.values()) > 1, "none was put off"
+
+    async def all_is_given_back() -> bool:
+        return prefetches.budget.grow(0, 1_000)
+
+    assert loop.wait(all_is_given_back(), 20)
+
+
+def test_a_prefetch_reports_what_it_found(prefetches: Prefetches, source: Source) -> None:
+    source.errors["bad"] = AccessDeniedError("no")
+    source.landed.append("here")
+    report = prefetches.start(["one", "two", "absent", "bad", "here", "one"]).wait(20)
+    assert (report.total, report.found, report.absent, report.failed, report.present) == (
+        5,
+        2,
+        1,
+        1,
+        1,
+    )
+    assert report.size == 14
+    assert report.complete
+    assert isinstance(report.error, AccessDeniedError)
+    assert source.fetched["here"] == 0
+
+
+def test_even_a_mistake_stops_no_other_prefetch(prefetches: Prefetches, source: Source) -> None:
+    names = [f"{number}" for number in range(20)]
+    source.errors = {name: RuntimeError("bug") for name in names[:8]}
+    report = prefetches.start(names).wait(20)
+    assert (report.found, report.failed, report.complete) == (12, 8, True)
+
+
+def test_only_so_many_are_prefetched_at_once(prefetches: Prefetches, source: Source) -> None:
+    source.is_open = False
+    prefetch = prefetches.start(f"{number}" for number in range(50))
+    eventually(lambda: source.waiting == 3)
+    assert prefetch.wait(0.01).found == 0
+    source.is_open = True
+    assert prefetch.wait(20).found == 50
+    assert source.most_waiting == 3
+
+
+def test_stopping_ends_those_under_way(
+    loop: BackgroundLoop, prefetches: Prefetches, source: Source
+) -> None:
+    source.is_open = False
+    prefetch = prefetches.start(f"{number}" for number in range(50))
+    eventually(lambda: source.waiting == 3)
+    loop.wait(prefetches.stop(), 20)
+    assert not prefetch.wait(20).complete
+    assert source.waiting == 0

@@ -1,0 +1,94 @@
+"""What type checkers know of the public names. Never run: test_typing.py has mypy read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from typing_extensions import Unpack, assert_type
+
+import s3cache
+from s3cache import Cache, CacheStats, Hit, Miss, NotSaved, Options, Saved, frame, store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def settings_are_typed() -> None:
+    assert_type(s3cache.enable(), Cache)
+    assert_type(s3cache.enable("s3://bucket/prefix", region="eu-west-1", strict=True), Cache)
+    assert_type(s3cache.enable(local_max_bytes="10GiB", lookup_timeout_s=5, mode="off"), Cache)
+    assert_type(Cache.open("file:///mnt/cache", create=False, local=None), Cache)
+    with s3cache.enabled("memory://example", recache=True) as cache:
+        assert_type(cache, Cache)
+    assert_type(s3cache.active(), Cache | None)
+
+
+def settings_can_be_handed_on(url: str, **options: Unpack[Options]) -> Cache:
+    return s3cache.enable(url, **options)
+
+
+def settings_can_be_kept() -> Cache:
+    kept: Options = {"mode": "read-only", "lookup_timeout_s": 2.5}
+    return settings_can_be_handed_on("s3://bucket", **kept)
+
+
+def results_are_told_apart(cache: Cache, entry: frame.Frame) -> None:
+    found = cache.lookup("abc", accept=lambda entry: entry.header.kind == "demo")
+    assert_type(found, Hit | Miss)
+    if isinstance(found, Hit):
+        assert_type(found.entry, frame.Frame)
+        assert_type(found.tier, Literal["local", "remote"])
+    else:
+        assert_type(found, Miss)
+        assert_type(found.error, Exception | None)
+    saved = cache.save("abc", entry)
+    assert_type(saved, Saved | NotSaved)
+    assert_type(cache.flush().complete, bool)
+    assert_type(cache.stats(), CacheStats)
+    assert_type(cache.stats().saved, int)
+
+
+def tell(event: s3cache.TransferEvent) -> None:
+    print(event)
+
+
+def listeners_are_functions(cache: Cache) -> Callable[[], None]:
+    listener: s3cache.Listener = tell
+    return cache.subscribe(listener)
+
+
+def errors_are_one_tree() -> None:
+    try:
+        s3cache.enable(strict=True)
+    except s3cache.ConfigError as error:
+        assert_type(error.fix, str)
+    except s3cache.AccessDeniedError as error:
+        assert_type(error.attempts, int)
+    except s3cache.S3CacheError as error:
+        assert_type(error, s3cache.errors.S3CacheError)
+
+
+def what_is_vouched_for_keeps_its_type() -> None:
+    def double(x: torch.Tensor, times: int) -> torch.Tensor:
+        return x * times
+
+    vouched = s3cache.register_cacheable(double, version="1")
+    assert_type(vouched(torch.ones(2), 2), torch.Tensor)
+
+
+def a_check_takes_what_the_function_takes(model: torch.nn.Linear) -> None:
+    def step(x: torch.Tensor, *, scale: float) -> torch.Tensor:
+        return x * scale
+
+    report = s3cache.check(step, torch.ones(2), scale=2.0)
+    assert_type(report, s3cache.Report)
+    assert_type(report.graphs, tuple[s3cache.Graph, ...])
+    assert_type(s3cache.check(model, torch.ones(2)).cacheable, bool)
+
+
+def stores_are_opened_by_url() -> None:
+    assert_type(store.open_store("s3://bucket", region="eu-west-1"), store.Store)
+    options = s3cache.S3Options("bucket", "prefix", region="eu-west-1")
+    assert_type(options.region, str | None)
+    assert_type(store.S3Store(options), store.S3Store)
