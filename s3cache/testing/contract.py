@@ -1,6 +1,6 @@
 """What every store promises, as tests: subclass :class:`StoreContract` and give it a store.
 
-Needs pytest, pytest-asyncio and hypothesis: ``pip install 'torch-s3cache[testing]'``.
+Needs two packages more than the fixtures: ``pip install hypothesis pytest-asyncio``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import uuid
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.store import S3Options
-from tests.support.buckets import make_bucket
-from tests.support.processes import KEYS, Machine, moto_server
+from s3cache.testing import MotoServer
+from tests.support.buckets import moto_place
+from tests.support.processes import KEYS, Machine
 from tests.support.proxy import Proxy
 
 NewMachine = Callable[..., Machine]
@@ -32,16 +31,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def moto_port() -> Iterator[int]:
-    with moto_server() as port:
-        yield port
+def moto_port(s3cache_moto_server: MotoServer) -> int:
+    return s3cache_moto_server.port
 
 
 @pytest.fixture(scope="session")
-def bucket(moto_port: int) -> str:
-    options = S3Options("bucket", endpoint_url=f"http://127.0.0.1:{moto_port}", **KEYS)
-    asyncio.run(make_bucket(options))
-    return options.bucket
+def bucket(s3cache_moto_server: MotoServer) -> str:
+    return moto_place(s3cache_moto_server).bucket
 
 
 @pytest.fixture

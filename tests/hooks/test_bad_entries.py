@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.hooks.conftest import Site
+    from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(300)
 

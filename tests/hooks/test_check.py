@@ -166,7 +166,8 @@ def test_settings_that_cannot_be_pickled_are_named(
     config: Any, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if option.startswith("_broken"):
-        option = next(name for name, entry in config._config.items() if type(entry.default) is bool)
+        options = config.get_config_copy()
+        option = next(name for name, value in options.items() if type(value) is bool)
     with config.patch({option: [lambda: None]}):
         (graph,) = s3cache.check(scaled, torch.ones(3)).graphs
     (reason,) = graph.reasons

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.hooks.conftest import Site
+    from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.hooks.conftest import Site
+    from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(300)
 

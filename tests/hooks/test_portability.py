@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.hooks.conftest import Site
+    from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,8 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.hooks.conftest import Site
-    from tests.hooks.machines import Machine
+    from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from s3cache.store import S3Options, S3Store
-from tests.support.buckets import make_bucket
+from s3cache.testing import MotoServer
+from tests.support.buckets import moto_place
 
 KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
 
@@ -29,21 +30,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def moto_url() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def moto_bucket(moto_url: str) -> S3Options:
-    options = S3Options("bucket", endpoint_url=moto_url, **KEYS)
-    asyncio.run(make_bucket(options))
-    return options
+def moto_bucket(s3cache_moto_server: MotoServer) -> S3Options:
+    return moto_place(s3cache_moto_server)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What more than one folder of tests uses. No test lies here.
 
 * :mod:`~tests.support.machines`: jobs of the compile cache, each in a process on a fresh machine;
+* :mod:`~tests.support.sites`: a remote with such machines, as a fixture;
 * :mod:`~tests.support.processes`: processes that save and look up until a test kills them,
   :mod:`~tests.support.worker` is what runs in them;
 * :mod:`~tests.support.caching`: small entries, and caches over any store;

@@ -5,8 +5,22 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from s3cache.store import S3Options
+
 if TYPE_CHECKING:
-    from s3cache.store import S3Options
+    from s3cache.testing import MotoServer
+
+
+def moto_place(server: MotoServer) -> S3Options:
+    """A new bucket on a moto server, with its credentials."""
+    bucket = server.make_bucket()
+    return S3Options(
+        bucket.name,
+        endpoint_url=bucket.endpoint_url,
+        region=bucket.region,
+        access_key=bucket.access_key,
+        secret_key=bucket.secret_key,
+    )
 
 
 async def make_bucket(options: S3Options) -> None:

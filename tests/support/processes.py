@@ -1,4 +1,4 @@
-"""Machines with a disk of their own, and S3 servers, all of them processes on this one."""
+"""Machines with a disk of their own, and the processes that run on them."""
 
 from __future__ import annotations
 
@@ -10,45 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from tests.support.waiting import LONG_S
 
-__all__ = ["KEYS", "Machine", "Process", "moto_server"]
+__all__ = ["KEYS", "Machine", "Process"]
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
-
-# Ends with its standard input, and so with the process that started it, however that ends.
-_MOTO = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-server.stop()
-"""
-
-
-@contextmanager
-def moto_server() -> Iterator[int]:
-    """An S3 server that keeps what it is given in memory; its port."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _MOTO],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as server:
-        try:
-            yield int(server.stdout.readline())  # type: ignore[union-attr]
-        finally:
-            server.kill()
 
 
 class Machine:

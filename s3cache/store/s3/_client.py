@@ -107,7 +107,7 @@ async def _entered(options: S3Options) -> Any:
     botocore_session = get_session()
     botocore_session.register_component("data_loader", model_loader())
     parsers = botocore_session.get_component("response_parser_factory")
-    parsers.set_parser_defaults(timestamp_parser=timestamp)
+    parsers.set_parser_defaults(timestamp_parser=parse_time)
     session = aioboto3.Session(
         botocore_session=botocore_session,
         profile_name=options.profile,
@@ -129,14 +129,14 @@ async def _entered(options: S3Options) -> Any:
     return await client.__aenter__()
 
 
-def timestamp(value: Any) -> datetime:
+def parse_time(value: Any) -> datetime:
     """The times that S3 sends, and whatever else botocore knows how to read, ten times slower."""
-    from botocore.utils import parsetimestamp
+    from botocore.utils import parse_timestamp
 
     if isinstance(value, str):
         with contextlib.suppress(ValueError, TypeError):
             return parsedate_to_datetime(value)
-    parsed: datetime = parsetimestamp(value)
+    parsed: datetime = parse_timestamp(value)
     return parsed
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from s3cache.store.s3._client import timestamp
+from s3cache.store.s3._client import parse_time
 
 
 @pytest.mark.parametrize(
@@ -14,8 +14,8 @@ from s3cache.store.s3._client import timestamp
     ["Sat, 21 Nov 2026 08:11:22 GMT", "2026-11-21T08:11:22.000Z", "2026-11-21T08:11:22+00:00"],
 )
 def test_times_are_read_as_botocore_reads_them(text: str) -> None:
-    assert timestamp(text) == datetime(2026, 11, 21, 8, 11, 22, tzinfo=timezone.utc)
+    assert parse_time(text) == datetime(2026, 11, 21, 8, 11, 22, tzinfo=timezone.utc)
 
 
 def test_a_number_is_seconds_since_the_epoch() -> None:
-    assert timestamp(0).timestamp() == 0
+    assert parse_time(0).timestamp() == 0

@@ -14,7 +14,7 @@ from tests.support.machines import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.hooks.conftest import Site
+    from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(300)
 

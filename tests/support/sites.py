@@ -1,0 +1,96 @@
+"""A remote and machines that share it, on which jobs of ``tests.hooks`` run.
+
+A ``conftest.py`` that imports the fixtures has them for its folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import machines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Machine", "Site", "site", "written"]
+
+
+class Machine:
+    """A disk, and processes of which each may have an environment of its own."""
+
+    def __init__(self, root: Path, **environment: str) -> None:
+        self.root = root
+        self.environment = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", **environment}
+
+    def run(
+        self, job: str, *arguments: Any, python: str = sys.executable, **environment: str
+    ) -> Any:
+        """What ``tests.hooks.<module>:<function>`` returns; ``stderr`` too, if it is a ``dict``."""
+        machine = machines.Machine(self.root, **{**self.environment, **environment})
+        outcome = machine.run(f"tests.hooks.{job}", *arguments, python=python)
+        if isinstance(outcome.result, dict):
+            return {**outcome.result, "stderr": outcome.stderr}
+        return outcome.result
+
+    def start(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run ``python command`` to its end, good or bad."""
+        machine = machines.Machine(self.root, **{**self.environment, **environment})
+        return subprocess.run(
+            [sys.executable, *command],
+            env=machine.environment,
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+
+class Site:
+    """A remote, and as many machines as a test wants."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.remote = root / "remote"
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.remote}?create=1"
+
+    def machine(self, name: str, **environment: str) -> Machine:
+        return Machine(self.root / name, **environment)
+
+    def copy(self, root: Path) -> Site:
+        """Another site with what this one's remote holds."""
+        shutil.copytree(self.remote, root / "remote")
+        return Site(root)
+
+    def entries(self) -> list[Path]:
+        """The files of the remote, the oldest first."""
+        found = [path for path in (self.remote / "objects").rglob("*") if path.is_file()]
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Site, Any]]:
+    """The site on which a job of ``jobs`` ran first, and what it returned; made once each."""
+    made: dict[str, tuple[Site, Any]] = {}
+
+    def run(job: str, **environment: str) -> tuple[Site, Any]:
+        if job not in made:
+            site = Site(tmp_path_factory.mktemp(job))
+            made[job] = site, site.machine("writer", **environment).run(f"jobs:{job}", site.url)
+        return made[job]
+
+    return run
