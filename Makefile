@@ -58,25 +58,27 @@ format: $(READY) ## format the code and fix what ruff can fix
 PYTEST := $(BIN)/python -m pytest
 SHARED = -n $(WORKERS) --durations=15
 
-test: $(READY) ## every suite, with some cases of each kind; without Ceph RGW where it cannot be installed
+# Each suite says in its own words which cases it leaves to test-all; what has been left is printed
+# in the end. Tests that need Ceph RGW skip where it can neither be found nor installed.
+test: $(READY) ## every suite with a part of its cases, some of each kind; TIME-TEST
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(ARGS)
 
-test-all: $(READY) ## every suite, with all cases
+test-all: $(READY) ## every suite with all its cases; TIME-ALL
 	infra/rgw/run.sh --if-possible $(PYTEST) tests --all $(SHARED) $(ARGS)
 
-test-fast: $(READY) ## unit and contract tests only, no server
-	$(BIN)/python -m pytest tests --ignore=tests/faults --ignore=tests/infra \
-		--ignore=tests/integration --ignore=tests/rgw $(ARGS)
+UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/transfer
+test-fast: $(READY) ## unit and contract tests only: no server, no compiler; TIME-FAST
+	$(PYTEST) $(UNIT) $(SHARED) $(ARGS)
 
-BUSY = tests/test_*.py tests/contract tests/store tests/tier tests/transfer tests/cache tests/faults
+BUSY = $(UNIT) tests/faults
 test-busy: $(READY) ## the tests that have threads and processes, 6 times at once; 7 minutes
 	seq 6 | xargs -P 6 -I{} bash -euo pipefail -c \
 		'place=$$(mktemp -d); trap "rm -rf $$place" EXIT; \
-		$(BIN)/python -m pytest -q -p no:cacheprovider --basetemp=$$place/t $(BUSY) $(ARGS) \
+		$(PYTEST) -q -p no:cacheprovider --basetemp=$$place/t $(BUSY) $(ARGS) \
 			| tail -n 40 | sed "s/^/{}: /"'
 
 test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
-	infra/rgw/run.sh $(BIN)/python -m pytest tests -m rgw $(ARGS)
+	infra/rgw/run.sh $(PYTEST) tests --all -m rgw $(ARGS)
 
 test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
@@ -93,10 +95,10 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 			torch==$(TORCH) -e ".[test]"; \
 		touch $(TORCH_VENV)/.ready'
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
-	$(TORCH_VENV)/bin/python -m pytest tests/torch_api tests/graph tests/hooks tests/kinds $(ARGS)
+	$(TORCH_VENV)/bin/python -m pytest --all tests/torch_api tests/graph tests/hooks tests/kinds $(ARGS)
 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
-	$(BIN)/python -m pytest tests/infra $(ARGS)
+	$(PYTEST) tests/infra $(ARGS)
 
 test-perturb: $(READY) ## all of 2,400 changes to programs: each a miss or the right answer; 11 minutes
 	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
