@@ -24,7 +24,11 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help setup lint format dist test-dist test test-all test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+=======
+.PHONY: help setup lint format dist test-dist test-pythons test test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+>>>>>>> 39b900e28996623c4a80dce54695278a21b41b87
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -96,6 +100,9 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 		touch $(TORCH_VENV)/.ready'
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
 	$(TORCH_VENV)/bin/python -m pytest --all tests/torch_api tests/graph tests/hooks tests/kinds $(ARGS)
+
+test-pythons: check-python ## what needs no torch, with each Python from 3.10 that is found; 2 minutes each
+	nice $(PYTHON) -m tests.pythons $(ARGS)
 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(PYTEST) tests/infra $(ARGS)

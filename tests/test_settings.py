@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -229,7 +230,11 @@ def test_the_typed_arguments_are_those_there_are() -> None:
 def test_the_typed_arguments_take_what_the_settings_hold(of: type) -> None:
     """Each argument has its field's type, text where that is parsed, and ``None``."""
     typed = get_type_hints(Options)
-    fields = get_type_hints(of)
+    # Not those of the class, where Python 3.10 stumbles over ``_: KW_ONLY``.
+    written = {field.name: field.type for field in dataclasses.fields(of)}
+    fields = get_type_hints(
+        SimpleNamespace(__annotations__=written), vars(sys.modules[of.__module__])
+    )
     for name in fields.keys() & typed.keys():
         taken, held = set(_alternatives(typed[name])), set(_alternatives(fields[name]))
         assert held | {NoneType} <= taken, name

@@ -14,7 +14,7 @@ import pytest
 import s3cache
 
 ROOT = Path(s3cache.__file__).resolve().parent
-LAZY_PACKAGES = ("s3cache", "s3cache.store", "s3cache.store.s3")
+LAZY_PACKAGES = ("s3cache", "s3cache.store", "s3cache.store.s3", "s3cache.testing")
 
 FUNCTIONS = {
     "active": "() -> Cache | None",

@@ -20,7 +20,8 @@ def main() -> None:
 
     @torch.compile
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        return model(batch).square().mean()
+        loss: torch.Tensor = model(batch).square().mean()
+        return loss
 
     for step in range(steps):
         loss = loss_of(torch.randn(16, 32))

@@ -10,8 +10,9 @@ Nothing in s3cache itself imports this package.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from s3cache._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from s3cache.testing.contract import RawAccess, StoreContract
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     from s3cache.testing.machines import Machine, Outcome, ProgramError
     from s3cache.testing.moto import MotoBucket, MotoServer
     from s3cache.testing.plugin import MachineFactory
+else:
+    # pytest imports this package in every project where s3cache is installed.
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        contract="RawAccess StoreContract",
+        faulty="Fault FaultRates FaultyStore FaultyVerb",
+        machines="Machine Outcome ProgramError",
+        moto="MotoBucket MotoServer",
+        plugin="MachineFactory",
+    )
 
 __all__ = [
     "Fault",
@@ -34,30 +45,3 @@ __all__ = [
     "RawAccess",
     "StoreContract",
 ]
-
-# Loaded on first use: pytest imports this package in every project where s3cache is installed.
-_LAZY = {
-    name: module
-    for module, names in {
-        "contract": ("RawAccess", "StoreContract"),
-        "faulty": ("Fault", "FaultRates", "FaultyStore", "FaultyVerb"),
-        "machines": ("Machine", "Outcome", "ProgramError"),
-        "moto": ("MotoBucket", "MotoServer"),
-        "plugin": ("MachineFactory",),
-    }.items()
-    for name in names
-}
-
-# Hidden from type checkers: to them a module with __getattr__ has every attribute there is.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in _LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})

@@ -53,6 +53,9 @@ def check_wheel(wheel: Path) -> None:
     assert any(name.endswith("/licenses/LICENSE") for name in names), "the licence is not there"
     assert told["Name"] == NAME
     assert f"-{told['Version']}-" in wheel.name
+    # What is called s3cache on the index is another project's.
+    asked = [text for text in told.get_all("Requires-Dist") or [] if re.match(r"s3cache\b", text)]
+    assert not asked, asked
     assert told["Description-Content-Type"].startswith("text/markdown")
     print(f"{wheel.name}: {len(package)} files, as in the checkout")
 

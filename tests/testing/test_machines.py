@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from s3cache.stats import HistogramSnapshot, Reason, Usage, VerbStats
 from s3cache.testing import Machine, Outcome, ProgramError
+from tests.support.waiting import eventually
 
 SHOW = """
 import json, os, sys
@@ -131,7 +133,15 @@ def test_what_takes_too_long_is_ended_with_all_it_started(machine: Machine, tmp_
         machine.run(script(tmp_path, code), timeout_s=8)
     assert caught.value.outcome.exit_code is None
     child = int(caught.value.outcome.stdout)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+    # It was killed; the kernel takes a moment to end it, and init to forget it.
+    eventually(lambda: not is_running(child))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # -- functions
@@ -207,6 +217,7 @@ def leave_in_a_child() -> None:
     os._exit(0)
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="enable() has a cache for torch only")
 def test_stats_are_those_of_the_cache_with_their_types(machine: Machine, tmp_path: Path) -> None:
     stats = machine.call(use_a_cache, f"file://{tmp_path}/remote?create=1").stats
     assert (stats.saved, stats.uploaded, stats.pending) == (1, 1, 0)

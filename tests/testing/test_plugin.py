@@ -53,7 +53,9 @@ def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path
     assert loaded.isdisjoint(HEAVY)
     assert {name for name in loaded if name.startswith("s3cache")} == {
         "s3cache",
+        "s3cache._lazy",
         "s3cache._version",
+        "s3cache.errors",
         "s3cache.testing",
         "s3cache.testing.plugin",
     }
@@ -107,4 +109,4 @@ def test_every_public_name_is_there() -> None:
         assert getattr(testing, name) is not None
     assert set(testing.__all__) <= set(dir(testing))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = testing.nonsense
+        _ = testing.nonsense  # type: ignore[attr-defined]

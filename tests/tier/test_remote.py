@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,6 +99,10 @@ def put(memory: MemoryStore, *keys: str, size: int = 100) -> None:
     asyncio.run(fill(memory, *keys, size=size))
 
 
+# Before Python 3.11 the time limit of an attempt is a task of its own (asyncio.wait_for).
+DOWNLOAD_TASKS = 1 if sys.version_info >= (3, 11) else 2
+
+
 def tasks() -> int:
     return tasks_on(background())
 
@@ -174,7 +179,7 @@ def test_concurrent_requests_share_one_download(
     gated.is_open = False
     before = tasks()
     joins = [in_thread(lambda: remote.tier.load(ONE, 20)) for _ in range(8)]
-    eventually(lambda: tasks() == before + 1 + 8)
+    eventually(lambda: tasks() == before + DOWNLOAD_TASKS + 8)
     gated.is_open = True
     assert all(join() is not None for join in joins)
     assert gated.count("get") == 1
@@ -187,7 +192,7 @@ def test_an_error_reaches_all_who_share_it(
     gated.is_open = False
     before = tasks()
     joins = [in_thread(lambda: remote.tier.load(ONE, 20)) for _ in range(4)]
-    eventually(lambda: tasks() == before + 1 + 4)
+    eventually(lambda: tasks() == before + DOWNLOAD_TASKS + 4)
     gated.is_open = True
     for join in joins:
         with pytest.raises(CorruptError):
