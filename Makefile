@@ -24,11 +24,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup lint format dist test-dist test test-all test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
-=======
-.PHONY: help setup lint format dist test-dist test-pythons test test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
->>>>>>> 39b900e28996623c4a80dce54695278a21b41b87
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
