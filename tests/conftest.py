@@ -19,7 +19,17 @@ pytest_plugins = ["tests.support.density", "tests.support.schedule"]
 collect_ignore = (
     []
     if find_spec("torch")
-    else ["examples", "graph", "hooks", "kinds", "models", "opinfo", "perturb", "torch_api"]
+    else [
+        "artifact",
+        "examples",
+        "graph",
+        "hooks",
+        "kinds",
+        "models",
+        "opinfo",
+        "perturb",
+        "torch_api",
+    ]
 )
 
 

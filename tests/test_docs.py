@@ -54,7 +54,8 @@ def test_every_setting_is_documented_with_its_default(setting: Field[Any]) -> No
     text = documented(setting.name)
     if setting.name == "local_dir":
         text = str(Path(text or "").expanduser())
-    settings, _ = Settings.load(**{setting.name: text})
+    given: dict[str, Any] = {setting.name: text}
+    settings, _ = Settings.load(**given)
     assert getattr(settings, setting.name) == getattr(Settings(), setting.name)
     assert (text is None) == (getattr(Settings(), setting.name) is None)
 
@@ -66,7 +67,8 @@ def test_every_s3_option_is_documented_with_its_default(option: Field[Any]) -> N
     elif option.default in (None, ""):
         assert documented(option.name) is None
     else:
-        said = parse_url("s3://bucket", **{option.name: documented(option.name)})
+        given: dict[str, Any] = {option.name: documented(option.name)}
+        said = parse_url("s3://bucket", **given)
         assert getattr(said, option.name) == option.default
 
 

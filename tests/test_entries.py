@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from s3cache.frame import Frame
     from s3cache.store import Buffer, Store
+    from s3cache.testing import Fault
 
 
 async def publish(store: Store, *found: Frame) -> None:
@@ -209,7 +210,7 @@ async def test_an_entry_that_belongs_elsewhere_is_overwritten() -> None:
 
 
 @pytest.mark.parametrize("fault", ["bit_flip", "truncate"])
-async def test_damage_on_the_way_costs_nobody_his_entry(fault: str) -> None:
+async def test_damage_on_the_way_costs_nobody_his_entry(fault: Fault) -> None:
     store = MemoryStore()
     await publish(store, entry(variant="a"))
     faulty = FaultyStore(store, seed=3)

@@ -8,7 +8,7 @@ import string
 import struct
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st

@@ -75,6 +75,13 @@ def test_the_readme_has_a_line_for_each_folder_and_no_other() -> None:
     assert re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE) == sorted(there)
 
 
+def test_each_module_of_support_is_listed() -> None:
+    page = ast.get_docstring(FILES["support/__init__.py"]) or ""
+    listed = re.findall(r"`~tests\.support\.(\w+)`", page)
+    there = {Path(file).stem for file in FILES if folder(file) == "support"} - {"__init__"}
+    assert sorted(listed) == sorted(there)
+
+
 # -- imports of tests and of private modules
 
 

@@ -65,7 +65,8 @@ def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 def test_text_is_understood_from_everywhere(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
 ) -> None:
-    for settings in (Settings(**{name: text}), Settings.load(**{name: text})[0]):
+    given: dict[str, Any] = {name: text}
+    for settings in (Settings(**given), Settings.load(**given)[0]):
         assert getattr(settings, name) == value
         assert type(getattr(settings, name)) is type(value)
     monkeypatch.setenv(f"S3CACHE_{name.upper()}", text)
@@ -166,8 +167,9 @@ def test_what_is_the_stores_is_handed_on() -> None:
     ],
 )
 def test_an_unknown_option_is_refused(option: str, hint: str) -> None:
+    given: dict[str, Any] = {option: 3}
     with pytest.raises(ConfigError) as caught:
-        Settings.load(**{option: 3})
+        Settings.load(**given)
     assert f"option {option}: is not known" in str(caught.value)
     assert hint in caught.value.fix
 

@@ -8,14 +8,15 @@ Sections of a frame of kind ``aot``::
 
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
 entry does to inputs and outputs, as plain data), ``components`` (name to [digest, readable value]
-of the key), ``made_by`` (torch, compiler and platform, for people).
+of the key), ``made_by`` (torch, compiler and platform, for people); of a graph whose first call is
+on fake tensors also ``first_call`` (its outputs, see ``hooks/_first_calls.py``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from s3cache import frame
@@ -42,6 +43,7 @@ class Artifact:
         guards: expression over the graph's symbolic inputs that must hold for a hit.
         forward_ns, backward_ns: what compiling took.
         runtime, components, made_by: plain data, see the module.
+        first_call: the outputs of a graph that has to answer its first call with fake ones.
     """
 
     entry: Buffer
@@ -52,6 +54,7 @@ class Artifact:
     runtime: Mapping[str, object] = field(default_factory=dict)
     components: Mapping[str, object] = field(default_factory=dict)
     made_by: Mapping[str, object] = field(default_factory=dict)
+    first_call: Sequence[Mapping[str, object]] | None = None
 
     @property
     def variant(self) -> str:
@@ -75,6 +78,7 @@ class Artifact:
                 "runtime": dict(self.runtime),
                 "components": dict(self.components),
                 "made_by": dict(self.made_by),
+                **({} if self.first_call is None else {"first_call": list(self.first_call)}),
             },
         )
 
@@ -100,6 +104,22 @@ class Artifact:
             for name in entry.names
             if name.startswith(_KERNEL)
         }
+
+    @staticmethod
+    def first_call_of(entry: Frame) -> Sequence[Mapping[str, object]] | None:
+        """The described outputs in a verified frame, if the graph's first call is on fake tensors.
+
+        Raises:
+            CorruptError: they are no sequence of descriptions.
+        """
+        described = entry.header.meta.get("first_call")
+        if described is None:
+            return None
+        if not isinstance(described, (list, tuple)) or not all(
+            isinstance(output, Mapping) for output in described
+        ):
+            raise CorruptError("first_call", "describes no outputs")
+        return described
 
 
 def check_image(image: Buffer) -> None:

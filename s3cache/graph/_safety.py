@@ -138,13 +138,6 @@ def _process() -> Iterator[Unsafe]:
             "freezing compiles the values of parameters into the code",
             "unset torch._inductor.config.freezing",
         )
-    context = internals.current_tracing_context.get()()
-    if context is not None and context.fakify_first_call:
-        yield Unsafe(
-            "fakify-first-call",
-            "the first call runs on fake tensors (fakify_first_call)",
-            "DDPOptimizer sets it; set torch._dynamo.config.optimize_ddp = False",
-        )
     if internals.runtime_constant_folding.get():
         yield Unsafe(
             "constant-folding",

@@ -22,7 +22,7 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from s3cache.torch_api.protocols import KeyPickler
+    from s3cache.torch_api.protocols import DeviceMesh, KeyPickler
 
 __all__ = ["Component", "StableBytes", "autograd_words"]
 
@@ -85,6 +85,7 @@ class _Words:
         self._metadata_of = internals.tensor_metadata.get()
         self._source, self._fake = internals.source.get(), internals.fake_tensor.get()
         self._graph = GraphModule
+        self._mesh, self._script = internals.device_mesh.get(), internals.script_object.get()
         self._sources: dict[int, tuple[object, str | None]] = {}
 
     def reduce(self, value: object) -> object:
@@ -96,6 +97,13 @@ class _Words:
             words = self._source_text(value)
         elif isinstance(value, self._graph):
             words = _graph_parts(value)
+        elif type(value) is self._script:  # what a graph that takes an object gets while traced
+            real = getattr(value, internals.REAL_OBJECT)
+            words = _mesh_words(real) if isinstance(real, self._mesh) else None
+        elif isinstance(value, self._mesh):
+            words = _mesh_words(value)
+        elif "_hash" in getattr(value, "__dict__", ()):
+            words = _without_hash(value)
         return self._inherited(value) if words is None else (self._same, (words,))
 
     def _source_text(self, source: object) -> str | None:
@@ -138,6 +146,54 @@ def _graph_parts(gm: GraphModule) -> object:
     )
     source = code.src if not any(described.values()) else _without_aot_names(gm, code.src)
     return parts, source, imports
+
+
+def _without_hash(value: object) -> object:
+    """An object of torch that keeps its ``hash()``, less that: it differs between processes.
+
+    Specifications of DTensors do, once somebody has asked for it.
+    """
+    if type(value).__module__.partition(".")[0] != "torch":
+        return None
+    make, arguments, state = (*value.__reduce_ex__(2), None)[:3]
+    if not isinstance(state, dict):
+        return None
+    return make, arguments, {name: part for name, part in state.items() if name != "_hash"}
+
+
+def _mesh_words(mesh: DeviceMesh, depth: int = 0) -> str:
+    """All that a mesh of devices is: its layout, this rank's place in it, the names of its groups.
+
+    Beside those it keeps its ``hash()``, which differs between processes. Meshes that it is a part
+    of, and that are made of it, refer to it in turn.
+
+    Raises:
+        ValueError: it holds what is told apart by its address.
+    """
+    import torch
+
+    words = []
+    for name, value in sorted(mesh.__getstate__().items()):
+        if name == "_hash":
+            continue
+        if isinstance(value, torch.Tensor):
+            value = value.tolist()
+        elif isinstance(value, type(mesh)):
+            value = None if depth else _mesh_words(value, depth + 1)
+        elif isinstance(value, dict):
+            value = {
+                key: None
+                if depth
+                else _mesh_words(part, depth + 1)
+                if isinstance(part, type(mesh))
+                else part
+                for key, part in value.items()
+            }
+        words.append(f"{name}={value!r}")
+    text = f"DeviceMesh({' '.join(words)})"
+    if " at 0x" in text:
+        raise ValueError(f"a device mesh holds what no other process has: {text}")
+    return text
 
 
 _fields_of: dict[type, tuple[str, ...]] = {}

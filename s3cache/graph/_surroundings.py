@@ -134,7 +134,6 @@ def _settings() -> dict[str, str]:
                 "inference": torch.is_inference_mode_enabled(),
                 "anomaly": torch.is_anomaly_enabled(),
                 "view_replay": internals.view_replay_enabled.get()(),
-                "multithreading": internals.multithreading_enabled.get()(),
                 "autocast_cache": torch.is_autocast_cache_enabled(),
                 # A graph that enters autocast without a dtype gets the default one.
                 "autocast_dtypes": [
@@ -209,6 +208,7 @@ def input_components(inputs: Sequence[object]) -> dict[str, Component]:
         "inputs.sharing": _sharing(inputs),
         "inputs.non_leaf": _non_leaf(inputs),
         "inputs.bounds": _bounds(),
+        "compile.first_call": _first_call(),
     }
     return {name: Component.of_text(text) for name, text in texts.items() if text}
 
@@ -282,6 +282,15 @@ def _bounds() -> str:
             if bounds is not None:
                 bounded.add(f"{size} in [{bounds.lower}, {bounds.upper}]")
     return " ".join(sorted(bounded))
+
+
+def _first_call() -> str:
+    """Whether the compiled graph has to answer its first call with fake tensors.
+
+    What it answers is a part of those entries, and of no others.
+    """
+    context = internals.current_tracing_context.get()()
+    return "fake" if context is not None and context.fakify_first_call else ""
 
 
 def _annotations(gm: GraphModule) -> Iterator[tuple[str, object]]:

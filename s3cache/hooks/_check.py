@@ -175,6 +175,7 @@ class _Watch:
         **_: object,
     ) -> object:
         nodes = len(internals.graph_module_of(mod).graph.nodes)
+        internals.stand_in_for_metadata()
         with self._calls.entered(CacheCall()) as call:
             try:
                 key = internals.name_of_key(mod, args, aot_config, others)

@@ -190,7 +190,8 @@ class KeySeam:
             call = self._calls.current
             inputs = () if call is None else call.inputs
             self._refuse(unsafe_parts(gm, self._registry.holds, inputs))
-            with self._registry.vouched(also_safe(gm)):
+            # The one thing that torch refuses and an entry here has room for: hooks/_first_calls.
+            with self._registry.vouched(also_safe(gm)), internals.first_calls_unasked():
                 original(gm)
 
         return check_cacheable

@@ -17,6 +17,7 @@ from s3cache.artifact import Artifact, check_image, describe
 from s3cache.cache import Engine, Saved
 from s3cache.errors import CorruptError
 from s3cache.graph import Code
+from s3cache.hooks._first_calls import FirstCalls, UndescribedError
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
@@ -50,11 +51,19 @@ class Save(CacheCall):
 class SaveSeam:
     """Shares what torch has compiled, and counts what cannot be, with the reason."""
 
-    def __init__(self, engine: Engine, calls: CacheCalls, keys: KeySeam, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        calls: CacheCalls,
+        keys: KeySeam,
+        kernels: Kernels,
+        first_calls: FirstCalls,
+    ) -> None:
         self._engine = engine
         self._calls = calls
         self._keys = keys
         self._kernels = kernels
+        self._first_calls = first_calls
         self._warned = False
 
     def install(self, patches: Patches) -> None:
@@ -102,6 +111,8 @@ class SaveSeam:
             return isinstance(self._engine.save(key, frame), Saved)
         except UnsharableKernelError as exc:
             self._refused("kernel", exc)
+        except UndescribedError as exc:
+            self._refused("fakify-first-call", exc)
         except Exception as exc:
             saving.met(exc)
             if not self._warned and not self._engine.settings.strict:
@@ -129,6 +140,7 @@ class SaveSeam:
                 for name, component in self._keys.components(key).items()
             },
             made_by=_maker(compiled=bool(kernels)),
+            first_call=self._first_calls.described(key),
         )
 
     def _kernel_images(self, entry: AOTResult) -> dict[str, Buffer]:

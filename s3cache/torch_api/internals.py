@@ -39,9 +39,13 @@ from s3cache.torch_api.protocols import (
     CppLibraries,
     CustomOperator,
     CustomPass,
+    DeviceMesh,
+    ExpressionPrinter,
     FakeImplementation,
     FakeKernel,
+    FakeMode,
     FakeRegistration,
+    FirstCallWrapper,
     Function,
     FunctorchConfig,
     InductorConfig,
@@ -53,13 +57,15 @@ from s3cache.torch_api.protocols import (
     PythonModules,
     Reducer,
     RuntimeMetadata,
+    ShapeEnv,
+    SplitByDDP,
     SubclassMeta,
     TracingContext,
     ViewSequence,
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import SymInt, Tensor
     from torch.fx import GraphModule, Node
     from torch.nn import Module
 
@@ -382,11 +388,17 @@ current_tracing_context: Internal[Callable[[], TracingContext | None]] = Interna
 )
 source: Internal[type] = Internal("torch._guards:Source")
 fake_tensor: Internal[type[Tensor]] = Internal("torch._subclasses.fake_tensor:FakeTensor")
+#: An object that a graph takes, as tracing sees it, and the real one behind it.
+script_object: Internal[type] = Internal("torch._library.fake_class_registry:FakeScriptObject")
+(REAL_OBJECT,) = Words("torch._library.fake_class_registry:FakeScriptObject.__init__", "real_obj")
+device_mesh: Internal[type[DeviceMesh]] = Internal("torch.distributed.device_mesh:DeviceMesh")
 without_modes: Internal[Callable[[], AbstractContextManager[object]]] = Internal(
     "torch.utils._python_dispatch:_disable_current_modes"
 )
 Shape("torch._guards:TracingContext", TracingContext)
-Fields("torch._subclasses.fake_tensor:FakeTensorMode", "shape_env")
+Shape("torch.distributed.device_mesh:DeviceMesh", DeviceMesh)
+Shape("torch._subclasses.fake_tensor:FakeTensorMode", FakeMode)
+Shape(f"{_SHAPES}:ShapeEnv", ShapeEnv)
 Fields(f"{_SHAPES}:ShapeEnv", "tracked_fakes")
 Fields(f"{_SHAPES}:TrackedFake", "fake symbolic_context")
 Fields(f"{_SHAPES}:StatelessSymbolicContext", "constraint_sizes")
@@ -395,6 +407,51 @@ Fields("torch.utils._sympy.value_ranges:ValueRanges", "lower upper")
 
 #: Attributes of a graph module that are made from its graph.
 GENERATED = Fields("torch.fx.graph_module:GraphModule", "_graph _code _lineno_map _prologue_start")
+
+
+# -- first calls on fake tensors (DDPOptimizer)
+
+_FAKIFIED = f"{_AOT}.runtime_wrappers:FakifiedOutWrapper"
+
+answer_first_call: Internal[Function[object]] = Internal(f"{_FAKIFIED}.post_compile")
+unbacked_symbols: Internal[Callable[[object], object]] = Internal(
+    f"{_SHAPES}:free_unbacked_symbols"
+)
+_expression_printer: Internal[type[ExpressionPrinter]] = Internal(f"{_SHAPES}:SymExprPrinter")
+Shape(_FAKIFIED, FirstCallWrapper)
+Shape("torch._dynamo.backends.distributed:DDPOptimizerContext", SplitByDDP)
+
+
+@contextlib.contextmanager
+def first_calls_unasked() -> Iterator[None]:
+    """While the block runs, torch does not know that first calls are to be on fake tensors."""
+    context = current_tracing_context.get()()
+    if context is None or not context.fakify_first_call:
+        yield
+        return
+    context.fakify_first_call = False
+    try:
+        yield
+    finally:
+        context.fakify_first_call = True
+
+
+def stand_in_for_metadata() -> None:
+    """Have torch find metadata of a graph that nobody compiles: DDPOptimizer insists on some."""
+    context = current_tracing_context.get()()
+    if context is not None and context.fakify_first_call and context.fw_metadata is None:
+        context.fw_metadata = cast("RuntimeMetadata", object())
+
+
+def written(number: SymInt) -> str:
+    """A size as text that ``ShapeEnv.deserialize_symexpr`` reads."""
+    return _expression_printer.get()().doprint(number.node.expr)
+
+
+def boxed(function: Callable[[list[object]], object]) -> Callable[[list[object]], object]:
+    """Mark ``function`` as one that takes its arguments as a list, which it may empty."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
 
 
 # -- operators
@@ -529,9 +586,6 @@ Shape("torch._dynamo.output_graph:GraphCompileReason", CompileReason)
 
 # -- settings of the process
 
-multithreading_enabled: Internal[Callable[[], bool]] = Internal(
-    "torch._C:_is_multithreading_enabled"
-)
 view_replay_enabled: Internal[Callable[[], bool]] = Internal("torch._C:_is_view_replay_enabled")
 autocast_devices: Internal[Callable[[], list[str]]] = Internal(
     "torch._C:_autocast_supported_devices"

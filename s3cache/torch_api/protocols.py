@@ -28,10 +28,14 @@ __all__ = [
     "CppLibraries",
     "CustomOperator",
     "CustomPass",
+    "DeviceMesh",
     "DispatchRules",
+    "ExpressionPrinter",
     "FakeImplementation",
     "FakeKernel",
+    "FakeMode",
     "FakeRegistration",
+    "FirstCallWrapper",
     "Function",
     "FunctorchConfig",
     "InductorConfig",
@@ -43,6 +47,8 @@ __all__ = [
     "PythonModules",
     "Reducer",
     "RuntimeMetadata",
+    "ShapeEnv",
+    "SplitByDDP",
     "SubclassMeta",
     "TracingContext",
     "ViewSequence",
@@ -100,6 +106,7 @@ class CompiledHalf(Protocol):
     """One half of an entry that holds its code."""
 
     result: object
+    post_compile: Function[Function[object]]
 
 
 class ViewSequence(Protocol):
@@ -123,6 +130,8 @@ class RuntimeMetadata(Protocol):
     subclass_fw_graph_out_meta: Iterable[object] | None
     subclass_tangent_meta: Iterable[object] | None
     tokens: Mapping[object, object] | None
+    num_forward: int
+    is_rng_op_functionalized: bool
 
 
 class SubclassMeta(Protocol):
@@ -153,12 +162,52 @@ class AOTResult(Protocol):
 # -- while a graph is traced
 
 
+class DeviceMesh(Protocol):
+    """Devices in a grid: which ranks there are along each of its dimensions."""
+
+    def __getstate__(self) -> dict[str, object]: ...
+
+
+class ShapeEnv(Protocol):
+    """The symbols that sizes of the program that is compiled have."""
+
+    def deserialize_symexpr(self, code: str) -> int: ...
+
+
+class ExpressionPrinter(Protocol):
+    """Writes an expression of symbols as text."""
+
+    def doprint(self, expression: object) -> str: ...
+
+
+class FakeMode(AbstractContextManager[object], Protocol):
+    """The mode in which tensors have sizes but no values."""
+
+    shape_env: ShapeEnv
+
+
+class SplitByDDP(Protocol):
+    """The graphs of one program that DDPOptimizer has compiled so far."""
+
+    curr_bucket: int
+    metadata_per_bucket: list[RuntimeMetadata]
+
+
 class TracingContext(Protocol):
     """What torch knows of the compile that is under way on this thread."""
 
-    fake_mode: object
+    fake_mode: FakeMode
     fakify_first_call: bool
+    fw_metadata: RuntimeMetadata | None
     output_strides: list[object] | None
+    ddp_optimizer_ctx: SplitByDDP | None
+
+
+class FirstCallWrapper(Protocol):
+    """Answers the first call of a compiled graph with fake tensors, where that is asked for."""
+
+    needs_post_compile: bool
+    out_metas: Sequence[object]
 
 
 class CompileReason(Protocol):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from s3cache.frame import Frame
+    from s3cache.testing import Fault
 
 
 def _forgeries() -> dict[str, tuple[str, bytes]]:
@@ -33,7 +34,7 @@ def _forgeries() -> dict[str, tuple[str, bytes]]:
         "nothing": (FIRST, b""),
         "something behind it": (FIRST, bytes(good.data) + b"x"),
         "no frame": (FIRST, b"<html>" * 100),
-        "another key's entry": (FIRST, entry(OTHER).data),
+        "another key's entry": (FIRST, bytes(entry(OTHER).data)),
     }
 
 
@@ -63,7 +64,12 @@ def test_an_entry_in_another_variants_place_is_corrupt(
     put(memory, entries.variant_name(KEY, "v2"), entry(variant="v3").data)
     cache = machine()
     seen: list[str] = []
-    found = cache.lookup(KEY, lambda found: bool(seen.append(found.header.variant)))
+
+    def refuse(found: Frame) -> bool:
+        seen.append(found.header.variant)
+        return False
+
+    found = cache.lookup(KEY, refuse)
     assert miss(found) == Reason.CORRUPT
     assert seen == ["v1"]
 
@@ -131,7 +137,7 @@ def test_frames_of_another_version_are_not_read(
 
 @pytest.mark.parametrize("fault", ["truncate", "bit_flip"])
 def test_damage_on_the_way_is_never_a_hit(
-    machine: Callable[..., Cache], memory: MemoryStore, fault: str
+    machine: Callable[..., Cache], memory: MemoryStore, fault: Fault
 ) -> None:
     put(memory, FIRST, entry(payload=b"compiled" * 50).data)
     faulty = FaultyStore(memory, seed=7)

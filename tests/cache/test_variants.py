@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Cache, Hit, Saved
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def test_variants_of_two_machines_both_stay_readable(machine: Callable[..., Cache]) -> None:
     a, b, c = machine("a"), machine("b"), machine("c")
     joins = [
-        in_thread(lambda cache=cache, variant=variant: cache.save(KEY, entry(variant=variant)))
+        in_thread(partial(cache.save, KEY, entry(variant=variant)))
         for cache, variant in ((a, "va"), (b, "vb"))
     ]
     assert all(isinstance(join(), Saved) for join in joins)

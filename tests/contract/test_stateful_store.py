@@ -82,18 +82,8 @@ class FaultyMachine(StoreMachine):
             self.faulty.inject(verb, fault, times=times)
 
 
-MemoryMachine.TestCase.settings = SETTINGS
-LocalMachine.TestCase.settings = SETTINGS
-FaultyMachine.TestCase.settings = SETTINGS
-
-
-class TestMemoryMachine(MemoryMachine.TestCase):
-    pass
-
-
-class TestLocalMachine(LocalMachine.TestCase):
-    pass
-
-
-class TestFaultyMachine(FaultyMachine.TestCase):
-    pass
+TestMemoryMachine = MemoryMachine.TestCase
+TestLocalMachine = LocalMachine.TestCase
+TestFaultyMachine = FaultyMachine.TestCase
+for _case in (TestMemoryMachine, TestLocalMachine, TestFaultyMachine):
+    _case.settings = SETTINGS

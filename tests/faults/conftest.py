@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,21 +12,13 @@ import pytest
 
 from s3cache.testing import MotoServer
 from tests.support.buckets import moto_place
+from tests.support.environment import clean_environment
 from tests.support.processes import KEYS, Machine
 from tests.support.proxy import Proxy
 
+__all__ = ["NewMachine", "clean_environment"]
+
 NewMachine = Callable[..., Machine]
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the developer's own machine is set up for must not reach a test."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "S3CACHE_")) and not name.startswith("S3CACHE_TEST_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
 
 
 @pytest.fixture(scope="session")

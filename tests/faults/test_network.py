@@ -162,7 +162,7 @@ def test_a_broken_download_is_tried_again(link: Link, proxy: Proxy, reader: Open
 
 @pytest.mark.parametrize("ways", [{"reset_down": 40_000}, {"cut_down": 40_000}], ids=str)
 def test_one_broken_part_of_a_large_download_is_tried_again(
-    ways: dict[str, int], proxy: Proxy, open_cache: OpenCache
+    ways: dict[str, Any], proxy: Proxy, open_cache: OpenCache
 ) -> None:
     writer, size = open_cache(), 1_000_000
     writer.save(KEY, entry(KEY, size))

@@ -19,7 +19,7 @@ import struct
 import sys
 
 import atheris
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 with atheris.instrument_imports(include=["s3cache"]):
     from s3cache.errors import CorruptError
@@ -32,7 +32,15 @@ FIELDS = struct.Struct(">8sHHI")
 def seeds() -> dict[str, bytes]:
     """Small well-formed frames that between them use every part of the grammar."""
     text = b"the same words over and over; " * 20
-    meta = {"n": None, "i": -1, "f": 0.5, "s": "ü", "b": b"\0", "l": [[True]], "d": {"": {}}}
+    meta: dict[str, object] = {
+        "n": None,
+        "i": -1,
+        "f": 0.5,
+        "s": "ü",
+        "b": b"\0",
+        "l": [[True]],
+        "d": {"": {}},
+    }
     cases: dict[str, dict[str, object]] = {
         "empty": {"sections": {}},
         "stored": {"sections": {"a": b"abc", "b": b""}, "codec": "none"},

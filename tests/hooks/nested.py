@@ -41,7 +41,7 @@ class Note:
 class Noted(torch.Tensor):
     """A tensor with a note, which is a part of what is compiled."""
 
-    inner: torch.Tensor
+    wrapped: torch.Tensor
     note: Note
 
     @staticmethod
@@ -49,19 +49,21 @@ class Noted(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
     def __init__(self, inner: torch.Tensor, note: Note) -> None:
-        self.inner, self.note = inner, note
+        self.wrapped, self.note = inner, note
 
     def __tensor_flatten__(self) -> tuple[list[str], Note]:
-        return ["inner"], self.note
+        return ["wrapped"], self.note
 
     @staticmethod
     def __tensor_unflatten__(tensors: Any, note: Note, size: Any, stride: Any) -> Noted:
-        return Noted(tensors["inner"], note)
+        return Noted(tensors["wrapped"], note)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own names none of its arguments
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         noted = [each for each in tree_leaves(args) if isinstance(each, Noted)]
-        plain = tree_map(lambda each: each.inner if isinstance(each, Noted) else each, args)
+        plain = tree_map(lambda each: each.wrapped if isinstance(each, Noted) else each, args)
         out = tree_map(
             lambda each: Noted(each, noted[0].note) if isinstance(each, torch.Tensor) else each,
             func(*plain, **(kwargs or {})),

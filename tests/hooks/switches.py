@@ -20,9 +20,10 @@ def compiled(size: int, function: Any = product, grad: bool = False) -> bool:
     x = torch.arange(float(size * size)).reshape(size, size).requires_grad_(grad)
     y = x.detach().t().contiguous()
     out = torch.compile(function)(x, y)
-    same = torch.equal(out, function(x, y))
+    same: bool = torch.equal(out, function(x, y))
     if grad:
         out.sum().backward()
+        assert x.grad is not None
         same &= torch.equal(x.grad, torch.ones_like(out) @ y.t())
     return same
 
@@ -71,9 +72,10 @@ def switches(url: str) -> dict[str, Any]:
         assert compiled(size, **options), name
         counted.step(name)
 
+    compiler: Any = torch.compiler.config
     step("cold")
     step("warm")
-    with torch.compiler.config.patch(force_disable_caches=True):
+    with compiler.patch(force_disable_caches=True):
         step("force_disable_caches")
     with functorch.patch(enable_autograd_cache=False):
         step("enable_autograd_cache=False")
@@ -84,7 +86,7 @@ def switches(url: str) -> dict[str, Any]:
         step("fresh_cache")
         step("fresh_cache again")
     step("after fresh_cache")
-    with torch.compiler.config.patch(cache_key_tag="mine"):
+    with compiler.patch(cache_key_tag="mine"):
         step("tag")
         step("tag again")
     step("no tag")
@@ -149,6 +151,7 @@ def hot_load(url: str, path: str) -> dict[str, Any]:
     with s3cache.enabled(url) as cache:
         with open(path, "rb") as file:
             loaded = torch.compiler.load_cache_artifacts(file.read())
+        assert loaded is not None
         assert compiled(8)
         assert compiled(9)
         return {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_bad_entries_are_misses_and_are_replaced(site: Site) -> None:
     )
 
 
-def _artifacts(traces: Path, name: str) -> list[dict[str, object]]:
+def _artifacts(traces: Path, name: str) -> list[dict[str, Any]]:
     """The payloads of all structured trace artifacts called ``name``."""
     found = []
     for path in traces.iterdir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.markers import default_environment
@@ -36,7 +37,7 @@ def test_names_are_sorted_and_unique() -> None:
 
 def test_every_direct_dependency_is_pinned_within_its_range() -> None:
     """On the oldest Python that all pins are for; see the markers."""
-    environment = {**default_environment(), "python_version": "3.11"}
+    environment: dict[str, Any] = {**default_environment(), "python_version": "3.11"}
     for text in requires("torch-s3cache") or []:
         wanted = Requirement(text)
         if wanted.name == "torch-s3cache":

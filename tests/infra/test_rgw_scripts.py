@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -22,7 +23,7 @@ needs_gateway = pytest.mark.skipif(
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> dict[str, str]:
+def gateway(tmp_path: Path) -> Iterator[dict[str, str]]:
     from socket import socket
 
     environment = {k: v for k, v in os.environ.items() if not k.startswith("S3CACHE_TEST_RGW_")}

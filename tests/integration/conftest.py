@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -14,19 +13,15 @@ import pytest
 from s3cache.store import S3Options, S3Store
 from s3cache.testing import MotoServer
 from tests.support.buckets import moto_place
+from tests.support.environment import clean_environment
 
-KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
+__all__ = ["KEYS", "Reply", "Request", "ScriptedServer", "clean_environment", "error_reply"]
 
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the developer's own machine is set up for must not reach a test."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "S3CACHE_")) and not name.startswith("S3CACHE_TEST_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+KEYS: dict[str, Any] = {
+    "access_key": "testing",
+    "secret_key": "testing-secret",
+    "region": "us-east-1",
+}
 
 
 @pytest.fixture(scope="session")

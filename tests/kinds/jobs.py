@@ -65,7 +65,8 @@ def _one(case: Case) -> dict[str, Any]:
     counters.clear()
     before = cache.stats()
     try:
-        with torch.compiler.config.patch(cache_key_tag=case.name):  # no other case's entries
+        compiler: Any = torch.compiler.config
+        with compiler.patch(cache_key_tag=case.name):  # no other case's entries
             differs, error = _compare(case), ""
     except Exception:
         differs, error = [], traceback.format_exc()
@@ -142,7 +143,7 @@ def _traced(function: Any) -> Any:
             shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv()
         )
         with torch._guards.tracing(torch._guards.TracingContext(fake_mode)):
-            compiled = compile_fx(gm, list(inputs))
+            compiled: Any = compile_fx(gm, list(inputs))
         return compiled(*inputs)
 
     return call
@@ -184,7 +185,8 @@ def _watch_lowerings() -> list[Any]:
         lowered.append(self.graph_id)
         return original(self, *args, **kwargs)
 
-    GraphLowering.run = run
+    lowering: Any = GraphLowering
+    lowering.run = run
     return lowered
 
 

@@ -258,7 +258,7 @@ def freezing(compile_it: Compile) -> Any:
         return compile_it(network)(_matrix())
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("fakify-first-call",))
+@case("safety")
 def fakify_first_call(compile_it: Compile) -> Any:
     """What DDP's splitting of graphs asks for."""
     import torch
@@ -285,7 +285,8 @@ def caches_off(compile_it: Compile) -> Any:
 
     x = _matrix()
     found = []
-    with torch.compiler.config.patch(force_disable_caches=True):
+    compiler: Any = torch.compiler.config
+    with compiler.patch(force_disable_caches=True):
         found.append(compile_it(lambda x: x * 22)(x))
     with torch._functorch.config.patch(enable_autograd_cache=False):
         found.append(compile_it(lambda x: x * 23)(x))

@@ -173,7 +173,7 @@ def _seed() -> None:
 def _difference(expected: list[Any], found: list[Any], *, exact: bool) -> str:
     import torch
 
-    tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-3, "atol": 1e-4}
+    rtol, atol = (0.0, 0.0) if exact else (1e-3, 1e-4)
     if len(expected) != len(found):
         return f"{len(expected)} values became {len(found)}"
     for wanted, got in zip(expected, found, strict=True):
@@ -182,7 +182,9 @@ def _difference(expected: list[Any], found: list[Any], *, exact: bool) -> str:
                 return f"{wanted} became {got}"
             continue
         try:
-            torch.testing.assert_close(got, wanted, equal_nan=True, check_stride=exact, **tolerance)
+            torch.testing.assert_close(
+                got, wanted, rtol=rtol, atol=atol, equal_nan=True, check_stride=exact
+            )
         except AssertionError as exc:
             return str(exc)
     return ""
@@ -199,5 +201,6 @@ def _watch_lowerings() -> list[Any]:
         lowered.append(self.graph_id)
         return original(self, *args, **kwargs)
 
-    GraphLowering.run = run
+    lowering: Any = GraphLowering
+    lowering.run = run
     return lowered

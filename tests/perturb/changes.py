@@ -200,7 +200,9 @@ def _sdp(name: str) -> Context:
 
 
 def _surroundings() -> dict[str, Context]:
-    mkldnn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
+    mkldnn: Any = torch.backends.mkldnn
+    autograd: Any = torch.autograd
+    cudnn = torch.backends.cudnn
     return {
         "no grad": torch.no_grad,
         "inference mode": torch.inference_mode,
@@ -249,7 +251,7 @@ def _surroundings() -> dict[str, Context]:
         "one-threaded backward": functools.partial(
             torch.autograd.set_multithreading_enabled, False
         ),
-        "view replay": functools.partial(torch.autograd._force_original_view_tracking, True),
+        "view replay": functools.partial(autograd._force_original_view_tracking, True),
         "other tag": _attribute(torch.compiler.config, "cache_key_tag", "other"),
         "other torch": _other_torch(),
         "other schema": _installed("s3cache.schema"),
@@ -260,7 +262,8 @@ def _surroundings() -> dict[str, Context]:
 
 
 def _precision() -> tuple[str, Any, Any]:
-    libraries = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    mkldnn: Any = torch.backends.mkldnn
+    libraries = torch.backends.cuda.matmul, mkldnn.matmul
     return torch.get_float32_matmul_precision(), *(each.fp32_precision for each in libraries)
 
 
@@ -269,7 +272,8 @@ def _set_precision(wanted: tuple[str, Any, Any]) -> None:
     torch.set_float32_matmul_precision(wanted[0])
     if wanted[1] is not None:
         torch.backends.cuda.matmul.fp32_precision = wanted[1]
-        torch.backends.mkldnn.matmul.fp32_precision = wanted[2]
+        mkldnn: Any = torch.backends.mkldnn
+        mkldnn.matmul.fp32_precision = wanted[2]
 
 
 def _other_torch() -> Context:
@@ -356,7 +360,7 @@ def _literals(kind: Any) -> list[Any]:
 
 
 def _instead_of_nothing(kind: Any) -> list[Any]:
-    values = {bool: [True, False], int: [3, 7], float: [0.5], str: ["other"]}
+    values: dict[Any, list[Any]] = {bool: [True, False], int: [3, 7], float: [0.5], str: ["other"]}
     return [each for part in typing.get_args(kind) for each in values.get(part, [])]
 
 

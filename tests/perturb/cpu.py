@@ -27,7 +27,7 @@ def _torchs_keys() -> dict[str, str]:
     from torch._functorch._aot_autograd import autograd_cache
 
     found: dict[str, str] = {}
-    cache = autograd_cache.AOTAutogradCache
+    cache: Any = autograd_cache.AOTAutogradCache
     original = cache.try_load
     for name in _PROGRAMS:
 

@@ -51,12 +51,12 @@ def environment(version: str, python: str) -> Path:
     ready = place / ".ready"
     if not ready.exists():
         subprocess.run([python, "-m", "venv", "--clear", place], check=True)
-        pip = [place / "bin" / "python", "-m", "pip", "install", "--quiet"]
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         constraints = place / "constraints.txt"
         pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
         constraints.write_text(re.sub(r"^torch==.*\n", "", pins, flags=re.MULTILINE))
-        subprocess.run([*pip, "-c", constraints, *requirements()], check=True)
-        subprocess.run([*pip, "--no-deps", "-e", ROOT], check=True)
+        subprocess.run([*pip, "-c", str(constraints), *requirements()], check=True)
+        subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)
         ready.touch()
     return place / "bin" / "python"
 
@@ -71,7 +71,7 @@ def main() -> int:
         print(f"=== {version}: {python}", flush=True)
         own = environment(version, python)
         command = [
-            own,
+            str(own),
             "-m",
             "pytest",
             "-q",

@@ -9,6 +9,7 @@ import pytest
 
 from s3cache.errors import ConfigError, TransientError
 from s3cache.store import LimitingStore, MemoryStore, ObjectInfo, WrapperStore
+from s3cache.store._base import close_listing
 from s3cache.testing import FaultyStore
 from s3cache.testing.contract import VERBS
 
@@ -101,7 +102,7 @@ async def test_a_listing_that_is_left_holds_no_slot() -> None:
     listing = store.list()
     await anext(listing)
     assert await asyncio.wait_for(store.get("a"), 20) == b""
-    await listing.aclose()
+    await close_listing(listing)
 
 
 @pytest.mark.parametrize("limit", [0, -1])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import array
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from s3cache.errors import PreconditionError, TransientError
 from s3cache.stats import VerbStats
 from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy, WrapperStore
+from s3cache.store._base import close_listing
 from s3cache.testing import FaultyStore
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Slow(WrapperStore):
         super().__init__(MemoryStore())
         self.clock = clock
 
-    async def get(self, key: str, admit: Admit | None = None) -> object:
+    async def get(self, key: str, admit: Admit | None = None) -> Any:
         self.clock.advance(2)
         return await self.inner.get(key, admit)
 
@@ -111,7 +112,7 @@ async def test_a_listing_that_is_left_is_counted_and_no_error() -> None:
     await store.put("a", b"")
     listing = store.list()
     await anext(listing)
-    await listing.aclose()
+    await close_listing(listing)
     stats = store.snapshot()["list"]
     assert (stats.calls, stats.errors) == (1, {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,9 @@ from s3cache.errors import (
 from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy
 from s3cache.testing import FaultyStore
 from s3cache.testing.contract import VERBS, listed
+
+if TYPE_CHECKING:
+    from s3cache.testing import FaultyVerb
 
 QUICK = RetryPolicy(
     attempts=4, total_timeout_s=30, attempt_timeout_s=30, base_delay_s=0.0, max_delay_s=0.0
@@ -36,14 +40,16 @@ def faulty(memory: MemoryStore) -> FaultyStore:
 
 
 @pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
-async def test_a_transient_error_is_tried_again(faulty: FaultyStore, verb: str) -> None:
+async def test_a_transient_error_is_tried_again(faulty: FaultyStore, verb: FaultyVerb) -> None:
     faulty.inject(verb, "error", times=3)
     await VERBS[verb](RetryingStore(faulty, QUICK), "key")
     assert faulty.counts == {(verb, "error"): 3}
 
 
 @pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
-async def test_the_last_error_carries_attempts_and_time(faulty: FaultyStore, verb: str) -> None:
+async def test_the_last_error_carries_attempts_and_time(
+    faulty: FaultyStore, verb: FaultyVerb
+) -> None:
     faulty.inject(verb, "error", times=9)
     with pytest.raises(TransientError, match="gave up after 4 attempts") as caught:
         await VERBS[verb](RetryingStore(faulty, QUICK), "key")

@@ -6,6 +6,7 @@ import base64
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def s3(url: str, **options: object) -> S3Options:
+def s3(url: str, **options: Any) -> S3Options:
     location = parse_url(url, **options)
     assert isinstance(location, S3Options)
     return location
@@ -181,7 +182,7 @@ def test_mistakes_are_named_with_a_fix(url: str, says: str) -> None:
         ({"regoin": "x"}, "did you mean 'region'?"),
     ],
 )
-def test_mistakes_in_arguments_are_named(options: dict[str, object], says: str) -> None:
+def test_mistakes_in_arguments_are_named(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_url("s3://bucket", **options)
     assert says in str(caught.value)

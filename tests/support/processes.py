@@ -15,16 +15,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from s3cache import testing
 from tests.support.waiting import LONG_S
 
 __all__ = ["KEYS", "Machine", "Process"]
 
 ROOT = Path(__file__).parents[2]
-KEYS = {"access_key": "testing", "secret_key": "testing-secret", "region": "us-east-1"}
+KEYS: dict[str, Any] = {
+    "access_key": "testing",
+    "secret_key": "testing-secret",
+    "region": "us-east-1",
+}
 
 
 class Machine:
-    """A home, a temporary directory and a local tier; processes that share nothing else.
+    """One of :class:`s3cache.testing.Machine`, for processes that a test kills; with a local tier.
 
     Args:
         options: of the cache, the same for every process here.
@@ -35,8 +40,13 @@ class Machine:
         self.tier = root / "tier"
         self.options = {"local_dir": str(self.tier), **options}
         self.processes: list[Process] = []
-        for name in ("home", "tmp"):
-            (root / name).mkdir(parents=True)
+        fresh = testing.Machine(root, PYTHONPATH=str(ROOT), AWS_EC2_METADATA_DISABLED="true")
+        # The options say it all: none is left to a variable.
+        self.environment = {
+            name: value
+            for name, value in fresh.environment.items()
+            if not name.startswith("S3CACHE_")
+        }
 
     def __enter__(self) -> Machine:
         return self
@@ -47,7 +57,7 @@ class Machine:
 
     def start(self, *steps: list[Any], events: bool = False, **options: Any) -> Process:
         config = {"options": {**self.options, **options}, "steps": steps, "events": events}
-        process = Process(config, self._environment())
+        process = Process(config, self.environment)
         self.processes.append(process)
         return process
 
@@ -72,20 +82,6 @@ class Machine:
     def leftovers(self) -> list[Path]:
         """What dead or careless processes have left."""
         return [*self.tier.glob("pending/*"), *self.tier.glob("staging/*")]
-
-    def _environment(self) -> dict[str, str]:
-        ours = {name: value for name, value in os.environ.items() if _is_neutral(name)}
-        return {
-            **ours,
-            "HOME": str(self.root / "home"),
-            "TMPDIR": str(self.root / "tmp"),
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "PYTHONPATH": str(ROOT),
-        }
-
-
-def _is_neutral(name: str) -> bool:
-    return not name.startswith(("AWS_", "S3CACHE_", "XDG_")) and not name.lower().endswith("_proxy")
 
 
 class Process:

@@ -25,9 +25,11 @@ import random
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from s3cache import Cache, Hit, Saved, TransferEvent, frame
+from s3cache.frame import Frame
 
 __all__ = ["entry", "key", "keys"]
 
@@ -53,6 +55,10 @@ def entry(key: str, size: int, variant: str = "") -> bytes:
         codec="none",
         created_ns=1_700_000_000_000_000_000,
     )
+
+
+def is_variant(variant: str, entry: Frame) -> bool:
+    return entry.header.variant == variant
 
 
 def say(*words: object) -> None:
@@ -90,7 +96,7 @@ class Worker:
         """Look every entry up, one variant after the other, and compare each byte."""
         for key in keys:
             for variant in variants:
-                result = self._cache.lookup(key, lambda e, v=variant: e.header.variant == v)
+                result = self._cache.lookup(key, partial(is_variant, variant))
                 if not isinstance(result, Hit):
                     say("miss", key, result.reason)
                     continue
@@ -158,7 +164,7 @@ class Worker:
 
     def processes(self, method: str, steps_of_each: list[list[list[Any]]]) -> None:
         """Children as multiprocessing makes them, and so a DataLoader."""
-        context = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)
         children = [
             context.Process(target=_child, args=(self if method == "fork" else None, steps))
             for steps in steps_of_each

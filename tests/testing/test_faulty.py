@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +11,9 @@ from s3cache.errors import ConfigError, PermanentError, StoreError, TransientErr
 from s3cache.store import MemoryStore
 from s3cache.testing import FaultRates, FaultyStore
 from s3cache.testing.contract import listed
+
+if TYPE_CHECKING:
+    from s3cache.testing import Fault, FaultyVerb
 
 DATA = bytes(range(256))
 
@@ -76,7 +80,7 @@ async def test_orders_are_met_in_turn_then_all_is_well(faulty: FaultyStore) -> N
 
 @pytest.mark.parametrize("fault", ["error", "permanent"])
 async def test_an_error_comes_before_anything_is_done(
-    faulty: FaultyStore, memory: MemoryStore, fault: str
+    faulty: FaultyStore, memory: MemoryStore, fault: Fault
 ) -> None:
     await memory.put("key", b"old")
     faulty.inject("put", fault)
@@ -134,7 +138,7 @@ async def test_bit_flip_flips_one_bit_and_leaves_the_object(
 
 @pytest.mark.parametrize("fault", ["truncate", "bit_flip"])
 async def test_nothing_cannot_be_damaged(
-    faulty: FaultyStore, memory: MemoryStore, fault: str
+    faulty: FaultyStore, memory: MemoryStore, fault: Fault
 ) -> None:
     await memory.put("empty", b"")
     faulty.inject("get", fault, times=2)
@@ -187,7 +191,9 @@ async def test_a_failing_listing_yields_a_part_first(faulty: FaultyStore) -> Non
 @pytest.mark.parametrize(
     ("verb", "fault"), [("put", "truncate"), ("get", "fail_after_commit"), ("head", "bit_flip")]
 )
-def test_a_fault_that_makes_no_sense_is_refused(faulty: FaultyStore, verb: str, fault: str) -> None:
+def test_a_fault_that_makes_no_sense_is_refused(
+    faulty: FaultyStore, verb: FaultyVerb, fault: Fault
+) -> None:
     with pytest.raises(ConfigError, match="does not apply"):
         faulty.inject(verb, fault)
 

@@ -89,7 +89,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
 
 
 def test_a_missing_moto_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flask", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "flask", None)
     with pytest.raises(
         ConfigError, match=r"flask is not installed; run: pip install .*\[testing\]"
     ):

@@ -22,6 +22,8 @@ from s3cache.tier._pending import Pending
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    Another = Callable[[], Pending]
+
 NAMES_THAT_COULD_CLASH = ["lock", ".lock", "..lock", "%2Elock", ".nfs0001", "%2e", "pending", "~"]
 
 
@@ -47,9 +49,6 @@ def another(root: Path) -> Iterator[Callable[[], Pending]]:
 @pytest.fixture
 def pending(another: Callable[[], Pending]) -> Pending:
     return another()
-
-
-Another = "Callable[[], Pending]"
 
 
 def add(pending: Pending, name: str) -> bool:

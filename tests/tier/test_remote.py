@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -157,9 +158,7 @@ def test_damage_is_counted_kept_off_the_disk_and_may_be_overwritten(
     damaged = entry("one", "v")
     damage(memory, ONE, broken(damaged))
     gated.is_open = False
-    joins = [
-        in_thread(lambda key=key: remote.tier.load(entries.first_name(key), 20)) for key in sound
-    ]
+    joins = [in_thread(partial(remote.tier.load, entries.first_name(key), 20)) for key in sound]
     joins.append(in_thread(lambda: remote.tier.load(ONE, 20)))
     eventually(lambda: gated.waiting == at_once)
     gated.is_open = True

@@ -1,0 +1,261 @@
+"""The seam at first calls on fake tensors, which DDPOptimizer makes of each graph that it compiles.
+
+DDPOptimizer compiles a model as several graphs, one after the other. To learn the layout of what
+the next one gets, it calls each compiled graph once on fake tensors (``fakify_first_call``), and
+the code answers that call with fake outputs in the strides that Inductor chose. torch takes those
+outputs from the graph that it has traced, and does not cache such graphs: a hit has traced nothing.
+
+So the outputs are described when the graph is compiled, the description is saved with the entry,
+and a hit makes its fake outputs of that. Sizes may be expressions of the graph's symbols, which
+have the same names wherever the key is the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict, cast
+
+from s3cache.errors import CorruptError
+from s3cache.hooks._patching import Patches
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from s3cache.torch_api.protocols import (
+        AOTResult,
+        FirstCallWrapper,
+        Function,
+        RuntimeMetadata,
+        TracingContext,
+    )
+
+__all__ = ["FirstCalls", "UndescribedError", "fake_first_call"]
+
+# As many as there may be keys between a lookup that misses and the save.
+_REMEMBERED = 1024
+
+
+class Described(TypedDict, total=False):
+    """One output, as it is saved. Sizes and numbers are expressions.
+
+    Either empty (no output), or a ``number``, or ``same`` (the index of an earlier output that is
+    the same object), or all the rest (a tensor).
+    """
+
+    number: str
+    same: int
+    size: list[str]
+    stride: list[str]
+    dtype: str
+    device: str
+    requires_grad: bool
+
+
+class UndescribedError(Exception):
+    """An output that no description here can stand for."""
+
+
+class FirstCalls:
+    """Descriptions of outputs, from the compile that knows them until the entry is saved."""
+
+    def __init__(self) -> None:
+        self._key: str | None = None
+        self._described: OrderedDict[str, list[Described] | UndescribedError] = OrderedDict()
+
+    def install(self, patches: Patches) -> None:
+        """See what torch answers a first call with."""
+        patches.replace(internals.answer_first_call, self._answerer)
+
+    def expect(self, key: str) -> None:
+        """The graph that is compiled next, on this thread, has ``key``."""
+        context = internals.current_tracing_context.get()()
+        asked = context is not None and context.fakify_first_call
+        self._key = key if asked else None
+
+    def described(self, key: str) -> list[Mapping[str, object]] | None:
+        """The outputs of the graph under ``key``; ``None`` if nobody asked for fake ones.
+
+        Raises:
+            UndescribedError: it has one that cannot be described.
+        """
+        described = self._described.get(key)
+        if isinstance(described, UndescribedError):
+            raise described
+        return None if described is None else [dict(output) for output in described]
+
+    def _answerer(self, original: Function[object]) -> Function[object]:
+        def post_compile(
+            wrapper: FirstCallWrapper,
+            *args: object,
+            runtime_metadata: RuntimeMetadata,
+            **kwargs: object,
+        ) -> object:
+            function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
+            key, self._key = self._key, None
+            if wrapper.needs_post_compile and key is not None:
+                # In the strides that Inductor chose: the original has put them there.
+                self._remember(key, wrapper.out_metas, runtime_metadata)
+            return function
+
+        return post_compile
+
+    def _remember(self, key: str, outputs: Sequence[object], metadata: RuntimeMetadata) -> None:
+        try:
+            self._described[key] = _describe(outputs, metadata)
+        except UndescribedError as exc:
+            self._described[key] = exc
+        while len(self._described) > _REMEMBERED:
+            self._described.popitem(last=False)
+
+
+# -- what there is to say of an output
+
+
+def _describe(outputs: Sequence[object], metadata: RuntimeMetadata) -> list[Described]:
+    """Each output as plain data.
+
+    Raises:
+        UndescribedError: there is one that data cannot stand for.
+    """
+    import torch
+
+    if metadata.tokens or metadata.is_rng_op_functionalized or _wraps_subclasses(metadata):
+        raise UndescribedError("what the graph returns is changed before its caller sees it")
+    described: list[Described] = []
+    storages: set[object] = set()
+    for index, output in enumerate(outputs):
+        earlier = next((i for i in range(index) if outputs[i] is output), None)
+        if output is None:
+            described.append({})
+        elif isinstance(output, (int, torch.SymInt)):
+            described.append({"number": _expression(output)})
+        elif not isinstance(output, torch.Tensor):
+            raise UndescribedError(f"output {index} is a {type(output).__name__}")
+        elif earlier is not None:
+            described.append({"same": earlier})
+        else:
+            described.append(_describe_tensor(index, output))
+            if index < metadata.num_forward:  # others are saved for the backward only
+                storage = output.untyped_storage()._cdata
+                if storage in storages:
+                    raise UndescribedError(f"output {index} is a view of another output")
+                storages.add(storage)
+    return described
+
+
+def _wraps_subclasses(metadata: RuntimeMetadata) -> bool:
+    plain = internals.plain_tensor_meta.get()
+    infos = (metadata.subclass_inp_meta, metadata.subclass_fw_graph_out_meta)
+    return any(not isinstance(meta, plain) for metas in infos for meta in metas or ())
+
+
+def _describe_tensor(index: int, output: Tensor) -> Described:
+    import torch
+
+    if type(output) is not internals.fake_tensor.get() or output.layout is not torch.strided:
+        raise UndescribedError(f"output {index} is no plain tensor")
+    if output.is_conj() or output.is_neg() or output.is_quantized:
+        raise UndescribedError(f"output {index} stands for other values than it holds")
+    if _expression(output.storage_offset()) != "0":
+        raise UndescribedError(f"output {index} begins inside of its storage")
+    return {
+        "size": [_expression(size) for size in output.size()],
+        "stride": [_expression(stride) for stride in output.stride()],
+        "dtype": str(output.dtype).removeprefix("torch."),
+        "device": str(output.device),
+        "requires_grad": output.requires_grad,
+    }
+
+
+def _expression(number: object) -> str:
+    import torch
+
+    if not isinstance(number, torch.SymInt):
+        return str(number)
+    if internals.unbacked_symbols.get()(number):
+        raise UndescribedError(f"{number} is only known once the graph has run")
+    return internals.written(number)
+
+
+# -- a hit's first call
+
+
+def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] | None) -> None:
+    """Have the callable that ``entry`` is about to become answer its first call as it has to.
+
+    Raises:
+        CorruptError: it has to be with fake outputs, and they are not described.
+    """
+    context = internals.current_tracing_context.get()()
+    if context is None or not context.fakify_first_call:
+        return
+    if described is None:
+        raise CorruptError("first_call", "is not there")
+    # torch keeps it for the backward of each graph, and asserts that it is there.
+    context.fw_metadata = entry.runtime_metadata
+    answers = [_fake_outputs(context, cast("Sequence[Described]", described))]
+    half = entry.compiled_fw
+    load = half.post_compile
+
+    def post_compile(*args: object, **kwargs: object) -> Function[object]:
+        real = load(*args, **kwargs)
+
+        def forward(inputs: list[object]) -> object:
+            if answers:
+                _compiled_already(context)
+                return answers.pop()
+            return real(inputs)
+
+        return internals.boxed(forward)
+
+    half.post_compile = post_compile
+
+
+def _compiled_already(context: TracingContext) -> None:
+    """Take the graph off the list of those whose backward torch will compile, last first.
+
+    torch has put it there right before this first call. A hit brings its backward along; were it
+    left on the list, the backward of a graph that missed would be compiled with its metadata.
+    """
+    split = context.ddp_optimizer_ctx
+    if split is not None and split.metadata_per_bucket:
+        split.metadata_per_bucket.pop()
+        split.curr_bucket -= 1
+
+
+def _fake_outputs(context: TracingContext, described: Sequence[Described]) -> list[object]:
+    outputs: list[object] = []
+    for one in described:
+        try:
+            outputs.append(_fake_output(context, one, outputs))
+        except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError) as exc:
+            raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
+    return outputs
+
+
+def _fake_output(
+    context: TracingContext, described: Described, earlier: Sequence[object]
+) -> object:
+    import torch
+
+    fake_mode = context.fake_mode
+
+    def number(text: str) -> int:
+        return int(text) if text.isdigit() else fake_mode.shape_env.deserialize_symexpr(text)
+
+    if not described:
+        return None
+    if "number" in described:
+        return number(described["number"])
+    if "same" in described:
+        return earlier[described["same"]]
+    with fake_mode:
+        output = torch.empty_strided(
+            [number(size) for size in described["size"]],
+            [number(stride) for stride in described["stride"]],
+            dtype=getattr(torch, described["dtype"]),
+            device=described["device"],
+        )
+    return output.requires_grad_(described["requires_grad"])

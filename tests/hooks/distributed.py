@@ -1,0 +1,241 @@
+"""Programs for several processes, and what each of them saw. They run on machines of their own.
+
+A job that needs no second process has a process group of its own, of one: DDPOptimizer splits
+graphs there as anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WIDTH = 16
+
+
+def _network() -> Any:
+    import torch
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.outer(torch.nn.functional.gelu(self.inner(x)))
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Block(), Block())
+
+
+class _Checkpointed:
+    """The same network, its second block recomputed in the backward."""
+
+    @staticmethod
+    def make() -> Any:
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        class Checkpointed(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.blocks = _network()
+
+            def forward(self, x: Any) -> Any:
+                first, second = self.blocks
+                return checkpoint(second, first(x), use_reentrant=False)
+
+        return Checkpointed()
+
+
+# What each way of training is, beside the plain one.
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sizes that change": {"sizes": (3, 5, 7)},
+    "dynamic sizes": {"compile": {"dynamic": True}},
+    "static graph": {"ddp": {"static_graph": True}},
+    "unused parameters": {"ddp": {"find_unused_parameters": True}},
+    "views of buckets": {"ddp": {"gradient_as_bucket_view": True}},
+    "accumulation": {"accumulate": True},
+    "checkpointing": {"make": _Checkpointed.make},
+    "compiled inside": {"inside": True},
+}
+
+
+def _train(way: dict[str, Any]) -> list[Any]:
+    """The losses and the last gradients of three steps."""
+    import contextlib
+
+    import torch
+
+    network = way.get("make", _network)()
+    ddp = torch.nn.parallel.DistributedDataParallel
+    if way.get("inside"):
+        network.compile()
+    run = ddp(network, bucket_cap_mb=0.0005, **way.get("ddp", {}))
+    function = run if way.get("inside") else torch.compile(run, **way.get("compile", {}))
+    optimizer = torch.optim.SGD(run.parameters(), lr=0.1)
+    seen: list[Any] = []
+    for step, size in enumerate(way.get("sizes", (4, 4, 4))):
+        x = torch.linspace(-1, step + 1, size * WIDTH).reshape(size, WIDTH)
+        first = way.get("accumulate") and step % 2 == 0
+        with run.no_sync() if first else contextlib.nullcontext():
+            loss = function(x).square().mean()
+            loss.backward()
+        seen.append(loss.item())
+        if not first:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    return [*seen, [_numbers(parameter.grad) for parameter in run.parameters()]]
+
+
+def _numbers(tensor: Any) -> Any:
+    return tensor.tolist()
+
+
+def _small_buckets() -> None:
+    """The first bucket is small too, whatever a model asks for: several graphs of a small one."""
+    import torch.distributed
+
+    torch.distributed.__dict__["_DEFAULT_FIRST_BUCKET_BYTES"] = 512
+
+
+def _alone() -> None:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    _small_buckets()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+
+def every_way(url: str) -> dict[str, Any]:
+    """What each way of training comes to, with a cache of its own below ``url``."""
+    import torch
+
+    import s3cache
+    from tests.hooks.jobs import account
+
+    _alone()
+    came_to = {}
+    for name, way in WAYS.items():
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        with s3cache.enabled(f"{url}/{name.replace(' ', '-')}?create=1", local=False) as cache:
+            seen = _train(way)
+            assert not cache.flush(60).remaining
+            came_to[name] = {"seen": seen, **account(cache)}
+    return came_to
+
+
+def check() -> dict[str, Any]:
+    """What ``s3cache.check`` says of a model that DDPOptimizer splits; what it gives, and eager."""
+    import torch
+
+    import s3cache
+
+    _alone()
+    run = torch.nn.parallel.DistributedDataParallel(_network(), bucket_cap_mb=0.0005)
+    x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH)
+    return s3cache.check(run, x).as_dict()
+
+
+def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
+    """The plain way, each time from a copy of ``remote`` that lacks one entry; then uncached."""
+    import torch
+
+    import s3cache
+    from tests.hooks.jobs import account
+
+    _alone()
+    came_to = {}
+    entries = sorted(path for path in Path(remote, "objects").rglob("*") if path.is_file())
+    for index, entry in enumerate(entries):
+        copy = Path(scratch, str(index))
+        shutil.copytree(remote, copy)
+        (copy / entry.relative_to(remote)).unlink()
+        torch.compiler.reset()
+        with s3cache.enabled(f"file://{copy}", local=False) as cache:
+            came_to[str(index)] = {"seen": _train({}), **account(cache)}
+    torch.compiler.reset()
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        came_to["torch alone"] = {"seen": _train({})}
+    return came_to
+
+
+# -- two processes under torchrun: python -m tests.hooks.distributed NAME URL DIRECTORY
+
+
+def _data_parallel() -> Callable[[Any], Any]:
+    import torch
+
+    return torch.compile(
+        torch.nn.parallel.DistributedDataParallel(_network(), bucket_cap_mb=0.0005)
+    )
+
+
+def _tensor_parallel() -> Callable[[Any], Any]:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (2,))
+    assert hash(mesh)  # kept in the mesh, and another one in each process
+    network = _network()
+    for block in network:
+        parallelize_module(block, mesh, {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
+    return torch.compile(network)
+
+
+def _fully_sharded() -> Callable[[Any], Any]:
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    network = _network()
+    for block in network:
+        fully_shard(block)
+    return torch.compile(fully_shard(network))
+
+
+KINDS = {"ddp": _data_parallel, "tp": _tensor_parallel, "fsdp": _fully_sharded}
+
+
+def _one_rank(kind: str, url: str, directory: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import s3cache
+    from tests.hooks.jobs import account
+
+    _small_buckets()
+    dist.init_process_group("gloo")
+    with s3cache.enabled(url) as cache:
+        function = KINDS[kind]()
+        losses = []
+        for step in range(2):
+            # Tensor-parallel ranks work on the same batch.
+            own = 0 if kind == "tp" else dist.get_rank()
+            x = torch.linspace(-1, step + own + 1, 4 * WIDTH).reshape(4, WIDTH)
+            loss = function(x).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        assert not cache.flush(60).remaining
+        told = {"losses": losses, **account(cache)}
+    Path(directory, f"{dist.get_rank()}.json").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _one_rank(*sys.argv[1:])

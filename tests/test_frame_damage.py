@@ -1,0 +1,366 @@
+"""Frames that are damaged, forged or too large: none is ever read, whatever it claims."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from s3cache import frame
+from s3cache.errors import ConfigError, CorruptError, TruncatedError
+from s3cache.frame import PRELUDE_BYTES, decode, decode_header, encode
+from tests.support.frames import (
+    header_fields,
+    seal,
+    seal_section,
+    section_record,
+    sha256,
+    small_frame,
+    zstd_frame,
+)
+
+
+class TestDamage:
+    def test_every_truncation_is_a_truncated_error(self) -> None:
+        data = small_frame()
+        for size in range(len(data)):
+            with pytest.raises(TruncatedError) as caught:
+                decode(data[:size])
+            assert caught.value.have == size < caught.value.needed <= len(data)
+
+    def test_every_flipped_bit_is_found(self) -> None:
+        data = small_frame()
+        for position in range(len(data)):
+            for bit in range(8):
+                damaged = bytearray(data)
+                damaged[position] ^= 1 << bit
+                with pytest.raises(CorruptError):
+                    decode(damaged).verify()
+
+    @pytest.mark.parametrize("extra", [b"\0", b"\n", small_frame()], ids=["nul", "lf", "frame"])
+    def test_nothing_may_follow(self, extra: bytes) -> None:
+        with pytest.raises(CorruptError, match=f"{len(extra)} bytes follow") as caught:
+            decode(small_frame() + extra)
+        assert not isinstance(caught.value, TruncatedError)
+
+    @pytest.mark.parametrize(
+        "text", [b"<?xml version=", b"\x89PNG\r\n\x1a\n", b"\x89S3CF\n\n\n", b"x"]
+    )
+    def test_what_is_no_frame_is_not_merely_truncated(self, text: bytes) -> None:
+        """A caller asks for more bytes on TruncatedError; here no more bytes would help."""
+        for read in (decode, decode_header):
+            with pytest.raises(CorruptError, match="frame magic") as caught:
+                read(text)
+            assert not isinstance(caught.value, TruncatedError)
+
+    def test_errors_survive_pickling(self) -> None:
+        with pytest.raises(TruncatedError) as caught:
+            decode(b"")
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (str(copy), copy.needed) == (str(caught.value), PRELUDE_BYTES)
+
+    def test_a_future_version_is_named_with_the_one_supported(self) -> None:
+        with pytest.raises(CorruptError, match="found 2, this s3cache reads 1"):
+            decode(seal(header_fields(), version=2))
+
+    def test_the_reserved_field_must_be_zero(self) -> None:
+        with pytest.raises(CorruptError, match="reserved field is 1"):
+            decode(seal(header_fields(), reserved=1))
+
+
+def renamed(old: str, new: str) -> dict[str, Any]:
+    return {new if key == old else key: value for key, value in header_fields().items()}
+
+
+DIGEST = sha256(b"")
+
+
+# (what the message says, a header that is wrong in this one respect)
+FORGED_HEADERS: list[tuple[str, Any]] = [
+    ("not a map", None),
+    ("not a map", []),
+    ("not a map", {}),
+    ("not a map", renamed("kind", "type")),
+    ("not a map", header_fields(extra=1)),
+    ("not a map", dict(sorted(header_fields().items()))),
+    ("kind", header_fields(kind="")),
+    ("kind", header_fields(kind=b"test")),
+    ("kind", header_fields(kind=None)),
+    ("key", header_fields(key="line\nbreak")),
+    ("key", header_fields(key="\x1b[2J")),
+    ("key", header_fields(key="k" * 256)),
+    ("variant", header_fields(variant=0)),
+    ("variant", header_fields(variant=None)),
+    ("producer", header_fields(producer="")),
+    ("schema", header_fields(schema=-1)),
+    ("schema", header_fields(schema=2**32)),
+    ("schema", header_fields(schema=True)),
+    ("schema", header_fields(schema=1.0)),
+    ("created_ns", header_fields(created_ns=2**63)),
+    ("created_ns", header_fields(created_ns="now")),
+    ("meta", header_fields(meta=None)),
+    ("meta", header_fields(meta=[])),
+    ("meta has 1 as a key|int is not allowed", header_fields(meta={1: 2})),
+    ("meta has b'b' as a key", header_fields(meta={b"b": 2})),
+    (r"meta\['e'\]", header_fields(meta={"e": msgpack.ExtType(5, b"")})),
+    ("exceeds max_ext_len", header_fields(meta={"e": msgpack.ExtType(5, b"abc")})),
+    ("sections", header_fields(sections=None)),
+    ("sections", header_fields(sections={})),
+    ("array of 5", header_fields(sections=[None])),
+    ("array of 5", header_fields(sections=[["s", "none", 0, 0]])),
+    ("array of 5", header_fields(sections=[["s", "none", 0, 0, DIGEST, 0]])),
+    ("section name", header_fields(sections=[section_record(b"", name="")])),
+    ("section name", header_fields(sections=[section_record(b"", name=b"s")])),
+    ("section name", header_fields(sections=[section_record(b"", name="\u202e")])),
+    ("codec 'lz4' is unknown", header_fields(sections=[section_record(b"", codec="lz4")])),
+    ("codec list is unknown", header_fields(sections=[section_record(b"", codec=[])])),
+    ("digest", header_fields(sections=[section_record(b"", digest=b"short")])),
+    ("digest", header_fields(sections=[section_record(b"", digest="x" * 32)])),
+    ("stored_size", header_fields(sections=[section_record(b"", stored_size=-1)])),
+    ("stored_size", header_fields(sections=[section_record(b"", stored_size=2**63)])),
+    ("stored_size", header_fields(sections=[section_record(b"", stored_size=False)])),
+    ("raw_size", header_fields(sections=[section_record(b"", raw_size=-1)])),
+    ("raw_size", header_fields(sections=[section_record(b"", raw_size="0")])),
+    ("claims 1", header_fields(sections=[section_record(b"", raw_size=1)])),
+    ("out of bounds", header_fields(sections=[section_record(b"", codec="zstd")])),
+    ("one name", header_fields(sections=[section_record(b"")] * 2)),
+]
+
+
+GOOD = msgpack.packb(header_fields(meta={"a": 1}))
+
+
+FORGED_BYTES: list[tuple[str, bytes]] = [
+    ("not valid msgpack", b""),
+    ("not valid msgpack", GOOD[:-1]),
+    ("not valid msgpack", GOOD + b"\0"),
+    ("not valid msgpack", b"\xc1"),
+    ("not valid msgpack", GOOD.replace(b"\xa4test", b"\xa4\xff\xff\xff\xff")),
+    ("not valid msgpack", b"\x91" * 5000 + b"\xc0"),
+    ("not valid msgpack", GOOD.replace(b"\x81\xa1a\x01", b"\x81\x90\x01")),
+    ("not valid msgpack", GOOD.replace(b"\x81\xa1a\x01", b"\x81\xa1a\xc7\x00\xff")),
+    ("canonical", GOOD.replace(b"\x81\xa1a\x01", b"\x82\xa1a\x02\xa1a\x01")),
+    ("canonical", GOOD.replace(b"\x81\xa1a\x01", b"\x81\xa1a\xcd\x00\x01")),
+    ("canonical", GOOD.replace(b"\xa4test", b"\xd9\x04test")),
+]
+
+
+class TestForgery:
+    """The digest fits, so only the check of this one field can refuse the frame."""
+
+    def test_the_forging_helpers_make_good_frames_where_nothing_is_wrong(self) -> None:
+        for data in (seal(GOOD), seal(header_fields()), seal_section(b"abc")):
+            decode(data).verify()
+        packed = zstd_frame(70_000, [(70_000, 65)])
+        assert (
+            decode(seal_section(packed, codec="zstd", raw_size=70_000)).section("s")
+            == b"A" * 70_000
+        )
+
+    @pytest.mark.parametrize(("message", "header"), FORGED_HEADERS + FORGED_BYTES)
+    def test_a_header_with_one_wrong_field_is_refused(self, message: str, header: Any) -> None:
+        for read in (decode, decode_header):
+            with pytest.raises(CorruptError, match=message):
+                read(seal(header))
+
+    @pytest.mark.parametrize(
+        ("message", "packed", "raw_size"),
+        [
+            ("does not decompress", b"not zstd at all", 100),
+            ("does not decompress", b"", 100),
+            ("another size", zstd_frame(101, [(100, 0)]), 100),
+            ("another size", zstd_frame(None, [(100, 0)]), 100),
+            ("does not decompress", zstd_frame(100, [(99, 0)]), 100),
+            ("does not decompress", zstd_frame(100, [(101, 0)]), 100),
+            ("does not decompress", zstd_frame(100, [(100, 0)]) + b"\0", 100),
+            ("does not decompress", zstd_frame(100, [(50, 0)]) * 2, 100),
+            ("does not decompress", zstd_frame(100, [(100, 0)])[:-1], 100),
+            ("dictionary", zstd_frame(100, [(100, 0)], dict_id=9), 100),
+            ("window", zstd_frame(100, [(100, 0)], window_log=24), 100),
+            ("does not decompress", b"\x50\x2a\x4d\x18\xc8\0\0\0" + bytes(100), 200),
+        ],
+        ids=[
+            *("garbage", "nothing", "other-size", "no-size", "too-little", "too-much", "trailing"),
+            *("two-frames", "cut", "dictionary", "window", "skippable"),
+        ],
+    )
+    def test_a_zstd_frame_must_be_what_the_header_says(
+        self, message: str, packed: bytes, raw_size: int
+    ) -> None:
+        found = decode(seal_section(packed, codec="zstd", raw_size=raw_size))
+        found.verify()
+        with pytest.raises(CorruptError, match=message):
+            found.section("s")
+
+
+class TestLimits:
+    """Each limit admits its exact value and refuses the next one, in both directions."""
+
+    def test_name_length(self) -> None:
+        for field in ("kind", "key", "variant"):
+            names = {"kind": "t", "key": "k"}
+            decode(encode(**names | {field: "n" * 255}, sections={}))  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match=field):
+                encode(**names | {field: "n" * 256}, sections={})  # type: ignore[arg-type]
+        assert decode(encode(kind="t", key="k", sections={"n" * 255: b""})).names == ("n" * 255,)
+        with pytest.raises(ConfigError, match="section name"):
+            encode(kind="t", key="k", sections={"n" * 256: b""})
+
+    def test_number_of_sections(self) -> None:
+        names = [f"{number:x}" for number in range(4097)]
+        assert (
+            len(decode(encode(kind="t", key="k", sections=dict.fromkeys(names[1:], b""))).names)
+            == 4096
+        )
+        with pytest.raises(ConfigError, match="4097"):
+            encode(kind="t", key="k", sections=dict.fromkeys(names, b""))
+        records = [["s", "none", 0, 0, DIGEST]] * 4097
+        with pytest.raises(CorruptError):
+            decode(seal(header_fields(sections=records)))
+
+    def test_header_size(self) -> None:
+        empty = encode(kind="t", key="k", sections={}, meta={"b": bytes(70_000)}, created_ns=1)
+        room = frame.MAX_HEADER_BYTES - (len(empty) - PRELUDE_BYTES - 70_000)
+        full = encode(kind="t", key="k", sections={}, meta={"b": bytes(room)}, created_ns=1)
+        assert len(full) - PRELUDE_BYTES == frame.MAX_HEADER_BYTES
+        assert len(decode(full).header.meta["b"]) == room
+        with pytest.raises(ConfigError, match="header"):
+            encode(kind="t", key="k", sections={}, meta={"b": bytes(room + 1)}, created_ns=1)
+        with pytest.raises(CorruptError, match="header_size") as caught:
+            decode(seal(header_fields(), header_size=frame.MAX_HEADER_BYTES + 1))
+        assert not isinstance(caught.value, TruncatedError)
+
+    def test_metadata_depth(self) -> None:
+        def nested(depth: int) -> dict[str, Any]:
+            meta: dict[str, Any] = {}
+            for _ in range(depth - 1):
+                meta = {"m": meta}
+            return meta
+
+        good = nested(frame.MAX_META_DEPTH)
+        assert decode(encode(kind="t", key="k", sections={}, meta=good)).header.meta == good
+        with pytest.raises(ConfigError, match="nested more than 16"):
+            encode(kind="t", key="k", sections={}, meta=nested(frame.MAX_META_DEPTH + 1))
+        with pytest.raises(CorruptError, match="nested more than 16"):
+            decode(seal(header_fields(meta=nested(frame.MAX_META_DEPTH + 1))))
+
+    @pytest.mark.parametrize("container", [list, dict.fromkeys])
+    def test_items_of_one_list_or_dict(self, container: Any) -> None:
+        items = container([f"{number:x}" for number in range(4096)])
+        more = container([f"{number:x}" for number in range(4097)])
+        found = decode(encode(kind="t", key="k", sections={}, meta={"m": items}))
+        assert found.header.meta["m"] == items
+        with pytest.raises(ConfigError, match="4097 items"):
+            encode(kind="t", key="k", sections={}, meta={"m": more})
+        with pytest.raises(CorruptError, match=r"exceeds max_(array|map)_len"):
+            decode(seal(header_fields(meta={"m": more})))
+
+    def test_decompression_ratio(self) -> None:
+        stored = bytes(100)
+        most = 1000 * len(stored) + (64 << 10)
+        decode(seal_section(stored, codec="zstd", raw_size=most))
+        with pytest.raises(CorruptError, match="out of bounds"):
+            decode(seal_section(stored, codec="zstd", raw_size=most + 1))
+
+    def test_frame_size(self) -> None:
+        def with_payload(size: int) -> bytes:
+            record = ["s", "none", size, size, DIGEST]
+            return seal(header_fields(sections=[record]))
+
+        most = (2 << 30) - len(with_payload(2 << 30))
+        assert decode_header(with_payload(most)).sections[0].raw_size == most
+        with pytest.raises(CorruptError, match="frame takes 2147483649 bytes"):
+            decode_header(with_payload(most + 1))
+
+    def test_size_of_all_sections_decompressed(self) -> None:
+        def with_raw(*sizes: int) -> bytes:
+            records = [[str(n), "zstd", 2 << 20, size, DIGEST] for n, size in enumerate(sizes)]
+            return seal(header_fields(sections=records))
+
+        decode_header(with_raw(1 << 30, 1 << 30))
+        with pytest.raises(CorruptError, match="sections takes 2147483649"):
+            decode_header(with_raw(1 << 30, (1 << 30) + 1))
+
+    def test_too_large_sections_are_refused_before_they_are_read(self) -> None:
+        size = (2 << 30) + 1
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        with (
+            mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ) as untouched,
+            memoryview(untouched) as view,
+            pytest.raises(ConfigError, match=str(size)),
+        ):
+            encode(kind="t", key="k", sections={"s": view})
+
+
+BOMBS = {
+    "msgpack arrays that claim 4 billion elements": seal(b"\xdd\xff\xff\xff\xff" * 1000),
+    "msgpack arrays that claim what the header could hold": seal(
+        b"\xdd\x00\x0f\xff\xff" * 1000 + b"\xc0" * ((1 << 20) - 5000)
+    ),
+    "msgpack maps that claim 4 billion pairs": seal(b"\xdf\xff\xff\xff\xff" * 1000),
+    "msgpack string that claims 4 GiB": seal(b"\xdb\xff\xff\xff\xff"),
+    "msgpack arrays nested beyond the stack": seal(b"\x91" * (1 << 20)),
+    "a header full of the msgpack that takes most memory as objects": seal(
+        b"\xdc\x0f\xa0" + (b"\xdc\x00\x55" + b"\x81\xa0\xc0" * 85) * 4000
+    ),
+    "metadata nested beyond the stack": seal(
+        msgpack.packb(header_fields(meta={"m": 0})).replace(
+            b"\xa1m\x00", b"\xa1m" + b"\x91" * 1000 + b"\0"
+        )
+    ),
+    "zstd frame that claims a tebibyte": seal_section(
+        zstd_frame(1 << 40, [(1 << 17, 0)]), codec="zstd", raw_size=1 << 16
+    ),
+    "zstd frame that claims a tebibyte as its header does": seal_section(
+        zstd_frame(1 << 40, [(1 << 17, 0)]), codec="zstd", raw_size=1 << 40
+    ),
+    "zstd frame of a gibibyte that claims 64 KiB": seal_section(
+        zstd_frame(1 << 16, [(1 << 17, 0)] * 8192), codec="zstd", raw_size=1 << 16
+    ),
+    "zstd frame of a gibibyte of nothing stated": seal_section(
+        zstd_frame(None, [(1 << 17, 0)] * 8192, window_log=31), codec="zstd", raw_size=1 << 16
+    ),
+}
+
+
+# The address space is capped at 160 MiB more than is in use, so that what a bomb is after fails
+# with MemoryError whichever allocator it goes through.
+DETONATE = """
+import resource, sys
+from s3cache import frame
+from s3cache.errors import CorruptError
+data = sys.stdin.buffer.read()
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (160 << 20),) * 2)
+try:
+    found = frame.decode(data)
+    found.section(found.names[0])
+except CorruptError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS is not enforced")
+@pytest.mark.parametrize("msgpack_in_python", ["", "1"], ids=["msgpack-in-c", "msgpack-in-python"])
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_in_bounded_memory(name: str, msgpack_in_python: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", DETONATE],
+        input=BOMBS[name],
+        capture_output=True,
+        env=os.environ
+        | {
+            "PYTHONPATH": os.path.dirname(os.path.dirname(frame.__file__)),
+            "MSGPACK_PUREPYTHON": msgpack_in_python,
+        },
+        timeout=30,
+        check=False,
+    )
+    assert result.stdout.startswith(b"refused: "), result.stderr.decode()[-2000:]

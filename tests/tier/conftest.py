@@ -1,0 +1,76 @@
+"""A root, tiers over it, a disk that is soon full, and processes that share the root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.tier import DiskTier
+from tests.tier.disks import MANY
+from tests.tier.processes import PRELUDE, REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def open_tier(root: Path) -> Iterator[Callable[..., DiskTier]]:
+    tiers = []
+
+    def opened(max_bytes: int = MANY, max_files: int = MANY, at: Path = root) -> DiskTier:
+        tiers.append(DiskTier(at, max_bytes=max_bytes, max_files=max_files))
+        return tiers[-1]
+
+    yield opened
+    for tier in tiers:
+        tier.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB of its own; remount it as you like."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = os.geteuid() == 0 and shutil.which("mount") is not None
+    if mounted:
+        command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "s3cache-test", str(path)]
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    if not mounted:
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture
+def start(root: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a process with a script; it is killed in the end, whatever state it is in."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str, *args: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(script), str(root), *map(str, args)],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

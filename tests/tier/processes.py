@@ -1,0 +1,88 @@
+"""Scripts that use a local directory or tier, in processes that a test stops and kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from s3cache.tier import DiskTier
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+# What every script begins with. A body tells its own name and digest.
+PRELUDE = """
+import hashlib, itertools, json, os, random, shutil, signal, sys, time
+from pathlib import Path
+
+from s3cache.errors import *
+from s3cache.store import ObjectFiles
+from s3cache.stats import Usage
+from s3cache.tier import DiskTier
+from s3cache.tier._bounds import Accounts
+
+root = sys.argv[1]
+
+
+def body(name, payload):
+    content = name.encode() + b"\\0" + payload
+    return hashlib.sha256(content).digest() + content
+
+
+def check_whole(name, data):
+    assert hashlib.sha256(data[32:]).digest() == data[:32], f"{name} is corrupt"
+    assert data[32:].startswith(name.encode() + b"\\0"), f"{name} is another object"
+
+
+def on_disk():
+    sizes = [path.stat().st_size for path in Path(root, "objects").rglob("*") if path.is_file()]
+    return Usage(sum(sizes), len(sizes))
+
+
+def check_all(tier):
+    assert tier.usage() == on_disk(), (tier.usage(), on_disk())
+    for info in list(tier.objects()):
+        check_whole(info.key, tier.get(info.key))
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def hear():
+    assert sys.stdin.readline(), "the test is gone"
+
+"""
+
+
+def heard(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    return line.strip()
+
+
+def tell(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+def finish(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        _, stderr = process.communicate()
+        assert process.returncode == 0, stderr
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Stopped it is alive but does nothing, for as long as it takes."""
+    process.send_signal(signal.SIGSTOP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+
+def open_tier(root: Path, namespace: str = "") -> DiskTier:
+    return DiskTier(root, namespace=namespace, max_bytes=1 << 30, max_files=1_000)

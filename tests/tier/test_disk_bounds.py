@@ -1,0 +1,260 @@
+"""The bounds of the disk tier: who goes first, what does not fit, and trimming."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache.errors import ConfigError, NoSpaceError
+from s3cache.stats import Usage
+from s3cache.tier import DiskTier
+from tests.tier.disks import exact, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    OpenTier = Callable[..., DiskTier]
+
+
+def test_the_least_recently_used_goes_first(open_tier: OpenTier) -> None:
+    """In exactly the order of last use, also where all happens within one tick of the clock."""
+    tier = open_tier(max_files=200)
+    order = [f"{i:03d}" for i in range(200)]
+    random.Random(1).shuffle(order)
+    for name in order:
+        tier.put(name, b"x")
+    used = random.Random(2).sample(order, 100)
+    for name in used:
+        tier.get(name)
+    order = [name for name in order if name not in used] + used
+    for i in range(200):
+        tier.put(f"new{i}", b"x")
+        assert set(names(tier)) == {*order[i + 1 :], *(f"new{n}" for n in range(i + 1))}
+
+
+def test_what_is_only_looked_at_is_not_used(open_tier: OpenTier) -> None:
+    tier = open_tier(max_files=2)
+    tier.put("a", b"x")
+    tier.put("b", b"x")
+    assert tier.holds("a")
+    tier.peek("a")
+    list(tier.objects())
+    tier.put("c", b"x")
+    assert names(tier) == ["b", "c"]
+
+
+def test_used_after_it_was_chosen_it_stays(open_tier: OpenTier) -> None:
+    """One scan chooses many; what is used before its turn comes is no longer the oldest."""
+    tier = open_tier(max_files=10)
+    for i in range(10):
+        tier.put(f"{i}", b"x")
+    tier.put("a", b"x")  # scans, and evicts 0
+    tier.get("1")
+    tier.put("b", b"x")
+    assert names(tier) == sorted("13456789ab")
+
+
+def test_bounded_by_bytes(open_tier: OpenTier) -> None:
+    tier = open_tier(max_bytes=100)
+    for name, size in [("a", 40), ("b", 30), ("c", 30)]:
+        tier.put(name, b"x" * size)
+    assert tier.usage() == Usage(100, 3)
+    tier.put("d", b"x" * 41)
+    assert names(tier) == ["c", "d"]
+    assert exact(tier)
+
+
+def test_one_large_object_takes_the_place_of_very_many(open_tier: OpenTier) -> None:
+    """More than one scan chooses at a time."""
+    tier = open_tier(max_bytes=1_000)
+    for i in range(1_000):
+        tier.put(f"{i:03d}", b"x")
+    tier.put("large", b"x" * 950)
+    assert names(tier) == [*(f"{i}" for i in range(950, 1_000)), "large"]
+    assert exact(tier)
+
+
+def test_smaller_bounds_are_met_by_the_next_put(
+    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    for i in range(1_000):
+        tier.put(f"{i:03d}", b"x")
+    scans = count_scans(monkeypatch, root)
+    tier = open_tier(max_files=10)
+    tier.put("new", b"x")
+    assert names(tier) == [*(f"{i}" for i in range(991, 1_000)), "new"]
+    assert scans() <= 2
+
+
+def test_eviction_scans_once_for_many_puts(
+    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier(max_files=640)
+    for i in range(640):
+        tier.put(f"{i}", b"x")
+    scans = count_scans(monkeypatch, root)
+    for i in range(640):
+        tier.put(f"new{i}", b"x")
+    assert 1 <= scans() <= 640 / 64
+    assert tier.usage().files == 640
+
+
+def count_scans(monkeypatch: pytest.MonkeyPatch, root: Path) -> Callable[[], int]:
+    """How often the directory of all objects was scanned, whatever it takes below it."""
+    scandir = os.scandir
+    scans = []
+
+    def counted(path: Any) -> Any:
+        if os.fspath(path) == str(root / "objects"):
+            scans.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    return lambda: len(scans)
+
+
+def test_below_the_bounds_nothing_is_scanned(
+    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier(max_files=100)
+    scans = count_scans(monkeypatch, root)
+    for i in range(100):
+        tier.put(f"{i}", b"x")
+        tier.get(f"{i}")
+    tier.usage()
+    assert scans() == 0
+
+
+def test_larger_than_the_tier_is_refused_and_costs_nobody_a_place(open_tier: OpenTier) -> None:
+    tier = open_tier(max_bytes=100)
+    tier.put("a", b"a" * 50)
+    tier.put("b", b"b" * 50)
+    for name in ("a", "b", "c"):  # replacing does not make it fit
+        for put in (tier.put, tier.put_pending):
+            with pytest.raises(NoSpaceError) as caught:
+                put(name, b"x" * 101)
+            assert caught.value.__cause__ is None
+    assert (tier.get("a"), tier.get("b")) == (b"a" * 50, b"b" * 50)
+    assert tier.pending() == []
+    assert exact(tier)
+
+
+def test_as_large_as_the_tier_fits(open_tier: OpenTier) -> None:
+    tier = open_tier(max_bytes=100)
+    tier.put("a", b"a")
+    tier.put("b", b"x" * 100)
+    assert names(tier) == ["b"]
+
+
+def test_where_evicting_all_would_not_do_nothing_is_evicted(open_tier: OpenTier) -> None:
+    tier = open_tier(max_bytes=100)
+    tier.put("a", b"a" * 20)
+    tier.put_pending("pinned", b"p" * 60)
+    tier.put("b", b"b" * 20)
+    for put in (tier.put, tier.put_pending):
+        with pytest.raises(NoSpaceError, match="may not be evicted"):
+            put("c", b"c" * 41)
+    assert names(tier) == ["a", "b", "pinned"]
+    assert tier.pending() == ["pinned"]
+    tier.put("c", b"c" * 40)
+    assert names(tier) == ["c", "pinned"]
+
+
+@pytest.mark.parametrize("sizes", [(30, 60), (60, 30), (30, 30), (0, 10), (10, 0)])
+def test_replacing_books_the_difference(open_tier: OpenTier, sizes: tuple[int, int]) -> None:
+    tier = open_tier()
+    tier.put("other", b"x" * 5)
+    for size in sizes:
+        tier.put("a", b"x" * size)
+        assert tier.usage() == Usage(size + 5, 2)
+    assert exact(tier)
+
+
+def test_growing_the_oldest_keeps_the_bound(open_tier: OpenTier) -> None:
+    """The object that is replaced is neither evicted for itself nor counted as room."""
+    tier = open_tier(max_bytes=100)
+    tier.put("a", b"x" * 50)
+    tier.put("b", b"x" * 30)
+    tier.put("c", b"x" * 20)
+    tier.put("a", b"x" * 80)
+    assert tier.usage() == Usage(100, 2)
+    assert names(tier) == ["a", "c"]
+    assert exact(tier)
+
+
+def test_growing_a_chosen_victim_keeps_the_bound(open_tier: OpenTier) -> None:
+    tier = open_tier(max_bytes=100)
+    for name in "abcde":
+        tier.put(name, b"x" * 20)
+    tier.put("f", b"x" * 20)  # evicts a; b is next
+    tier.put("b", b"x" * 60)
+    assert names(tier) == ["b", "e", "f"]
+    assert exact(tier)
+
+
+def test_a_tier_without_room_takes_nothing(open_tier: OpenTier) -> None:
+    tier = open_tier(max_files=0)
+    with pytest.raises(NoSpaceError):
+        tier.put("a", b"")
+    assert tier.usage() == Usage(0, 0)
+
+
+@pytest.mark.parametrize("verb", ["put", "put_pending"])
+@pytest.mark.parametrize("name", ["", "a//b", "..", "\ud800", "k" * 901])
+def test_an_illegal_name_is_refused_and_leaves_nothing(
+    open_tier: OpenTier, root: Path, verb: str, name: str
+) -> None:
+    tier = open_tier()
+    with pytest.raises(ConfigError):
+        getattr(tier, verb)(name, b"x")
+    assert os.listdir(root / "staging") == []
+    assert tier.pending() == []
+
+
+@pytest.mark.parametrize("per", ["bytes", "files"])
+def test_trim_goes_from_the_high_to_the_low_water_mark(open_tier: OpenTier, per: str) -> None:
+    tier = open_tier(**{f"max_{per}": 100})
+    for i in range(95):
+        tier.put(f"{i:02d}", b"x")
+    assert tier.trim() == 0
+    tier.put("95", b"x")
+    assert tier.trim() == 6
+    assert names(tier) == [f"{i:02d}" for i in range(6, 96)]
+    assert exact(tier)
+
+
+def test_trim_reaches_the_mark_through_many_small_ones(open_tier: OpenTier) -> None:
+    tier = open_tier(max_bytes=1_000)
+    for i in range(300):
+        tier.put(f"{i:03d}", b"x")
+    tier.put("large", b"x" * 700)
+    tier.trim()
+    assert tier.usage() == Usage(900, 201)
+
+
+def test_trim_leaves_what_is_pending(open_tier: OpenTier) -> None:
+    tier = open_tier(max_files=10)
+    for i in range(10):
+        (tier.put_pending if i % 2 else tier.put)(f"{i}", b"x")
+    assert tier.trim() == 1
+    assert names(tier) == sorted("123456789")
+    for i in range(2, 10, 2):
+        tier.put_pending(f"{i}", b"x")
+    tier.put_pending("0", b"x")
+    assert tier.trim() == 0
+
+
+def test_trim_takes_notice_of_files_removed_by_hand(open_tier: OpenTier, root: Path) -> None:
+    """It does not evict more in the place of what is no longer there."""
+    tier = open_tier(max_files=100)
+    for i in range(100):
+        tier.put(f"{i:02d}", b"x")
+    for i in range(50):
+        (root / "objects" / f"{i:02d}").unlink()
+    assert tier.trim() == 0
+    assert tier.usage() == Usage(50, 50)

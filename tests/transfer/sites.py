@@ -1,0 +1,83 @@
+"""One process with uploads, and where they go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from s3cache.stats import Listeners, TransferEvent
+from s3cache.tier import DiskTier
+from s3cache.transfer import BackgroundLoop, UploadLimits, Uploads
+
+if TYPE_CHECKING:
+    from s3cache.store import Buffer
+
+
+MIB = 1 << 20
+
+
+class Remote:
+    """Where uploads go: closed it lets them wait, and it fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.objects: dict[str, bytes] = {}
+        self.puts: Counter[str] = Counter()
+        self.errors: dict[str, list[Exception]] = {}
+        self.waiting: set[str] = set()
+        self.waiting_bytes = 0
+        self.most_waiting = self.most_waiting_bytes = 0
+
+    async def publish(self, name: str, data: Buffer) -> None:
+        self.waiting.add(name)
+        self.waiting_bytes += len(data)
+        self.most_waiting = max(self.most_waiting, len(self.waiting))
+        self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
+        try:
+            while not self.is_open:
+                await asyncio.sleep(0.002)
+            await asyncio.sleep(0)
+        finally:
+            self.waiting.discard(name)
+            self.waiting_bytes -= len(data)
+        if errors := self.errors.get(name):
+            raise errors.pop(0)
+        self.puts[name] += 1
+        self.objects[name] = bytes(data)
+
+
+class Site:
+    """One process: a loop, a tier and uploads from it."""
+
+    def __init__(self, tier: DiskTier | None, remote: Remote, **limits: int) -> None:
+        self.loop = BackgroundLoop()
+        self.tier = tier
+        self.remote = remote
+        self.events: list[TransferEvent] = []
+        self.problems: list[Exception] = []
+        self.listeners = Listeners()
+        self.listeners.add(self.events.append)
+        self.uploads = Uploads(
+            self.loop,
+            remote.publish,
+            disk=tier,
+            limits=UploadLimits(
+                **{"concurrency": 4, "max_count": 100, "max_bytes": 64 * MIB, **limits}
+            ),
+            listeners=self.listeners,
+            on_problem=self.problems.append,
+        )
+
+    def put(self, name: str, data: bytes = b"data") -> None:
+        assert self.tier is not None
+        self.uploads.put(name, data)
+
+    def steps(self, name: str) -> list[str]:
+        return [event.step for event in self.events if event.name == name]
+
+    def close(self) -> None:
+        self.uploads.close()
+        if self.tier is not None:
+            self.tier.close()
+        self.loop.stop()
