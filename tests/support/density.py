@@ -54,7 +54,7 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> set[str]:
     For fixtures that run many cases in one process: they need not run those that nobody asked for.
     """
     return {
-        item.callspec.params[parameter]
+        str(item.callspec.params[parameter])
         for item in request.session.items
         if item.path == request.path
         and isinstance(item, pytest.Function)
@@ -92,8 +92,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
     """All workers collect the same, and leave out the same; one that was killed told nothing."""
-    if left := getattr(node, "workeroutput", {}).get("left"):
-        node.config.stash[_LEFT] = Counter(left)
+    left: dict[str, int] = getattr(node, "workeroutput", {}).get("left", {})
+    counts = Counter(left)
+    if counts:
+        node.config.stash[_LEFT] = counts
 
 
 def pytest_terminal_summary(
@@ -101,4 +103,4 @@ def pytest_terminal_summary(
 ) -> None:
     if left := config.stash[_LEFT]:
         parts = ", ".join(f"{count} of {suite}" for suite, count in sorted(left.items()))
-        terminalreporter.write_line(f"{left.total()} tests are left to make test-all: {parts}")
+        terminalreporter.write_line(f"left to make test-all: {left.total()} tests ({parts})")

@@ -20,7 +20,7 @@ __all__: list[str] = []
 _TOGETHER = ("rgw", "tests/hooks/")
 
 
-class _ByFile(LoadFileScheduling):
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return next((word for word in _TOGETHER if word in file), file)
