@@ -4,6 +4,8 @@ PYTHON ?= python3
 FUZZ_TIME ?= 60
 # Extra arguments for pytest or a benchmark: make test ARGS="-k retry -x"
 ARGS ?=
+# Processes that run tests side by side; 0 is this one, for debuggers: make test WORKERS=0 ARGS=--pdb
+WORKERS ?= 2
 
 VENV := .venv
 FUZZ_VENV := .venv-fuzz
@@ -22,7 +24,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -53,22 +55,30 @@ format: $(READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(READY) ## every test; those that need Ceph RGW skip where it cannot be installed
-	infra/rgw/run.sh --if-possible $(BIN)/python -m pytest tests $(ARGS)
+PYTEST := $(BIN)/python -m pytest
+SHARED = -n $(WORKERS) --durations=15
 
-test-fast: $(READY) ## unit and contract tests only, no server
-	$(BIN)/python -m pytest tests --ignore=tests/faults --ignore=tests/infra \
-		--ignore=tests/integration --ignore=tests/rgw $(ARGS)
+# Each suite says in its own words which cases it leaves to test-all; what has been left is printed
+# in the end. Tests that need Ceph RGW skip where it can neither be found nor installed.
+test: $(READY) ## every suite with a part of its cases, some of each kind; TIME-TEST
+	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(ARGS)
 
-BUSY = tests/test_*.py tests/contract tests/store tests/tier tests/transfer tests/cache tests/faults
+test-all: $(READY) ## every suite with all its cases; TIME-ALL
+	infra/rgw/run.sh --if-possible $(PYTEST) tests --all $(SHARED) $(ARGS)
+
+UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/transfer
+test-fast: $(READY) ## unit and contract tests only: no server, no compiler; TIME-FAST
+	$(PYTEST) $(UNIT) $(SHARED) $(ARGS)
+
+BUSY = $(UNIT) tests/faults
 test-busy: $(READY) ## the tests that have threads and processes, 6 times at once; 7 minutes
 	seq 6 | xargs -P 6 -I{} bash -euo pipefail -c \
 		'place=$$(mktemp -d); trap "rm -rf $$place" EXIT; \
-		$(BIN)/python -m pytest -q -p no:cacheprovider --basetemp=$$place/t $(BUSY) $(ARGS) \
+		$(PYTEST) -q -p no:cacheprovider --basetemp=$$place/t $(BUSY) $(ARGS) \
 			| tail -n 40 | sed "s/^/{}: /"'
 
 test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
-	infra/rgw/run.sh $(BIN)/python -m pytest tests -m rgw $(ARGS)
+	infra/rgw/run.sh $(PYTEST) tests --all -m rgw $(ARGS)
 
 test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
@@ -85,13 +95,13 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 			torch==$(TORCH) -e ".[test]"; \
 		touch $(TORCH_VENV)/.ready'
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
-	$(TORCH_VENV)/bin/python -m pytest tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
+	$(TORCH_VENV)/bin/python -m pytest --all tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
 
 test-pythons: check-python ## what needs no torch, with each Python from 3.10 that is found; 2 minutes each
 	nice $(PYTHON) -m tests.pythons $(ARGS)
 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
-	$(BIN)/python -m pytest tests/infra $(ARGS)
+	$(PYTEST) tests/infra $(ARGS)
 
 test-perturb: $(READY) ## all of 2,400 changes to programs: each a miss or the right answer; 11 minutes
 	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 from blockbuster import blockbuster_ctx
-from hypothesis import HealthCheck, settings
 
 from tests.support.clock import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytest_plugins = ["tests.support.density", "tests.support.schedule"]
+
 # Without torch, and mypy, there is still the engine to test: make test-pythons.
 WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_api typing"
 collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
-
-# A busy machine is no fault of the code. CI draws the same examples each time, so that what it
-# says is about the commit; everybody else searches on.
-settings.register_profile(
-    "s3cache",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ,
-)
-settings.load_profile("s3cache")
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from s3cache.errors import CorruptError, TruncatedError
 from s3cache.frame import MAGIC, PRELUDE_BYTES, Header, decode, decode_header, encode
+from tests.support.density import examples
 
 NAMES = st.text(alphabet=[*string.printable[:95]], min_size=1, max_size=255)
 # Runs as well as noise, so that some sections compress, some do not, and some would too well.
@@ -152,7 +153,7 @@ RECORDS = st.tuples(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(2))
 @given(
     changes=st.dictionaries(
         st.sampled_from(["kind", "key", "variant", "schema", "created_ns", "producer", "meta"]),

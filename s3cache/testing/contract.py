@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from s3cache.errors import ConfigError, PreconditionError
@@ -202,6 +202,8 @@ class StoreContract:
     racers: ClassVar[int] = 16
     #: What must not show in the URL.
     secrets: ClassVar[tuple[str, ...]] = ()
+    #: The last segment of keys that the store keeps for itself, and refuses.
+    taken: ClassVar[str] = ""
 
     # pytest and pytest-asyncio give a fixture different types; a subclass may use either.
     if TYPE_CHECKING:
@@ -503,6 +505,8 @@ class StoreContract:
     )
     @given(key=legal_keys, data=st.binary(max_size=64))
     async def test_any_legal_key_round_trips(self, store: Store, key: str, data: bytes) -> None:
+        # Hypothesis tries strings of the code under test as well, and so comes upon that one.
+        assume(key.rpartition("/")[2] != self.taken)
         await store.put(key, data)
         got = await store.get(key)
         assert got is not None

@@ -12,13 +12,14 @@ from hypothesis.stateful import rule
 from s3cache.store import FileStore, MemoryStore, RetryingStore, RetryPolicy
 from s3cache.testing import FaultyStore
 from tests.contract.stateful import StoreMachine
+from tests.support.density import examples
 
 if TYPE_CHECKING:
     from s3cache.store import Store
     from s3cache.testing import Fault, FaultyVerb
 
 SETTINGS = settings(
-    max_examples=25,
+    max_examples=examples(0.25),
     stateful_step_count=25,
 )
 

@@ -1,4 +1,7 @@
-"""The Python on the README and in the documentation runs and prints what it says."""
+"""The Python on the README and in the documentation runs and prints what it says.
+
+``make test`` has the programs of the README, and those of other pages that compile nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.density import dense
 from tests.support.pages import ROOT, printed, programs
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 BLOCKS = [
-    pytest.param(code, id=f"{page.name}-{number}")
+    pytest.param(
+        code,
+        id=f"{page.name}-{number}",
+        marks=[dense] if "torch" in code and page.name != "README.md" else [],
+    )
     for page in PAGES
     for number, code in enumerate(programs(page))
 ]

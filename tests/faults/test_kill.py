@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.faults.conftest import NewMachine
+from tests.support.density import cases
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
 from tests.support.waiting import eventually
@@ -188,7 +189,12 @@ def test_children_of_a_process_that_uploads(proxy: Proxy, new_machine: NewMachin
     all_arrived(new_machine(), mine + [key for name in children for key in keys(0, 5, name)])
 
 
-@pytest.mark.parametrize("module", ["botocore.compat", "aiohttp", "aioboto3", "s3transfer"])
+@pytest.mark.parametrize(
+    "module",
+    cases(
+        ["botocore.compat", "aiohttp", "aioboto3", "s3transfer"], dense_ones=["aiohttp", "aioboto3"]
+    ),
+)
 def test_a_child_forked_while_the_client_is_made(module: str, new_machine: NewMachine) -> None:
     """What the background thread has half imported just then neither stops nor breaks a child."""
     machine = new_machine(**QUICK)

@@ -1,10 +1,15 @@
-"""A mistake of s3cache costs a warning, never the user's program; strict mode raises it."""
+"""A mistake of s3cache costs a warning, never the user's program; strict mode raises it.
+
+``make test`` leaves strict mode to ``make test-all``.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.density import dense
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -46,6 +51,7 @@ def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
     assert bypass["reasons"] == {"function": 2}
 
 
+@dense
 def test_strict_raises_every_mistake_and_every_bypass(site: Site) -> None:
     """And nothing else: the compile after each is as usual."""
     ran = site.machine("one").run("faults:all_faults", site.url, True)

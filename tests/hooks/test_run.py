@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.density import dense
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -227,6 +229,7 @@ def test_as_a_backend_configured_by_environment(
     assert len(site.entries()) == 3
 
 
+@dense
 def test_a_backend_that_is_badly_configured_compiles(machine: Machine, tmp_path: Path) -> None:
     """With one warning, and no cache."""
     script = _write(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.density import dense
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -63,6 +65,7 @@ def test_artifacts_hold_what_was_hit_and_what_is_loaded_is_used(site: Site, tmp_
     assert loaded["torch"]["autograd_cache_hit"] == 2
 
 
+@dense
 def test_entries_with_several_guards_live_together(site: Site) -> None:
     """Here and in the remote: a guard miss tries the next one, and saving adds one."""
     first = site.machine("first").run("switches:guarded", site.url, [20, 5, 30, 7])

@@ -1,4 +1,8 @@
-"""S3Store keeps the contract on moto."""
+"""S3Store keeps the contract on moto.
+
+``make test`` has the store that does large objects in parts, and small ones in one request;
+``make test-all`` also the one that does all of them in one request.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import pytest
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
+from tests.support.density import dense
 
 MIB = 1 << 20
 
@@ -19,8 +24,10 @@ RETRIES = RetryPolicy(
 )
 
 
+@dense
 class TestS3OnMoto(StoreContract):
     secrets = ("testing-secret",)
+    taken = ".s3cache-probe"
     racers = 8
 
     @pytest.fixture
@@ -37,6 +44,8 @@ class TestS3OnMoto(StoreContract):
 class TestS3InPartsOnMoto(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 
+    secrets = ("testing-secret",)
+    taken = ".s3cache-probe"
     big_bytes = 6 * MIB + 3
     many = 30
 

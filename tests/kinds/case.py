@@ -31,6 +31,7 @@ class Case:
         differs: observations in which torch.compile itself differs from eager, cache or not.
         since: the torch release before which such a graph is refused, if it matters.
         until: the last torch release that compiles it at all.
+        dense: another case shows nearly the same; only ``make test-all`` runs this one.
     """
 
     row: str
@@ -45,6 +46,7 @@ class Case:
     differs: tuple[str, ...]
     since: tuple[int, int]
     until: tuple[int, int]
+    dense: bool
 
 
 CASES: dict[str, Case] = {}
@@ -62,6 +64,7 @@ def case(
     differs: tuple[str, ...] = (),
     since: tuple[int, int] = (0, 0),
     until: tuple[int, int] = (99, 0),
+    dense: bool = False,
 ) -> Callable[[Program], Program]:
     """Register the decorated program under its own name; see :class:`Case`."""
 
@@ -81,6 +84,7 @@ def case(
             differs=differs,
             since=since,
             until=until,
+            dense=dense,
         )
         return program
 

@@ -48,7 +48,9 @@ def backward_module_of_an_entry(compile_it: Compile) -> Any:
     return _twice(compile_it, lambda x: x * x + 5)
 
 
-@case("compiled_autograd", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0)
+@case(
+    "compiled_autograd", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, dense=True
+)
 def backward_module_with_symbols(compile_it: Compile) -> Any:
     import torch
 
@@ -70,7 +72,7 @@ def its_graph_is_cached(compile_it: Compile) -> Any:
     return _twice(compile_it, lambda x: x * x * 6, compile_it)
 
 
-@case("compiled_autograd", since=(2, 13))
+@case("compiled_autograd", since=(2, 13), dense=True)
 def eager_forward(compile_it: Compile) -> Any:
     x = _leaf()
     out = (x * x).exp() @ x.t()
@@ -78,7 +80,7 @@ def eager_forward(compile_it: Compile) -> Any:
     return x, out, x.grad
 
 
-@case("compiled_autograd", graphs=2, since=(2, 13))
+@case("compiled_autograd", graphs=2, since=(2, 13), dense=True)
 def parameters_of_a_module(compile_it: Compile) -> Any:
     import torch
 
@@ -90,7 +92,7 @@ def parameters_of_a_module(compile_it: Compile) -> Any:
     return out, [(each, each.grad) for each in network.parameters()]
 
 
-@case("compiled_autograd")
+@case("compiled_autograd", dense=True)
 def hooks_around_a_cached_graph(compile_it: Compile) -> Any:
     """Tensor, pre-, post- and accumulate-grad hooks keep their order and effect."""
     function = compile_it(lambda x: x * x - 8)
@@ -104,7 +106,7 @@ def hooks_under_compiled_autograd(compile_it: Compile) -> Any:
     return _hooked(function, lambda loss: _under_compiled_autograd(compile_it, loss))
 
 
-@case("compiled_autograd", graphs=2, since=(2, 13))
+@case("compiled_autograd", graphs=2, since=(2, 13), dense=True)
 def hooks_in_its_graph(compile_it: Compile) -> Any:
     """Hooks that Dynamo traces become part of the graph of the backward pass."""
     function = compile_it(lambda x: x * x - 10)

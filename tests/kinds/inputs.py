@@ -42,7 +42,7 @@ def data_mutated_in_graph(compile_it: Compile) -> Any:
     return x, y, compile_it(function)(x, y)
 
 
-@case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
+@case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True), dense=True)
 def mutated_buffer_of_a_training_step(compile_it: Compile) -> Any:
     """The input that is mutated needs no gradient; others do."""
 
@@ -79,7 +79,7 @@ def metadata_mutated(compile_it: Compile) -> Any:
     return x, compile_it(function, without_dynamo=True)(x)
 
 
-@case("inputs", shows=_any(mutates_metadata=True, mutates_data=True))
+@case("inputs", shows=_any(mutates_metadata=True, mutates_data=True), dense=True)
 def data_and_metadata_mutated(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         x.unsqueeze_(0)
@@ -105,7 +105,9 @@ def mutated_under_no_grad(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=False))
+@case(
+    "inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=False), dense=True
+)
 def non_leaf_mutated_under_no_grad(compile_it: Compile) -> Any:
     import torch
 
@@ -132,7 +134,7 @@ def mutated_hidden_from_autograd(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("inputs", shows=_any(mutates_data=True, requires_grad=True))
+@case("inputs", shows=_any(mutates_data=True, requires_grad=True), dense=True)
 def mutated_through_an_alias(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         x.detach().view(-1).mul_(2)
@@ -157,7 +159,7 @@ def storage_resized(compile_it: Compile) -> Any:
     return x, full, compile_it(function)(x, full)
 
 
-@case("inputs", since=(2, 12))
+@case("inputs", since=(2, 12), dense=True)
 def storage_released(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         out = x * 2
@@ -207,7 +209,7 @@ def overlapping_and_mutated(compile_it: Compile) -> Any:
     return leaf, leaf.grad, base, x, y, out
 
 
-@case("inputs")
+@case("inputs", dense=True)
 def overlapping_and_mutated_in_graph(compile_it: Compile) -> Any:
     def function(x: Any, y: Any) -> Any:
         x.mul_(2)
@@ -218,7 +220,7 @@ def overlapping_and_mutated_in_graph(compile_it: Compile) -> Any:
     return base, x, y, compile_it(function)(x, y)
 
 
-@case("inputs")
+@case("inputs", dense=True)
 def one_tensor_twice(compile_it: Compile) -> Any:
     def function(x: Any, y: Any) -> Any:
         x.mul_(3)

@@ -24,7 +24,7 @@ def _custom_functions_allowed() -> Any:
     return torch._functorch.config.patch(autograd_cache_allow_custom_autograd_functions=True)
 
 
-@case("outputs", shows=_has("non_alias"))
+@case("outputs", shows=_has("non_alias"), dense=True)
 def non_alias(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return x + 1, x.t() + 1, x.shape[0]
@@ -47,7 +47,7 @@ def alias_of_input(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("outputs", shows=_has("alias_of_input"))
+@case("outputs", shows=_has("alias_of_input"), dense=True)
 def alias_of_input_training(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return x.view(-1), x.t()[1:], x * x
@@ -55,7 +55,7 @@ def alias_of_input_training(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("outputs", shows=_has("alias_of_input"))
+@case("outputs", shows=_has("alias_of_input"), dense=True)
 def alias_of_input_mutated_by_the_caller(compile_it: Compile) -> Any:
     """The output must be a real view: writing to it reaches the input."""
 
@@ -77,7 +77,7 @@ def is_input(compile_it: Compile) -> Any:
     return x, compile_it(function, without_dynamo=True)(x)
 
 
-@case("outputs", shows=_has("is_input"))
+@case("outputs", shows=_has("is_input"), dense=True)
 def is_input_training(compile_it: Compile) -> Any:
     def function(x: Any, w: Any) -> Any:
         return x, w, x * w
@@ -171,7 +171,7 @@ def some_outputs_require_grad(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("outputs", differs=("[2].is_leaf",))
+@case("outputs", differs=("[2].is_leaf",), dense=True)
 def view_under_no_grad(compile_it: Compile) -> Any:
     """Has no part in the backward pass."""
     import torch
@@ -188,7 +188,7 @@ def view_under_no_grad(compile_it: Compile) -> Any:
     return x, y, view, x.grad
 
 
-@case("outputs")
+@case("outputs", dense=True)
 def marked_non_differentiable(compile_it: Compile) -> Any:
     import torch
 
@@ -207,7 +207,7 @@ def marked_non_differentiable(compile_it: Compile) -> Any:
         return train(compile_it(lambda x: Split.apply(x)), _matrix(True))
 
 
-@case("outputs")
+@case("outputs", dense=True)
 def strides_are_kept(compile_it: Compile) -> Any:
     import torch
 
@@ -218,7 +218,7 @@ def strides_are_kept(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("outputs")
+@case("outputs", dense=True)
 def nothing_computed(compile_it: Compile) -> Any:
     """Views and inputs only: the inner graph returns nothing of its own."""
 

@@ -56,7 +56,7 @@ def eager_backward(compile_it: Compile) -> Any:
         return x, compile_it(lambda x: x.cosh())(x)
 
 
-@case("paths", graphs=1)
+@case("paths", graphs=1, dense=True)
 def backward_twice(compile_it: Compile) -> Any:
     x = _matrix(True)
     out = compile_it(lambda x: x * x * x)(x)
@@ -65,7 +65,7 @@ def backward_twice(compile_it: Compile) -> Any:
     return x, x.grad, out
 
 
-@case("paths", graphs=1)
+@case("paths", graphs=1, dense=True)
 def gradients_of_some_outputs(compile_it: Compile) -> Any:
     """One output's gradient is never asked for, another is given one of its own."""
     import torch
@@ -102,7 +102,7 @@ def guard_variants_of_one_key(compile_it: Compile) -> Any:
     return found
 
 
-@case("paths", graphs=3, together=_variants)
+@case("paths", graphs=3, together=_variants, dense=True)
 def guard_variants_of_a_training_step(compile_it: Compile) -> Any:
     import torch
 
@@ -141,14 +141,14 @@ def recompiles(compile_it: Compile) -> Any:
     return [function(x, True), function(x, False), function(x, True)]
 
 
-@case("paths", graphs=1)
+@case("paths", graphs=1, dense=True)
 def one_graph_in_two_functions(compile_it: Compile) -> Any:
     """Both have the same graph: the second one hits what the first one saved, or hit."""
     first = compile_it(lambda x: x.tanh())
     return first(_matrix())
 
 
-@case("paths", graphs=1)
+@case("paths", graphs=1, dense=True)
 def mark_dynamic(compile_it: Compile) -> Any:
     import torch
 
@@ -182,7 +182,7 @@ def cpp_wrapper(compile_it: Compile) -> Any:
         return train(compile_it(lambda x: x * x + 4), _matrix(True))
 
 
-@case("paths", graphs=1)
+@case("paths", graphs=1, dense=True)
 def no_kernel_at_all(compile_it: Compile) -> Any:
     """Only a library call: nothing native to carry."""
     import torch

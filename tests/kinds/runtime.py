@@ -39,7 +39,7 @@ def saved_tensors(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True), _matrix(True).detach().t().requires_grad_())
 
 
-@case("runtime")
+@case("runtime", dense=True)
 def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
     """Autograd must notice."""
 
@@ -165,7 +165,7 @@ def _dropout(x: Any) -> Any:
     return torch.nn.functional.dropout(x, 0.5)
 
 
-@case("runtime", graphs=2)
+@case("runtime", graphs=2, dense=True)
 def random_numbers_of_the_compiler(compile_it: Compile) -> Any:
     """Inductor's generator: its own numbers, in both directions the same ones."""
     import torch
@@ -196,7 +196,7 @@ def autocast_outside(compile_it: Compile) -> Any:
         return train(function, torch.ones(2, 3, requires_grad=True), torch.ones(3, 2))
 
 
-@case("runtime")
+@case("runtime", dense=True)
 def autocast_inside(compile_it: Compile) -> Any:
     import torch
 
@@ -209,7 +209,7 @@ def autocast_inside(compile_it: Compile) -> Any:
     return train(compile_it(function), x, w)
 
 
-@case("runtime", graphs=2)
+@case("runtime", graphs=2, dense=True)
 def default_dtype_of_autocast_is_part_of_the_key(compile_it: Compile) -> Any:
     import torch
 
@@ -229,7 +229,7 @@ def default_dtype_of_autocast_is_part_of_the_key(compile_it: Compile) -> Any:
     return found
 
 
-@case("runtime", graphs=3)
+@case("runtime", graphs=3, dense=True)
 def autocast_is_part_of_the_key(compile_it: Compile) -> Any:
     import torch
 
@@ -263,7 +263,7 @@ def grad_mode_left_changed(compile_it: Compile) -> Any:
     return x, out, after
 
 
-@case("runtime", graphs=2)
+@case("runtime", graphs=2, dense=True)
 def grad_mode_is_part_of_the_key(compile_it: Compile) -> Any:
     import torch
 

@@ -35,7 +35,7 @@ def every_safe_node(compile_it: Compile) -> Any:
     return x, compile_it(function, dynamic=True)(x)
 
 
-@case("safety")
+@case("safety", dense=True)
 def torchs_own_modules(compile_it: Compile) -> Any:
     import torch
 
@@ -144,7 +144,7 @@ def custom_autograd_function(compile_it: Compile) -> Any:
     return found
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("higher-order-op",))
+@case("safety", graphs=0, bypassed=1, reasons=("higher-order-op",), dense=True)
 def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
     import torch
 
@@ -155,7 +155,7 @@ def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
     return x, compile_it(function)(x), function(-x)
 
 
-@case("safety")
+@case("safety", dense=True)
 def invoke_subgraph(compile_it: Compile) -> Any:
     import torch
 
@@ -166,7 +166,7 @@ def invoke_subgraph(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: region(region(x))), _matrix(True))
 
 
-@case("safety")
+@case("safety", dense=True)
 def checkpoint(compile_it: Compile) -> Any:
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -222,7 +222,7 @@ def saved_tensor_hooks(compile_it: Compile) -> Any:
         return train(function, _matrix(True))
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",))
+@case("safety", graphs=1, bypassed=1, reasons=("function",), dense=True)
 def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
     """Hooks that are graphs are compiled in. What they wrap must say what it is."""
     import torch
@@ -302,7 +302,7 @@ def fx_graph_cache_off(compile_it: Compile) -> Any:
         return x, compile_it(lambda x: x * 24)(x)
 
 
-@case("safety")
+@case("safety", dense=True)
 def view_replay(compile_it: Compile) -> Any:
     """The views of an output are in the entry, and are replayed from there."""
     import torch

@@ -59,7 +59,7 @@ def parameters(compile_it: Compile) -> Any:
     return found, [(each, each.grad) for each in network.parameters()]
 
 
-@case("tensors", graphs=3)
+@case("tensors", graphs=3, dense=True)
 def shared_parameters_and_an_optimizer(compile_it: Compile) -> Any:
     """Tied weights, two steps: what the optimizer writes is what the next step reads."""
     import torch
@@ -89,7 +89,7 @@ def buffers(compile_it: Compile) -> Any:
     return found, list(network.buffers()), [each.grad for each in network.parameters()]
 
 
-@case("tensors", shows=_subclass_in("inputs"))
+@case("tensors", shows=_subclass_in("inputs"), dense=True)
 def subclass(compile_it: Compile) -> Any:
     x = _two()
     return x, compile_it(lambda x: x * 2 + 1)(x)
@@ -106,12 +106,12 @@ def nested_subclass(compile_it: Compile) -> Any:
     return x, compile_it(lambda x: x * 3)(x)
 
 
-@case("tensors", shows=_subclass_in("tangents", depth=2))
+@case("tensors", shows=_subclass_in("tangents", depth=2), dense=True)
 def nested_subclass_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _two(requires_grad=True, nested=True))
 
 
-@case("tensors", shows=_subclass_in("inputs"))
+@case("tensors", shows=_subclass_in("inputs"), dense=True)
 def subclass_with_a_plain_tensor(compile_it: Compile) -> Any:
     import torch
 
@@ -119,7 +119,7 @@ def subclass_with_a_plain_tensor(compile_it: Compile) -> Any:
     return train(compile_it(lambda x, y: x * y), _two(requires_grad=True), y)
 
 
-@case("tensors", shows=_subclass_in("inputs"))
+@case("tensors", shows=_subclass_in("inputs"), dense=True)
 def subclass_mutated(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         x.mul_(2)
@@ -139,7 +139,7 @@ def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     return x, compile_it(lambda x: TwoTensor(x + 1, x * 2))(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",))
+@case("tensors", graphs=0, bypassed=1, reasons=("component",), dense=True)
 def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
@@ -152,7 +152,7 @@ def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     return results
 
 
-@case("tensors", shows=_subclass_in("inputs"))
+@case("tensors", shows=_subclass_in("inputs"), dense=True)
 def subclass_parameters(compile_it: Compile) -> Any:
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
@@ -172,7 +172,7 @@ def jagged(compile_it: Compile) -> Any:
     return x, compile_it(lambda x: x * 2)(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",))
+@case("tensors", graphs=0, bypassed=1, reasons=("component",), dense=True)
 def jagged_training(compile_it: Compile) -> Any:
     import torch
 

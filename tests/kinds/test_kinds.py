@@ -1,14 +1,18 @@
-"""Every kind of graph is compiled by one machine and hit by the next, and does what eager does."""
+"""Every kind of graph is compiled by one machine and hit by the next, and does what eager does.
+
+``make test`` has one case of each kind, ``make test-all`` those that are nearly the same as well:
+training beside inference, two features in one graph.
+"""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.kinds.jobs import ROWS, load_cases
+from tests.support.density import cases, selected
 from tests.support.machines import Machine, remote_url
 
 if TYPE_CHECKING:
@@ -19,52 +23,46 @@ if TYPE_CHECKING:
 
 CASES = load_cases()
 SHARED = [name for name, case in CASES.items() if case.graphs]
-PROCESS_TIMEOUT_S = 900
+DENSE = {name for name, case in CASES.items() if case.dense}
+PROCESS_TIMEOUT_S = 1200
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
-# All cases run in four processes, which the first tests of each kind wait for.
+# All cases run in two processes, which the first test of each machine waits for.
 pytestmark = pytest.mark.timeout(2 * PROCESS_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """What all the cases came to on the machine named ``first`` or ``second``."""
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, Any]]:
+    """What the cases came to on the machine named ``first`` or ``second``."""
     root = tmp_path_factory.mktemp("kinds")
+    chosen = selected(request, "name")
+    names = {
+        "first": [name for name in CASES if name in chosen],
+        "second": [name for name in SHARED if name in chosen],
+    }
     results: dict[str, dict[str, Any]] = {}
 
-    def run(name: str) -> dict[str, Any]:
-        if name == "second":
+    def run(machine: str) -> dict[str, Any]:
+        if machine == "second":
             run("first")
-        if name not in results:
-            results[name] = _run(root, name)
-        return results[name]
+        if machine not in results:
+            results[machine] = _run(root, machine, names[machine])
+        return results[machine]
 
     return run
 
 
-def _run(root: Path, name: str) -> dict[str, Any]:
-    """All cases, half of them in each of two processes that share nothing."""
-
-    def share(half: int) -> dict[str, Any]:
-        names = [each for each in list(CASES)[half::2] if name == "first" or each in SHARED]
-        remote = remote_url(root / f"bucket-{half}")
-        # Headers are worth precompiling where much is compiled.
-        precompile = str(int(name == "first"))
-        machine = Machine(
-            root / f"{name}-{half}", TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=precompile
-        )
-        outcome = machine.run(
-            "tests.kinds.jobs:run",
-            names,
-            remote,
-            remote=remote,
-            timeout_s=PROCESS_TIMEOUT_S,
-        )
-        return dict(outcome.result)
-
-    with ThreadPoolExecutor() as pool:
-        first, second = pool.map(share, range(2))
-    return first | second
+def _run(root: Path, machine: str, names: list[str]) -> dict[str, Any]:
+    """The cases one after the other in a process of the machine."""
+    remote = remote_url(root)
+    # Headers are worth precompiling where much is compiled.
+    precompile = str(int(machine == "first"))
+    outcome = Machine(root / machine, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=precompile).run(
+        "tests.kinds.jobs:run", names, remote, remote=remote, timeout_s=PROCESS_TIMEOUT_S
+    )
+    return dict(outcome.result)
 
 
 def _case(name: str) -> Case:
@@ -73,7 +71,7 @@ def _case(name: str) -> Case:
     return CASES[name]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(CASES, dense_ones=DENSE))
 def test_compiled_and_shared(name: str, ran: Callable[[str], dict[str, Any]]) -> None:
     case, found = _case(name), ran("first")[name]
     assert not found["error"], found["error"]
@@ -88,7 +86,7 @@ def test_compiled_and_shared(name: str, ran: Callable[[str], dict[str, Any]]) ->
     assert found["counts"]["reasons"] == sorted(case.reasons)
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", cases(SHARED, dense_ones=DENSE))
 def test_hit_on_an_empty_disk(name: str, ran: Callable[[str], dict[str, Any]]) -> None:
     case, found = _case(name), ran("second")[name]
     assert not found["error"], found["error"]
@@ -111,4 +109,5 @@ def _counts(found: dict[str, Any]) -> dict[str, int]:
 
 
 def test_every_row_of_the_design_has_cases() -> None:
-    assert {case.row for case in CASES.values()} == set(ROWS)
+    """Also where the dense ones do not run."""
+    assert {case.row for case in CASES.values() if not case.dense} == set(ROWS)

@@ -1,26 +1,33 @@
 """Never a wrong hit: change one thing, and it is a miss or the right answer.
 
-``make test-perturb`` judges all the changes, this some hundred of them, always the same ones.
+``make test-perturb`` judges all the changes, ``make test-all`` some three hundred of them, and
+``make test`` some hundred: always the same ones, and some of each family.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.density import dense
 from tests.support.machines import Machine
 
 pytestmark = pytest.mark.timeout(300)
 
-_COUNT = 300
+
+@pytest.fixture(scope="module")
+def count(pytestconfig: pytest.Config) -> int:
+    return 300 if pytestconfig.getoption("--all") else 100
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def verdicts(count: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     machine = Machine(tmp_path_factory.mktemp("machine"))
-    found: dict[str, Any] = machine.run("tests.perturb.run:part", _COUNT).result
+    found: dict[str, Any] = machine.run("tests.perturb.run:part", count).result
     return found
 
 
@@ -28,9 +35,9 @@ def test_no_change_gets_a_wrong_answer(verdicts: dict[str, Any]) -> None:
     assert verdicts["wrong"] == []
 
 
-def test_enough_could_be_judged(verdicts: dict[str, Any]) -> None:
+def test_enough_could_be_judged(count: int, verdicts: dict[str, Any]) -> None:
     """Some changes mean nothing to torch itself: a transposed tensor in place of a flat one."""
-    assert verdicts["judged"] >= _COUNT * 0.9, verdicts["broken"]
+    assert verdicts["judged"] >= count * 0.9, verdicts["broken"]
 
 
 def test_most_changes_are_misses_and_some_are_right_hits(verdicts: dict[str, Any]) -> None:
@@ -46,39 +53,46 @@ def test_the_suite_can_fail(tmp_path: Path) -> None:
     assert any("sharing: half" in each for each in found["wrong"]), found
 
 
+# What is different about a machine, by name.
+ENVIRONMENTS = {
+    "as it is": {},
+    "processor": {"ATEN_CPU_CAPABILITY": "default"},
+    "compiler": {"CXX": "another-g++"},
+    "tag": {"TORCH_COMPILE_CACHE_KEY_TAG": "another"},
+}
+
+
 @pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def keys_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """The keys that a machine with the named environment makes; each is asked once."""
     root = tmp_path_factory.mktemp("environments")
-    changed = {
-        "as it is": {},
-        "processor": {"ATEN_CPU_CAPABILITY": "default"},
-        "compiler": {"CXX": "another-g++"},
-        "tag": {"TORCH_COMPILE_CACHE_KEY_TAG": "another"},
-    }
-    return {
-        name: Machine(root / name, **environment).run("tests.perturb.cpu:keys_here").result
-        for name, environment in changed.items()
-    }
+
+    @functools.cache
+    def ask(name: str) -> dict[str, Any]:
+        machine = Machine(root / name, **ENVIRONMENTS[name])
+        found: dict[str, Any] = machine.run("tests.perturb.cpu:keys_here").result
+        return found
+
+    return ask
 
 
-def test_another_environment_has_other_keys(environments: dict[str, dict[str, Any]]) -> None:
-    for program in environments["as it is"]["ours"]:
-        keys = [
-            str(environments[name]["ours"][program]) for name in ("as it is", "processor", "tag")
-        ]
-        assert len(set(keys)) == 3, program
+def test_another_environment_has_other_keys(keys_with: Callable[[str], dict[str, Any]]) -> None:
+    found = [keys_with(name)["ours"] for name in ("as it is", "processor", "tag")]
+    for program in found[0]:
+        assert len({str(keys[program]) for keys in found}) == 3, program
 
 
-def test_another_compiler_has_the_same_keys(environments: dict[str, dict[str, Any]]) -> None:
+@dense
+def test_another_compiler_has_the_same_keys(keys_with: Callable[[str], dict[str, Any]]) -> None:
     """A hit does not need it."""
-    assert environments["compiler"]["ours"] == environments["as it is"]["ours"]
+    assert keys_with("compiler")["ours"] == keys_with("as it is")["ours"]
 
 
 def test_torchs_own_key_does_not_tell_processors_apart(
-    environments: dict[str, dict[str, Any]],
+    keys_with: Callable[[str], dict[str, Any]],
 ) -> None:
     """If this fails, torch has learnt it, and ours may let go of it."""
-    here, there = environments["as it is"], environments["processor"]
+    here, there = keys_with("as it is"), keys_with("processor")
     assert here["capability"] != there["capability"]
     assert here["torch's"] == there["torch's"]
-    assert here["torch's"] != environments["tag"]["torch's"]
+    assert here["torch's"] != keys_with("tag")["torch's"]

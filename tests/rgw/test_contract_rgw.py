@@ -1,4 +1,8 @@
-"""S3Store keeps the contract on a real Ceph RADOS Gateway."""
+"""S3Store keeps the contract on a real Ceph RADOS Gateway.
+
+``make test`` has the store as it is by default, ``make test-all`` also one that does in parts all
+but small objects.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from s3cache.errors import AccessDeniedError, MissingContainerError, Preconditio
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
+from tests.support.density import dense
 
 MIB = 1 << 20
 
@@ -25,6 +30,8 @@ pytestmark = pytest.mark.rgw
 
 
 class TestS3OnRGW(StoreContract):
+    taken = ".s3cache-probe"
+
     @pytest.fixture
     async def store(self, rgw_options: S3Options) -> AsyncIterator[Store]:
         store = RetryingStore(S3Store(rgw_options), RETRIES)
@@ -36,9 +43,11 @@ class TestS3OnRGW(StoreContract):
         return RawBucket(rgw_options)
 
 
+@dense
 class TestS3InPartsOnRGW(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 
+    taken = ".s3cache-probe"
     big_bytes = 12 * MIB + 3
     many = 30
 

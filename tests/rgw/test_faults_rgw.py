@@ -22,6 +22,7 @@ import pytest
 from s3cache import Cache, Miss, Reason, Saved, frame
 from s3cache.errors import AccessDeniedError, MissingContainerError
 from s3cache.store import S3Options
+from tests.support.density import dense
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
 from tests.support.worker import entry, key, keys
@@ -314,7 +315,13 @@ def test_what_was_saved_with_wrong_credentials_arrives_with_right_ones(
 # --- size
 
 
-@pytest.mark.parametrize("create", ["auto", "check"], ids=["in one request", "in parts"])
+@pytest.mark.parametrize(
+    "create",
+    [
+        pytest.param("auto", id="in one request", marks=dense),
+        pytest.param("check", id="in parts"),
+    ],
+)
 def test_a_large_entry_is_the_same_on_another_machine(create: str, new_machine: NewMachine) -> None:
     """200 MiB, the largest that shares the upload queue with others; read in ranges."""
     name = key("large")

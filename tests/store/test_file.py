@@ -27,6 +27,7 @@ from s3cache.errors import (
 from s3cache.store import MAX_KEY_BYTES, FileStore, NotAdmitted, ObjectFiles
 from s3cache.store import _file as module
 from s3cache.testing.contract import LONG_KEYS, ODD_KEYS, TWIN_KEYS, legal_keys
+from tests.support.density import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,7 @@ def check_path(empty: ObjectFiles, key: str) -> None:
     assert "".join(names) == "".join(names).lower()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(
     keys=st.sets(
         st.one_of(

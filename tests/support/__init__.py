@@ -1,5 +1,7 @@
 """What more than one folder of tests uses. No test lies here.
 
+* :mod:`~tests.support.density`: how much of each suite runs, and what says so;
+* :mod:`~tests.support.schedule`: which tests share a worker, and who goes first;
 * :mod:`~tests.support.machines`: jobs of the compile cache, each in a process on a fresh machine;
 * :mod:`~tests.support.sites`: a remote with such machines, as a fixture;
 * :mod:`~tests.support.processes`: processes that save and look up until a test kills them,

@@ -18,6 +18,7 @@ from s3cache.errors import NoSpaceError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
+from tests.support.density import examples
 
 MAX_BYTES = 1_000
 MAX_FILES = 12
@@ -244,6 +245,6 @@ class TierMachine(RuleBasedStateMachine):
 
 TestTier = TierMachine.TestCase
 TestTier.settings = settings(
-    max_examples=150,
+    max_examples=examples(1.5),
     stateful_step_count=40,
 )
