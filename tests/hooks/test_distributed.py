@@ -1,4 +1,8 @@
-"""Jobs of several processes start warm: DDP's split graphs, tensor parallelism, sharded modules."""
+"""Jobs of several processes start warm: DDP's split graphs, tensor parallelism, sharded modules.
+
+``make test`` has DDP, plain and with sizes that change; ``make test-all`` every way of training
+with it, and jobs of two ranks under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -7,70 +11,79 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.hooks.distributed import WAYS
+from tests.support.density import cases, dense, selected
+from tests.support.sites import Site
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.sites import Machine, Site
+    from tests.support.sites import Machine
 
 pytestmark = pytest.mark.timeout(400)
 
 
+FEW = ("plain", "sizes that change")
+
+
 @pytest.fixture(scope="module")
-def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The remotes of a machine that has trained with DDP in every way, and what it saw."""
-    from tests.support.sites import Site
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Site, list[dict[str, Any]]]:
+    """A site, and what two of its machines saw that have trained with DDP, one after the other."""
+    site = Site(tmp_path_factory.mktemp("ways"))
+    ways = sorted({"plain", *selected(request, "way")})
+    remotes = f"file://{site.root}/remotes"
+    seen = [
+        site.machine(name).run("distributed:train", remotes, ways) for name in ("first", "second")
+    ]
+    return site, seen
 
-    root = tmp_path_factory.mktemp("ways")
-    seen = Site(root).machine("first").run("distributed:every_way", f"file://{root}/remotes")
-    return root, seen
+
+@pytest.mark.parametrize("way", cases(WAYS, dense_ones=set(WAYS) - set(FEW)))
+def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, Any]]]) -> None:
+    cold, warm = (seen[way] for seen in trained[1])
+    assert cold["saved"] > 1  # DDPOptimizer has split the model
+    assert cold["bypassed"] == 0
+    assert warm["misses"] == {}
+    assert warm["saved"] == 0
+    assert sum(warm["hits"].values()) == cold["saved"]
+    assert warm["inductor"].get("fxgraph_cache_miss", 0) == 0
+    assert warm["seen"] == cold["seen"]
 
 
-def test_ddp_hits_on_every_graph_in_every_way_of_training(
-    ways: tuple[Path, dict[str, Any]],
+def test_sizes_that_change_make_more_graphs(
+    trained: tuple[Site, list[dict[str, Any]]],
 ) -> None:
-    from tests.support.sites import Site
-
-    root, first = ways
-    second = Site(root).machine("second").run("distributed:every_way", f"file://{root}/remotes")
-    del first["stderr"], second["stderr"]
-    for way, cold in first.items():
-        warm = second[way]
-        assert cold["bypassed"] == 0, (way, cold)
-        assert warm["misses"] == {}, (way, warm)
-        assert warm["saved"] == 0, (way, warm)
-        assert sum(warm["hits"].values()) == cold["saved"] > 0, (way, cold, warm)
-        assert warm["inductor"].get("fxgraph_cache_miss", 0) == 0, (way, warm)
-        assert warm["seen"] == cold["seen"], way
-    # Several graphs, each with a first call on fake tensors.
-    assert first["plain"]["saved"] > 1
-    assert first["sizes that change"]["saved"] > first["plain"]["saved"]
+    plain, changing = (trained[1][0][way]["saved"] for way in FEW)
+    assert changing > plain
 
 
+@dense
 def test_buckets_that_hit_and_one_that_misses_train_together(
-    ways: tuple[Path, dict[str, Any]], tmp_path: Path, site: Site
+    trained: tuple[Site, list[dict[str, Any]]], tmp_path: Path, site: Site
 ) -> None:
     """torch compiles backwards last first, and takes their metadata off a list in that order."""
-    root, first = ways
-    (tmp_path / "copies").mkdir()
+    warm, first = trained[0], trained[1][0]["plain"]
     came_to = site.machine("third").run(
-        "distributed:without_each_entry", f"{root}/remotes/plain", f"{tmp_path}/copies"
+        "distributed:without_each_entry", f"{warm.root}/remotes/plain", str(tmp_path / "copies")
     )
     del came_to["stderr"]
     alone = came_to.pop("torch alone")
-    assert len(came_to) == first["plain"]["saved"]
+    assert len(came_to) == first["saved"]
     for index, seen in came_to.items():
         assert seen["misses"] == {"absent": 1}, (index, seen)
         assert seen["saved"] == 1, (index, seen)
-        assert seen["seen"] == first["plain"]["seen"], index
-    assert alone["seen"] == first["plain"]["seen"]
+        assert seen["seen"] == first["seen"], index
+    assert alone["seen"] == first["seen"]
 
 
 def test_check_tells_of_every_graph_that_ddp_splits_off(
-    ways: tuple[Path, dict[str, Any]], site: Site
+    trained: tuple[Site, list[dict[str, Any]]], site: Site
 ) -> None:
     report = site.machine("checking").run("distributed:check")
     assert report["cacheable"], report
-    assert len(report["graphs"]) == ways[1]["plain"]["saved"]
+    assert len(report["graphs"]) == trained[1][0]["plain"]["saved"]
 
 
 def _two_ranks(machine: Machine, kind: str, url: str) -> list[dict[str, Any]]:
@@ -91,6 +104,7 @@ def _two_ranks(machine: Machine, kind: str, url: str) -> list[dict[str, Any]]:
     return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@dense
 @pytest.mark.parametrize("kind", ["ddp", "tp", "fsdp"])
 def test_two_ranks_under_torchrun_hit_on_another_machine(site: Site, kind: str) -> None:
     first = _two_ranks(site.machine("first"), kind, site.url)
