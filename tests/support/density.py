@@ -95,7 +95,8 @@ def pytest_testnodedown(node: WorkerController) -> None:
     left: dict[str, int] = getattr(node, "workeroutput", {}).get("left", {})
     counts = Counter(left)
     if counts:
-        node.config.stash[_LEFT] = counts
+        config: pytest.Config = node.config
+        config.stash[_LEFT] = counts
 
 
 def pytest_terminal_summary(
