@@ -15,22 +15,9 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.density", "tests.support.schedule"]
 
-# Without torch there is still the engine to test: make test-pythons.
-collect_ignore = (
-    []
-    if find_spec("torch")
-    else [
-        "artifact",
-        "examples",
-        "graph",
-        "hooks",
-        "kinds",
-        "models",
-        "opinfo",
-        "perturb",
-        "torch_api",
-    ]
-)
+# Without torch, and mypy, there is still the engine to test: make test-pythons.
+WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_api typing"
+collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,10 @@
 from s3cache.graph._key import Key, key_of, unpicklable_options
 from s3cache.graph._safety import Code, Unsafe, also_safe, unsafe_parts
 from s3cache.graph._stable import Component
+from s3cache.graph._surroundings import FIRST_CALL
 
 __all__ = [
+    "FIRST_CALL",
     "Code",
     "Component",
     "Key",

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-__all__ = ["graph_components", "input_components", "machine_components"]
+__all__ = ["FIRST_CALL", "graph_components", "input_components", "machine_components"]
+
+#: The component of graphs that have to answer their first call with fake tensors, and of no others.
+FIRST_CALL = "compile.first_call"
 
 # -- the machine and the installation
 
@@ -208,7 +211,7 @@ def input_components(inputs: Sequence[object]) -> dict[str, Component]:
         "inputs.sharing": _sharing(inputs),
         "inputs.non_leaf": _non_leaf(inputs),
         "inputs.bounds": _bounds(),
-        "compile.first_call": _first_call(),
+        FIRST_CALL: _first_call(),
     }
     return {name: Component.of_text(text) for name, text in texts.items() if text}
 
@@ -289,8 +292,7 @@ def _first_call() -> str:
 
     What it answers is a part of those entries, and of no others.
     """
-    context = internals.current_tracing_context.get()()
-    return "fake" if context is not None and context.fakify_first_call else ""
+    return "fake" if internals.is_first_call_fake() else ""
 
 
 def _annotations(gm: GraphModule) -> Iterator[tuple[str, object]]:

@@ -1,4 +1,4 @@
-"""The seam at torch's bundling: graphs that will be saved hold their code, and no others do.
+"""The seam at compiles that end in an entry: they are bundled, and what a hit needs beside is kept.
 
 Between a lookup that misses and the save, torch compiles the graph's forward and backward. With
 ``bundled_autograd_cache`` one entry holds a whole graph, and Inductor leaves its own cache of FX
@@ -11,48 +11,74 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from s3cache.hooks._first_calls import Described, UndescribedError, described_outputs
 from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import CompiledGraph, Function, TracingContext
+    from s3cache.torch_api.protocols import (
+        CompiledGraph,
+        FirstCallWrapper,
+        Function,
+        RuntimeMetadata,
+        TracingContext,
+    )
 
 __all__ = ["Bundling"]
+
+# As many keys as there may be between a lookup that misses and the save.
+_REMEMBERED = 1024
 
 
 class Bundling:
     """Which compiles end in an entry; a compile is known by its tracing context."""
 
     def __init__(self) -> None:
-        self._contexts: weakref.WeakSet[TracingContext] = weakref.WeakSet()
+        # DDPOptimizer compiles several graphs in one context, one after the other.
+        self._keys: weakref.WeakKeyDictionary[TracingContext, str] = weakref.WeakKeyDictionary()
+        self._outputs: OrderedDict[str, list[Described] | UndescribedError] = OrderedDict()
 
-    def begin(self) -> None:
-        """The graph that is being traced now will be saved."""
+    def begin(self, key: str) -> None:
+        """The graph that is being traced now will be saved under ``key``."""
         context = internals.current_tracing_context.get()()
         if context is not None:
-            self._contexts.add(context)
+            self._keys[context] = key
+
+    def outputs(self, key: str) -> list[Described] | None:
+        """What the graph answers a fake first call with; ``None`` if nobody asks for one.
+
+        Raises:
+            UndescribedError: it cannot be described.
+        """
+        outputs = self._outputs.get(key)
+        if isinstance(outputs, UndescribedError):
+            raise outputs
+        return outputs
 
     def install(self, patches: Patches) -> None:
         """Have torch bundle where :meth:`begin` was called, as if the option were set."""
         patches.replace(internals.should_bundle, self._or_begun)
         patches.replace(internals.should_bundle_compiled, self._or_begun)
         patches.replace(internals.compile_fx_inner, self._compiler)
+        patches.replace(internals.answer_first_call, self._answerer)
 
-    def _begun(self) -> bool:
-        return internals.current_tracing_context.get()() in self._contexts
+    def _begun(self) -> str | None:
+        context = internals.current_tracing_context.get()()
+        return None if context is None else self._keys.get(context)
 
     def _or_begun(self, asked: Callable[[], bool]) -> Callable[[], bool]:
         def should_bundle_autograd_cache() -> bool:
-            return self._begun() or asked()
+            return self._begun() is not None or asked()
 
         return should_bundle_autograd_cache
 
     def _compiler(self, compile_inner: Function[CompiledGraph]) -> Function[CompiledGraph]:
         def compile_fx_inner(*args: object, **kwargs: object) -> CompiledGraph:
-            if not self._begun():
+            if self._begun() is None:
                 return compile_inner(*args, **kwargs)
             started = time.monotonic_ns()
             with internals.functorch_config.get().patch(bundled_autograd_cache=True):
@@ -62,3 +88,27 @@ class Bundling:
             return graph
 
         return compile_fx_inner
+
+    def _answerer(self, original: Function[object]) -> Function[object]:
+        def post_compile(
+            wrapper: FirstCallWrapper,
+            *args: object,
+            runtime_metadata: RuntimeMetadata,
+            **kwargs: object,
+        ) -> object:
+            function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
+            key = self._begun()
+            if wrapper.needs_post_compile and key is not None:
+                # In the strides that Inductor chose: the original has put them there.
+                self._remember(key, wrapper, runtime_metadata)
+            return function
+
+        return post_compile
+
+    def _remember(self, key: str, wrapper: FirstCallWrapper, metadata: RuntimeMetadata) -> None:
+        try:
+            self._outputs[key] = described_outputs(wrapper.out_metas, metadata)
+        except UndescribedError as exc:
+            self._outputs[key] = exc
+        while len(self._outputs) > _REMEMBERED:
+            self._outputs.popitem(last=False)

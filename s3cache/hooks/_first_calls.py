@@ -1,4 +1,4 @@
-"""The seam at first calls on fake tensors, which DDPOptimizer makes of each graph that it compiles.
+"""First calls on fake tensors, which DDPOptimizer makes of each graph that it compiles.
 
 DDPOptimizer compiles a model as several graphs, one after the other. To learn the layout of what
 the next one gets, it calls each compiled graph once on fake tensors (``fakify_first_call``), and
@@ -12,12 +12,10 @@ have the same names wherever the key is the same.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.errors import CorruptError
-from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -25,16 +23,12 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import (
         AOTResult,
-        FirstCallWrapper,
         Function,
         RuntimeMetadata,
         TracingContext,
     )
 
-__all__ = ["FirstCalls", "UndescribedError", "fake_first_call"]
-
-# As many as there may be keys between a lookup that misses and the save.
-_REMEMBERED = 1024
+__all__ = ["Described", "UndescribedError", "described_outputs", "fake_first_call"]
 
 
 class Described(TypedDict, total=False):
@@ -57,63 +51,10 @@ class UndescribedError(Exception):
     """An output that no description here can stand for."""
 
 
-class FirstCalls:
-    """Descriptions of outputs, from the compile that knows them until the entry is saved."""
-
-    def __init__(self) -> None:
-        self._key: str | None = None
-        self._described: OrderedDict[str, list[Described] | UndescribedError] = OrderedDict()
-
-    def install(self, patches: Patches) -> None:
-        """See what torch answers a first call with."""
-        patches.replace(internals.answer_first_call, self._answerer)
-
-    def expect(self, key: str) -> None:
-        """The graph that is compiled next, on this thread, has ``key``."""
-        context = internals.current_tracing_context.get()()
-        asked = context is not None and context.fakify_first_call
-        self._key = key if asked else None
-
-    def described(self, key: str) -> list[Mapping[str, object]] | None:
-        """The outputs of the graph under ``key``; ``None`` if nobody asked for fake ones.
-
-        Raises:
-            UndescribedError: it has one that cannot be described.
-        """
-        described = self._described.get(key)
-        if isinstance(described, UndescribedError):
-            raise described
-        return None if described is None else [dict(output) for output in described]
-
-    def _answerer(self, original: Function[object]) -> Function[object]:
-        def post_compile(
-            wrapper: FirstCallWrapper,
-            *args: object,
-            runtime_metadata: RuntimeMetadata,
-            **kwargs: object,
-        ) -> object:
-            function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
-            key, self._key = self._key, None
-            if wrapper.needs_post_compile and key is not None:
-                # In the strides that Inductor chose: the original has put them there.
-                self._remember(key, wrapper.out_metas, runtime_metadata)
-            return function
-
-        return post_compile
-
-    def _remember(self, key: str, outputs: Sequence[object], metadata: RuntimeMetadata) -> None:
-        try:
-            self._described[key] = _describe(outputs, metadata)
-        except UndescribedError as exc:
-            self._described[key] = exc
-        while len(self._described) > _REMEMBERED:
-            self._described.popitem(last=False)
-
-
 # -- what there is to say of an output
 
 
-def _describe(outputs: Sequence[object], metadata: RuntimeMetadata) -> list[Described]:
+def described_outputs(outputs: Sequence[object], metadata: RuntimeMetadata) -> list[Described]:
     """Each output as plain data.
 
     Raises:
@@ -183,14 +124,13 @@ def _expression(number: object) -> str:
 
 
 def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] | None) -> None:
-    """Have the callable that ``entry`` is about to become answer its first call as it has to.
+    """Have the callable that ``entry`` is about to become answer its first call with fake outputs.
 
     Raises:
-        CorruptError: it has to be with fake outputs, and they are not described.
+        CorruptError: they are not described.
     """
     context = internals.current_tracing_context.get()()
-    if context is None or not context.fakify_first_call:
-        return
+    assert context is not None
     if described is None:
         raise CorruptError("first_call", "is not there")
     # torch keeps it for the backward of each graph, and asserts that it is there.

@@ -17,7 +17,7 @@ from s3cache.artifact import Artifact
 from s3cache.cache import Engine, Hit, JudgedLookup
 from s3cache.errors import CorruptError
 from s3cache.hooks._bundling import Bundling
-from s3cache.hooks._first_calls import FirstCalls, fake_first_call
+from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
@@ -73,14 +73,12 @@ class LookupSeam:
         keys: KeySeam,
         kernels: Kernels,
         bundling: Bundling,
-        first_calls: FirstCalls,
     ) -> None:
         self._engine = engine
         self._calls = calls
         self._keys = keys
         self._kernels = kernels
         self._bundling = bundling
-        self._first_calls = first_calls
         self._warned = False
 
     def install(self, patches: Patches) -> None:
@@ -102,8 +100,7 @@ class LookupSeam:
                 if lookup.error is not None and self._engine.settings.strict:
                     raise lookup.error
                 if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
-                    self._bundling.begin()
-                    self._first_calls.expect(lookup.key)
+                    self._bundling.begin(lookup.key)
                 return result
 
         return try_load
@@ -182,7 +179,8 @@ class LookupSeam:
             hit = candidate[1]
             try:
                 with _undone_if_it_fails(), self._kernels.only(Artifact.kernels_of(hit.entry)):
-                    fake_first_call(entry, Artifact.first_call_of(hit.entry))
+                    if internals.is_first_call_fake():
+                        fake_first_call(entry, Artifact.first_call_of(hit.entry))
                     function = original(entry, *args, **kwargs)
             except Exception as exc:
                 lookup.reject(hit, exc)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from s3cache.artifact import Artifact, check_image, describe
 from s3cache.cache import Engine, Saved
 from s3cache.errors import CorruptError
-from s3cache.graph import Code
-from s3cache.hooks._first_calls import FirstCalls, UndescribedError
+from s3cache.graph import FIRST_CALL, Code
+from s3cache.hooks._bundling import Bundling
+from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
@@ -57,13 +58,13 @@ class SaveSeam:
         calls: CacheCalls,
         keys: KeySeam,
         kernels: Kernels,
-        first_calls: FirstCalls,
+        bundling: Bundling,
     ) -> None:
         self._engine = engine
         self._calls = calls
         self._keys = keys
         self._kernels = kernels
-        self._first_calls = first_calls
+        self._bundling = bundling
         self._warned = False
 
     def install(self, patches: Patches) -> None:
@@ -128,6 +129,10 @@ class SaveSeam:
 
     def _artifact(self, key: str, entry: AOTResult, content: bytes) -> Artifact:
         kernels = self._kernel_images(entry)
+        components = self._keys.components(key)
+        first_call = self._bundling.outputs(key)
+        if FIRST_CALL in components and first_call is None:
+            raise UndescribedError("torch has not said what its first call returns")
         return Artifact(
             entry=content,
             kernels=kernels,
@@ -136,11 +141,10 @@ class SaveSeam:
             backward_ns=int(entry.backward_time_taken_ns),
             runtime=describe(entry),
             components={
-                name: [component.digest, component.value]
-                for name, component in self._keys.components(key).items()
+                name: [component.digest, component.value] for name, component in components.items()
             },
             made_by=_maker(compiled=bool(kernels)),
-            first_call=self._first_calls.described(key),
+            first_call=first_call,
         )
 
     def _kernel_images(self, entry: AOTResult) -> dict[str, Buffer]:

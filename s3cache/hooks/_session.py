@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from s3cache.cache import Cache, Engine, cache_over
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._check import Report, checked
-from s3cache.hooks._first_calls import FirstCalls
 from s3cache.hooks._importing import when_imported
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
@@ -64,11 +63,10 @@ class Session:
     def _install_seams(self) -> None:
         """In the order in which torch calls them."""
         calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
-        first_calls = FirstCalls()
         keys = KeySeam(registry, calls)
-        lookups = LookupSeam(self._engine, calls, keys, kernels, bundling, first_calls)
-        saves = SaveSeam(self._engine, calls, keys, kernels, first_calls)
-        for seam in (keys, lookups, kernels, bundling, first_calls, saves):
+        lookups = LookupSeam(self._engine, calls, keys, kernels, bundling)
+        saves = SaveSeam(self._engine, calls, keys, kernels, bundling)
+        for seam in (keys, lookups, kernels, bundling, saves):
             seam.install(self._patches)
 
     def close(self) -> None:

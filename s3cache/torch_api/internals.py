@@ -422,6 +422,12 @@ Shape(_FAKIFIED, FirstCallWrapper)
 Shape("torch._dynamo.backends.distributed:DDPOptimizerContext", SplitByDDP)
 
 
+def is_first_call_fake() -> bool:
+    """Whether the graph that is compiled now is to answer its first call with fake tensors."""
+    context = current_tracing_context.get()()
+    return context is not None and context.fakify_first_call
+
+
 @contextlib.contextmanager
 def first_calls_unasked() -> Iterator[None]:
     """While the block runs, torch does not know that first calls are to be on fake tensors."""

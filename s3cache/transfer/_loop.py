@@ -37,6 +37,21 @@ _CANCEL_AGAIN_S = 0.1
 logger = logging.getLogger("s3cache")
 
 
+class _Workers(concurrent.futures.ThreadPoolExecutor):
+    """Threads for files and name lookups, which still serve when no more can be started.
+
+    From Python 3.12 none can once the interpreter exits, which is when the last uploads are waited
+    for. What comes then waits for a thread that is there; the loop starts the first one early.
+    """
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not getattr(self, "_threads", ()):
+                raise
+
+
 class BackgroundLoop:
     """An asyncio event loop on a daemon thread, started by the first call that needs it.
 
@@ -50,7 +65,7 @@ class BackgroundLoop:
         self._mutex = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="s3cache")
+        self._executor = _Workers(thread_name_prefix="s3cache")
         self._stopped = False
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
@@ -107,17 +122,25 @@ class BackgroundLoop:
         if self._loop is None:
             loop = new_event_loop()
             loop.set_default_executor(self._executor)
-            thread = threading.Thread(target=_run, args=(loop,), name="s3cache", daemon=True)
+            ready = threading.Event()
+            thread = threading.Thread(
+                target=_run, args=(loop, self._executor, ready), name="s3cache", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError as exc:  # no more threads, or none so late
                 loop.close()
                 raise ClosedError(f"the background thread cannot be started: {exc}") from exc
+            ready.wait()  # else the program may end, and the interpreter refuse the first worker
             self._loop, self._thread = loop, thread
         return self._loop
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop, workers: _Workers, ready: threading.Event) -> None:
+    # From this thread, a daemon: the worker is then one too, and no exit waits for it.
+    with contextlib.suppress(RuntimeError):  # so late that there is none
+        workers.submit(bool)
+    ready.set()
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

@@ -174,9 +174,10 @@ def timeout(url: str) -> dict[str, Any]:
     logging.getLogger("s3cache").addHandler(Handler())
     logging.getLogger("s3cache").setLevel(logging.INFO)
     added: list[float] = []
-    c10d: Any = dist.distributed_c10d
+    collectives: Any = dist
+    c10d = collectives.distributed_c10d
     c10d._add_ephemeral_timeout_for_all_pgs = lambda each: added.append(each.total_seconds())
-    dist.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=collectives.HashStore(), rank=0, world_size=1)
     found = train(url)
     dist.destroy_process_group()
     s3cache.disable()

@@ -76,4 +76,4 @@ def compile_noted(url: str) -> dict[str, Any]:
     with s3cache.enabled(url) as cache:
         result = torch.compile(lambda x: x * 2 + 1)(Noted(torch.ones(4), Note("a")))
         cache.flush()
-        return {**account(cache), "result": result.inner.tolist(), "note": result.note.name}
+        return {**account(cache), "result": result.wrapped.tolist(), "note": result.note.name}

@@ -37,11 +37,11 @@ def test_a_process_has_one() -> None:
     assert background() is background()
 
 
-def test_its_thread_starts_with_the_first_call(loop: BackgroundLoop) -> None:
+def test_its_thread_and_a_worker_start_with_the_first_call(loop: BackgroundLoop) -> None:
     before = threading.active_count()
     assert loop.wait(_name_of_thread(), 10) == "s3cache"
     assert loop.wait(_name_of_thread(), 10) == "s3cache"
-    assert threading.active_count() == before + 1
+    assert threading.active_count() == before + 2
 
 
 def test_waiting_has_an_end_and_ends_the_work(loop: BackgroundLoop) -> None:
@@ -125,6 +125,25 @@ def test_without_threads_there_is_an_error_and_later_a_loop(
         with pytest.raises(ClosedError, match="can't start new thread"):
             loop.submit(_for_ever())
     assert loop.wait(_name_of_thread(), 10) == "s3cache"
+
+
+def test_where_no_more_threads_start_the_one_that_is_there_does_the_work(
+    loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is while the interpreter exits, from Python 3.12."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    async def on_threads() -> list[str]:
+        return await asyncio.gather(
+            *(asyncio.to_thread(lambda: threading.current_thread().name) for _ in range(4))
+        )
+
+    loop.wait(_name_of_thread(), 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert loop.wait(on_threads(), 10) == ["s3cache_0"] * 4
 
 
 def test_at_exit_closers_run_while_the_loop_does_and_nothing_is_printed() -> None:
