@@ -17,7 +17,7 @@ from tests.support.density import dense
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# Four jobs that each import torch; the example of a warm start in CI makes do with two.
+# Four jobs that each import torch, one of which compiles.
 @dense
 @pytest.mark.timeout(240)
 def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:

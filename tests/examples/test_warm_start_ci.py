@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.density import dense
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "warm_start_ci"
 # What its pyproject asks for is pytest alone; ours has plugins.
@@ -33,6 +35,8 @@ def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+# Compiles, and hits elsewhere, as tests/models does in every run.
+@dense
 @pytest.mark.timeout(600)
 def test_its_tests_pass(project: Path) -> None:
     done = run_tests(project)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.route import routes
+from tests.support.density import dense
 
 pytestmark = pytest.mark.timeout(180)
 
 
+@dense
 def test_a_hit_and_a_miss_run_through_few_files() -> None:
     """What a reader opens who follows one; ``make route`` prints them."""
     found = routes()

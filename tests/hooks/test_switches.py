@@ -47,6 +47,7 @@ def test_each_switch(site: Site) -> None:
     assert found["moved"]["after"] == {"local": 2, "remote": 0}
 
 
+@dense
 def test_artifacts_hold_what_was_hit_and_what_is_loaded_is_used(site: Site, tmp_path: Path) -> None:
     """``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts``."""
     path = str(tmp_path / "artifacts")

@@ -170,7 +170,7 @@ def storage_released(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("inputs", shows=_any(mutates_storage_metadata=True))
+@case("inputs", shows=_any(mutates_storage_metadata=True), dense=True)
 def storage_exchanged(compile_it: Compile) -> Any:
     import torch
 

@@ -128,7 +128,7 @@ def graph_breaks(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("paths", graphs=2)
+@case("paths", graphs=2, dense=True)
 def recompiles(compile_it: Compile) -> Any:
     """A flag of the program, and then a dtype, make a graph of their own each."""
     import torch

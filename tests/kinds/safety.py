@@ -293,7 +293,7 @@ def caches_off(compile_it: Compile) -> Any:
     return x, found
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("fx-graph-cache-off",))
+@case("safety", graphs=0, bypassed=1, reasons=("fx-graph-cache-off",), dense=True)
 def fx_graph_cache_off(compile_it: Compile) -> Any:
     import torch
 

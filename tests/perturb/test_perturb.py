@@ -1,7 +1,7 @@
 """Never a wrong hit: change one thing, and it is a miss or the right answer.
 
 ``make test-perturb`` judges all the changes, ``make test-all`` some three hundred of them, and
-``make test`` some hundred: always the same ones, and some of each family.
+``make test`` sixty and more: always the same ones, and some of each family.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def count(pytestconfig: pytest.Config) -> int:
-    return 300 if pytestconfig.getoption("--all") else 100
+    return 300 if pytestconfig.getoption("--all") else 60
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,7 @@ def test_most_changes_are_misses_and_some_are_right_hits(verdicts: dict[str, Any
     assert verdicts["right"]
 
 
+@dense
 def test_the_suite_can_fail(tmp_path: Path) -> None:
     """With torch's own key, inputs that overlap get the answer for inputs that do not."""
     found = Machine(tmp_path).run("tests.perturb.run:with_torchs_own_key").result

@@ -85,8 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell the process that writes the report, which collects nothing itself."""
+    left = session.config.stash[_LEFT]
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["left"] = dict(session.config.stash[_LEFT])
+        output["left"] = dict(left)
 
 
 @pytest.hookimpl(optionalhook=True)

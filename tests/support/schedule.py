@@ -1,8 +1,8 @@
 """How pytest-xdist shares the tests out: file by file, those that may take longest first.
 
-Tests of a file share what is costly to make, so a file stays together. So does all of tests/hooks,
-whose files share an entry that takes long to compile, and whatever uses the gateway: some of those
-tests kill it.
+Tests of a file share what is costly to make, so a file stays together. So do the folders whose
+tests share an entry that takes long to compile, and whatever uses the gateway: some of those tests
+kill it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_TOGETHER = ("rgw", "tests/hooks/")
+_TOGETHER = {"rgw": "rgw", "tests/hooks/": "written", "tests/artifact/": "written"}
 
 
 class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return next((word for word in _TOGETHER if word in file), file)
+        return next((name for part, name in _TOGETHER.items() if part in file), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
