@@ -67,7 +67,7 @@ test-all: $(READY) ## every suite with all its cases; 15 minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests --all $(SHARED) $(ARGS)
 
 UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/transfer
-test-fast: $(READY) ## unit and contract tests only: no server, no compiler; TIME-FAST
+test-fast: $(READY) ## unit and contract tests only: no server, no compiler; 1 minute
 	$(PYTEST) $(UNIT) $(SHARED) $(ARGS)
 
 BUSY = $(UNIT) tests/faults

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -44,6 +45,10 @@ faults = st.sampled_from(
 )
 
 Name = tuple[str, str]  # key and variant
+
+
+# Uploads that fail pause for seconds, and a run may draw many of them.
+pytestmark = pytest.mark.timeout(300)
 
 
 class CacheMachine(RuleBasedStateMachine):
