@@ -55,7 +55,7 @@ def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
         from s3cache import _forks
         _forks.PATIENCE_S = 600.0
         async def for_ever(): await asyncio.Event().wait()
-        background().submit(for_ever())
+        running = background().submit(for_ever())  # nobody else holds it
         loop = _forks.new_event_loop()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()

@@ -82,10 +82,16 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
+_WRITTEN = pytest.StashKey[dict[str, tuple[Site, Any]]]()
+
+
 @pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Site, Any]]:
+def written(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Site, Any]]:
     """The site on which a job of ``jobs`` ran first, and what it returned; made once each."""
-    made: dict[str, tuple[Site, Any]] = {}
+    # Not a variable of the fixture, of which each folder that imports it has one of its own.
+    made = pytestconfig.stash.setdefault(_WRITTEN, {})
 
     def run(job: str, **environment: str) -> tuple[Site, Any]:
         if job not in made:

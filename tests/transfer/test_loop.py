@@ -216,7 +216,7 @@ def test_a_forked_child_has_its_own() -> None:
         def main(): return background().wait(where(), 10)
         main()
         inherited = background()
-        background().submit(for_ever())
+        running = background().submit(for_ever())  # nobody else holds it
         # Somebody holds every lock there is at the moment of the fork.
         import s3cache.transfer._loop as module
         from tests.support.locks import locks_of
