@@ -155,7 +155,7 @@ def test_at_exit_closers_run_while_the_loop_does_and_nothing_is_printed() -> Non
             finally: print("cancelled")
         before_exit(lambda: print(background().wait(answer(), 5)))
         forget = before_exit(lambda: print("not this one")); forget()
-        for _ in range(3): background().submit(for_ever())
+        running = [background().submit(for_ever()) for _ in range(3)]  # nobody else holds them
         background().wait(answer(), 5)
         """
     )
