@@ -60,7 +60,7 @@ SHARED = -n $(WORKERS) --durations=15
 
 # Each suite says in its own words which cases it leaves to test-all; what has been left is printed
 # in the end. Tests that need Ceph RGW skip where it can neither be found nor installed.
-test: $(READY) ## every suite with a part of its cases, some of each kind; 6 minutes
+test: $(READY) ## every suite with a part of its cases, some of each kind; 7 minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(ARGS)
 
 test-all: $(READY) ## every suite with all its cases; 15 minutes

@@ -146,7 +146,7 @@ class Kernels:
 
 
 class _Thread(threading.local):
-    """What this thread is about."""
+    """What this thread may load, and what it is loading."""
 
     def __init__(self) -> None:
         self.offered: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt
