@@ -1,0 +1,111 @@
+"""What a graph answers a first call on fake tensors with: described, saved, and made again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from s3cache.errors import CorruptError
+from s3cache.hooks._first_calls import UndescribedError, described_outputs, fake_first_call
+
+
+def metadata(**changes: Any) -> Any:
+    plain: dict[str, Any] = {
+        "tokens": {},
+        "is_rng_op_functionalized": False,
+        "subclass_inp_meta": (),
+        "subclass_fw_graph_out_meta": (),
+        "num_forward": 9,
+    }
+    return SimpleNamespace(**{**plain, **changes})
+
+
+@pytest.fixture
+def mode() -> FakeTensorMode:
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def answered(mode: FakeTensorMode, described: Any) -> list[Any]:
+    """What the first call of an entry with this description returns; the second is the real one."""
+    real = object()
+    half = SimpleNamespace(post_compile=lambda: lambda inputs: real)
+    entry = cast("Any", SimpleNamespace(compiled_fw=half, runtime_metadata=metadata()))
+    context = TracingContext(mode)
+    with tracing(context):
+        fake_first_call(entry, described)
+    assert context.fw_metadata is entry.runtime_metadata
+    function = half.post_compile()
+    outputs = function([])
+    assert function([]) is real
+    return cast("list[Any]", outputs)
+
+
+def test_outputs_are_made_again_as_they_were(mode: FakeTensorMode) -> None:
+    with mode:
+        tensor = torch.empty_strided((4, 3), (1, 4), dtype=torch.bfloat16)
+    first, nothing, number, again = answered(
+        mode, described_outputs([tensor, None, 7, tensor], metadata())
+    )
+    assert (first.shape, first.stride()) == (tensor.shape, (1, 4))
+    assert (first.dtype, first.device, first.requires_grad) == (
+        torch.bfloat16,
+        tensor.device,
+        False,
+    )
+    assert first.fake_mode is mode
+    assert nothing is None
+    assert number == 7
+    assert again is first
+
+
+def test_what_cannot_be_described_is_refused(mode: FakeTensorMode) -> None:
+    with mode:
+        base = torch.empty(4, 3)
+        refused: list[tuple[list[Any], Any]] = [
+            ([base, base.t()], metadata()),
+            ([base[1:]], metadata()),
+            ([torch.empty(2, dtype=torch.complex64).conj()], metadata()),
+            ([torch.nn.Parameter(torch.empty(2)).to_sparse()], metadata()),
+            ([1.5], metadata()),
+            ([base], metadata(tokens={"print": 1})),
+            ([base], metadata(is_rng_op_functionalized=True)),
+            ([base], metadata(subclass_inp_meta=(object(),))),
+        ]
+    for outputs, about in refused:
+        with pytest.raises(UndescribedError):
+            described_outputs(outputs, about)
+
+
+def test_views_that_only_the_backward_sees_are_no_matter(mode: FakeTensorMode) -> None:
+    with mode:
+        base = torch.empty(4, 3)
+    assert len(described_outputs([base, base.t()], metadata(num_forward=1))) == 2
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        None,
+        [{"same": 3}],
+        [{"number": "s999"}],
+        [{"size": ["2"]}],
+        [
+            {
+                "size": ["2"],
+                "stride": ["1"],
+                "dtype": "load",
+                "device": "cpu",
+                "requires_grad": False,
+            }
+        ],
+    ],
+)
+def test_a_description_that_is_none_is_a_bad_entry(mode: FakeTensorMode, described: Any) -> None:
+    with pytest.raises(CorruptError):
+        answered(mode, described)
