@@ -20,6 +20,8 @@ __all__ = [
     "Counters",
     "Histogram",
     "HistogramSnapshot",
+    "Level",
+    "LevelStats",
     "Listener",
     "Listeners",
     "Meter",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 TierName: TypeAlias = Literal["local", "remote"]
+#: Whole graphs, as AOTAutograd has them; and what Inductor makes of a forward or backward of one.
+Level: TypeAlias = Literal["aot", "fx"]
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 
@@ -222,8 +226,32 @@ class Listeners:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelStats:
+    """What became of lookups at the second level, which is asked where the first cannot serve.
+
+    Attributes:
+        hits: lookups that hit, by tier.
+        misses: lookups that missed, by reason.
+        saved: entries accepted.
+        superseded: how many of those were taken back unshared, for an entry of the whole graph.
+        bypassed: graphs that were not looked up because they cannot be cached here either.
+        bypass_reasons: how many of them for which reason; a graph may have several.
+    """
+
+    hits: Mapping[TierName, int] = field(default_factory=dict)
+    misses: Mapping[Reason, int] = field(default_factory=dict)
+    saved: int = 0
+    superseded: int = 0
+    bypassed: int = 0
+    bypass_reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats:
     """Counts since the cache was opened (in a forked child: since the fork).
+
+    Lookups and saves are those of whole graphs; ``fx`` has those of the second level. What is
+    transferred is counted together.
 
     Attributes:
         hits: lookups that hit, by the tier that had the entry.
@@ -243,6 +271,7 @@ class CacheStats:
         breaker: state of the circuit breaker before the remote: ``closed``, ``open``,
             ``half-open``; ``none`` without a remote.
         remote: requests to the remote store by verb, single attempts.
+        fx: the second level, Inductor's FX graphs.
     """
 
     hits: Mapping[TierName, int]
@@ -267,6 +296,7 @@ class CacheStats:
     pending: int = 0
     breaker: str = "none"
     remote: Mapping[Verb, VerbStats] = field(default_factory=dict)
+    fx: LevelStats = field(default_factory=LevelStats)
 
     @property
     def lookups(self) -> int:
@@ -326,8 +356,27 @@ class Counters:
     def upload_failed(self) -> None:
         self._add(("upload_failures", None, 1))
 
+    def superseded(self) -> None:
+        self._add(("superseded", None, 1))
+
     def set_aside(self, tier: TierName) -> None:
         self._add(("set_aside", tier, 1))
+
+    def level(self) -> LevelStats:
+        """The lookups and saves alone."""
+        counts = _Counts(self._copied())
+        return LevelStats(
+            hits=counts.by_tier("hits"),
+            misses=counts.by_reason("misses"),
+            saved=counts.total("saved"),
+            superseded=counts.total("superseded"),
+            bypassed=counts.total("bypassed"),
+            bypass_reasons=counts.by_label("bypass_reasons"),
+        )
+
+    def _copied(self) -> Counter[tuple[str, object]]:
+        with self._mutex:
+            return Counter(self._counts)
 
     def snapshot(
         self,
@@ -336,51 +385,58 @@ class Counters:
         pending: int,
         breaker: str,
         remote: Mapping[Verb, VerbStats],
+        fx: LevelStats,
     ) -> CacheStats:
-        with self._mutex:
-            counts = Counter(self._counts)
-            time_saved_s = self._time_saved_s
-
-        def total(name: str) -> int:
-            return counts[name, None]
-
-        tiers: tuple[TierName, ...] = ("local", "remote")
-
-        def by_tier(name: str) -> Mapping[TierName, int]:
-            return MappingProxyType({tier: counts[name, tier] for tier in tiers})
-
-        def by_reason(name: str) -> Mapping[Reason, int]:
-            by_reason = {reason: counts[name, reason] for reason in Reason}
-            return MappingProxyType({reason: count for reason, count in by_reason.items() if count})
-
-        bypasses = {
-            str(label): count for (name, label), count in counts.items() if name == "bypass_reasons"
-        }
+        counts = _Counts(self._copied())
         return CacheStats(
-            hits=by_tier("hits"),
-            misses=by_reason("misses"),
-            saved=total("saved"),
-            not_saved=by_reason("not_saved"),
-            uploaded=total("uploaded"),
-            upload_failures=total("upload_failures"),
-            downloaded=total("downloaded"),
-            hit_bytes=by_tier("hit_bytes"),
-            saved_bytes=total("saved_bytes"),
-            uploaded_bytes=total("uploaded_bytes"),
-            downloaded_bytes=total("downloaded_bytes"),
+            hits=counts.by_tier("hits"),
+            misses=counts.by_reason("misses"),
+            saved=counts.total("saved"),
+            not_saved=counts.by_reason("not_saved"),
+            uploaded=counts.total("uploaded"),
+            upload_failures=counts.total("upload_failures"),
+            downloaded=counts.total("downloaded"),
+            hit_bytes=counts.by_tier("hit_bytes"),
+            saved_bytes=counts.total("saved_bytes"),
+            uploaded_bytes=counts.total("uploaded_bytes"),
+            downloaded_bytes=counts.total("downloaded_bytes"),
             hit_latency=MappingProxyType(
                 {tier: histogram.snapshot() for tier, histogram in self._hit_latency.items()}
             ),
             miss_latency=self._miss_latency.snapshot(),
             save_latency=self._save_latency.snapshot(),
-            set_aside=by_tier("set_aside"),
-            bypassed=total("bypassed"),
-            bypass_reasons=MappingProxyType(bypasses),
-            time_saved_s=time_saved_s,
+            set_aside=counts.by_tier("set_aside"),
+            bypassed=counts.total("bypassed"),
+            bypass_reasons=counts.by_label("bypass_reasons"),
+            time_saved_s=self._time_saved_s,
             local=local,
             pending=pending,
             breaker=breaker,
             remote=remote,
+            fx=fx,
+        )
+
+
+class _Counts:
+    """One moment's counts, as they are shown."""
+
+    def __init__(self, counts: Counter[tuple[str, object]]) -> None:
+        self._counts = counts
+
+    def total(self, name: str) -> int:
+        return self._counts[name, None]
+
+    def by_tier(self, name: str) -> Mapping[TierName, int]:
+        tiers: tuple[TierName, ...] = ("local", "remote")
+        return MappingProxyType({tier: self._counts[name, tier] for tier in tiers})
+
+    def by_reason(self, name: str) -> Mapping[Reason, int]:
+        found = {reason: self._counts[name, reason] for reason in Reason}
+        return MappingProxyType({reason: count for reason, count in found.items() if count})
+
+    def by_label(self, name: str) -> Mapping[str, int]:
+        return MappingProxyType(
+            {str(label): count for (each, label), count in self._counts.items() if each == name}
         )
 
 

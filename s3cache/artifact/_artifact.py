@@ -1,15 +1,17 @@
 """One compiled graph as a frame.
 
-Sections of a frame of kind ``aot``::
+Sections of a frame of kind ``aot``, a whole graph, or ``fx``, what Inductor made of one half::
 
-    entry            torch's own AOTAutograd result (pickle): compiled forward and backward with
-                     their source, runtime metadata, wrappers, backward module, Triton bundles
+    entry            of ``aot``: torch's own AOTAutograd result (pickle): compiled forward and
+                     backward with their source, runtime metadata, wrappers, backward module,
+                     Triton bundles; of ``fx``: torch's own compiled FX graph (pickle)
     kernel/<id>      shared library of one native kernel that the compiled code loads
 
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
-entry does to inputs and outputs, as plain data), ``components`` (name to [digest, readable value]
-of the key), ``made_by`` (torch, compiler and platform, for people); of a graph whose first call is
-on fake tensors also ``first_call`` (its outputs, see ``hooks/_first_calls.py``).
+entry does to inputs and outputs, as plain data; nothing for ``fx``), ``components`` (name to
+[digest, readable value] of the key), ``made_by`` (torch, compiler and platform, for people); of a
+graph whose first call is on fake tensors also ``first_call`` (its outputs, see
+``hooks/_first_calls.py``).
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from dataclasses import dataclass, field
 from s3cache import frame
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame
+from s3cache.stats import Level
 from s3cache.store import Buffer
 
-__all__ = ["KIND", "SCHEMA", "Artifact", "check_image"]
+__all__ = ["SCHEMA", "Artifact", "check_image", "variant_of"]
 
-KIND = "aot"
 SCHEMA = 1
 _ENTRY = "entry"
 _KERNEL = "kernel/"
@@ -38,6 +40,7 @@ class Artifact:
     """What there is to save of a compiled graph.
 
     Attributes:
+        kind: the level of torch's caches that it is for.
         entry: torch's pickled result.
         kernels: images of shared libraries by kernel id.
         guards: expression over the graph's symbolic inputs that must hold for a hit.
@@ -46,6 +49,7 @@ class Artifact:
         first_call: the outputs of a graph that has to answer its first call with fake ones.
     """
 
+    kind: Level
     entry: Buffer
     kernels: Mapping[str, Buffer]
     guards: str | None = None
@@ -58,13 +62,13 @@ class Artifact:
 
     @property
     def variant(self) -> str:
-        """Tells entries under one key apart: those with equal guards are interchangeable."""
-        return hashlib.sha256(self.guards.encode()).hexdigest()[:32] if self.guards else ""
+        """See :func:`variant_of`."""
+        return variant_of(self.guards)
 
     def encode(self, key: str) -> bytes:
         """This artifact as a frame under ``key``."""
         return frame.encode(
-            kind=KIND,
+            kind=self.kind,
             key=key,
             variant=self.variant,
             schema=SCHEMA,
@@ -83,16 +87,17 @@ class Artifact:
         )
 
     @staticmethod
-    def entry_of(entry: Frame) -> Buffer:
-        """The pickled result in a verified frame.
+    def entry_of(entry: Frame, kind: Level) -> Buffer:
+        """The pickled result in a verified frame of that kind.
 
         Raises:
             CorruptError: the frame is of another kind or schema, or lacks the section.
         """
         header = entry.header
-        if (header.kind, header.schema) != (KIND, SCHEMA) or _ENTRY not in entry.names:
+        if (header.kind, header.schema) != (kind, SCHEMA) or _ENTRY not in entry.names:
             raise CorruptError(
-                "frame", f"is no compiled graph of schema {SCHEMA}: {header.kind} {header.schema}"
+                "frame",
+                f"is no compiled graph ({kind}) of schema {SCHEMA}: {header.kind} {header.schema}",
             )
         return entry.section(_ENTRY)
 
@@ -120,6 +125,11 @@ class Artifact:
         ):
             raise CorruptError("first_call", "describes no outputs")
         return described
+
+
+def variant_of(guards: str | None) -> str:
+    """Tells entries under one key apart: those with equal guards are interchangeable."""
+    return hashlib.sha256(guards.encode()).hexdigest()[:32] if guards else ""
 
 
 def check_image(image: Buffer) -> None:

@@ -19,7 +19,7 @@ from s3cache.cache._results import Hit, Miss, NotSaved, Saved
 from s3cache.errors import ConfigError, StoreError
 from s3cache.frame import Frame
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
-from s3cache.stats import CacheStats, Counters, Listener, Listeners, Reason
+from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, Reason
 from s3cache.store import Buffer, Store, open_store, store_identity
 from s3cache.tier import DiskTier, RemoteTier, RestingDisk
 from s3cache.transfer import FlushReport, Prefetch, before_exit
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 logger = logging.getLogger("s3cache")
+
+# How long an entry that another may supersede is kept from being uploaded: a training step that
+# compiles a forward pass comes to its backward within that time, or it never does.
+_PROVISIONAL_S = 60.0
 
 
 class Engine:
@@ -91,6 +95,8 @@ class Engine:
         """Make everything that belongs to one process."""
         self._mutex = threading.Lock()
         self._counters = Counters()
+        self._fx_counters = Counters()
+        self._provisional: set[str] = set()  # names saved here, and not superseded
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
@@ -108,8 +114,8 @@ class Engine:
 
     # -- looking up
 
-    def judged(self, key: str) -> JudgedLookup:
-        """The entries under ``key``, for the caller to judge one by one.
+    def judged(self, key: str, level: Level = "aot") -> JudgedLookup:
+        """The entries under ``key``, for the caller to judge one by one; counted for ``level``.
 
         Raises:
             ConfigError: ``key`` is not legal.
@@ -125,7 +131,7 @@ class Engine:
             disk=self._disk,
             remote=self._remote_now,
             set_aside=self.reject,
-            counters=self._counters,
+            counters=self._counters_of(level),
             problems=self._problems,
             timeout_s=self.settings.lookup_timeout_s,
         )
@@ -170,29 +176,58 @@ class Engine:
 
     # -- saving
 
-    def save(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved:
-        """Keep ``entry`` and share it; see :meth:`s3cache.Cache.save`."""
+    def save(
+        self, key: str, entry: Frame | Buffer, *, level: Level = "aot", provisional: bool = False
+    ) -> Saved | NotSaved:
+        """Keep ``entry`` and share it; see :meth:`s3cache.Cache.save`.
+
+        Args:
+            level: which one it is counted for.
+            provisional: upload it in a minute, or with the next flush or at the exit, so that
+                :meth:`supersede` may take it back before.
+        """
+        counters = self._counters_of(level)
         if not isinstance(entry, Frame):
             entry = frame.decode(entry)
         entries.check_entry(key, entry)
         started = time.perf_counter()
         result: Saved | NotSaved
         try:
-            result = self._save(entry)
+            result = self._save(entry, provisional=provisional)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             result = NotSaved(reason_for(exc), 0.0, exc)
             if not self.settings.strict:
                 self._problems.warn("save", "an entry could not be saved", exc)
         result = replace(result, elapsed_s=time.perf_counter() - started)
         if isinstance(result, Saved):
-            self._counters.saved(entry.size, result.elapsed_s)
+            counters.saved(entry.size, result.elapsed_s)
             return result
-        self._counters.not_saved(result.reason, result.elapsed_s)
+        counters.not_saved(result.reason, result.elapsed_s)
         if self.settings.strict and result.error is not None:
             raise result.error
         return result
 
-    def _save(self, entry: Frame) -> Saved | NotSaved:
+    def supersede(self, key: str, variant: str) -> None:
+        """Take back what was saved provisionally under ``key``, unless it is on its way already.
+
+        A better entry has taken its place, and nobody needs both.
+        """
+        name = entries.variant_name(key, variant)
+        if name not in self._provisional:
+            return
+        self._provisional.discard(name)
+        try:
+            if self._remote is not None:
+                taken_back = self._remote.uploads.take_back(name)
+            else:
+                taken_back = self._disk.remove(name)
+        except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
+            self._problems.met("local", "an entry that is not needed cannot be removed", exc)
+        else:
+            if taken_back:
+                self._fx_counters.superseded()
+
+    def _save(self, entry: Frame, *, provisional: bool) -> Saved | NotSaved:
         if self._closed or self.settings.mode in ("off", "read-only"):
             return NotSaved(Reason.DISABLED, 0.0)
         name = entries.variant_name(entry.header.key, entry.header.variant)
@@ -203,21 +238,30 @@ class Engine:
         except Exception as exc:  # noqa: BLE001 - it may be opened later, or by a later process
             error = exc
             self._problems.met("remote", "the remote cannot be opened", exc)
-        if self._kept_on_disk(remote, name, entry):
+        if provisional:
+            self._provisional.add(name)
+        if self._kept_on_disk(remote, name, entry, provisional=provisional):
             return Saved(True, 0.0)
         if remote is not None:
-            remote.uploads.put_in_memory(name, entry.data)
+            if provisional and self._disk.tier is None:
+                remote.uploads.hold_back(name, entry.data, _PROVISIONAL_S)
+            else:
+                remote.uploads.put_in_memory(name, entry.data)
             return Saved(False, 0.0)
         error = error or self._disk.error
         return NotSaved(Reason.DISABLED if error is None else reason_for(error), 0.0, error)
 
-    def _kept_on_disk(self, remote: RemoteTier | None, name: str, entry: Frame) -> bool:
+    def _kept_on_disk(
+        self, remote: RemoteTier | None, name: str, entry: Frame, *, provisional: bool
+    ) -> bool:
         """Whether the entry is on the disk now, on record if it is still to be uploaded."""
         tier = self._disk.writable
         if tier is None:
             return False
         try:
-            if remote is not None:
+            if remote is not None and provisional:
+                remote.uploads.hold_back(name, entry.data, _PROVISIONAL_S)
+            elif remote is not None:
                 remote.uploads.put(name, entry.data)
             elif self._open_remote is not None:
                 tier.put_pending(name, entry.data)
@@ -231,9 +275,12 @@ class Engine:
 
     # -- counting
 
-    def count_bypass(self, reasons: Iterable[str]) -> None:
+    def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
         """Count something that cannot be cached, and why, by short names of the reasons."""
-        self._counters.bypassed(reasons)
+        self._counters_of(level).bypassed(reasons)
+
+    def _counters_of(self, level: Level) -> Counters:
+        return self._counters if level == "aot" else self._fx_counters
 
     def count_time_saved(self, seconds: float) -> None:
         """Count what making a hit took where it was made."""
@@ -251,6 +298,7 @@ class Engine:
             pending=0 if remote is None else remote.uploads.pending,
             breaker="none" if remote is None else remote.breaker,
             remote={} if remote is None else remote.statistics(),
+            fx=self._fx_counters.level(),
         )
 
     # -- the life of an engine

@@ -1,7 +1,7 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
 from s3cache.graph._key import Key, key_of, unpicklable_options
-from s3cache.graph._safety import Code, Unsafe, also_safe, unsafe_parts
+from s3cache.graph._safety import Code, Unsafe, also_safe, unsafe_half, unsafe_parts
 from s3cache.graph._stable import Component
 from s3cache.graph._surroundings import FIRST_CALL
 
@@ -14,5 +14,6 @@ __all__ = [
     "also_safe",
     "key_of",
     "unpicklable_options",
+    "unsafe_half",
     "unsafe_parts",
 ]

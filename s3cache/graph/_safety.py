@@ -13,6 +13,7 @@ and some that torch does not have:
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import CustomPass, Function
 
-__all__ = ["Code", "Unsafe", "also_safe", "graph_modules", "unsafe_parts"]
+__all__ = ["Code", "Unsafe", "also_safe", "graph_modules", "unsafe_half", "unsafe_parts"]
 
 Code: TypeAlias = Literal[
     "caches-off",  # the process
@@ -110,6 +111,18 @@ def unsafe_parts(
         *_graphs(gm, registered),
         *_inputs(inputs),
     ]
+
+
+def unsafe_half(gm: GraphModule, registered: Callable[[object], bool]) -> list[Unsafe]:
+    """Every reason why ``gm``, which AOTAutograd has traced, cannot be cached by itself.
+
+    torch's own check of it comes first. What was traced names operators and no more, so what code
+    they came from does not matter here; nor do values of frozen parameters, which an entry takes
+    from the program that it is a hit for.
+    """
+    judge = _Judge(registered)
+    nodes = (judge.graph(module, name) for name, module in graph_modules(gm))
+    return [*_passes(), *itertools.chain.from_iterable(nodes)]
 
 
 # -- the process

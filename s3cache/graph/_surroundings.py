@@ -307,9 +307,11 @@ def _constants(gm: GraphModule) -> Iterator[str]:
     """Values of tensors that are no parameters: of those, code may hold the values."""
     import torch
 
+    frozen, inlined = internals.is_frozen_param.get(), internals.can_inline_constant.get()
     for name, module in graph_modules(gm):
         for attribute, value in sorted(vars(module).items()):
-            if isinstance(value, torch.Tensor):
+            # Frozen parameters that are not in the code are those of the program that hits.
+            if isinstance(value, torch.Tensor) and not (frozen(value) and not inlined(value)):
                 yield f"{name}.{attribute} {_values(value)}"
 
 

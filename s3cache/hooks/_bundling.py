@@ -1,14 +1,17 @@
 """The seam at compiles that end in an entry: they are bundled, and what a hit needs beside is kept.
 
 Between a lookup that misses and the save, torch compiles the graph's forward and backward. With
-``bundled_autograd_cache`` one entry holds a whole graph, and Inductor leaves its own cache of FX
-graphs alone. That must hold for the graphs that s3cache saves and for nothing else: what cannot be
-cached as a whole still finds its parts in torch's cache. The option cannot simply be set: it would
-be part of torch's key, and options are set for one thread only.
+``bundled_autograd_cache`` one entry holds a whole graph. That must hold for the graphs that s3cache
+saves and for nothing else. The option cannot simply be set: it would be part of torch's key,
+options are set for one thread only, and Inductor would leave its cache of FX graphs alone, which
+is the second level here (``_fx_graphs``). Only where Inductor does not cache a half by itself is it
+set for that half: the entry then gets what the second level would have collected.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -34,10 +37,17 @@ __all__ = ["Bundling"]
 _REMEMBERED = 1024
 
 
+class _Thread(threading.local):
+    """Where an option that was set for the half that is compiled now is taken back."""
+
+    half: contextlib.ExitStack | None = None
+
+
 class Bundling:
     """Which compiles end in an entry; a compile is known by its tracing context."""
 
     def __init__(self) -> None:
+        self._thread = _Thread()
         # DDPOptimizer compiles several graphs in one context, one after the other.
         self._keys: weakref.WeakKeyDictionary[TracingContext, str] = weakref.WeakKeyDictionary()
         self._outputs: OrderedDict[str, list[Described] | UndescribedError] = OrderedDict()
@@ -47,6 +57,17 @@ class Bundling:
         context = internals.current_tracing_context.get()()
         if context is not None:
             self._keys[context] = key
+
+    def is_under_way(self) -> bool:
+        """Whether what is compiled now is to become a part of an entry."""
+        return self._begun() is not None
+
+    def bundle_here(self) -> bool:
+        """Have torch bundle the half that it compiles now, if it is to become part of an entry."""
+        half = self._thread.half
+        if half is not None:
+            half.enter_context(internals.functorch_config.get().patch(bundled_autograd_cache=True))
+        return half is not None
 
     def outputs(self, key: str) -> list[Described] | None:
         """What the graph answers a fake first call with; ``None`` if nobody asks for one.
@@ -81,10 +102,17 @@ class Bundling:
             if self._begun() is None:
                 return compile_inner(*args, **kwargs)
             started = time.monotonic_ns()
-            with internals.functorch_config.get().patch(bundled_autograd_cache=True):
-                graph = compile_inner(*args, **kwargs)
+            outer = self._thread.half
+            with contextlib.ExitStack() as self._thread.half:
+                try:
+                    if not internals.asks_fx_cache():
+                        self.bundle_here()
+                    graph = compile_inner(*args, **kwargs)
+                finally:
+                    self._thread.half = outer
             # torch notes it only where it does not bundle, and takes a backward's from here.
-            graph._time_taken_ns = time.monotonic_ns() - started
+            if graph._time_taken_ns is None:
+                graph._time_taken_ns = time.monotonic_ns() - started
             return graph
 
         return compile_fx_inner

@@ -15,12 +15,14 @@ import contextlib
 import hashlib
 import inspect
 import os
+import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.artifact import check_image
+from s3cache.errors import CorruptError
 from s3cache.hooks._patching import Patches
 from s3cache.store import Buffer
 from s3cache.torch_api import internals
@@ -29,10 +31,19 @@ from s3cache.torch_api.protocols import Function
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import CppLibraries, PythonModules
 
-__all__ = ["Kernels", "UnusableKernelError"]
+__all__ = ["Kernels", "UnsharableKernelError", "UnusableKernelError"]
 
 LoadLibrary: TypeAlias = Function[Callable[[], object]]
 LoadModule: TypeAlias = Function[object]
+
+
+# What generated code may load through async_compile and an entry can carry: C++ as images, Triton
+# as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
+_PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}
+
+
+class UnsharableKernelError(Exception):
+    """A graph loads native code that an entry cannot carry."""
 
 
 class UnusableKernelError(Exception):
@@ -62,23 +73,39 @@ class Kernels:
         finally:
             self._thread.offered = before
 
-    def needed_by(self, module: str) -> set[str] | None:
-        """Ids of the kernels that a generated module loads, by its name in torch's cache of them.
-
-        ``None`` if it was loaded before we were here.
-        """
-        return self._modules.get(module)
-
-    def image(self, name: str) -> Buffer | None:
-        """The shared library of kernel ``name``; ``None`` if it was never loaded.
+    def images_of(self, graphs: Iterable[object]) -> dict[str, Buffer]:
+        """Images of the kernels that the generated code of compiled graphs loads, by id.
 
         Raises:
-            OSError: it is gone from the disk.
+            UnsharableKernelError: there is one that an entry cannot carry.
+            OSError: a library that was loaded is gone from the disk.
         """
+        images: dict[str, Buffer] = {}
+        for graph in graphs:
+            if not isinstance(graph, internals.compiled_graph.get()):
+                raise UnsharableKernelError(
+                    f"it is a {type(graph).__name__}, not one compiled graph"
+                )
+            kinds = set(re.findall(r"\basync_compile\.(\w+)\(", graph.source_code)) - _PORTABLE
+            if kinds:
+                raise UnsharableKernelError(f"it has kernels of kind {', '.join(sorted(kinds))}")
+            needed = self._modules.get(graph.cache_key)
+            if needed is None:
+                raise UnsharableKernelError("its kernels were loaded before s3cache was enabled")
+            images.update((name, self._image(name)) for name in needed)
+        return images
+
+    def _image(self, name: str) -> Buffer:
         image = self._images.get(name)
         if isinstance(image, str):
             with open(image, "rb") as file:
-                return file.read()
+                image = file.read()
+        if image is None:
+            raise UnsharableKernelError("one of its kernels was never loaded")
+        try:
+            check_image(image)
+        except CorruptError as exc:
+            raise UnsharableKernelError(str(exc)) from exc
         return image
 
     def _module_loader(self, original: LoadModule) -> LoadModule:

@@ -1,7 +1,8 @@
-"""The seam at AOTAutograd's key: what may be cached, and a key of named components.
+"""The seams at torch's keys: what may be cached, and a key of named components.
 
 torch comes by here first, inside of a lookup: ``autograd_cache_key`` has a graph checked, collects
-what it depends on and digests that. The check and the digest are those of :mod:`s3cache.graph`.
+what it depends on and digests that; Inductor does the same with each half of it. The checks and the
+digest are those of :mod:`s3cache.graph`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from s3cache.graph import (
     also_safe,
     key_of,
     unpicklable_options,
+    unsafe_half,
     unsafe_parts,
 )
 from s3cache.hooks._patching import Patches
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function, KeyPickler
 
-__all__ = ["CacheCall", "CacheCalls", "KeySeam", "Registry"]
+__all__ = ["CacheCall", "CacheCalls", "FxKeying", "KeySeam", "Registry"]
 
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
@@ -61,6 +63,10 @@ class CacheCall:
     def met(self, error: Exception) -> None:
         """Keep ``error``, if it is the first."""
         self.error = self.error or error
+
+
+class FxKeying(CacheCall):
+    """One call of Inductor for the key of an FX graph."""
 
 
 _Call = TypeVar("_Call", bound=CacheCall)
@@ -145,6 +151,11 @@ class KeySeam:
         patches.replace(internals.check_cacheable, self._checker)
         patches.replace(internals.get_hash, self._digester)
 
+    def install_fx(self, patches: Patches) -> None:
+        """Replace what makes keys of FX graphs."""
+        patches.replace(internals.fx_check_cacheable, self._fx_checker)
+        patches.replace(internals.fx_key(), self._fx_digester)
+
     def is_shared(self, key: str | None) -> bool:
         """Whether entries under ``key`` are to be shared.
 
@@ -212,6 +223,40 @@ class KeySeam:
             return key.digest
 
         return get_hash
+
+    def _fx_checker(self, original: Function[None]) -> Function[None]:
+        """Tell the current call why a graph has no key here; torch may have one of its own."""
+
+        def check_can_cache(gm: GraphModule, *args: object, **kwargs: object) -> None:
+            original(gm, *args, **kwargs)
+            call = self._calls.current
+            if isinstance(call, FxKeying):
+                call.reasons = tuple(unsafe_half(gm, self._registry.holds))
+
+        return check_can_cache
+
+    def _fx_digester(
+        self, original: Callable[[KeyPickler, object], str]
+    ) -> Callable[[KeyPickler, object], str]:
+        details = internals.fx_key_details.get()
+
+        def get_key(pickler: KeyPickler, value: object) -> str:
+            call = self._calls.current
+            if not (type(value) is details and isinstance(call, FxKeying) and not call.reasons):
+                return original(pickler, value)
+            try:
+                key = key_of(value, pickler, vouched=self._registry.version_of)
+            except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
+                key = [Unsafe("error", repr(exc))]
+                call.met(exc)
+            if not isinstance(key, Key):
+                call.reasons = tuple(key)
+                return original(pickler, value)
+            name = internals.fx_prefix() + key.digest
+            self._remember(internals.FX_PREFIX + key.digest, key)
+            return name
+
+        return get_key
 
     def _refuse(self, reasons: Sequence[Unsafe]) -> None:
         if reasons:

@@ -141,7 +141,7 @@ class LookupSeam:
             lookup.judged = self._engine.judged(str(lookup.key))
             for hit in lookup.judged:
                 try:
-                    content = bytes(Artifact.entry_of(hit.entry))
+                    content = bytes(Artifact.entry_of(hit.entry, "aot"))
                     entry = pickle.loads(content)  # noqa: S301 - verified; see docs/threat-model.md
                     if not isinstance(entry, internals.aot_result.get()):
                         raise CorruptError("entry", f"holds a {type(entry).__name__}")

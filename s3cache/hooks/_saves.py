@@ -6,23 +6,19 @@ and writes it to its directory. That write comes here; what cannot be shared goe
 
 from __future__ import annotations
 
-import functools
 import logging
-import platform
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from s3cache.artifact import Artifact, check_image, describe
+from s3cache.artifact import Artifact, describe, variant_of
 from s3cache.cache import Engine, Saved
-from s3cache.errors import CorruptError
 from s3cache.graph import FIRST_CALL, Code
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._first_calls import UndescribedError
-from s3cache.hooks._kernels import Kernels
+from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
+from s3cache.hooks._makers import maker, told
 from s3cache.hooks._patching import Patches
-from s3cache.store import Buffer
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -31,14 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["SaveSeam"]
 
 logger = logging.getLogger("s3cache")
-
-# What generated code may load through async_compile and an entry can carry: C++ as images, Triton
-# as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
-_PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}
-
-
-class UnsharableKernelError(Exception):
-    """A graph loads native code that an entry cannot carry."""
 
 
 class Save(CacheCall):
@@ -109,7 +97,10 @@ class SaveSeam:
     def _share(self, key: str, saving: Save, content: bytes) -> bool:
         try:
             frame = self._artifact(key, saving.entry, content).encode(key)
-            return isinstance(self._engine.save(key, frame), Saved)
+            saved = isinstance(self._engine.save(key, frame), Saved)
+            if saved:
+                self._supersede(saving.entry)
+            return saved
         except UnsharableKernelError as exc:
             self._refused("kernel", exc)
         except UndescribedError as exc:
@@ -127,82 +118,29 @@ class SaveSeam:
         if self._calls.current is not None:
             self._calls.current.met(error)
 
+    def _supersede(self, entry: AOTResult) -> None:
+        """Its halves need not be shared by themselves any more."""
+        for half in (entry.compiled_fw, entry.compiled_bw):
+            graph = None if half is None else half.result
+            if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
+                self._engine.supersede(graph._fx_graph_cache_key, variant_of(graph.guards_expr))
+
     def _artifact(self, key: str, entry: AOTResult, content: bytes) -> Artifact:
-        kernels = self._kernel_images(entry)
+        halves = (entry.compiled_fw, entry.compiled_bw)
+        kernels = self._kernels.images_of([half.result for half in halves if half is not None])
         components = self._keys.components(key)
         first_call = self._bundling.outputs(key)
         if FIRST_CALL in components and first_call is None:
             raise UndescribedError("torch has not said what its first call returns")
         return Artifact(
+            kind="aot",
             entry=content,
             kernels=kernels,
             guards=entry.guards_expr,
             forward_ns=int(entry.forward_time_taken_ns),
             backward_ns=int(entry.backward_time_taken_ns),
             runtime=describe(entry),
-            components={
-                name: [component.digest, component.value] for name, component in components.items()
-            },
-            made_by=_maker(compiled=bool(kernels)),
+            components=told(components),
+            made_by=maker(compiled=bool(kernels)),
             first_call=first_call,
         )
-
-    def _kernel_images(self, entry: AOTResult) -> dict[str, Buffer]:
-        """Images of the kernels that the generated code of an entry loads, by id.
-
-        Raises:
-            UnsharableKernelError: there is one that an entry cannot carry.
-            OSError: a library that was loaded is gone from the disk.
-        """
-        images: dict[str, Buffer] = {}
-        for half in (entry.compiled_fw, entry.compiled_bw):
-            if half is None:
-                continue
-            graph = half.result
-            if not isinstance(graph, internals.compiled_graph.get()):
-                raise UnsharableKernelError(
-                    f"it is a {type(graph).__name__}, not one compiled graph"
-                )
-            kinds = set(re.findall(r"\basync_compile\.(\w+)\(", graph.source_code)) - _PORTABLE
-            if kinds:
-                raise UnsharableKernelError(f"it has kernels of kind {', '.join(sorted(kinds))}")
-            needed = self._kernels.needed_by(graph.cache_key)
-            if needed is None:
-                raise UnsharableKernelError("its kernels were loaded before s3cache was enabled")
-            images.update((name, self._image(name)) for name in needed)
-        return images
-
-    def _image(self, name: str) -> Buffer:
-        image = self._kernels.image(name)
-        if image is None:
-            raise UnsharableKernelError("one of its kernels was never loaded")
-        try:
-            check_image(image)
-        except CorruptError as exc:
-            raise UnsharableKernelError(str(exc)) from exc
-        return image
-
-
-def _maker(*, compiled: bool) -> dict[str, str]:
-    """Who made an entry, for people; the C++ compiler too, if it has ``compiled``."""
-    import torch
-
-    made_by = {
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "libc": " ".join(platform.libc_ver()).strip(),
-    }
-    return {**made_by, "compiler": _compiler()} if compiled else made_by
-
-
-@functools.cache
-def _compiler() -> str:
-    """The C++ compiler's name and version, without its path; ``""`` if it does not say."""
-    try:
-        # torch makes one line of what ``g++ -v`` prints, and has asked already.
-        said = internals.compiler_version.get()(internals.cpp_compiler.get()())
-    except Exception:  # noqa: BLE001 - it has been used, and is gone
-        return ""
-    known = re.search(r"(?:\w+ )?(gcc|clang|icpx?) version [\w.+~-]+(?: \([^()/_]*\))?", said)
-    return known[0].strip("_") if known else ""

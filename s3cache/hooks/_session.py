@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from s3cache.cache import Cache, Engine, cache_over
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._check import Report, checked
+from s3cache.hooks._fx_graphs import FxGraphSeam
 from s3cache.hooks._importing import when_imported
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
@@ -66,7 +67,9 @@ class Session:
         keys = KeySeam(registry, calls)
         lookups = LookupSeam(self._engine, calls, keys, kernels, bundling)
         saves = SaveSeam(self._engine, calls, keys, kernels, bundling)
-        for seam in (keys, lookups, kernels, bundling, saves):
+        halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling)
+        keys.install_fx(self._patches)
+        for seam in (keys, lookups, kernels, bundling, halves, saves):
             seam.install(self._patches)
 
     def close(self) -> None:

@@ -386,6 +386,19 @@ class RestingDisk:
             else:
                 self.write_failed(error)
 
+    def remove(self, name: str) -> bool:
+        """Remove what is at ``name``, and what record of it is ours; false if nothing was there.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        tier = self.writable
+        if tier is None or not tier.holds(name):
+            return False
+        tier.uploaded(name)
+        tier.delete(name)
+        return True
+
     def wrote(self, tier: DiskTier) -> None:
         """Something was written to the tier; it is trimmed in the background from time to time."""
         self.error = None

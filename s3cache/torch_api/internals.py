@@ -276,6 +276,57 @@ def is_hit(result: object) -> bool:
     return (result[0] if isinstance(result, tuple) else result) is not None
 
 
+# -- keys and entries of halves of graphs (Inductor's cache of FX graphs)
+
+_FX = f"{_CODE}:FxGraphCache"
+_FX_PICKLER = f"{_CODE}:FxGraphCachePickler"
+
+fx_prepare_key: Internal[Function[tuple[object, object]]] = Internal(f"{_FX}.prepare_key")
+fx_check_cacheable: Internal[Function[None]] = Internal(f"{_FX}._check_can_cache")
+fx_lookup: Internal[Function[tuple[CompiledGraph | None, dict[str, object]]]] = Internal(
+    f"{_FX}._lookup_graph"
+)
+fx_candidates: Internal[Function[Iterator[tuple[object, bytes, bool]]]] = Internal(
+    f"{_FX}.iterate_over_candidates"
+)
+fx_rebuild: Internal[Function[tuple[CompiledGraph | None, dict[str, object]]]] = Internal(
+    f"{_FX}.cache_hit_post_compile"
+)
+fx_save: Internal[Function[None]] = Internal(f"{_FX}._save_graph")
+fx_write_to_local_cache: Internal[Callable[[str, bytes], None]] = Internal(
+    f"{_FX}._write_to_local_cache"
+)
+fx_key_details: Internal[type[KeyDetails]] = Internal(f"{_CODE}:FxGraphHashDetails")
+_fx_get_key: Internal[Callable[[KeyPickler, object], str]] = Internal(
+    f"{_FX_PICKLER}.get_key", since=(2, 13), instead="its hash, with a letter before"
+)
+_fx_get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_FX_PICKLER}.get_hash")
+is_frozen_param: Internal[Callable[[Tensor], bool]] = Internal(
+    "torch._inductor.freezing_utils:is_frozen_param"
+)
+can_inline_constant: Internal[Callable[[Tensor], bool]] = Internal(
+    "torch._inductor.graph:GraphLowering.can_inline_constant"
+)
+
+#: What torch writes before the digest in the key of an FX graph.
+FX_PREFIX = "f"
+
+
+def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
+    """What makes the key of an FX graph of its details."""
+    return _fx_get_hash if _fx_get_key.find() is None else _fx_get_key
+
+
+def fx_prefix() -> str:
+    """What :func:`fx_key` writes before the digest."""
+    return "" if _fx_get_key.find() is None else FX_PREFIX
+
+
+def asks_fx_cache() -> bool:
+    """Whether Inductor asks its cache of FX graphs at all, as far as options tell."""
+    return inductor_config.get().fx_graph_cache or should_use_remote_fx_cache.get()()
+
+
 # -- what a compiled graph does to its inputs and outputs
 
 _SCHEMAS = f"{_AOT}.schemas"

@@ -99,7 +99,10 @@ class CompiledGraph(Protocol):
 
     cache_key: str
     source_code: str
+    guards_expr: str | None
     _time_taken_ns: int | None
+    _fx_graph_cache_key: str | None
+    _fx_graph_cache_debug_lines: list[str] | None
 
 
 class CompiledHalf(Protocol):

@@ -24,6 +24,7 @@ class RecordingDisk(Protocol):
     def put_pending(self, name: str, data: Buffer) -> None: ...
     def peek(self, name: str) -> bytes | None: ...
     def objects(self) -> Iterator[ObjectInfo]: ...
+    def delete(self, name: str) -> None: ...
     def quarantine(self, name: str) -> None: ...
     def uploaded(self, name: str) -> None: ...
     def pending(self) -> list[str]: ...
@@ -119,6 +120,20 @@ class Backlog:
         with contextlib.suppress(*([S3CacheError] if from_memory else [])), self._record_lock(name):
             if self._versions[name] == version:
                 self._disk.uploaded(name)
+                del self._versions[name]
+
+    def take_back(self, name: str) -> None:
+        """Forget the object and remove it, where nobody uploads it.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        self._held.remove(name)
+        self._fresh.remove(name)
+        if self._disk is not None:
+            with self._record_lock(name):
+                self._disk.uploaded(name)
+                self._disk.delete(name)
                 del self._versions[name]
 
     def set_aside(self, name: str, version: int, data: Buffer | None) -> None:

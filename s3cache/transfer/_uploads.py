@@ -117,6 +117,8 @@ class Uploads:
         # Any thread appends, and wakes the loop up unless that has been done; the loop takes.
         self._handed_over: deque[tuple[str, int]] = deque()
         self._told = False
+        # What is not to be uploaded yet, with its size. Whoever takes a name out decides about it.
+        self._held_back: dict[str, int] = {}
 
         # Touched on the loop only.
         self._queue = UploadQueue(max_count=limits.max_count, max_bytes=limits.max_bytes)
@@ -161,10 +163,43 @@ class Uploads:
             self.backlog.forget_in_memory(name)
             raise
 
+    def hold_back(self, name: str, data: Buffer, seconds: float) -> None:
+        """Like :meth:`put`, or :meth:`put_in_memory` without a disk, but queue it later.
+
+        A flush, the exit and a later process upload it as they do any other. Until somebody does,
+        :meth:`take_back` undoes it.
+
+        Raises:
+            StoreError: the disk, or the memory for uploads, could not take it.
+            ClosedError: uploads were closed.
+        """
+        self._held_back[name] = memoryview(data).nbytes
+        try:
+            if self._has_records:
+                self.backlog.put(name, data)
+            else:
+                self.backlog.put_in_memory(name, data)
+        except Exception:
+            self._held_back.pop(name, None)
+            raise
+        with contextlib.suppress(ClosedError):
+            self._loop.call(lambda: self._release_later(name, seconds))
+
+    def take_back(self, name: str) -> bool:
+        """Remove what was held back, wherever it is kept; false if it was not, or is no longer.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        if self._held_back.pop(name, None) is None:
+            return False
+        self.backlog.take_back(name)
+        return True
+
     @property
     def pending(self) -> int:
         """How many uploads are queued, under way or given up for now; may be a moment old."""
-        return self._queue.pending
+        return self._queue.pending + len(self._held_back)
 
     def flush(self, timeout_s: float | None) -> FlushReport:
         """Wait until nothing is left that can be uploaded, at most ``timeout_s``.
@@ -175,7 +210,7 @@ class Uploads:
 
     def flush_while_it_works(self, timeout_s: float) -> FlushReport:
         """Like :meth:`flush`, but end where uploads pause after a failure: for the exit."""
-        return self._wait_for(self._until(lambda: self._is_idle() or self._is_pausing()), timeout_s)
+        return self._wait_for(self._finish_while_it_works(), timeout_s)
 
     def close(self) -> None:
         """Stop uploading. Records stay, for others to adopt."""
@@ -216,7 +251,24 @@ class Uploads:
             self._workers = [asyncio.ensure_future(self._work()) for _ in range(self._concurrency)]
         self._wake()
 
+    def _release_later(self, name: str, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._release, name)
+
+    def _release(self, name: str) -> None:
+        size = self._held_back.pop(name, None)
+        if size is not None:
+            self._accept(name, size)
+
+    def _release_all(self) -> None:
+        for name in [*self._held_back]:
+            self._release(name)
+
+    async def _finish_while_it_works(self) -> None:
+        self._release_all()
+        await self._until(lambda: self._is_idle() or self._is_pausing())
+
     async def _drain(self) -> None:
+        self._release_all()
         await self._adopt()
         for name, size in [*self._queue.parked.items()]:
             self._accept(name, size)
@@ -226,7 +278,7 @@ class Uploads:
 
     async def _report(self) -> FlushReport:
         recorded = await asyncio.to_thread(self.backlog.recorded)
-        remaining = {*self._queue.sizes, *self._queue.parked, *recorded}
+        remaining = {*self._queue.sizes, *self._queue.parked, *self._held_back, *recorded}
         return FlushReport(len(remaining), self.backlog.in_memory, self._error)
 
     async def _stop(self) -> None:
@@ -355,7 +407,7 @@ class Uploads:
         self._picking_up += 1
         try:
             # What is known now and no longer then has been uploaded meanwhile.
-            known = {*self._queue.sizes}
+            known = {*self._queue.sizes, *self._held_back}
             with self._records_read():
                 self._accept_records(await asyncio.to_thread(self.backlog.records, known))
         finally:
@@ -374,5 +426,6 @@ class Uploads:
 
     def _accept_records(self, sizes: Mapping[str, int]) -> None:
         for name, size in sizes.items():
-            if name not in self._queue.sizes and name not in self._queue.parked:
+            known = (self._queue.sizes, self._queue.parked, self._held_back)
+            if not any(name in names for names in known):
                 self._accept(name, size)

@@ -13,7 +13,7 @@ from s3cache import entries
 from s3cache._problems import Problems
 from s3cache.entries import Replaceable
 from s3cache.errors import AccessDeniedError, ClosedError, CorruptError, DownloadTimeoutError
-from s3cache.stats import Counters, Listeners, TransferEvent
+from s3cache.stats import Counters, LevelStats, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
 from s3cache.tier import DiskTier, RemoteTier, RestingDisk
 from s3cache.transfer import background
@@ -51,7 +51,9 @@ class Remote:
 
     def set_aside(self) -> int:
         """How many entries were found damaged."""
-        stats = self.counters.snapshot(local=None, pending=0, breaker="none", remote={})
+        stats = self.counters.snapshot(
+            local=None, pending=0, breaker="none", remote={}, fx=LevelStats()
+        )
         return stats.set_aside["remote"]
 
 

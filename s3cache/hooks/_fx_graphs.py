@@ -1,0 +1,278 @@
+"""The seams at Inductor's cache of FX graphs: the second level, for what the first cannot serve.
+
+AOTAutograd traces one graph of Dynamo's into a forward and a backward, and Inductor compiles each.
+An entry of the first level holds both and is all that a warm start needs. Where there is none,
+torch asks here for each half: of graphs that cannot be cached as a whole, of forwards whose
+backward was never compiled, of graphs that other programs hand to Inductor. On a machine that has
+the entry of the whole graph nobody comes by here.
+
+What is saved here while a whole graph is being compiled is provisional: the entry of the whole
+graph, once there is one, supersedes it, and no compile is shared twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from s3cache.artifact import Artifact
+from s3cache.cache import Engine, Hit, JudgedLookup, Saved
+from s3cache.errors import CorruptError
+from s3cache.graph import Code
+from s3cache.hooks._bundling import Bundling
+from s3cache.hooks._kernels import Kernels, UnsharableKernelError
+from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
+from s3cache.hooks._makers import maker, told
+from s3cache.hooks._patching import Patches
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import CompiledGraph, Function
+
+__all__ = ["FxGraphSeam"]
+
+logger = logging.getLogger("s3cache")
+
+Made: TypeAlias = tuple[object, object]
+Found: TypeAlias = tuple["CompiledGraph | None", dict[str, object]]
+Candidate: TypeAlias = tuple[object, bytes, bool]
+
+
+class Lookup(CacheCall):
+    """One call of ``_lookup_graph``.
+
+    Attributes:
+        judged: the entries under its key, once torch asks for them.
+        candidate: the one that torch judges or rebuilds now, and where it came from.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+        self.judged: JudgedLookup | None = None
+        self.candidate: tuple[object, Hit] | None = None
+
+    def reject(self, error: Exception) -> None:
+        """The candidate cannot be used: have it set aside."""
+        assert self.judged is not None
+        assert self.candidate is not None
+        self.met(error)
+        self.judged.reject(self.candidate[1], error)
+        self.candidate = None
+
+
+class Save(CacheCall):
+    """One call of ``_save_graph``, with what is to be saved."""
+
+    def __init__(self, graph: CompiledGraph) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+class FxGraphSeam:
+    """Puts a cache before torch's own directory of FX graphs."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        calls: CacheCalls,
+        keys: KeySeam,
+        kernels: Kernels,
+        bundling: Bundling,
+    ) -> None:
+        self._engine = engine
+        self._calls = calls
+        self._keys = keys
+        self._kernels = kernels
+        self._bundling = bundling
+        self._warned = False
+
+    def install(self, patches: Patches) -> None:
+        """Replace what keys a graph, looks it up, makes a callable of it, and saves it."""
+        patches.replace(internals.fx_prepare_key, self._key_maker)
+        patches.replace(internals.fx_lookup, self._looker)
+        patches.replace(internals.fx_candidates, self._candidates)
+        patches.replace(internals.fx_rebuild, self._rebuilder)
+        patches.replace(internals.fx_save, self._saver)
+        patches.replace(internals.fx_write_to_local_cache, self._writer)
+
+    # -- keys
+
+    def _key_maker(self, original: Function[Made]) -> Function[Made]:
+        def prepare_key(*args: object, **kwargs: object) -> Made:
+            with self._calls.entered(FxKeying()) as call:
+                made = original(*args, **kwargs)
+            if made[0] is None:
+                # torch would leave out what an entry of the whole graph needs.
+                self._bypassed(call)
+                return (None, None) if self._bundling.bundle_here() else made
+            if call.reasons:
+                self._bypassed(call)
+            return made
+
+        return prepare_key
+
+    def _bypassed(self, call: FxKeying) -> None:
+        codes: list[Code] = [reason.code for reason in call.reasons] or ["torch"]
+        self._engine.count_bypass(codes, "fx")
+        if call.error is not None:
+            if self._engine.settings.strict:
+                raise call.error
+            self._warn("a graph has no key at the second level", call.error)
+        else:
+            why = "; ".join(map(str, call.reasons)) or "torch does not cache it"
+            logger.info("s3cache: a graph is not cached at the second level: %s", why)
+
+    # -- lookups
+
+    def _looker(self, original: Function[Found]) -> Function[Found]:
+        signature = inspect.signature(original)
+
+        def lookup_graph(*args: object, **kwargs: object) -> Found:
+            key = signature.bind(*args, **kwargs).arguments["key"]
+            if not self._keys.is_shared(key):
+                return original(*args, **kwargs)
+            with self._calls.entered(Lookup(key)) as lookup:
+                try:
+                    graph, info = original(*args, **kwargs)
+                    self._accept(lookup, graph)
+                except Exception as exc:
+                    if lookup.candidate is None:
+                        raise
+                    lookup.reject(exc)
+                    graph, info = None, {}
+                finally:
+                    if lookup.judged is not None:
+                        lookup.judged.close()
+                if lookup.error is not None and self._engine.settings.strict:
+                    raise lookup.error
+                return graph, info
+
+        return lookup_graph
+
+    def _accept(self, lookup: Lookup, graph: CompiledGraph | None) -> None:
+        if graph is None or lookup.candidate is None or lookup.judged is None:
+            return
+        found, hit = lookup.candidate
+        if found is not graph:
+            return
+        lookup.judged.accept(hit)
+        saved_s = (graph._time_taken_ns or 0) / 1e9
+        self._engine.count_time_saved(saved_s)
+        logger.info(
+            "s3cache: hit %s (%s, second level), %.1f s of compiling saved",
+            lookup.key,
+            hit.tier,
+            saved_s,
+        )
+
+    def _current(self) -> Lookup | None:
+        current = self._calls.current
+        return current if isinstance(current, Lookup) else None
+
+    def _candidates(self, original: Function[Iterator[Candidate]]) -> Function[Iterator[Candidate]]:
+        def iterate_over_candidates(
+            cls: type, *args: object, **kwargs: object
+        ) -> Iterator[Candidate]:
+            lookup = self._current()
+            if lookup is not None:
+                yield from self._entries(lookup)
+                lookup.candidate = None
+            yield from original(cls, *args, **kwargs)
+
+        return iterate_over_candidates
+
+    def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
+        try:
+            lookup.judged = self._engine.judged(str(lookup.key), "fx")
+            for hit in lookup.judged:
+                lookup.candidate = None, hit
+                try:
+                    content = bytes(Artifact.entry_of(hit.entry, "fx"))
+                    graph = pickle.loads(content)  # noqa: S301 - verified; see docs/threat-model.md
+                    if not isinstance(graph, internals.compiled_graph.get()):
+                        raise CorruptError("entry", f"holds a {type(graph).__name__}")
+                except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
+                    lookup.reject(exc)
+                    continue
+                lookup.candidate = graph, hit
+                yield graph, content, hit.tier == "local"
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            lookup.met(exc)
+            self._warn("a lookup failed, which is a miss", exc)
+
+    def _rebuilder(self, original: Function[Found]) -> Function[Found]:
+        def cache_hit_post_compile(
+            graph: CompiledGraph, cache_info: dict[str, object], *args: object, **kwargs: object
+        ) -> Found:
+            lookup = self._current()
+            candidate = None if lookup is None else lookup.candidate
+            if candidate is None or candidate[0] is not graph:
+                return original(graph, cache_info, *args, **kwargs)
+            with self._kernels.only(Artifact.kernels_of(candidate[1].entry)):
+                made, info = original(graph, cache_info, *args, **kwargs)
+            if made is None:
+                raise CorruptError("entry", "cannot be made into a callable here")
+            return made, info
+
+        return cache_hit_post_compile
+
+    # -- saves
+
+    def _saver(self, original: Function[None]) -> Function[None]:
+        def save_graph(key: str, graph: CompiledGraph, *args: object, **kwargs: object) -> None:
+            if self._keys.is_shared(key):
+                graph._fx_graph_cache_debug_lines = []  # the header of the entry has them
+            with self._calls.entered(Save(graph)) as saving:
+                original(key, graph, *args, **kwargs)
+                if saving.error is not None and self._engine.settings.strict:
+                    raise saving.error
+
+        return save_graph
+
+    def _writer(self, original: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
+        def write_to_local_cache(key: str, content: bytes) -> None:
+            saving = self._calls.current
+            # Not in a save, this is torch.compiler.load_cache_artifacts.
+            if not (
+                isinstance(saving, Save)
+                and self._keys.is_shared(key)
+                and self._share(key, saving, content)
+            ):
+                original(key, content)
+
+        return write_to_local_cache
+
+    def _share(self, key: str, saving: Save, content: bytes) -> bool:
+        graph = saving.graph
+        try:
+            kernels = self._kernels.images_of([graph])
+            artifact = Artifact(
+                kind="fx",
+                entry=content,
+                kernels=kernels,
+                guards=graph.guards_expr,
+                forward_ns=int(graph._time_taken_ns or 0),
+                components=told(self._keys.components(key)),
+                made_by=maker(compiled=bool(kernels)),
+            )
+            provisional = self._bundling.is_under_way()
+            frame = artifact.encode(key)
+            return isinstance(
+                self._engine.save(key, frame, level="fx", provisional=provisional), Saved
+            )
+        except UnsharableKernelError as exc:
+            self._engine.count_bypass(["kernel"], "fx")
+            logger.info("s3cache: a compiled graph is not shared at the second level: %s", exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            saving.met(exc)
+            self._warn("a compiled graph is not shared", exc)
+        return False
+
+    def _warn(self, what: str, error: Exception) -> None:
+        if not self._warned and not self._engine.settings.strict:
+            self._warned = True
+            logger.warning("s3cache: %s", what, exc_info=error)
