@@ -303,6 +303,9 @@ class CacheStats:
         return sum(self.hits.values()) + sum(self.misses.values())
 
 
+_NOTHING = LevelStats()
+
+
 class Counters:
     """The running counts behind :class:`CacheStats`; any thread may add to them."""
 
@@ -385,7 +388,7 @@ class Counters:
         pending: int,
         breaker: str,
         remote: Mapping[Verb, VerbStats],
-        fx: LevelStats,
+        fx: LevelStats = _NOTHING,
     ) -> CacheStats:
         counts = _Counts(self._copied())
         return CacheStats(

@@ -86,6 +86,7 @@ class _Words:
         self._source, self._fake = internals.source.get(), internals.fake_tensor.get()
         self._graph = GraphModule
         self._mesh, self._script = internals.device_mesh.get(), internals.script_object.get()
+        self._state = internals.backward_state.get()
         self._sources: dict[int, tuple[object, str | None]] = {}
 
     def reduce(self, value: object) -> object:
@@ -102,6 +103,8 @@ class _Words:
             words = _mesh_words(real) if isinstance(real, self._mesh) else None
         elif isinstance(value, self._mesh):
             words = _mesh_words(value)
+        elif type(value) is self._state:  # what it will carry is not there yet
+            words = "BackwardState"
         elif "_hash" in getattr(value, "__dict__", ()):
             words = _without_hash(value)
         return self._inherited(value) if words is None else (self._same, (words,))

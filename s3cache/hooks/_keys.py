@@ -155,6 +155,7 @@ class KeySeam:
         """Replace what makes keys of FX graphs."""
         patches.replace(internals.fx_check_cacheable, self._fx_checker)
         patches.replace(internals.fx_key(), self._fx_digester)
+        patches.replace(internals.fx_debug_lines, self._fx_describer)
 
     def is_shared(self, key: str | None) -> bool:
         """Whether entries under ``key`` are to be shared.
@@ -227,11 +228,18 @@ class KeySeam:
     def _fx_checker(self, original: Function[None]) -> Function[None]:
         """Tell the current call why a graph has no key here; torch may have one of its own."""
 
-        def check_can_cache(gm: GraphModule, *args: object, **kwargs: object) -> None:
-            original(gm, *args, **kwargs)
+        def check_can_cache(
+            gm: GraphModule, inputs: Sequence[object] = (), *args: object, **kwargs: object
+        ) -> None:
             call = self._calls.current
-            if isinstance(call, FxKeying):
-                call.reasons = tuple(unsafe_half(gm, self._registry.holds))
+            if not isinstance(call, FxKeying):
+                original(gm, inputs, *args, **kwargs)
+                return
+            # Hooks that a forward carries over to its backward: its own code does not touch them.
+            carried = internals.backward_state.get()
+            inputs = [value for value in inputs if not isinstance(value, carried)]
+            original(gm, inputs, *args, **kwargs)
+            call.reasons = tuple(unsafe_half(gm, self._registry.holds))
 
         return check_can_cache
 
@@ -252,11 +260,27 @@ class KeySeam:
             if not isinstance(key, Key):
                 call.reasons = tuple(key)
                 return original(pickler, value)
-            name = internals.fx_prefix() + key.digest
-            self._remember(internals.FX_PREFIX + key.digest, key)
-            return name
+            call.key = internals.FX_PREFIX + key.digest
+            self._remember(call.key, key)
+            return internals.fx_prefix() + key.digest
 
         return get_key
+
+    def _fx_describer(
+        self, original: Callable[[KeyPickler, object], list[str]]
+    ) -> Callable[[KeyPickler, object], list[str]]:
+        """What torch logs of a key: its parts are those that are in it."""
+
+        def debug_lines(pickler: KeyPickler, value: object) -> list[str]:
+            call = self._calls.current
+            if not isinstance(call, FxKeying) or call.key is None:
+                return original(pickler, value)
+            return [
+                f"[{component.digest}] {name}: {component.value}"
+                for name, component in self.components(call.key).items()
+            ]
+
+        return debug_lines
 
     def _refuse(self, reasons: Sequence[Unsafe]) -> None:
         if reasons:

@@ -301,6 +301,9 @@ _fx_get_key: Internal[Callable[[KeyPickler, object], str]] = Internal(
     f"{_FX_PICKLER}.get_key", since=(2, 13), instead="its hash, with a letter before"
 )
 _fx_get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_FX_PICKLER}.get_hash")
+fx_debug_lines: Internal[Callable[[KeyPickler, object], list[str]]] = Internal(
+    f"{_FX_PICKLER}.debug_lines"
+)
 is_frozen_param: Internal[Callable[[Tensor], bool]] = Internal(
     "torch._inductor.freezing_utils:is_frozen_param"
 )
