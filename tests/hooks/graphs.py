@@ -71,7 +71,7 @@ def damage(objects: dict[str, str]) -> None:
             del sections[kernel]
         else:
             sections["entry"] = _damaged(name, sections["entry"])
-        Path(path).write_bytes(_encoded(found, sections))
+        Path(path).write_bytes(encoded(found, sections))
 
 
 def _damaged(name: str, content: bytes) -> bytes:
@@ -91,7 +91,7 @@ def _damaged(name: str, content: bytes) -> bytes:
     return pickle.dumps(entry)
 
 
-def _encoded(found: frame.Frame, sections: dict[str, bytes]) -> bytes:
+def encoded(found: frame.Frame, sections: dict[str, bytes]) -> bytes:
     header = found.header
     return frame.encode(
         kind=header.kind,

@@ -22,7 +22,10 @@ class Case:
         program: is given ``torch.compile``, or for eager a function that changes nothing, and
             returns everything that can be observed: inputs, outputs, gradients, numbers.
         graphs: how many graphs of it are saved, and hit by the next machine.
-        unsaved: how many are looked up, and cannot be saved.
+        unsaved: how many are looked up, and cannot be saved as a whole.
+        halves: how many halves of graphs are saved, and hit by the next machine, at the second
+            level: of those that are bypassed or unsaved.
+        lowered: how many graphs every machine compiles anew, as none can cache them.
         bypassed: how many graphs are refused in each process.
         reasons: which reasons the cache gives for that.
         shows: whether the plain description of an entry (``meta["runtime"]`` of its frame) has
@@ -39,6 +42,8 @@ class Case:
     program: Program
     graphs: int
     unsaved: int
+    halves: int
+    lowered: int
     bypassed: int
     reasons: tuple[str, ...]
     shows: Callable[[dict[str, Any]], bool] | None
@@ -57,6 +62,8 @@ def case(
     *,
     graphs: int = 1,
     unsaved: int = 0,
+    halves: int = 0,
+    lowered: int = 0,
     bypassed: int = 0,
     reasons: tuple[str, ...] = (),
     shows: Callable[[dict[str, Any]], bool] | None = None,
@@ -77,6 +84,8 @@ def case(
             program=program,
             graphs=graphs,
             unsaved=unsaved,
+            halves=halves,
+            lowered=lowered,
             bypassed=bypassed,
             reasons=reasons,
             shows=shows,

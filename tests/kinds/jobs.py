@@ -43,7 +43,7 @@ def run(names: list[str], remote: str) -> dict[str, dict[str, Any]]:
         found[name].update(lowered=len(lowered), started=list(started))
         new = [path for path in _files(remote) if path not in seen]
         seen.update(new)
-        entries = [_description(path) for path in new]
+        entries = [_description(header) for header in map(_header, new) if header.kind == "aot"]
         found[name].update(shown=_shown(CASES[name], entries), entries=entries)
     return found
 
@@ -81,6 +81,8 @@ def _one(case: Case) -> dict[str, Any]:
             if count != before.misses.get(reason, 0)
         },
         "saved": after.saved - before.saved,
+        "half_hits": sum(after.fx.hits.values()) - sum(before.fx.hits.values()),
+        "halves": _kept(after.fx) - _kept(before.fx),
         "bypassed": after.bypassed - before.bypassed,
         "reasons": sorted(
             reason
@@ -90,6 +92,11 @@ def _one(case: Case) -> dict[str, Any]:
     }
     aot = {key: n for key, n in counters["aot_autograd"].items() if key.startswith("autograd_ca")}
     return {"differs": differs, "counts": counts, "torch": aot, "error": error}
+
+
+def _kept(level: Any) -> int:
+    """Entries saved at a level that no other has superseded."""
+    return int(level.saved - level.superseded)
 
 
 def _compare(case: Case) -> list[str]:
@@ -195,6 +202,9 @@ def _files(remote: str) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file() and "/v1" in str(path)]
 
 
-def _description(path: Path) -> dict[str, Any]:
-    header = frame.decode(path.read_bytes()).header
+def _header(path: Path) -> frame.Header:
+    return frame.decode(path.read_bytes()).header
+
+
+def _description(header: frame.Header) -> dict[str, Any]:
     return {**header.meta["runtime"], "key": header.key, "guards": header.meta["guards"]}

@@ -1,0 +1,194 @@
+"""Jobs over graphs that only the second level can serve, and graphs that both come by."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import s3cache
+from s3cache import frame
+from tests.hooks.graphs import encoded
+from tests.hooks.jobs import account, watch_processes
+from tests.hooks.switches import compiled
+
+
+def _lowered() -> list[object]:
+    """Every graph that Inductor lowers from now on."""
+    from torch._inductor.graph import GraphLowering
+
+    lowered: list[object] = []
+    original = GraphLowering.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lowered.append(self)
+        return original(self, *args, **kwargs)
+
+    lowering: Any = GraphLowering
+    lowering.run = run
+    return lowered
+
+
+def waved(x: Any, y: Any) -> Any:
+    """A graph with a kernel of its own."""
+    return (x @ y).sin() * 2
+
+
+@torch._dynamo.allow_in_graph
+def opaque(x: Any) -> Any:
+    return x.cos() * 3
+
+
+def unknown(x: Any, y: Any) -> Any:
+    """A graph that cannot be cached as a whole: nothing says what ``opaque`` does."""
+    return opaque(x @ y)
+
+
+def _runs(
+    function: Any,
+    *,
+    grad: bool = False,
+    dynamic: bool | None = None,
+    sizes: tuple[int, ...] = (6,),
+) -> bool:
+    """Compile it anew and call it, never going backward; whether it does as eager does."""
+    torch._dynamo.reset()
+    run = torch.compile(function, dynamic=dynamic)
+    same = True
+    for size in sizes:
+        x = torch.linspace(-1, 1, size * size).reshape(size, size).requires_grad_(grad)
+        y = x.detach().t().contiguous()
+        same &= torch.allclose(run(x, y), function(x, y))
+    return same
+
+
+WAYS = {
+    "forward": lambda: _runs(waved, grad=True),
+    "unknown": lambda: _runs(unknown),
+    "unknown forward": lambda: _runs(unknown, grad=True),
+    # One serves both sizes, by its guards.
+    "unknown sizes": lambda: _runs(unknown, dynamic=True, sizes=(5, 7)),
+}
+
+
+def each_way(url: str, names: list[str]) -> dict[str, Any]:
+    """What each way of compiling comes to, and the counts."""
+
+    lowered, started = _lowered(), watch_processes()
+    found = {}
+    with s3cache.enabled(url) as cache:
+        for name in names:
+            before = _second(cache)
+            lowered.clear()
+            right = WAYS[name]()
+            after = _second(cache)
+            added = {each: count - before[each] for each, count in after.items()}
+            found[name] = {"right": right, "lowered": len(lowered), **added}
+        cache.flush()
+        return {"ways": found, "started": started, **account(cache)}
+
+
+def _second(cache: Any) -> dict[str, int]:
+    """The counts of the second level."""
+    level = cache.stats().fx
+    return {
+        "hits": sum(level.hits.values()),
+        "misses": sum(level.misses.values()),
+        "saved": level.saved,
+        "superseded": level.superseded,
+        "bypassed": level.bypassed,
+    }
+
+
+def torch_alone() -> int:
+    """How many graphs torch lowers for a forward and for an unknown function, without a cache."""
+    lowered = _lowered()
+    assert WAYS["forward"]()
+    assert WAYS["unknown"]()
+    return len(lowered)
+
+
+def train(url: str) -> dict[str, Any]:
+    """Whole training steps, of which the second level must leave nothing behind."""
+    lowered = _lowered()
+    with s3cache.enabled(url) as cache:
+        right = compiled(6, grad=True) and compiled(8)
+        cache.flush()
+        requests = {verb: each.calls for verb, each in cache.stats().remote.items() if each.calls}
+        usage = cache.stats().local
+        return {
+            "right": right,
+            "lowered": len(lowered),
+            "second": _second(cache),
+            "requests": requests,
+            "files": 0 if usage is None else usage.files,
+            **account(cache),
+        }
+
+
+def die_after_a_forward(url: str) -> None:
+    """Compile a forward, and be killed before anything can be uploaded at leisure."""
+    s3cache.enable(url)
+    assert _runs(waved, grad=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def upload_what_others_left(url: str) -> bool:
+    with s3cache.enabled(url) as cache:
+        return cache.flush(60).complete
+
+
+def write_and_damage(url: str) -> int:
+    """Save a half for each kind of damage, and damage it; every frame stays sound."""
+    count = 0
+    with s3cache.enabled(url) as cache:
+        for size in range(3, 3 + len(DAMAGE)):
+            assert _runs(waved, grad=True, sizes=(size,))
+        cache.flush()
+    remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
+    paths = sorted(path for path in remote.rglob("*.*") if path.is_file())
+    for path, name in zip(paths, DAMAGE, strict=True):
+        found = frame.decode(path.read_bytes())
+        sections = {each: bytes(found.section(each)) for each in found.names}
+        if name == "no kernel":
+            del sections[next(each for each in sections if each.startswith("kernel/"))]
+        else:
+            sections["entry"] = _damaged(name, sections["entry"])
+        path.write_bytes(encoded(found, sections))
+        count += 1
+    return count
+
+
+DAMAGE = ("no kernel", "no pickle", "another type", "bad code", "bad guards")
+
+
+def _damaged(name: str, content: bytes) -> bytes:
+    if name == "no pickle":
+        return b"\x80\x04 is no pickle"
+    if name == "another type":
+        return pickle.dumps({"current_callable": None})
+    graph = pickle.loads(content)
+    if name == "bad guards":
+        graph.guards_expr = "L['nothing'"
+    else:
+        graph.cache_key = "c" + "0" * 51
+        graph.source_code = "raise RuntimeError('this is no graph')"
+    return pickle.dumps(graph)
+
+
+def read_damaged(url: str) -> dict[str, Any]:
+    """Every one of them, and the counts."""
+    with s3cache.enabled(url) as cache:
+        right = all(_runs(waved, grad=True, sizes=(size,)) for size in range(3, 3 + len(DAMAGE)))
+        cache.flush()
+        level = cache.stats().fx
+        return {
+            "right": right,
+            "hits": sum(level.hits.values()),
+            "misses": {str(reason): count for reason, count in level.misses.items()},
+            "saved": level.saved,
+        }

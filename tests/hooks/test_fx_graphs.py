@@ -1,0 +1,99 @@
+"""The second level: what cannot be cached as a whole is not compiled again either."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import frame
+
+if TYPE_CHECKING:
+    from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(300)
+
+# Halves of graphs that each way compiles.
+WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
+
+
+def test_what_is_cached_in_halves_is_not_compiled_on_another_machine(site: Site) -> None:
+    """A forward whose backward never runs, and graphs that are bypassed."""
+    writer = site.machine("writer").run("halves:each_way", site.url, list(WAYS))
+    assert all(way["right"] for way in writer["ways"].values())
+    assert {name: way["lowered"] for name, way in writer["ways"].items()} == WAYS
+    assert {name: way["saved"] for name, way in writer["ways"].items()} == WAYS
+    assert writer["saved"] == 0
+    headers = [frame.decode(path.read_bytes()).header for path in site.entries()]
+    assert {header.kind for header in headers} == {"fx"}
+
+    reader = site.machine("reader", PATH="").run("halves:each_way", site.url, list(WAYS))
+    assert all(way["right"] for way in reader["ways"].values())
+    assert {name: way["hits"] for name, way in reader["ways"].items()} == WAYS
+    assert {name: way["lowered"] for name, way in reader["ways"].items()} == dict.fromkeys(WAYS, 0)
+    assert reader["started"] == []
+    # Told like hits of torch's own cache of FX graphs.
+    assert reader["inductor"]["fxgraph_cache_hit"] == sum(WAYS.values())
+    assert reader["time_saved_s"] > 0
+    # Whole graphs are counted as ever.
+    assert reader["hits"] == {"local": 0, "remote": 0}
+    assert reader["bypass_reasons"]["function"] == 3
+
+
+def test_a_second_process_lowers_no_more_than_with_torch_alone(site: Site) -> None:
+    alone = site.machine("alone")
+    first, second = (alone.run("halves:torch_alone") for _ in range(2))
+    assert (first, second) == (2, 0)
+    machine = site.machine("one")
+    names = ["forward", "unknown"]
+    for expected in (first, second):
+        ran = machine.run("halves:each_way", site.url, names)
+        assert sum(way["lowered"] for way in ran["ways"].values()) == expected
+
+
+def test_no_compile_is_shared_twice(site: Site) -> None:
+    """Once the whole graph is saved, its halves are gone; who has it asks for nothing else."""
+    writer = site.machine("writer").run("halves:train", site.url)
+    assert writer["right"]
+    assert writer["lowered"] == 3
+    assert writer["second"] == {
+        "hits": 0,
+        "misses": 3,
+        "saved": 3,
+        "superseded": 3,
+        "bypassed": 0,
+    }
+    headers = [frame.decode(path.read_bytes()).header for path in site.entries()]
+    assert [header.kind for header in headers] == ["aot", "aot"]
+    assert writer["files"] == 2
+    reader = site.machine("reader").run("halves:train", site.url)
+    assert reader["lowered"] == 0
+    assert reader["hits"]["remote"] == 2
+    assert reader["second"] == dict.fromkeys(writer["second"], 0)
+    assert reader["requests"] == {"get": 2}
+
+
+def test_a_forward_outlives_a_process_that_is_killed_right_after_it(site: Site) -> None:
+    machine = site.machine("writer")
+    code = f"from tests.hooks.halves import die_after_a_forward as die; die({site.url!r})"
+    assert machine.start("-c", code).returncode == -9
+    assert site.entries() == []
+    assert machine.run("halves:upload_what_others_left", site.url) is True
+    reader = site.machine("reader").run("halves:each_way", site.url, ["forward"])
+    assert reader["ways"]["forward"]["hits"] == 1
+
+
+def test_bad_halves_are_misses_and_are_replaced(site: Site) -> None:
+    """Kernels that are missing, pickles that are none, guards and code that fail."""
+    count = site.machine("writer").run("halves:write_and_damage", site.url)
+    damaged = {path: path.read_bytes() for path in site.entries()}
+    assert len(damaged) == count
+    victim = site.machine("victim").run("halves:read_damaged", site.url)
+    assert victim["right"]
+    assert victim["hits"] == 0
+    assert victim["misses"] == {"corrupt": count}
+    assert victim["saved"] == count
+    assert all(path.read_bytes() != bad for path, bad in damaged.items())
+    third = site.machine("third").run("halves:read_damaged", site.url)
+    assert third["right"]
+    assert (third["hits"], third["misses"]) == (count, {})
