@@ -110,8 +110,9 @@ class Bundling:
                     graph = compile_inner(*args, **kwargs)
                 finally:
                     self._thread.half = outer
-            # torch notes it only where it does not bundle, and takes a backward's from here.
-            if graph._time_taken_ns is None:
+            # torch notes it only where it does not bundle, and takes a backward's from here; what it
+            # returns for a backward that does nothing has no such attribute yet.
+            if getattr(graph, "_time_taken_ns", None) is None:
                 graph._time_taken_ns = time.monotonic_ns() - started
             return graph
 

@@ -239,7 +239,11 @@ class KeySeam:
             carried = internals.backward_state.get()
             inputs = [value for value in inputs if not isinstance(value, carried)]
             original(gm, inputs, *args, **kwargs)
-            call.reasons = tuple(unsafe_half(gm, self._registry.holds))
+            try:
+                call.reasons = tuple(unsafe_half(gm, self._registry.holds))
+            except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
+                call.reasons = (Unsafe("error", repr(exc)),)
+                call.met(exc)
 
         return check_can_cache
 

@@ -43,7 +43,7 @@ def torchs_own_modules(compile_it: Compile) -> Any:
     return train(compile_it(network), _matrix(True)), [e.grad for e in network.parameters()]
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), since=(2, 13))
+@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1, since=(2, 13))
 def numpy_functions(compile_it: Compile) -> Any:
     """torch knows its stand-ins for numpy's functions, and not those for operators."""
     import numpy as np
@@ -85,7 +85,7 @@ def _operator() -> Any:
     return triple
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",))
+@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1)
 def unknown_function_and_one_vouched_for(compile_it: Compile) -> Any:
     import torch
 
@@ -106,7 +106,7 @@ def known(x: Any) -> Any:
     return x * 14
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("module",))
+@case("safety", graphs=0, bypassed=1, reasons=("module",), halves=1)
 def unknown_module(compile_it: Compile) -> Any:
     """A module that is called as a whole: nothing says what its code is."""
     import torch
@@ -144,7 +144,7 @@ def custom_autograd_function(compile_it: Compile) -> Any:
     return found
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("higher-order-op",), dense=True)
+@case("safety", graphs=0, bypassed=1, reasons=("higher-order-op",), lowered=3, dense=True)
 def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
     import torch
 
@@ -222,7 +222,7 @@ def saved_tensor_hooks(compile_it: Compile) -> Any:
         return train(function, _matrix(True))
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), dense=True)
+@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, dense=True)
 def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
     """Hooks that are graphs are compiled in. What they wrap must say what it is."""
     import torch
@@ -249,7 +249,7 @@ def scaled(x: Any, factor: float) -> Any:
     return x * factor
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("freezing",))
+@case("safety", graphs=0, bypassed=1, reasons=("freezing",), lowered=1)
 def freezing(compile_it: Compile) -> Any:
     import torch
 
@@ -278,9 +278,9 @@ def fakify_first_call(compile_it: Compile) -> Any:
     return x, function(x)
 
 
-@case("safety", graphs=0)
+@case("safety", graphs=0, halves=1, lowered=1)
 def caches_off(compile_it: Compile) -> Any:
-    """Then nothing is asked, and nothing is a bypass."""
+    """Then nothing is a bypass; what is off as a whole is shared in halves."""
     import torch
 
     x = _matrix()
@@ -293,7 +293,7 @@ def caches_off(compile_it: Compile) -> Any:
     return x, found
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("fx-graph-cache-off",), dense=True)
+@case("safety", graphs=0, bypassed=1, reasons=("fx-graph-cache-off",), lowered=1, dense=True)
 def fx_graph_cache_off(compile_it: Compile) -> Any:
     import torch
 

@@ -129,7 +129,7 @@ def subclass_mutated(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("function",))
+@case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1)
 def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     """torch does not know the constructor of a subclass that is not its own."""
     import torch
@@ -139,7 +139,7 @@ def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     return x, compile_it(lambda x: TwoTensor(x + 1, x * 2))(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), dense=True)
+@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, dense=True)
 def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
@@ -166,13 +166,13 @@ def subclass_parameters(compile_it: Compile) -> Any:
     return out, [(each, each.grad) for each in network.parameters()]
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",))
+@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=1)
 def jagged(compile_it: Compile) -> Any:
     x = _jagged()
     return x, compile_it(lambda x: x * 2)(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), dense=True)
+@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, dense=True)
 def jagged_training(compile_it: Compile) -> Any:
     import torch
 
