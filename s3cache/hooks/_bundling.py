@@ -110,8 +110,8 @@ class Bundling:
                     graph = compile_inner(*args, **kwargs)
                 finally:
                     self._thread.half = outer
-            # torch notes it only where it does not bundle, and takes a backward's from here; what it
-            # returns for a backward that does nothing has no such attribute yet.
+            # torch notes it only where it does not bundle, and takes a backward's from here; for a
+            # backward that does nothing it returns a plain function.
             if getattr(graph, "_time_taken_ns", None) is None:
                 graph._time_taken_ns = time.monotonic_ns() - started
             return graph
