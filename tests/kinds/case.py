@@ -23,6 +23,7 @@ class Case:
             returns everything that can be observed: inputs, outputs, gradients, numbers.
         graphs: how many graphs of it are saved, and hit by the next machine.
         unsaved: how many are looked up, and cannot be saved as a whole.
+        again: how many lookups of the first machine hit what it saved just before.
         halves: how many halves of graphs are saved, and hit by the next machine, at the second
             level: of those that are bypassed or unsaved.
         lowered: how many graphs every machine compiles anew, as none can cache them.
@@ -42,6 +43,7 @@ class Case:
     program: Program
     graphs: int
     unsaved: int
+    again: int
     halves: int
     lowered: int
     bypassed: int
@@ -62,6 +64,7 @@ def case(
     *,
     graphs: int = 1,
     unsaved: int = 0,
+    again: int = 0,
     halves: int = 0,
     lowered: int = 0,
     bypassed: int = 0,
@@ -84,6 +87,7 @@ def case(
             program=program,
             graphs=graphs,
             unsaved=unsaved,
+            again=again,
             halves=halves,
             lowered=lowered,
             bypassed=bypassed,

@@ -12,33 +12,33 @@ from typing import Any
 from tests.kinds.case import Compile, case
 
 
-def _leaf() -> Any:
+def leaf() -> Any:
     import torch
 
     return torch.arange(6.0).reshape(2, 3).requires_grad_()
 
 
-def _as_it_is(function: Any) -> Any:
+def as_it_is(function: Any) -> Any:
     return function
 
 
-def _under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = _as_it_is) -> None:
+def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = as_it_is) -> None:
     """Go backward, with ``compiler`` for the graph of it; for eager as ever."""
     import torch
 
-    if compile_it(_as_it_is) is _as_it_is:
+    if compile_it(as_it_is) is as_it_is:
         loss.backward()
         return
     with torch._dynamo.compiled_autograd._enable(compiler):
         loss.backward()
 
 
-def _twice(compile_it: Compile, function: Any, compiler: Any = _as_it_is) -> Any:
+def _twice(compile_it: Compile, function: Any, compiler: Any = as_it_is) -> Any:
     function = compile_it(function)
-    x, y = _leaf(), _leaf()
+    x, y = leaf(), leaf()
     first, second = function(x), function(y)
     first.sum().backward()
-    _under_compiled_autograd(compile_it, second.sum(), compiler)
+    under_compiled_autograd(compile_it, second.sum(), compiler)
     return x, y, first, second, x.grad, y.grad
 
 
@@ -61,7 +61,7 @@ def backward_module_with_symbols(compile_it: Compile) -> Any:
         function(x).sum().backward()
         x.grad = None
         out = function(x)
-        _under_compiled_autograd(compile_it, out.sum())
+        under_compiled_autograd(compile_it, out.sum())
         found.append((x, x.grad, out))
     return found
 
@@ -74,9 +74,9 @@ def its_graph_is_cached(compile_it: Compile) -> Any:
 
 @case("compiled_autograd", since=(2, 13), dense=True)
 def eager_forward(compile_it: Compile) -> Any:
-    x = _leaf()
+    x = leaf()
     out = (x * x).exp() @ x.t()
-    _under_compiled_autograd(compile_it, out.sum(), compile_it)
+    under_compiled_autograd(compile_it, out.sum(), compile_it)
     return x, out, x.grad
 
 
@@ -88,7 +88,7 @@ def parameters_of_a_module(compile_it: Compile) -> Any:
     function = compile_it(network)
     function(torch.ones(4, 3)).square().sum().backward()
     out = function(torch.ones(4, 3))
-    _under_compiled_autograd(compile_it, out.square().sum(), compile_it)
+    under_compiled_autograd(compile_it, out.square().sum(), compile_it)
     return out, [(each, each.grad) for each in network.parameters()]
 
 
@@ -102,18 +102,18 @@ def hooks_around_a_cached_graph(compile_it: Compile) -> Any:
 @case("compiled_autograd")
 def hooks_under_compiled_autograd(compile_it: Compile) -> Any:
     function = compile_it(lambda x: x * x - 9)
-    function(_leaf()).sum().backward()
-    return _hooked(function, lambda loss: _under_compiled_autograd(compile_it, loss))
+    function(leaf()).sum().backward()
+    return _hooked(function, lambda loss: under_compiled_autograd(compile_it, loss))
 
 
 @case("compiled_autograd", graphs=2, since=(2, 13), dense=True)
 def hooks_in_its_graph(compile_it: Compile) -> Any:
     """Hooks that Dynamo traces become part of the graph of the backward pass."""
     function = compile_it(lambda x: x * x - 10)
-    function(_leaf()).sum().backward()
+    function(leaf()).sum().backward()
     return _hooked(
         function,
-        lambda loss: _under_compiled_autograd(compile_it, loss, compile_it),
+        lambda loss: under_compiled_autograd(compile_it, loss, compile_it),
     )
 
 
@@ -138,7 +138,7 @@ def _hooked(function: Any, backward: Any) -> Any:
         order.append("accumulated")
         leaf.grad.add_(1)
 
-    x = _leaf()
+    x = leaf()
     x.register_hook(scale("leaf", 3))
     x.register_post_accumulate_grad_hook(accumulated)
     out = function(x)

@@ -13,7 +13,16 @@ from tests.kinds.case import CASES, Case
 
 __all__ = ["ROWS", "load_cases", "run"]
 
-ROWS = ("safety", "outputs", "inputs", "tensors", "runtime", "paths", "compiled_autograd")
+ROWS = (
+    "safety",
+    "outputs",
+    "inputs",
+    "tensors",
+    "runtime",
+    "paths",
+    "compiled_autograd",
+    "compiled_backward",
+)
 
 
 def load_cases() -> dict[str, Case]:

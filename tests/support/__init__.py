@@ -3,6 +3,7 @@
 * :mod:`~tests.support.density`: how much of each suite runs, and what says so;
 * :mod:`~tests.support.schedule`: which tests share a worker, and who goes first;
 * :mod:`~tests.support.machines`: jobs of the compile cache, each in a process on a fresh machine;
+* :mod:`~tests.support.warm`: real compiles through a bucket, cold and warm;
 * :mod:`~tests.support.sites`: a remote with such machines, as a fixture;
 * :mod:`~tests.support.processes`: processes that save and look up until a test kills them,
   :mod:`~tests.support.worker` is what runs in them;

@@ -1,0 +1,20 @@
+"""Real compiles, shared through a real Ceph RADOS Gateway."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.warm import WarmStart
+
+if TYPE_CHECKING:
+    from s3cache.store import S3Options
+
+pytestmark = pytest.mark.rgw
+
+
+class TestWarmStartOverRGW(WarmStart):
+    @pytest.fixture
+    def place(self, rgw_options: S3Options) -> S3Options:
+        return rgw_options
