@@ -23,6 +23,8 @@ from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
     from s3cache.torch_api.protocols import (
         CompiledGraph,
         FirstCallWrapper,
@@ -98,21 +100,21 @@ class Bundling:
         return should_bundle_autograd_cache
 
     def _compiler(self, compile_inner: Function[CompiledGraph]) -> Function[CompiledGraph]:
-        def compile_fx_inner(*args: object, **kwargs: object) -> CompiledGraph:
+        def compile_fx_inner(gm: GraphModule, *args: object, **kwargs: object) -> CompiledGraph:
             if self._begun() is None:
-                return compile_inner(*args, **kwargs)
+                return compile_inner(gm, *args, **kwargs)
             started = time.monotonic_ns()
             outer = self._thread.half
             with contextlib.ExitStack() as self._thread.half:
                 try:
-                    if not internals.asks_fx_cache():
+                    # A half that does nothing is not compiled at all, unless torch bundles.
+                    if not (internals.asks_fx_cache() and internals.count_calls.get()(gm.graph)):
                         self.bundle_here()
-                    graph = compile_inner(*args, **kwargs)
+                    graph = compile_inner(gm, *args, **kwargs)
                 finally:
                     self._thread.half = outer
-            # torch notes it only where it does not bundle, and takes a backward's from here; for a
-            # backward that does nothing it returns a plain function.
-            if getattr(graph, "_time_taken_ns", None) is None:
+            # torch notes it only where it does not bundle, and takes a backward's from here.
+            if graph._time_taken_ns is None:
                 graph._time_taken_ns = time.monotonic_ns() - started
             return graph
 

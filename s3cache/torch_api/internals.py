@@ -66,7 +66,7 @@ from s3cache.torch_api.protocols import (
 
 if TYPE_CHECKING:
     from torch import SymInt, Tensor
-    from torch.fx import GraphModule, Node
+    from torch.fx import Graph, GraphModule, Node
     from torch.nn import Module
 
 OLDEST: Release = (2, 11)
@@ -599,6 +599,7 @@ Shape(f"{_COMPILED}:Op", AutogradNode)
 compile_fx_inner: Internal[Function[CompiledGraph]] = Internal(
     "torch._inductor.compile_fx:_compile_fx_inner"
 )
+count_calls: Internal[Callable[[Graph], int]] = Internal("torch._dynamo.utils:count_calls")
 compiled_graph: Internal[type[CompiledGraph]] = Internal(
     "torch._inductor.output_code:CompiledFxGraph"
 )
