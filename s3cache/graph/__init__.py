@@ -1,7 +1,14 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
 from s3cache.graph._key import Key, key_of, unpicklable_options
-from s3cache.graph._safety import Code, Unsafe, also_safe, unsafe_half, unsafe_parts
+from s3cache.graph._safety import (
+    Code,
+    Unsafe,
+    also_safe,
+    is_custom_function,
+    unsafe_half,
+    unsafe_parts,
+)
 from s3cache.graph._stable import Component
 from s3cache.graph._surroundings import FIRST_CALL
 
@@ -12,6 +19,7 @@ __all__ = [
     "Key",
     "Unsafe",
     "also_safe",
+    "is_custom_function",
     "key_of",
     "unpicklable_options",
     "unsafe_half",

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import CustomPass, Function
 
-__all__ = ["Code", "Unsafe", "also_safe", "graph_modules", "unsafe_half", "unsafe_parts"]
+__all__ = [
+    "Code",
+    "Unsafe",
+    "also_safe",
+    "graph_modules",
+    "is_custom_function",
+    "unsafe_half",
+    "unsafe_parts",
+]
 
 Code: TypeAlias = Literal[
     "caches-off",  # the process
@@ -219,11 +227,6 @@ def _without_uuid(name: str, kind: type[CustomPass] | None, value: object) -> It
 
 # -- the graph
 
-_ALLOW_FUNCTIONS = (
-    "set torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True"
-)
-
-
 def _graphs(gm: GraphModule, registered: Callable[[object], bool]) -> Iterator[Unsafe]:
     if internals.has_frozen_params.get()(gm):
         yield Unsafe("frozen-parameters", "the graph holds the values of frozen parameters")
@@ -281,9 +284,7 @@ class _Judge:
             yield Unsafe(
                 "higher-order-op",
                 f"{target} says that it cannot be cached",
-                _ALLOW_FUNCTIONS
-                if str(target) == "autograd_function_apply"
-                else "call it outside of the compiled region",
+                "call it outside of the compiled region",
                 node.name,
                 str(target),
                 module,
@@ -325,6 +326,8 @@ _KNOWN_MODULES = ("torch", "builtins", "math", "cmath", "_operator", "_functools
 _ALSO_SAFE = (
     "torch.amp.autocast_mode._enter_autocast",
     "torch.amp.autocast_mode._exit_autocast",
+    # Makes the context of a custom autograd function while that is traced, and takes nothing.
+    "torch.autograd.function.FunctionCtx",
 )
 
 
@@ -339,8 +342,21 @@ def also_safe(gm: GraphModule) -> dict[str, str]:
     return {internals.name_of(target): "" for target in targets if _is_also_safe(target)}
 
 
+def is_custom_function(target: object) -> bool:
+    """Whether ``target`` is the operator that stands for a custom ``autograd.Function``.
+
+    It has no code of its own: Dynamo has traced ``forward`` and ``backward`` into graphs inside of
+    the graph, and passes on what the context was told, in words: which outputs have no derivative,
+    which inputs are written to, what is saved. AOTAutograd runs those graphs, and sees no more of
+    the user's class. All of it is in the key with the graph, and checked with it.
+    """
+    return target is internals.custom_function.get()
+
+
 def _is_also_safe(target: object) -> bool:
     if autograd_words(target) is not None:  # the words are in the key
+        return True
+    if is_custom_function(target):
         return True
     return internals.name_of(target) in _ALSO_SAFE
 

@@ -20,6 +20,7 @@ from s3cache.graph import (
     Key,
     Unsafe,
     also_safe,
+    is_custom_function,
     key_of,
     unpicklable_options,
     unsafe_half,
@@ -150,6 +151,7 @@ class KeySeam:
         patches.replace(internals.autograd_cache_key, self._key_maker)
         patches.replace(internals.check_cacheable, self._checker)
         patches.replace(internals.get_hash, self._digester)
+        patches.replace(internals.operator_cacheable, _function_accepter)
 
     def install_fx(self, patches: Patches) -> None:
         """Replace what makes keys of FX graphs."""
@@ -296,6 +298,18 @@ class KeySeam:
         self._keys[name] = key
         while len(self._keys) > _REMEMBERED_KEYS:
             self._keys.popitem(last=False)
+
+
+def _function_accepter(original: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Have all of torch's checks accept custom autograd functions: keys here hold all of them.
+
+    torch has an option for it, which would be in the key of every graph.
+    """
+
+    def cacheable(operator: object) -> bool:
+        return is_custom_function(operator) or original(operator)
+
+    return cacheable
 
 
 def _reasons_for(error: Exception) -> tuple[Unsafe, ...]:

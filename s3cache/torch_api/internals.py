@@ -393,8 +393,9 @@ CACHING_OPTIONS = (
     Fields("torch._inductor.config", "cpp.cxx cpp_cache_precompile_headers"),
     Fields(
         "torch._functorch.config",
-        """bundled_autograd_cache enable_autograd_cache enable_remote_autograd_cache
-        force_autograd_cache strict_autograd_cache""",
+        """autograd_cache_allow_custom_autograd_functions bundled_autograd_cache
+        enable_autograd_cache enable_remote_autograd_cache force_autograd_cache
+        strict_autograd_cache""",
     ),
 )
 #: Those of Dynamo and of symbolic shapes that what comes after Dynamo reads as well.
@@ -519,6 +520,14 @@ def boxed(function: Callable[[list[object]], object]) -> Callable[[list[object]]
 operator: Internal[type[Operator]] = Internal("torch._ops:OpOverload")
 operator_packet: Internal[type[OperatorPacket]] = Internal("torch._ops:OpOverloadPacket")
 higher_order_operator: Internal[type] = Internal("torch._ops:HigherOrderOperator")
+#: Whether graphs that call a higher-order operator may be cached: torch's checks ask the operator.
+operator_cacheable: Internal[Callable[[object], bool]] = Internal(
+    "torch._ops:HigherOrderOperator.cacheable"
+)
+#: What Dynamo makes of a call of a custom ``autograd.Function``.
+custom_function: Internal[object] = Internal(
+    "torch._functorch.autograd_function:autograd_function_apply"
+)
 custom_operators: Internal[Mapping[str, CustomOperator]] = Internal(
     "torch._library.custom_ops:OPDEFS"
 )

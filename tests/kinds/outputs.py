@@ -17,13 +17,6 @@ def _matrix(requires_grad: bool = False) -> Any:
     return torch.arange(12.0).reshape(4, 3).requires_grad_(requires_grad)
 
 
-def _custom_functions_allowed() -> Any:
-    """torch's own switch for caching graphs with custom autograd functions; it is off."""
-    import torch
-
-    return torch._functorch.config.patch(autograd_cache_allow_custom_autograd_functions=True)
-
-
 @case("outputs", shows=_has("non_alias"), dense=True)
 def non_alias(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
@@ -144,8 +137,7 @@ def custom_function_view(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return Flat.apply(x), x * 2
 
-    with _custom_functions_allowed():
-        return train(compile_it(function), _matrix(True))
+    return train(compile_it(function), _matrix(True))
 
 
 @case("outputs", shows=lambda runtime: any(e["dynamic_dims"] for e in runtime["outputs"]))
@@ -203,8 +195,7 @@ def marked_non_differentiable(compile_it: Compile) -> Any:
         def backward(ctx: Any, grad: Any, _: Any) -> Any:
             return grad * 5
 
-    with _custom_functions_allowed():
-        return train(compile_it(lambda x: Split.apply(x)), _matrix(True))
+    return train(compile_it(lambda x: Split.apply(x)), _matrix(True))
 
 
 @case("outputs", dense=True)

@@ -122,9 +122,9 @@ def unknown_module(compile_it: Compile) -> Any:
     return x, compile_it(network, without_dynamo=True)(x)
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("higher-order-op",))
+@case("safety", graphs=3)
 def custom_autograd_function(compile_it: Compile) -> Any:
-    """Bypassed as torch does, unless its switch says otherwise."""
+    """Both of its passes are in the graph; torch's switch for it makes no other key."""
     import torch
 
     class Scale(torch.autograd.Function):
@@ -138,9 +138,24 @@ def custom_autograd_function(compile_it: Compile) -> Any:
             (x,) = ctx.saved_tensors
             return grad * x * 16
 
+    class Split(torch.autograd.Function):
+        """With an attribute, an output without derivative, and another function inside."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, by: float) -> Any:
+            ctx.by = by
+            index = x.argmax(-1)
+            ctx.mark_non_differentiable(index)
+            return x * by, index
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any, _: Any) -> Any:
+            return Scale.apply(grad) * ctx.by, None
+
     found = [train(compile_it(lambda x: Scale.apply(x)), _matrix(True))]
     with torch._functorch.config.patch(autograd_cache_allow_custom_autograd_functions=True):
         found.append(train(compile_it(lambda x: Scale.apply(x) + 0), _matrix(True)))
+    found.append(train(compile_it(lambda x: Split.apply(x, 0.17)), _matrix(True)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -219,26 +220,107 @@ def _budget(variant: int) -> Program:
     return _two(_plain, functools.partial(functorch.patch, patch))
 
 
-class Function(torch.autograd.Function):
-    factor = 1.0
+# Custom autograd functions: Dynamo puts both of their passes into the graph, or breaks it. It breaks
+# it where they read an attribute of their class.
+
+
+class Now:
+    """What the functions below read while they are traced."""
+
+    variant = 0
+
+
+def _applied(function: type[torch.autograd.Function], variant: int) -> Program:
+    @contextlib.contextmanager
+    def changed() -> Iterator[None]:
+        Now.variant = variant
+        yield
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        return function.apply(x, y)
+
+    return replace(_two(program, changed), options={"fullgraph": True})
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * (1.0 + Now.variant), None
+
+
+class Outer(torch.autograd.Function):
+    """With another one inside of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * Function.factor
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return Scaled.apply(grad, x) * (1.0 + Now.variant) + x, None
 
 
-def _function(variant: int) -> Program:
-    @contextlib.contextmanager
-    def changed() -> Iterator[None]:
-        Function.factor = 1.0 + variant
-        with functorch.patch(autograd_cache_allow_custom_autograd_functions=True):
-            yield
+class Told(torch.autograd.Function):
+    """What a context is told that is in neither graph, one thing for each bit."""
 
-    return _two(lambda x, y: Function.apply(x) * y, changed)
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = x * y, x + y
+        if Now.variant & 1:
+            ctx.mark_non_differentiable(second)
+        if Now.variant & 2:
+            ctx.save_for_backward(x, y)
+        else:
+            ctx.x, ctx.y = x, y
+        if Now.variant & 4:
+            ctx.set_materialize_grads(False)
+        return (second, first) if Now.variant & 8 else (first, second)
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, Any]:
+        x, y = ctx.saved_tensors if Now.variant & 2 else (ctx.x, ctx.y)
+        return first * y + x, None
+
+
+_FUNCTION = """
+def helper(x): return {helper}
+class Written(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.by = {attribute}
+        {forward}
+    @staticmethod
+    def backward(ctx, grad):
+        {backward}
+"""
+_TEXTS = {
+    "helper": ("x", "x * 2", "x.cos()", "x + 1"),
+    "attribute": ("3", "4", "3.0", "-3"),
+    "forward": ("return x.sin()", "return x.cos()", "return x.sin() * 2", "return x"),
+    "backward": (
+        "return helper(grad) * ctx.by, None",
+        "return helper(grad) + ctx.by, None",
+        "return helper(grad) * ctx.by * ctx.needs_input_grad[0] * 2, None",
+        "return grad * ctx.by, None",
+    ),
+}
+
+
+def _written(variant: int) -> Program:
+    """Each text in turn, with the others as they are at first."""
+    chosen = {name: texts[0] for name, texts in _TEXTS.items()}
+    if 0 < variant:
+        name = list(_TEXTS)[(variant - 1) // 3]
+        chosen[name] = _TEXTS[name][1 + (variant - 1) % 3]
+    namespace: dict[str, Any] = {"Function": torch.autograd.Function}
+    exec(_FUNCTION.format(**chosen), namespace)
+    return _applied(namespace["Written"], variant)
 
 
 _THINGS: dict[str, Callable[[int], Program]] = {
@@ -257,5 +339,8 @@ _THINGS: dict[str, Callable[[int], Program]] = {
     "decomposition": _decomposed,
     "annotation": _annotated,
     "names of the memory budget": _budget,
-    "autograd function": _function,
+    "autograd function": functools.partial(_applied, Scaled),
+    "autograd function in another": functools.partial(_applied, Outer),
+    "text of an autograd function": _written,
+    "context of an autograd function": functools.partial(_applied, Told),
 }
