@@ -1,6 +1,7 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
 from s3cache.graph._key import Key, key_of, unpicklable_options
+from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._safety import (
     Code,
     Unsafe,
@@ -19,6 +20,8 @@ __all__ = [
     "Key",
     "Unsafe",
     "also_safe",
+    "context_hashes",
+    "described_passes",
     "is_custom_function",
     "key_of",
     "unpicklable_options",

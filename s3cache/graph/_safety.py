@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from s3cache.graph._code import UntoldError
+from s3cache.graph._passes import context_hash, custom_passes, why_untold
 from s3cache.graph._stable import autograd_words
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from s3cache.torch_api.protocols import CustomPass, Function
+    from s3cache.torch_api.protocols import Function
 
 __all__ = [
     "Code",
@@ -170,62 +172,21 @@ def _process() -> Iterator[Unsafe]:
 
 
 def _passes() -> Iterator[Unsafe]:
-    """User code that rewrites graphs must say which code it is."""
-    inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
-    graph_pass = internals.custom_graph_pass.get()
-    scheduler_pass = internals.custom_scheduler_pass.find()
-    passes: list[tuple[str, type[CustomPass] | None, object]] = [
-        ("post_grad_custom_pre_pass", graph_pass, inductor.post_grad_custom_pre_pass),
-        ("post_grad_custom_post_pass", graph_pass, inductor.post_grad_custom_post_pass),
-        ("joint_custom_pre_pass", graph_pass, inductor.joint_custom_pre_pass),
-        ("joint_custom_post_pass", graph_pass, inductor.joint_custom_post_pass),
-    ]
-    if internals.pre_grad_pass_timing.find() == "late":  # others have run on this graph already
-        passes.append(("pre_grad_custom_pass", graph_pass, inductor.pre_grad_custom_pass))
-    communication = [hook for hook in inductor._fuse_ddp_communication_passes if callable(hook)]
-    passes += [
-        ("_pre_fusion_custom_pass", scheduler_pass, inductor._pre_fusion_custom_pass),
-        ("_post_fusion_custom_pass", scheduler_pass, inductor._post_fusion_custom_pass),
-        ("_fuse_ddp_communication_passes", graph_pass, communication),
-        (
-            "custom_partitioner_fn",
-            internals.custom_partitioner.get(),
-            inductor.custom_partitioner_fn,
-        ),
-    ]
-    # torch leaves this one out of its key, and does not refuse it either.
-    if callable(functorch.joint_custom_pass):
-        passes.append(("joint_custom_pass", graph_pass, functorch.joint_custom_pass))
-    for name, kind, value in passes:
-        yield from _without_uuid(name, kind, value)
-    try:
-        internals.check_memory_budget.get()(functorch)
-    except internals.bypass_error.get() as exc:
-        yield Unsafe("custom-callable", str(exc), "give it a uuid(), as torch asks")
-
-
-def _without_uuid(name: str, kind: type[CustomPass] | None, value: object) -> Iterator[Unsafe]:
-    """Those of the passes under option ``name`` that do not say which code they are.
-
-    Args:
-        kind: the class of torch from which those that do are derived, if it has one.
-        value: a pass, several of them, or ``None``.
-    """
-    passes = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-    for pass_ in passes:
-        if kind is None or not (isinstance(pass_, kind) and pass_.uuid()):
-            base = (
-                "a class of a later torch" if kind is None else f"{kind.__module__}.{kind.__name__}"
-            )
-            yield Unsafe(
-                "custom-pass",
-                f"{name} is {_qualified(pass_)}, which has no uuid()",
-                f"derive it from {base} and give it a uuid()",
-                target=_qualified(pass_),
-            )
+    """User code that rewrites graphs must say which code it is, or be code that can be told."""
+    for option, value in custom_passes():
+        for pass_ in value if isinstance(value, (list, tuple)) else [value]:
+            why = why_untold(option, pass_)
+            if why is not None:
+                yield Unsafe(
+                    option.code,
+                    f"{option.name} is {_qualified(pass_)}, which {why}",
+                    option.fix,
+                    target=_qualified(pass_),
+                )
 
 
 # -- the graph
+
 
 def _graphs(gm: GraphModule, registered: Callable[[object], bool]) -> Iterator[Unsafe]:
     if internals.has_frozen_params.get()(gm):
@@ -234,10 +195,14 @@ def _graphs(gm: GraphModule, registered: Callable[[object], bool]) -> Iterator[U
     for name, module in graph_modules(gm):
         yield from judge.graph(module, name)
         context_fn = (module.meta or {}).get(internals.CHECKPOINT_CONTEXT)
-        if context_fn is not None and getattr(context_fn, "cache_hash", None) is None:
+        if context_fn is None:
+            continue
+        try:
+            context_hash(context_fn)
+        except UntoldError as exc:
             yield Unsafe(
                 "checkpoint-context",
-                "a selective-checkpoint context_fn has no cache_hash",
+                f"a selective-checkpoint context_fn has no cache_hash, and {exc}",
                 "give context_fn (or the functools.partial) an attribute cache_hash that "
                 "changes with what it does",
                 target=_qualified(context_fn),

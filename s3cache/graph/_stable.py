@@ -17,6 +17,7 @@ from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
+from s3cache.graph._passes import context_hash
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -143,6 +144,10 @@ def _graph_parts(gm: GraphModule) -> object:
     code = gm.graph.python_code(root_module="self")
     generated = internals.GENERATED.names
     parts = {name: value for name, value in vars(gm).items() if name not in generated}
+    context_fn = gm.meta.get(internals.CHECKPOINT_CONTEXT) if gm.meta else None
+    if context_fn is not None:  # seldom something to pickle
+        words = context_hash(context_fn)
+        parts["meta"] = {**gm.meta, internals.CHECKPOINT_CONTEXT: words}
     described = {name: autograd_words(value) for name, value in code.globals.items()}
     imports = sorted(
         described[name] or line_of(name, value) for name, value in code.globals.items()

@@ -20,6 +20,8 @@ from s3cache.graph import (
     Key,
     Unsafe,
     also_safe,
+    context_hashes,
+    described_passes,
     is_custom_function,
     key_of,
     unpicklable_options,
@@ -152,6 +154,7 @@ class KeySeam:
         patches.replace(internals.check_cacheable, self._checker)
         patches.replace(internals.get_hash, self._digester)
         patches.replace(internals.operator_cacheable, _function_accepter)
+        patches.replace(internals.context_hashes, lambda _: context_hashes)
 
     def install_fx(self, patches: Patches) -> None:
         """Replace what makes keys of FX graphs."""
@@ -188,7 +191,8 @@ class KeySeam:
             with self._calls.entered(self._calls.current or CacheCall()) as call:
                 call.inputs = inputs
                 try:
-                    made = original(mod, inputs, *args, **kwargs)
+                    with described_passes():
+                        made = original(mod, inputs, *args, **kwargs)
                 except Exception as exc:
                     call.reasons = call.reasons or _reasons_for(exc)
                     call.met(exc)

@@ -128,9 +128,6 @@ autograd_cache_key: Internal[Function[tuple[str, list[str]]]] = Internal(
 )
 check_cacheable: Internal[Callable[[GraphModule], None]] = Internal(f"{_CACHE}:check_cacheable")
 check_node_safe: Internal[Callable[[Node], None]] = Internal(f"{_CACHE}:check_node_safe")
-check_memory_budget: Internal[Callable[[FunctorchConfig], object]] = Internal(
-    f"{_CACHE}:_get_custom_estimator_solver_uuids"
-)
 key_details: Internal[type[KeyDetails]] = Internal(_DETAILS)
 get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_PICKLER}.get_hash")
 bypass_error: Internal[type[Exception]] = Internal(f"{_CACHE}:BypassAOTAutogradCache")
@@ -169,6 +166,10 @@ CONFIG_DETAILS = Fields(
 )
 #: One that says how to cache, and nothing about what is compiled.
 CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
+#: What torch's key has of the context functions of checkpointed regions; it refuses some.
+context_hashes: Internal[Callable[[GraphModule], list[object]]] = Internal(
+    f"{_CACHE}:_collect_context_fn_hashes"
+)
 #: Where a graph module keeps the context function of a checkpointed region.
 (CHECKPOINT_CONTEXT,) = Words(f"{_CACHE}:_collect_context_fn_hashes", "_checkpoint_context_fn")
 #: What a node's metadata says of a function of ``fx.wrap``.
@@ -423,6 +424,8 @@ custom_partitioner: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomPart
 custom_scheduler_pass: Internal[type[CustomPass]] = Internal(
     f"{_PASSES}:CustomSchedulerPass", since=(2, 13), instead="no such pass has a uuid()"
 )
+custom_solver: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomKnapsackSolver")
+custom_estimator: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomRuntimeEstimator")
 should_use_remote_fx_cache: Internal[Callable[[], bool]] = Internal(
     "torch._inductor.utils:should_use_remote_fx_graph_cache"
 )
@@ -551,6 +554,12 @@ lowerings: Internal[Mapping[object, Function[object]]] = Internal(
 #: How the dispatcher tells the key and the source file of each kernel of an operator, and its own.
 REGISTERED_AT = re.compile(r"^(\S+): registered at (.+?):\d+ ", re.MULTILINE)
 DEFINED_AT = re.compile(r"^debug: registered at (.+?):\d+$", re.MULTILINE)
+
+
+def is_operator(value: object) -> bool:
+    """Whether ``value`` is an operator, an overload of one, or of higher order."""
+    kinds = operator.get(), operator_packet.get(), higher_order_operator.get()
+    return isinstance(value, kinds)
 
 
 def packet_of(function: object) -> object:

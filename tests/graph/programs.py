@@ -60,9 +60,20 @@ def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
     return op is torch.ops.aten.mm.default
 
 
-def saved(x: Tensor, weight: Tensor) -> Tensor:
-    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
-    contexts.cache_hash = "mm"  # type: ignore[attr-defined]
+def policies() -> dict[str, Any]:
+    """What says which operators are saved: a list, a function, one made by another."""
+    kept = {torch.ops.aten.mm.default: "products", torch.ops.aten.sin.default: "sines"}
+
+    def among(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
+        return op in kept or op in OFFSETS
+
+    return {"listed": [*kept], "decided": policy, "made": among}
+
+
+def saved(which: str, x: Tensor, weight: Tensor) -> Tensor:
+    contexts = functools.partial(create_selective_checkpoint_contexts, policies()[which])
+    if which == "decided":
+        contexts.cache_hash = "mm"  # type: ignore[attr-defined]
     return checkpoint(
         lambda a: torch.sin(a @ weight) @ weight, x, use_reentrant=False, context_fn=contexts
     )
@@ -90,7 +101,12 @@ def programs() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, A
         "inference": lambda: (Block().eval().requires_grad_(False), (torch.ones(2, 4, 8),), {}),
         "function": lambda: (lambda x: Squared.apply(x).sum(), (leaf(3),), {}),
         "operator": lambda: (lambda x: twice(x).sin(), (leaf(3),), {}),
-        "selective": lambda: (saved, (leaf(4, 4), leaf(4, 4)), {}),
+        **{
+            name: functools.partial(
+                lambda name: (functools.partial(saved, name), (leaf(4, 4), leaf(4, 4)), {}), name
+            )
+            for name in policies()
+        },
         "regions": lambda: (regions, (torch.ones(3),), {}),
         "dynamic": lambda: (offset, (leaf(5, 2),), {"dynamic": True}),
         "parametrized": lambda: (

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import math
+import os
+import random
+import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from s3cache.graph._code import fingerprint
+from s3cache.graph._code import UntoldError, fingerprint, told
 
 
 def written(source: str, **names: Any) -> Callable[..., Any]:
@@ -71,6 +77,9 @@ def test_what_matters(source: str) -> None:
         (torch.float32, torch.float64),
         (functools.partial(helper, 1), functools.partial(helper, 2)),
         (written("def f(): return G", G=1), written("def f(): return G", G=2)),
+        (torch.ops.aten.mm.default, torch.ops.aten.bmm.default),
+        (torch.ops.aten.mm.default, torch.ops.aten.mm.out),
+        (torch.ops.higher_order.wrap, torch.ops.higher_order.cond),
     ],
 )
 def test_what_it_refers_to_matters(one: Any, other: Any) -> None:
@@ -108,3 +117,107 @@ def test_functions_that_refer_to_each_other_end() -> None:
     names: dict[str, Any] = {}
     exec("def f(n): return g(n - 1)\ndef g(n): return f(n - 1)", names)
     assert fingerprint(names["f"]) == fingerprint(names["f"])
+
+
+class Counted:
+    """A callable whose behaviour is in its state, its base class and a property."""
+
+    by = (1, 2)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @property
+    def twice(self) -> int:
+        return self.count * 2
+
+    def __call__(self, x: int) -> int:
+        return x * self.twice
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+def attributed(count: int) -> Callable[..., Any]:
+    function = written("def f(x): return x * f.count")
+    function.count = count  # type: ignore[attr-defined]
+    return function
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Counted,
+        Slotted,
+        attributed,
+        lambda count: type("Derived", (Counted,), {"by": [count]}),
+        lambda count: type("Derived", (Counted,), {"twice": property(lambda self: count)}),
+        lambda count: functools.lru_cache(written("def f(): return G", G=count)),
+        lambda count: collections.defaultdict(functools.partial(int, count)),
+        lambda count: written("def f(): return getattr(m, 'by')", m=module(by=count)),
+        lambda count: written("def f(): return m.inner.by", m=module(inner=module(by=count))),
+    ],
+)
+def test_what_is_told_tells_all(make: Callable[[int], Any]) -> None:
+    def holding(value: Any) -> Callable[..., Any]:
+        return lambda x: (x, value)
+
+    assert told(holding(make(1))) == told(holding(make(1))) != told(holding(make(2)))
+
+
+def module(**names: Any) -> types.ModuleType:
+    made = types.ModuleType("s3cache_tests_module")
+    vars(made).update(names)
+    return made
+
+
+def test_what_python_and_torch_compute_is_told() -> None:
+    source = "def f(x): return torch.sin(x) + math.sqrt(len(x)) + x.open()"
+    assert told(written(source, torch=torch, math=math))
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("def f(x): return time.time()", "time"),
+        ("def f(x): return clock()", "time"),
+        ("def f(x): return os.environ", "os"),
+        ("def f(x): return chance()", "not in Python"),
+        ("def f(x): return open('x')", "open"),
+        ("def f(x): return [eval(e) for e in x]", "eval"),
+        ("def f(x):\n    import os\n    return os.getpid()", "os"),
+        ("def f(x): return torch.distributed.get_rank()", "get_rank"),
+        ("def f(x): return x + large", "tensor"),
+        ("def f(x): return handle", "state"),
+        ("def f(x): return modules['os'].environ", "as a whole"),
+        ("def f(x): return deep", "too"),
+    ],
+)
+def test_what_asks_the_process_or_the_machine_is_not_told(source: str, what: str) -> None:
+    deep: list[Any] = []
+    for _ in range(20):
+        deep = [deep]
+    names = {
+        "time": time,
+        "clock": time.time,
+        "os": os,
+        "chance": random.random,
+        "torch": torch,
+        "large": torch.ones(5000),
+        "handle": object(),
+        "modules": {"os": os},
+        "deep": deep,
+    }
+    with pytest.raises(UntoldError, match=what):
+        told(written(source, **names))
+
+
+def test_what_contains_itself_ends() -> None:
+    knot: dict[Any, Any] = {}
+    knot[1] = knot
+    with pytest.raises(UntoldError):
+        told(written("def f(): return knot", knot=knot))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +16,17 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomKnapsackSolver
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental._backward_state import BackwardState
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from s3cache.graph import Unsafe, unsafe_parts
 
 
 def users_own(x: torch.Tensor) -> torch.Tensor:
     return x + 1
+
+
+def untold(*_: object) -> Any:
+    return time.time()
 
 
 class UsersModule(nn.Module):
@@ -156,16 +163,23 @@ def test_a_wrapped_function_is_safe_if_its_user_gave_a_hash() -> None:
     assert unsafe_parts(gm, lambda _: False) == []
 
 
-def test_a_checkpoint_context_needs_a_hash() -> None:
-    def context_fn() -> None: ...
+def test_a_checkpoint_context_needs_a_hash_or_code_that_can_be_told() -> None:
+    def checkpointed(context_fn: Any) -> list[Unsafe]:
+        inner = graph_of(("call_function", torch.sin))
+        inner.meta["_checkpoint_context_fn"] = context_fn
+        return unsafe_parts(
+            graph_of(("call_module", "body"), modules={"body": inner}), lambda _: False
+        )
 
-    inner = graph_of(("call_function", torch.sin))
-    inner.meta["_checkpoint_context_fn"] = context_fn
-    gm = graph_of(("call_module", "body"), modules={"body": inner})
-    (reason,) = unsafe_parts(gm, lambda _: False)
+    hashed = functools.partial(untold)
+    hashed.cache_hash = "1"  # type: ignore[attr-defined]
+    operators = functools.partial(
+        create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.mm]
+    )
+    assert [checkpointed(each) for each in (hashed, operators, users_own)] == [[], [], []]
+    (reason,) = checkpointed(untold)
     assert (reason.code, reason.module) == ("checkpoint-context", "body")
-    context_fn.cache_hash = "1"  # type: ignore[attr-defined]
-    assert unsafe_parts(gm, lambda _: False) == []
+    assert "time" in reason.message
 
 
 def test_what_the_user_vouches_for_is_safe() -> None:
@@ -183,9 +197,6 @@ def test_hooks_that_travel_to_the_backward_pass_are_not_safe() -> None:
     assert codes(unsafe_parts(gm, lambda _: False, [torch.ones(1), BackwardState()])) == [
         "backward-state"
     ]
-
-
-def solver(*_: object) -> None: ...
 
 
 class Unwilling(CustomKnapsackSolver):
@@ -214,18 +225,18 @@ FUNCTORCH = torch._functorch.config
         (INDUCTOR, "fx_graph_cache", False, "fx-graph-cache-off"),
         (INDUCTOR, "freezing", True, "freezing"),
         (INDUCTOR, "aot_inductor.use_runtime_constant_folding", True, "constant-folding"),
-        (INDUCTOR, "post_grad_custom_pre_pass", users_own, "custom-pass"),
-        (INDUCTOR, "post_grad_custom_post_pass", [Known(), users_own], "custom-pass"),
-        (INDUCTOR, "joint_custom_pre_pass", users_own, "custom-pass"),
-        (INDUCTOR, "joint_custom_post_pass", users_own, "custom-pass"),
-        (INDUCTOR, "_pre_fusion_custom_pass", users_own, "custom-pass"),
-        (INDUCTOR, "_post_fusion_custom_pass", users_own, "custom-pass"),
-        (INDUCTOR, "_fuse_ddp_communication_passes", [users_own], "custom-pass"),
-        (INDUCTOR, "custom_partitioner_fn", users_own, "custom-pass"),
-        (FUNCTORCH, "joint_custom_pass", users_own, "custom-pass"),
-        (FUNCTORCH, "activation_memory_budget_solver", solver, "custom-callable"),
+        (INDUCTOR, "post_grad_custom_pre_pass", untold, "custom-pass"),
+        (INDUCTOR, "post_grad_custom_post_pass", [Known(), untold], "custom-pass"),
+        (INDUCTOR, "joint_custom_pre_pass", untold, "custom-pass"),
+        (INDUCTOR, "joint_custom_post_pass", untold, "custom-pass"),
+        (INDUCTOR, "_pre_fusion_custom_pass", untold, "custom-pass"),
+        (INDUCTOR, "_post_fusion_custom_pass", untold, "custom-pass"),
+        (INDUCTOR, "_fuse_ddp_communication_passes", [untold], "custom-pass"),
+        (INDUCTOR, "custom_partitioner_fn", untold, "custom-pass"),
+        (FUNCTORCH, "joint_custom_pass", untold, "custom-pass"),
+        (FUNCTORCH, "activation_memory_budget_solver", untold, "custom-callable"),
         (FUNCTORCH, "activation_memory_budget_solver", Unwilling(), "custom-callable"),
-        (FUNCTORCH, "activation_memory_budget_runtime_estimator", solver, "custom-callable"),
+        (FUNCTORCH, "activation_memory_budget_runtime_estimator", untold, "custom-callable"),
     ],
 )
 def test_settings_under_which_nothing_is_cached(
@@ -236,8 +247,9 @@ def test_settings_under_which_nothing_is_cached(
     assert reasons(("call_function", torch.sin)) == []
 
 
-def test_a_pass_that_says_which_it_is_does_not_matter() -> None:
-    with INDUCTOR.patch(joint_custom_pre_pass=Known()), FUNCTORCH.patch(joint_custom_pass=Known()):
+@pytest.mark.parametrize("pass_", [Known(), users_own, functools.partial(users_own)])
+def test_a_pass_that_says_which_it_is_or_can_be_told_does_not_matter(pass_: Any) -> None:
+    with INDUCTOR.patch(joint_custom_pre_pass=pass_), FUNCTORCH.patch(joint_custom_pass=pass_):
         assert reasons(("call_function", torch.sin)) == []
 
 
@@ -245,9 +257,9 @@ def test_a_pass_that_says_which_it_is_does_not_matter() -> None:
     not hasattr(INDUCTOR, "pre_grad_pass_timing"), reason="torch 2.11 has no such setting"
 )
 def test_a_pass_before_autograd_matters_only_if_it_runs_late() -> None:
-    with INDUCTOR.patch(pre_grad_custom_pass=users_own, pre_grad_pass_timing="early"):
+    with INDUCTOR.patch(pre_grad_custom_pass=untold, pre_grad_pass_timing="early"):
         assert reasons(("call_function", torch.sin)) == []
-    with INDUCTOR.patch(pre_grad_custom_pass=users_own, pre_grad_pass_timing="late"):
+    with INDUCTOR.patch(pre_grad_custom_pass=untold, pre_grad_pass_timing="late"):
         assert codes(reasons(("call_function", torch.sin))) == ["custom-pass"]
 
 
@@ -270,7 +282,7 @@ def test_bisecting_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_reasons_are_told() -> None:
     inner = graph_of(("call_function", users_own), ("call_function", zlib.crc32))
-    with INDUCTOR.patch(freezing=True, joint_custom_pre_pass=users_own):
+    with INDUCTOR.patch(freezing=True, joint_custom_pre_pass=untold):
         found = reasons(
             ("call_function", users_own),
             ("call_module", "body"),

@@ -194,9 +194,11 @@ def checkpoint(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True), w)
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("checkpoint-context",))
+@case("safety", graphs=3, bypassed=1, reasons=("checkpoint-context",))
 def selective_checkpoint(compile_it: Compile) -> Any:
-    """With a ``cache_hash`` on its ``context_fn``, and without one."""
+    """With a ``cache_hash`` on its ``context_fn``; with code that can be told, and that cannot."""
+    import time
+
     import torch
     from torch.utils import checkpoint as library
 
@@ -210,10 +212,14 @@ def selective_checkpoint(compile_it: Compile) -> Any:
 
         return train(compile_it(function), _matrix(True), torch.ones(3, 3, requires_grad=True))
 
+    def asks_the_clock(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return time.time() < 0
+
     create = library.create_selective_checkpoint_contexts
     hashed = functools.partial(create, _policy)
     hashed.cache_hash = "mm is saved"  # type: ignore[attr-defined]
-    return program(hashed), program(functools.partial(create, _policy))
+    policies = _policy, [torch.ops.aten.mm.default], asks_the_clock
+    return [program(hashed), *(program(functools.partial(create, each)) for each in policies)]
 
 
 def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -329,9 +335,11 @@ def view_replay(compile_it: Compile) -> Any:
         return train(compile_it(function), _matrix(True))
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("custom-pass",))
+@case("safety", graphs=2, bypassed=1, reasons=("custom-pass",))
 def custom_pass(compile_it: Compile) -> Any:
-    """One that says which code it is, and one that does not."""
+    """One that says which code it is, one that can be told, and one that cannot."""
+    import time
+
     import torch
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -344,7 +352,7 @@ def custom_pass(compile_it: Compile) -> Any:
 
     x = _matrix()
     found = []
-    for custom in (Known(), lambda graph: None):
+    for custom in (Known(), lambda graph: None, lambda graph: time.time()):
         torch.compiler.reset()
         with torch._inductor.config.patch(post_grad_custom_post_pass=custom):
             found.append(compile_it(lambda x: x * 26)(x))

@@ -220,8 +220,8 @@ def _budget(variant: int) -> Program:
     return _two(_plain, functools.partial(functorch.patch, patch))
 
 
-# Custom autograd functions: Dynamo puts both of their passes into the graph, or breaks it. It breaks
-# it where they read an attribute of their class.
+# Custom autograd functions: Dynamo puts both of their passes into the graph, or breaks it, as where
+# they read an attribute of their class.
 
 
 class Now:
@@ -315,7 +315,7 @@ _TEXTS = {
 def _written(variant: int) -> Program:
     """Each text in turn, with the others as they are at first."""
     chosen = {name: texts[0] for name, texts in _TEXTS.items()}
-    if 0 < variant:
+    if variant > 0:
         name = list(_TEXTS)[(variant - 1) // 3]
         chosen[name] = _TEXTS[name][1 + (variant - 1) % 3]
     namespace: dict[str, Any] = {"Function": torch.autograd.Function}

@@ -1,0 +1,159 @@
+"""Users' code that rewrites graphs while they are compiled, or decides how they are.
+
+torch puts into its key what such code says of itself (``uuid()``, ``cache_hash``), and bypasses
+graphs for which it says nothing. Most of it says nothing, and is a plain function all of which can
+be seen: its fingerprint stands for it here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from s3cache.graph._code import UntoldError, told
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from s3cache.torch_api.protocols import Config, CustomPass
+
+__all__ = ["context_hash", "context_hashes", "custom_passes", "described_passes", "why_untold"]
+
+
+@dataclass(frozen=True)
+class _Option:
+    """An option of torch that takes a user's code.
+
+    Attributes:
+        config: the module it is in.
+        name: its name there.
+        kind: the class of torch from which code that has a ``uuid()`` is derived, if there is one.
+        code: of the reason not to cache.
+    """
+
+    config: Config
+    name: str
+    kind: type[CustomPass] | None
+    code: Literal["custom-pass", "custom-callable"] = "custom-pass"
+
+    @property
+    def fix(self) -> str:
+        """What a user can do about code that cannot be told."""
+        if self.kind is None:
+            return "use a later torch"
+        base = f"{self.kind.__module__}.{self.kind.__name__}"
+        return f"derive it from {base} and give it a uuid()"
+
+
+def custom_passes() -> Iterator[tuple[_Option, object]]:
+    """The options that are set to users' code, and what to: one piece of code, or several."""
+    inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
+    graphs, nodes = internals.custom_graph_pass.get(), internals.custom_scheduler_pass.find()
+    options = [
+        _Option(inductor, "post_grad_custom_pre_pass", graphs),
+        _Option(inductor, "post_grad_custom_post_pass", graphs),
+        _Option(inductor, "joint_custom_pre_pass", graphs),
+        _Option(inductor, "joint_custom_post_pass", graphs),
+        _Option(inductor, "_pre_fusion_custom_pass", nodes),
+        _Option(inductor, "_post_fusion_custom_pass", nodes),
+        _Option(inductor, "_fuse_ddp_communication_passes", graphs),
+        _Option(inductor, "custom_partitioner_fn", internals.custom_partitioner.get()),
+        # torch leaves this one out of its key, and does not refuse it either.
+        _Option(functorch, "joint_custom_pass", graphs),
+        *(
+            _Option(functorch, f"activation_memory_budget_{name}", kind, "custom-callable")
+            for name, kind in (
+                ("solver", internals.custom_solver.get()),
+                ("runtime_estimator", internals.custom_estimator.get()),
+            )
+        ),
+    ]
+    if internals.pre_grad_pass_timing.find() == "late":  # others have run on this graph already
+        options.append(_Option(inductor, "pre_grad_custom_pass", graphs))
+    for option in options:
+        value = getattr(option.config, option.name)
+        if isinstance(value, (list, tuple)):  # some take names beside functions
+            value = [each for each in value if not isinstance(each, str)]
+        if value and not isinstance(value, str):
+            yield option, value
+
+
+def why_untold(option: _Option, pass_: object) -> str | None:
+    """Why it is not known which code ``pass_`` is; ``None`` if it is known."""
+    if option.kind is None:
+        return "has no uuid()"
+    if isinstance(pass_, option.kind):
+        return None if pass_.uuid() else "has an empty uuid()"
+    try:
+        told(pass_)
+    except UntoldError as exc:
+        return f"has no uuid(), and {exc}"
+    return None
+
+
+@contextlib.contextmanager
+def described_passes() -> Iterator[None]:
+    """While the block runs, users' code that can be told has a ``uuid()``, for torch to ask for."""
+    with contextlib.ExitStack() as stack:
+        for option, value in custom_passes():
+            if option.kind is None:
+                continue
+            given = getattr(option.config, option.name)
+            described: object
+            if isinstance(given, (list, tuple)):
+                described = type(given)(_described(option.kind, each) for each in given)
+            else:
+                described = _described(option.kind, value)
+            stack.enter_context(option.config.patch(**{option.name: described}))
+        yield
+
+
+def _described(kind: type[CustomPass], pass_: object) -> object:
+    if isinstance(pass_, (kind, str)):
+        return pass_
+    try:
+        return _standing_in(kind, pass_, told(pass_))
+    except UntoldError:
+        return pass_
+
+
+def _standing_in(kind: type[CustomPass], pass_: object, name: str) -> object:
+    """An object of class ``kind`` that is ``pass_`` to its callers, and says ``name`` of itself."""
+
+    def call(_: object, *args: object, **kwargs: object) -> object:
+        assert callable(pass_)
+        return pass_(*args, **kwargs)
+
+    members = {
+        "__call__": call,
+        "uuid": lambda _: name,
+        # It is pickled with options that torch's key has as they are.
+        "__reduce__": lambda _: (str, (name,)),
+    }
+    return type(kind.__name__, (kind,), members)()
+
+
+# -- selective checkpointing
+
+
+def context_hash(context_fn: object) -> object:
+    """What stands for a ``context_fn`` in a key: its ``cache_hash``, or its fingerprint.
+
+    Raises:
+        UntoldError: it has neither.
+    """
+    own = getattr(context_fn, "cache_hash", None)
+    return told(context_fn) if own is None else own
+
+
+def context_hashes(gm: GraphModule) -> list[object]:
+    """Those of all checkpointed regions of a graph, in its order; see :func:`context_hash`."""
+    return [
+        context_hash(context_fn)
+        for module in gm.modules()
+        if (context_fn := (getattr(module, "meta", None) or {}).get(internals.CHECKPOINT_CONTEXT))
+        is not None
+    ]
