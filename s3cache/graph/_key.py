@@ -16,10 +16,15 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from s3cache.graph._code import fingerprint
-from s3cache.graph._operators import operator_component, registrations
+from s3cache.graph._operators import function_component, operator_component, registrations
 from s3cache.graph._safety import Unsafe, graph_modules
 from s3cache.graph._stable import Component, StableBytes
-from s3cache.graph._surroundings import graph_components, input_components, machine_components
+from s3cache.graph._surroundings import (
+    graph_components,
+    input_components,
+    machine_components,
+    thread_components,
+)
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -58,18 +63,23 @@ def key_of(
     stable = StableBytes(pickler)
     components, unsafe = _details_components(details, stable)
     components.update(machine_components())
+    components.update(thread_components(details))
     if details.gm is not None:
         components.update(graph_components(details.gm, stable))
-        operators, unknown = operator_component(details.gm, vouched)
-        unsafe += unknown
-        if operators is not None:
-            components["graph.operators"] = operators
+        for name, find in _USERS_CODE.items():
+            component, unknown = find(details.gm, vouched)
+            unsafe += unknown
+            if component is not None:
+                components[name] = component
         if versions := _vouched_versions(details.gm, vouched):
             components["graph.vouched"] = Component.of_text(versions)
     components.update(input_components(details.example_inputs))
     if (user := registrations()) is not None:
         components["torch.registrations"] = user
     return unsafe or Key(components)
+
+
+_USERS_CODE = {"graph.operators": operator_component, "graph.functions": function_component}
 
 
 def _vouched_versions(gm: GraphModule, vouched: Callable[[object], str | None]) -> str:
@@ -108,6 +118,8 @@ def _details_components(
             else:
                 if name == "aot_config":
                     value = internals.without_backend_id(value)
+                elif name in internals.PROVENANCE_DETAILS.names:
+                    value = internals.without_debugging(value)
                 components[name] = Component.of_bytes(stable(value), _shown(value))
         except Exception as exc:  # noqa: BLE001 - pickling runs anybody's code
             unsafe += _reasons(name, exc)

@@ -15,9 +15,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from s3cache.graph._code import fingerprint
+from s3cache.graph._code import UntoldError, fingerprint, told
 from s3cache.graph._safety import Unsafe, graph_modules
-from s3cache.graph._stable import Component
+from s3cache.graph._stable import Component, autograd_words
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import CustomOperator, Function, Operator
 
-__all__ = ["operator_component", "registrations"]
+__all__ = ["function_component", "operator_component", "registrations"]
 
+_FUNCTION_FIX = (
+    "if it depends on its inputs alone: s3cache.register_cacheable(function, version=...)"
+)
 _FIX = "s3cache.register_cacheable(the operator, version=...) if you vouch for it"
 # Keys under which a kernel runs when the graph runs. What is registered under any other is run,
 # or traced, while it is compiled.
@@ -52,6 +55,43 @@ def operator_component(
                 Unsafe("custom-operator", f"calls {operator}: {exc}", _FIX, node, str(operator))
             )
     return (Component.of_text(" ".join(sorted(texts))) if texts else None), unsafe
+
+
+def function_component(
+    gm: GraphModule, vouched: Callable[[object], str | None]
+) -> tuple[Component | None, list[Unsafe]]:
+    """A component for functions that torch takes for its own by name alone, and those without.
+
+    torch's check knows functions by their names: einops' are in its list, and a function that
+    ``functools.wraps`` made of one of torch's bears the name of that one. Their code is traced.
+    """
+    texts: list[str] = []
+    unsafe: list[Unsafe] = []
+    for function, node in _other_functions(gm).items():
+        name = internals.name_of(function)
+        if vouched(function) is not None or autograd_words(function) is not None:
+            continue
+        try:
+            # A package's own functions do more than can be told: which backends there are, caches.
+            own = function.__globals__.get("__name__") == function.__module__
+            texts.append(f"{name}: {fingerprint(function) if own else told(function)}")
+        except UntoldError as exc:
+            message = f"calls what bears the name {name}, and {exc}"
+            unsafe.append(Unsafe("function", message, _FUNCTION_FIX, node, name))
+    return (Component.of_text(" ".join(sorted(texts))) if texts else None), unsafe
+
+
+def _other_functions(gm: GraphModule) -> dict[types.FunctionType, str]:
+    """Functions in Python whose code is not torch's, and a node that calls each."""
+    callers: dict[types.FunctionType, str] = {}
+    for _, module in graph_modules(gm):
+        for node in module.graph.nodes:
+            target: object = node.target
+            if node.meta.get(internals.WRAPPED_HASH) or not isinstance(target, types.FunctionType):
+                continue
+            if not internals.has_code_of_torch(target):
+                callers[target] = node.name
+    return callers
 
 
 class _UnknownError(Exception):

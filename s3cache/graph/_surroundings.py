@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-__all__ = ["FIRST_CALL", "graph_components", "input_components", "machine_components"]
+    from s3cache.torch_api.protocols import KeyDetails
+
+__all__ = [
+    "FIRST_CALL",
+    "graph_components",
+    "input_components",
+    "machine_components",
+    "thread_components",
+]
 
 #: The component of graphs that have to answer their first call with fake tensors, and of no others.
 FIRST_CALL = "compile.first_call"
@@ -91,6 +99,44 @@ def installation() -> dict[str, Component]:
     return {name: Component.of_text(text) for name, text in parts.items()}
 
 
+def thread_components(details: KeyDetails) -> dict[str, Component]:
+    """What generated code takes from the number of threads; nothing if it takes nothing.
+
+    C++ is made for that number (depth of parallel loops, ``num_threads(...)``, buffers of
+    reductions) unless one of two options says otherwise. Code for another device takes nothing
+    from it.
+    """
+    text = _threads(details)
+    return {"torch.num_threads": Component.of_text(text)} if text else {}
+
+
+def _threads(details: KeyDetails) -> str:
+    import torch
+
+    if internals.cpp_threads.get() >= 1:  # made for that many, wherever it runs
+        return ""
+    count = str(torch.get_num_threads())
+    if internals.cpp_dynamic_threads.get():
+        # What is made for one thread does not keep others out of what one alone has to do.
+        return count if count == "1" or _may_use_templates(details.gm) else "several"
+    return "" if internals.tells_threads(details) else count
+
+
+def _may_use_templates(gm: GraphModule | None) -> bool:
+    """Whether code may be made from a template: those split work among a fixed number of threads.
+
+    They do so whatever ``cpp.dynamic_threads`` says: with fewer threads, part of the work is
+    left undone.
+    """
+    inductor = internals.inductor_config.get()
+    if inductor.max_autotune or inductor.max_autotune_gemm or inductor.cpu_backend != "cpp":
+        return True
+    modules = () if gm is None else graph_modules(gm)
+    return any(
+        "flex_attention" in str(n.target) for _, module in modules for n in module.graph.nodes
+    )
+
+
 def machine_components() -> dict[str, Component]:
     """Components that depend on the machine, the installation and settings of this moment."""
     settings = {name: Component.of_text(text) for name, text in _settings().items()}
@@ -108,7 +154,6 @@ def _settings() -> dict[str, str]:
     return {
         # What ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it.
         "torch.cpu_capability": str(backends.cpu.get_cpu_capability()),
-        "torch.num_threads": str(torch.get_num_threads()),
         "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
         "torch.precision": _said(_precisions()),
         "torch.backends": _said(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import re
@@ -96,6 +97,7 @@ def is_supported() -> bool:
     return False
 
 
+@functools.cache
 def torch_directory() -> str:
     """Where torch is installed, with a separator at the end. Imports torch."""
     import torch
@@ -107,6 +109,11 @@ def is_of_torch(function: FunctionType) -> bool:
     """Whether the code is torch's: ``functools.wraps`` gives users' functions names of torch's."""
     homes = (function.__globals__.get("__name__"), function.__module__)
     return all(str(home).partition(".")[0] == "torch" for home in homes)
+
+
+def has_code_of_torch(function: FunctionType) -> bool:
+    """Whether the code lies in a file of torch's, whatever names the function bears."""
+    return function.__code__.co_filename.startswith(torch_directory())
 
 
 def name_of(function: object) -> str:
@@ -164,11 +171,17 @@ CONFIG_DETAILS = Fields(
     "autograd_config inductor_config inductor_config_comms",
     added={"inductor_config_comms": (2, 13)},
 )
+#: One that says how much to record, beside code, of where it comes from.
+PROVENANCE_DETAILS = Fields(_DETAILS, "provenance_tracking_level")
 #: One that says how to cache, and nothing about what is compiled.
 CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
 #: What torch's key has of the context functions of checkpointed regions; it refuses some.
 context_hashes: Internal[Callable[[GraphModule], list[object]]] = Internal(
     f"{_CACHE}:_collect_context_fn_hashes"
+)
+#: Until 2.12 torch's key does not ask whether a graph has anything for the processor to do.
+_ASKS_FOR_CPU_CODE = Fields(
+    _DETAILS, "_may_generate_cpu_cpp_code", added={"_may_generate_cpu_cpp_code": (2, 13)}
 )
 #: Where a graph module keeps the context function of a checkpointed region.
 (CHECKPOINT_CONTEXT,) = Words(f"{_CACHE}:_collect_context_fn_hashes", "_checkpoint_context_fn")
@@ -179,6 +192,14 @@ WRAPPED, WRAPPED_HASH = Words(f"{_CACHE}:check_node_safe", "is_wrapped user_cach
 def key_prefix() -> str:
     """What torch writes before the digest in the name of a key."""
     return _key_prefix.find() or "a"
+
+
+def tells_threads(details: KeyDetails) -> bool:
+    """Whether torch's key has the number of threads, where code for the processor is made for it.
+
+    The others leave it out also where code for a graphics card does not depend on it.
+    """
+    return all(hasattr(details, name) for name in _ASKS_FOR_CPU_CODE.names)
 
 
 def set_torch_key(value: bytes) -> None:
@@ -224,6 +245,11 @@ def _refuse_nested(value: object) -> object:
 def line_for_global() -> Callable[[str, object], str] | None:
     """How torch's key words a global of generated code; ``None`` where that cannot be asked."""
     return None if _enrich_profiler_metadata.get() else _line_for_global.find()
+
+
+def without_debugging(level: int) -> int:
+    """How much to record of where code comes from, less what ``TORCH_COMPILE_DEBUG`` adds."""
+    return 0 if level == 1 and _debugging.get() else level
 
 
 def without_backend_id(aot_config: AOTConfig) -> AOTConfig:
@@ -377,9 +403,13 @@ shapes_config: Internal[Config] = Internal("torch.fx.experimental._config")
 runtime_constant_folding: Internal[bool] = Internal(
     "torch._inductor.config:aot_inductor.use_runtime_constant_folding"
 )
+#: How many threads C++ is made for, if not for as many as there are; or whether for any number.
+cpp_threads: Internal[int] = Internal("torch._inductor.config:cpp.threads")
+cpp_dynamic_threads: Internal[bool] = Internal("torch._inductor.config:cpp.dynamic_threads")
 pre_grad_pass_timing: Internal[str] = Internal(
     "torch._inductor.config:pre_grad_pass_timing", since=(2, 12), instead="they run early"
 )
+_debugging: Internal[bool] = Internal("torch._inductor.config:trace.enabled")
 _enrich_profiler_metadata: Internal[bool] = Internal(
     "torch.fx.experimental._config:enrich_profiler_metadata"
 )
@@ -389,9 +419,17 @@ Fields("torch._functorch.config", "_save_config_ignore")
 Fields("torch._inductor.config", "_save_config_ignore _cache_config_ignore_prefix")
 
 #: Options that say how to cache, or how to go about compiling, and nothing about what is compiled;
-#: and the path of the compiler, which a hit does not need and a reader may not have.
+#: those that only print; and the path of the compiler, which a hit does not need and a reader may
+#: not have.
 CACHING_OPTIONS = (
     Fields("torch._inductor.config", "cpp.cxx cpp_cache_precompile_headers"),
+    Fields(
+        "torch._inductor.config",
+        """autotune_num_choices_displayed developer_warnings disable_progress
+        quiesce_async_compile_pool quiesce_async_compile_time verbose_progress
+        worker_suppress_logging""",
+    ),
+    Fields("torch._functorch.config", "debug_partitioner"),
     Fields(
         "torch._functorch.config",
         """autograd_cache_allow_custom_autograd_functions bundled_autograd_cache

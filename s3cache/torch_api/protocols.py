@@ -345,6 +345,9 @@ class InductorConfig(Config, Protocol):
 
     fx_graph_cache: bool
     freezing: bool
+    cpu_backend: str
+    max_autotune: bool
+    max_autotune_gemm: bool
     unsafe_marked_cacheable_functions: Mapping[str, str]
     pre_grad_custom_pass: object
     post_grad_custom_pre_pass: object

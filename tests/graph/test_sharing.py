@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._functorch.config as functorch
+import torch._inductor.config as inductor
+from torch._inductor.codecache import FxGraphHashDetails
 
 import s3cache
 from tests.graph.programs import Squared
@@ -36,3 +40,90 @@ def test_torchs_switch_for_custom_functions_makes_no_other_key(program: Callable
     with functorch.patch(autograd_cache_allow_custom_autograd_functions=True):
         allowed = key_of(program, x)
     assert key_of(program, x) == allowed
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def keys_with_threads(*counts: int, device: str = "cpu", **options: Any) -> list[str]:
+    """One for each number of threads."""
+    found = []
+    for count in counts:
+        with threads(count), inductor.patch({f"cpp.{k}": v for k, v in options.items()}):
+            found.append(key_of(sine, torch.ones(3, device=device)))
+    return found
+
+
+def test_code_is_made_for_a_number_of_threads() -> None:
+    assert len(set(keys_with_threads(1, 2, 3))) == 3
+
+
+@pytest.mark.skipif(
+    not hasattr(FxGraphHashDetails, "_may_generate_cpu_cpp_code"),
+    reason="this torch does not ask what a graph has for the processor to do",
+)
+def test_threads_do_not_matter_where_nothing_is_for_the_processor() -> None:
+    assert len(set(keys_with_threads(1, 2, 3, device="meta"))) == 1
+
+
+def test_threads_do_not_matter_to_code_for_a_number_that_the_user_set() -> None:
+    assert len(set(keys_with_threads(1, 2, 3, threads=2))) == 1
+    assert keys_with_threads(2, threads=2) != keys_with_threads(2, threads=3)
+
+
+def test_threads_do_not_matter_to_code_for_any_number_but_one() -> None:
+    """Code for one thread lets several do what one alone has to."""
+    one, two, three = keys_with_threads(1, 2, 3, dynamic_threads=True)
+    assert one != two == three
+
+
+@pytest.mark.parametrize("option", ["max_autotune", "max_autotune_gemm"])
+def test_threads_matter_to_templates(option: str) -> None:
+    with inductor.patch({option: True}):
+        assert len(set(keys_with_threads(2, 3, dynamic_threads=True))) == 2
+
+
+def test_threads_matter_to_flex_attention() -> None:
+    """A template, whatever the options say."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.ones(1, 2, 128, 16)
+    found = set()
+    for count in (2, 3):
+        with threads(count), inductor.patch({"cpp.dynamic_threads": True}):
+            found.add(key_of(flex_attention, q, q, q))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "option", "value"),
+    [
+        (inductor, "autotune_num_choices_displayed", 3),
+        (inductor, "developer_warnings", not inductor.developer_warnings),
+        (inductor, "verbose_progress", True),
+        (functorch, "debug_partitioner", True),
+        (inductor, "trace.graph_diagram", True),
+    ],
+)
+def test_what_only_prints_does_not_matter(config: Any, option: str, value: Any) -> None:
+    with config.patch({option: value}):
+        printing = key_of(sine, torch.ones(3))
+    assert printing == key_of(sine, torch.ones(3))
+
+
+def test_debugging_does_not_matter_and_asking_for_provenance_does(tmp_path: Path) -> None:
+    """What ``TORCH_COMPILE_DEBUG`` sets, and ``INDUCTOR_PROVENANCE`` by itself."""
+    provenance = {"trace.provenance_tracking_level": 1}
+    debugging = {"trace.enabled": True, "trace.debug_dir": str(tmp_path), **provenance}
+    found = []
+    for options in ({}, debugging, provenance):
+        with inductor.patch(options):
+            found.append(key_of(sine, torch.ones(3)))
+    assert found[0] == found[1] != found[2]

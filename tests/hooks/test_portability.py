@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.density import dense
+from tests.support.machines import Machine
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -71,3 +74,18 @@ def test_a_hit_starts_no_process_and_needs_no_compiler(
     assert found["error"] <= max(first["error"], 1e-5)
     assert found["torch"]["autograd_cache_hit"] == 2
     assert found["time_saved_s"] > 0
+
+
+@dense
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_machine_with_another_number_of_threads(dynamic: bool, tmp_path: Path) -> None:
+    """It shares what was made for any number of them, if torch is asked for that."""
+    option = {"TORCHINDUCTOR_CPP_DYNAMIC_THREADS": str(int(dynamic))}
+    store = f"file://{tmp_path}/store"
+    found = [
+        Machine(tmp_path / str(count), **option).run("tests.hooks.jobs:reduce", store, count).result
+        for count in (2, 5, 1)
+    ]
+    assert [each["saved"] for each in found] == ([1, 0, 1] if dynamic else [1, 1, 1])
+    assert sum(found[1]["hits"].values()) == int(dynamic)
+    assert max(each["error"] for each in found) < 1e-3
