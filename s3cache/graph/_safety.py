@@ -155,7 +155,7 @@ def _process() -> Iterator[Unsafe]:
             "torch's FX graph cache is switched off",
             "set torch._inductor.config.fx_graph_cache = True",
         )
-    if inductor.freezing:
+    if inductor.freezing and not torch.is_grad_enabled():  # else nothing is frozen
         yield Unsafe(
             "freezing",
             "freezing compiles the values of parameters into the code",

@@ -209,7 +209,11 @@ class KeySeam:
             inputs = () if call is None else call.inputs
             self._refuse(unsafe_parts(gm, self._registry.holds, inputs))
             # The one thing that torch refuses and an entry here has room for: hooks/_first_calls.
-            with self._registry.vouched(also_safe(gm)), internals.first_calls_unasked():
+            with (
+                self._registry.vouched(also_safe(gm)),
+                internals.first_calls_unasked(),
+                internals.freezing_unasked(),
+            ):
                 original(gm)
 
         return check_cacheable

@@ -525,6 +525,22 @@ def is_first_call_fake() -> bool:
 
 
 @contextlib.contextmanager
+def freezing_unasked() -> Iterator[None]:
+    """While the block runs, torch does not know that it is to freeze what it cannot freeze.
+
+    Its check refuses every graph under the option; it freezes those without gradients.
+    """
+    import torch
+
+    config = inductor_config.get()
+    if not (config.freezing and torch.is_grad_enabled()):
+        yield
+        return
+    with config.patch(freezing=False):
+        yield
+
+
+@contextlib.contextmanager
 def first_calls_unasked() -> Iterator[None]:
     """While the block runs, torch does not know that first calls are to be on fake tensors."""
     context = current_tracing_context.get()()

@@ -223,7 +223,6 @@ FUNCTORCH = torch._functorch.config
         (torch.compiler.config, "force_disable_caches", True, "caches-off"),
         (FUNCTORCH, "enable_autograd_cache", False, "caches-off"),
         (INDUCTOR, "fx_graph_cache", False, "fx-graph-cache-off"),
-        (INDUCTOR, "freezing", True, "freezing"),
         (INDUCTOR, "aot_inductor.use_runtime_constant_folding", True, "constant-folding"),
         (INDUCTOR, "post_grad_custom_pre_pass", untold, "custom-pass"),
         (INDUCTOR, "post_grad_custom_post_pass", [Known(), untold], "custom-pass"),
@@ -251,6 +250,13 @@ def test_settings_under_which_nothing_is_cached(
 def test_a_pass_that_says_which_it_is_or_can_be_told_does_not_matter(pass_: Any) -> None:
     with INDUCTOR.patch(joint_custom_pre_pass=pass_), FUNCTORCH.patch(joint_custom_pass=pass_):
         assert reasons(("call_function", torch.sin)) == []
+
+
+def test_freezing_is_not_cached_where_something_is_frozen() -> None:
+    with INDUCTOR.patch(freezing=True):
+        assert reasons(("call_function", torch.sin)) == []
+        with torch.no_grad():
+            assert codes(reasons(("call_function", torch.sin))) == ["freezing"]
 
 
 @pytest.mark.skipif(
@@ -282,7 +288,7 @@ def test_bisecting_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_reasons_are_told() -> None:
     inner = graph_of(("call_function", users_own), ("call_function", zlib.crc32))
-    with INDUCTOR.patch(freezing=True, joint_custom_pre_pass=untold):
+    with INDUCTOR.patch(freezing=True, joint_custom_pre_pass=untold), torch.no_grad():
         found = reasons(
             ("call_function", users_own),
             ("call_module", "body"),
