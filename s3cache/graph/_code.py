@@ -285,12 +285,18 @@ class _Walk:
                 self.value(member, depth + 1)
 
     def _tensor(self, value: Tensor) -> None:
+        import torch
+
         self._say("tensor", _name(type(value)), value.dtype, tuple(value.shape), value.device)
-        plain = value.layout.__str__() == "torch.strided" and not value.is_quantized
-        if value.device.type == "cpu" and value.numel() <= _MAX_ELEMENTS and plain:
-            self._say(value.detach().tolist())
-        else:
-            self._miss("refers to a tensor that is large, or on a device")
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_quantized
+        seen = plain and value.layout is torch.strided and value.device.type == "cpu"
+        with internals.without_modes.get()(), torch.no_grad():
+            if seen and value.numel() <= _MAX_ELEMENTS:
+                data = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+                self._say(data.view(torch.uint8).tolist())
+            else:
+                self._say(repr(value))
+                self._miss("refers to a tensor that is large, of a class of its own, or elsewhere")
 
     def _object(self, value: object, depth: int) -> None:
         kind = type(value)

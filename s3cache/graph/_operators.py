@@ -84,12 +84,15 @@ def function_component(
 def _other_functions(gm: GraphModule) -> dict[types.FunctionType, str]:
     """Functions in Python whose code is not torch's, and a node that calls each."""
     callers: dict[types.FunctionType, str] = {}
+    torchs = set()
     for _, module in graph_modules(gm):
         for node in module.graph.nodes:
             target: object = node.target
-            if node.meta.get(internals.WRAPPED_HASH) or not isinstance(target, types.FunctionType):
+            if not isinstance(target, types.FunctionType) or target in torchs:
                 continue
-            if not internals.has_code_of_torch(target):
+            if internals.has_code_of_torch(target):
+                torchs.add(target)
+            elif not node.meta.get(internals.WRAPPED_HASH):
                 callers[target] = node.name
     return callers
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from s3cache.artifact import Artifact
 from s3cache.cache import Engine, Hit, JudgedLookup, Saved
 from s3cache.errors import CorruptError
-from s3cache.graph import Code
+from s3cache.graph import Code, described_passes
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
@@ -103,7 +103,7 @@ class FxGraphSeam:
 
     def _key_maker(self, original: Function[Made]) -> Function[Made]:
         def prepare_key(*args: object, **kwargs: object) -> Made:
-            with self._calls.entered(FxKeying()) as call:
+            with self._calls.entered(FxKeying()) as call, described_passes():
                 made = original(*args, **kwargs)
             if made[0] is None:
                 # torch would leave out what an entry of the whole graph needs.

@@ -194,7 +194,7 @@ def checkpoint(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True), w)
 
 
-@case("safety", graphs=3, bypassed=1, reasons=("checkpoint-context",))
+@case("safety", graphs=3, bypassed=1, reasons=("checkpoint-context",), halves=2)
 def selective_checkpoint(compile_it: Compile) -> Any:
     """With a ``cache_hash`` on its ``context_fn``; with code that can be told, and that cannot."""
     import time
@@ -270,13 +270,16 @@ def scaled(x: Any, factor: float) -> Any:
     return x * factor
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("freezing",), lowered=1)
+@case("safety", graphs=1, bypassed=1, reasons=("freezing",), lowered=1)
 def freezing(compile_it: Compile) -> Any:
+    """Where gradients are on, nothing is frozen."""
     import torch
 
     network = torch.nn.Linear(3, 2).eval()
-    with torch._inductor.config.patch(freezing=True), torch.no_grad():
-        return compile_it(network)(_matrix())
+    with torch._inductor.config.patch(freezing=True):
+        trained = train(compile_it(lambda x: x.sin() * 27), _matrix(True))
+        with torch.no_grad():
+            return trained, compile_it(network)(_matrix())
 
 
 @case("safety")
@@ -335,7 +338,7 @@ def view_replay(compile_it: Compile) -> Any:
         return train(compile_it(function), _matrix(True))
 
 
-@case("safety", graphs=2, bypassed=1, reasons=("custom-pass",))
+@case("safety", graphs=2, bypassed=1, reasons=("custom-pass",), lowered=1)
 def custom_pass(compile_it: Compile) -> Any:
     """One that says which code it is, one that can be told, and one that cannot."""
     import time
