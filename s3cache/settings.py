@@ -27,6 +27,9 @@ Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 # A time that is not allowed to be nothing.
 _MOMENT_S = 0.001
 
+# The variable of _s3cache_autoload.py, which is no setting of a cache.
+_AUTOLOAD = "AUTOLOAD"
+
 logger = logging.getLogger("s3cache")
 
 
@@ -150,10 +153,18 @@ def warn_of_unknown_variables() -> None:
     variables = {name.upper() for name in _all_names()}
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in variables or name.startswith("TEST_"):
+        if name == variable or name in {*variables, _AUTOLOAD} or name.startswith("TEST_"):
             continue
         hint = did_you_mean(name, variables, "nothing reads it", prefix=PREFIX)
         logger.warning("s3cache: environment variable %s is not known; %s", variable, hint)
+
+
+def is_strict_by_environment() -> bool:
+    """What the environment says of ``strict``, also where other settings cannot be used."""
+    try:
+        return bool(FLAG.parse(os.environ.get(f"{PREFIX}STRICT") or "no"))
+    except ValueError:
+        return False
 
 
 def _all_names() -> set[str]:

@@ -189,7 +189,7 @@ def test_a_bad_url_is_refused_before_anything_happens(url: str, tmp_path: Path) 
 def test_unknown_variables_are_named_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for variable in ("MODE", "REGION", "ENDPOINT_URL", "TEST_ANYTHING"):
+    for variable in ("MODE", "REGION", "ENDPOINT_URL", "AUTOLOAD", "TEST_ANYTHING"):
         monkeypatch.setenv(f"S3CACHE_{variable}", "read-only")
     warn_of_unknown_variables()
     assert caplog.messages == []

@@ -9,17 +9,20 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from s3cache import _autoload
+from s3cache._importing import when_imported
 from s3cache.cache import Cache, Engine, cache_over
+from s3cache.errors import S3CacheError
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._check import Report, checked
 from s3cache.hooks._fx_graphs import FxGraphSeam
-from s3cache.hooks._importing import when_imported
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCalls, KeySeam, Registry
 from s3cache.hooks._lookups import LookupSeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._saves import SaveSeam
+from s3cache.settings import is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
 from s3cache.torch_api.protocols import Function
 
@@ -28,7 +31,16 @@ if TYPE_CHECKING:
 
     from s3cache.settings import Options
 
-__all__ = ["active", "check", "disable", "enable", "enabled", "latest", "register_cacheable"]
+__all__ = [
+    "active",
+    "check",
+    "disable",
+    "enable",
+    "enable_by_environment",
+    "enabled",
+    "latest",
+    "register_cacheable",
+]
 
 logger = logging.getLogger("s3cache")
 
@@ -80,13 +92,19 @@ class Session:
 
 
 _mutex = threading.Lock()
+_environment_mutex = threading.Lock()  # taken before the other one
 _session: Session | None = None
 _latest: Cache | None = None
+_tried_environment = False
 registry = Registry()
 
 
 def active() -> Cache | None:
-    """The cache that torch.compile uses now, if any."""
+    """The cache that torch.compile uses now, if any.
+
+    One that the environment asks for, and that waits for the first compile, is enabled by this.
+    """
+    _autoload.go_ahead()
     return None if _session is None else _session.cache
 
 
@@ -109,6 +127,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         ConfigError: the URL or a setting cannot be used.
     """
     global _session, _latest
+    _autoload.cancel()
     with _mutex:
         _close()
         if not internals.is_supported():
@@ -124,8 +143,34 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         return _latest
 
 
+def enable_by_environment() -> None:
+    """:func:`enable` as the environment has it, if nobody has done so; tried once.
+
+    For those who cannot catch what it raises: one warning, and no cache.
+
+    Raises:
+        S3CacheError: what keeps it from that, where the environment says strict.
+    """
+    global _tried_environment
+    with _environment_mutex:
+        if _tried_environment or _session is not None:
+            return
+        _tried_environment = True
+        try:
+            enable()
+        except Exception as exc:
+            if is_strict_by_environment():
+                raise
+            logger.warning(
+                "s3cache: not enabled, so this compiles without a cache: %s",
+                exc,
+                exc_info=None if isinstance(exc, S3CacheError) else exc,
+            )
+
+
 def disable() -> None:
     """Put torch back exactly as it was; waits for uploads, ``exit_timeout_s`` at most."""
+    _autoload.cancel()
     with _mutex:
         _close()
 
@@ -172,8 +217,9 @@ def _close() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _mutex
-    _mutex = threading.Lock()  # whoever held it is not in the child
+    global _mutex, _environment_mutex
+    # Whoever held them is not in the child.
+    _mutex, _environment_mutex = threading.Lock(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

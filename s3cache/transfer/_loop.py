@@ -239,7 +239,8 @@ def _forget_in_child() -> None:
 _register: Callable[[Callable[[], None]], object] = getattr(
     threading, "_register_atexit", atexit.register
 )
-_register(_at_exit)
+with contextlib.suppress(RuntimeError):  # imported while the process ends: nothing runs any more
+    _register(_at_exit)
 call_in_child(_forget_in_child)
 
 

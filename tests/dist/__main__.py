@@ -3,8 +3,8 @@
     python -m tests.dist dist
 
 Installs the wheel into an environment that holds nothing else, and there, outside of the checkout,
-runs the README's first program, the backend that torch finds by its entry point, and
-``python -m s3cache run``.
+runs the README's first program, the backend that torch finds by its entry point, a program that
+torch enables s3cache for, and ``python -m s3cache run``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from tests.support.pages import ROOT, printed, programs
 
 NAME, PACKAGE = "torch-s3cache", "torch_s3cache"
+AUTOLOAD = "_s3cache_autoload.py"
 
 BACKEND = """
 import torch
@@ -35,9 +36,19 @@ import s3cache
 print(s3cache.active().stats().saved)  # -> 1
 """
 
+SILENT = """
+import torch
+
+with torch.no_grad():
+    torch.compile(torch.nn.Linear(4, 4))(torch.ones(4, 4))
+import s3cache
+
+print(s3cache.active().stats().saved)  # -> 1
+"""
+
 
 def check_wheel(wheel: Path) -> None:
-    """It holds the package as it is in the checkout, and nothing beside it."""
+    """It holds the package and the file that torch calls as they are here, and nothing beside."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
@@ -47,8 +58,8 @@ def check_wheel(wheel: Path) -> None:
         for path in (ROOT / "s3cache").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    beside = {name for name in names if ".dist-info/" not in name}
-    assert beside == package, beside ^ package
+    held = {name for name in names if ".dist-info/" not in name}
+    assert held == {*package, AUTOLOAD}, held ^ {*package, AUTOLOAD}
     assert "s3cache/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names), "the licence is not there"
     assert told["Name"] == NAME
@@ -89,6 +100,7 @@ def check_sdist(sdist: Path) -> None:
         "LICENSE",
         "Makefile",
         "README.md",
+        AUTOLOAD,
         "constraints.txt",
         "docs/threat-model.md",
         "infra/dist/metadata.py",
@@ -122,8 +134,11 @@ def check_installed(wheel: Path, place: Path) -> None:
     backend.write_text(BACKEND)
     script = place / "script.py"
     script.write_text(program.replace(f'enable("{url}")', "active()"))
+    silent = place / "silent.py"
+    silent.write_text(SILENT)
     for what, arguments, source in (
         ("the backend", [str(backend)], backend),
+        ("torch by itself", [str(silent)], silent),
         ("python -m s3cache run", ["-m", "s3cache", "run", str(script)], script),
     ):
         lines = run(python, *arguments, place=place, S3CACHE_URL=url)

@@ -1,15 +1,32 @@
-"""Call back once a module has been imported, without importing it."""
+"""Call back around the import of a module, without importing it."""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["when_imported"]
+__all__ = ["before_import", "when_imported"]
+
+
+def before_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call ``callback`` right before module ``name`` is first imported; now, if it has been.
+
+    It runs on the importing thread. What it raises, the import statement raises.
+
+    Returns:
+        A function that takes this back, if it has not happened yet.
+    """
+    if name in sys.modules:
+        callback()
+        return lambda: None
+    finder = _Announcer(name, callback)
+    sys.meta_path.insert(0, finder)
+    return finder.withdraw
 
 
 def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]:
@@ -30,7 +47,9 @@ def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]
     return finder.withdraw
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Waits on the import path for one module, and is off it before anything happens."""
+
     def __init__(self, name: str, callback: Callable[[], None]) -> None:
         self._name = name
         self._callback = callback
@@ -45,6 +64,27 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname != self._name:
             return None
         self.withdraw()
+        return self._found(fullname, path, target)
+
+    def _found(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        raise NotImplementedError
+
+
+class _Announcer(_Watcher):
+    def _found(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        self._callback()
+        # From the start: the callback may have put a finder of its own before the others.
+        return importlib.util.find_spec(fullname)
+
+
+class _Finder(_Watcher):
+    def _found(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._callback)

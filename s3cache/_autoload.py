@@ -1,0 +1,53 @@
+"""What waits between ``import torch`` and the first compile, so that others pay nothing for it.
+
+Most processes of a job compile nothing: launchers, workers that load data. They come as far as
+:func:`wait_for_compiler`; only the import of torch's compiler, or a program that asks for the
+cache, brings the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from s3cache._importing import before_import
+from s3cache.torch_api import internals
+
+__all__ = ["cancel", "go_ahead", "wait_for_compiler"]
+
+_enable: Callable[[], None] | None = None
+_withdraw: Callable[[], None] | None = None
+_cancelled = False
+
+
+def wait_for_compiler(enable: Callable[[], None]) -> None:
+    """Call ``enable`` once, right before torch's compiler is imported, unless cancelled.
+
+    What it raises, the import raises.
+    """
+    global _enable, _withdraw
+    if not _cancelled:
+        _enable = enable
+        _withdraw = before_import(internals.COMPILER, go_ahead)
+
+
+def go_ahead() -> None:
+    """Do it now, if it is still waiting and the process does not end already."""
+    enable = _enable
+    if enable is not None and threading.main_thread().is_alive():
+        _stop_waiting()
+        enable()
+
+
+def cancel() -> None:
+    """The program has chosen by itself, before or after: nothing is to happen any more."""
+    global _cancelled
+    _cancelled = True
+    _stop_waiting()
+
+
+def _stop_waiting() -> None:
+    global _enable, _withdraw
+    if _withdraw is not None:
+        _withdraw()
+    _enable = _withdraw = None

@@ -1,0 +1,350 @@
+"""Installing s3cache and setting ``S3CACHE_URL`` is enough: torch enables it, once it compiles.
+
+``make test`` has a process without the variable, and a program; ``make test-all`` what programs
+choose by themselves, mistakes, and each way of starting processes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache._importing import before_import, when_imported
+from tests.support.density import dense
+from tests.support.sites import site
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.sites import Machine, Site
+
+__all__ = ["site"]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def _told(machine: Machine, program: str, **variables: str) -> Any:
+    """What a program prints last, as JSON; it has to end well."""
+    script = machine.root / "program.py"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(program)
+    done = machine.start(str(script), **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    return {**told, "stderr": done.stderr} if isinstance(told, dict) else told
+
+
+# -- what it costs
+
+_COST = """\
+import importlib.metadata, json, sys, time
+import torch
+
+named = [name for name in sys.modules if "s3cache" in name]
+(ours,) = [each for each in importlib.metadata.entry_points(group="torch.backends")
+           if each.name == "s3cache"]
+times = []
+for _ in range(20):
+    del sys.modules["_s3cache_autoload"]
+    started = time.perf_counter()
+    ours.load()()
+    times.append(time.perf_counter() - started)
+print(json.dumps({"modules": named, "cost_s": min(times)}))
+"""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, pytest.param({"S3CACHE_URL": "memory://x", "S3CACHE_AUTOLOAD": "0"}, marks=dense)],
+)
+def test_whoever_did_not_ask_pays_less_than_a_millisecond(
+    site: Site, variables: dict[str, str]
+) -> None:
+    """``import torch`` imports one small file, and nothing of s3cache."""
+    told = _told(site.machine("one"), _COST, **variables)
+    assert told["modules"] == ["_s3cache_autoload"]
+    assert told["cost_s"] < 0.001
+
+
+# -- programs that say nothing of s3cache
+
+_SILENT = """\
+import json, sys
+import torch
+
+light = "s3cache.hooks" not in sys.modules
+x = torch.arange(9.0).reshape(3, 3)
+assert torch.equal(torch.compile(lambda x: x @ x + 1)(x), x @ x + 1)
+from torch._dynamo.utils import counters
+print(json.dumps({"light": light, **counters["aot_autograd"]}))
+"""
+
+
+def test_a_program_shares_what_it_compiles(site: Site) -> None:
+    told = _told(site.machine("one"), _SILENT, S3CACHE_URL=site.url)
+    assert told["light"]
+    assert told["autograd_cache_saved"] == 1
+    assert told["stderr"] == ""
+    assert len(site.entries()) == 1  # uploaded, though nobody has waited for it
+
+
+@dense
+def test_without_a_url_the_switch_asks_for_the_local_tier(site: Site) -> None:
+    machine = site.machine("one", S3CACHE_AUTOLOAD="1")
+    assert _told(machine, _SILENT)["autograd_cache_saved"] == 1
+    elsewhere = {"TORCHINDUCTOR_CACHE_DIR": str(machine.root / "another")}
+    assert _told(machine, _SILENT, **elsewhere)["autograd_cache_hit"] == 1
+
+
+# -- what the program, or the environment, says beside it wins
+
+_CHOICES = """\
+import json, os, sys
+before, after = {choice!r}
+exec(before)
+import torch
+import torch._dynamo
+exec(after)
+import torch._inductor.compile_fx
+import s3cache
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+cache = s3cache.active()
+print(json.dumps({{
+    "url": None if cache is None else cache.settings.url,
+    "mode": None if cache is None else cache.settings.mode,
+    "in_torch": "s3cache" in AOTAutogradCache.try_load.__module__,
+    "finders": [type(each).__name__ for each in sys.meta_path if "s3cache" in repr(each)],
+}}))
+"""
+_OTHER = "import s3cache; s3cache.enable('memory://other')"
+_ASKED = "import s3cache; assert s3cache.active().settings.url == os.environ['S3CACHE_URL']"
+_OFF = "import s3cache; s3cache.disable()"
+_ON = {"mode": "read-write", "in_torch": True, "finders": []}
+_NOT: dict[str, Any] = {"url": None, "mode": None, "in_torch": False, "finders": []}
+
+
+def _choose(site: Site, before: str, after: str, **variables: str) -> Any:
+    program = _CHOICES.format(choice=(before, after))
+    return _told(site.machine("one"), program, **{"S3CACHE_URL": "memory://one", **variables})
+
+
+@dense
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("", "", {"url": "memory://one", **_ON}),
+        ("", _OTHER, {"url": "memory://other", **_ON}),
+        ("", _ASKED, {"url": "memory://one", **_ON}),
+        (_OTHER, "", {"url": "memory://other", **_ON}),
+        ("", _OFF, _NOT),
+        (_OFF, "", _NOT),
+        (_OTHER, _OFF, _NOT),
+        ("", f"{_ASKED}; s3cache.disable()", _NOT),
+        ("import s3cache", "with s3cache.enabled('memory://other'): pass", _NOT),
+    ],
+)
+def test_each_choice_of_the_program_wins(
+    site: Site, before: str, after: str, expected: dict[str, Any]
+) -> None:
+    """Before ``import torch`` or after it; :func:`s3cache.active` asks for what is waiting."""
+    assert _choose(site, before, after) == {**expected, "stderr": ""}
+
+
+@dense
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"S3CACHE_AUTOLOAD": "no"}, _NOT),
+        ({"S3CACHE_URL": ""}, _NOT),
+        ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, _NOT),
+        ({"S3CACHE_MODE": "off"}, {"url": "memory://one", **_ON, "mode": "off"}),
+    ],
+)
+def test_the_environment_can_say_no(
+    site: Site, variables: dict[str, str], expected: dict[str, Any]
+) -> None:
+    assert _choose(site, "", "", **variables) == {**expected, "stderr": ""}
+
+
+# -- mistakes
+
+_MISTAKEN = """\
+import json
+import torch
+
+x = torch.arange(9.0).reshape(3, 3)
+failed = []
+for backend in ("inductor", "s3cache", "s3cache"):
+    torch._dynamo.reset()
+    try:
+        assert torch.equal(torch.compile(lambda x: x @ x, backend=backend)(x), x @ x)
+    except Exception as exc:
+        failed.append(str(exc))
+print(json.dumps({"failed": failed}))
+"""
+
+
+@dense
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"S3CACHE_URL": "ftp://x"}, "scheme 'ftp': is not known"),
+        ({"S3CACHE_LOCAL_MAX_BYTES": "lots"}, "S3CACHE_LOCAL_MAX_BYTES"),
+        ({"S3CACHE_AUTOLOAD": "perhaps", "S3CACHE_URL": ""}, "'perhaps' is no truth value"),
+    ],
+)
+def test_a_mistake_is_one_warning(site: Site, variables: dict[str, str], said: str) -> None:
+    """Whoever else asks for the same, as a backend does; and everything compiles."""
+    told = _told(site.machine("one", S3CACHE_URL="memory://one"), _MISTAKEN, **variables)
+    assert told["failed"] == []
+    assert told["stderr"].count("s3cache: not enabled") == 1
+    assert told["stderr"].count(said) == 1
+    assert "Traceback" not in told["stderr"]
+
+
+@dense
+def test_strict_raises_where_the_program_first_compiles(site: Site) -> None:
+    """Never out of ``import torch``, which would give another error for it."""
+    machine = site.machine("one", S3CACHE_URL="ftp://x", S3CACHE_STRICT="1")
+    told = _told(machine, _MISTAKEN)
+    assert "scheme 'ftp': is not known" in told["failed"][0]
+    assert told["stderr"] == ""
+
+
+_AT_EXIT = """\
+import atexit, json
+import torch
+import s3cache
+
+@atexit.register
+def report():
+    cache = s3cache.active()
+    stats = None if cache is None else cache.stats()
+    print(json.dumps(None if stats is None else {
+        "saved": stats.saved, "uploaded": stats.uploaded, "pending": stats.pending,
+        "misses": sum(stats.misses.values()),
+    }))
+
+if COMPILES:
+    torch.compile(lambda x: x @ x)(torch.ones(3, 3))
+"""
+
+
+@dense
+def test_counts_are_there_at_exit(site: Site) -> None:
+    """With the uploads that the exit waited for; what nobody needed is not enabled then."""
+    machine = site.machine("one", S3CACHE_URL=site.url)
+    told = _told(machine, _AT_EXIT.replace("COMPILES", "True"))
+    assert told == {"saved": 1, "uploaded": 1, "pending": 0, "misses": 1, "stderr": ""}
+    assert _told(machine, _AT_EXIT.replace("COMPILES", "False")) is None
+
+
+# -- processes that a program starts by itself
+
+_STARTS = """\
+import json, os, subprocess, sys
+import torch
+import torch.multiprocessing as mp
+
+def work(rank):
+    x = torch.arange(9.0).reshape(3, 3)
+    assert torch.equal(torch.compile(lambda x: x @ x + 1)(x), x @ x + 1)
+    from torch._dynamo.utils import counters
+    with open(f"{os.environ['HOME']}/{rank}.json", "w") as out:
+        json.dump(counters["aot_autograd"], out)
+
+def spawn():
+    mp.spawn(work, nprocs=2)
+
+def script():  # as Lightning does: the same script again, for each rank but its own
+    if "LOCAL_RANK" in os.environ:
+        return work(os.environ["LOCAL_RANK"])
+    child = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "LOCAL_RANK": "1"})
+    work(0)
+    assert child.wait() == 0
+
+def fork():
+    child = os.fork()
+    if not child:
+        work(1)
+        os._exit(0)
+    work(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+"""
+
+
+def _start(machine: Machine, how: str, *before: str, **variables: str) -> list[dict[str, int]]:
+    """The counts of both processes."""
+    script = machine.root / "program.py"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(_STARTS)
+    done = machine.start(*before, str(script), how, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((machine.root / "home" / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@dense
+@pytest.mark.parametrize("how", ["spawn", "script", "fork"])
+def test_processes_that_the_program_starts_are_warm(site: Site, how: str) -> None:
+    _start(site.machine("one", S3CACHE_URL=site.url), how)
+    assert len(site.entries()) == 1
+    for counts in _start(site.machine("two", S3CACHE_URL=site.url), how):
+        assert counts == {"total": 1, "autograd_cache_hit": 1, "ok": 1}
+
+
+# -- the import hooks
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module that nobody has imported."""
+    name = f"module_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text("import sys\nseen = [*map(id, sys.meta_path)]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_module_is_announced_before_it_runs_and_told_of_after(module: str) -> None:
+    """What is put up by the first callback, for the same module, works too."""
+    import sys
+    from importlib import import_module
+
+    order: list[tuple[str, bool]] = []
+    finders = [*sys.meta_path]
+
+    def ran() -> bool:
+        return hasattr(sys.modules.get(module), "seen")
+
+    def after() -> None:
+        order.append(("after", ran()))
+
+    def before() -> None:
+        order.append(("before", ran()))
+        when_imported(module, after)
+
+    before_import(module, before)
+    withdrawn = before_import(module, lambda: order.append(("withdrawn", True)))
+    withdrawn()
+    assert import_module(module)
+    assert order == [("before", False), ("after", True)]
+    assert sys.meta_path == finders
+    before_import(module, before)  # at once
+    assert order[2:] == [("before", True), ("after", True)]
+
+
+def test_what_an_announcement_raises_the_import_raises(module: str) -> None:
+    """Once: the module can be imported afterwards."""
+    from importlib import import_module
+
+    def refuse() -> None:
+        raise ValueError("not now")
+
+    before_import(module, refuse)
+    with pytest.raises(ValueError, match="not now"):
+        import_module(module)
+    assert import_module(module)
