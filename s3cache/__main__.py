@@ -1,6 +1,7 @@
 """``python -m s3cache run train.py ...``: run a program with the cache turned on, unchanged.
 
-Also ``run -m module ...``, and under torchrun: ``torchrun ... -m s3cache run train.py ...``.
+Also ``run -m module ...``. The processes that the program starts have the cache too: ``run -m
+torch.distributed.run ... train.py`` and ``torchrun ... -m s3cache run train.py`` come to the same.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> None:
     if not options.module and not os.path.exists(options.program[0]):
         parser.error(f"script {options.program[0]}: no such file")
     try:
-        _enable()
+        _enable(options.url)
     except ConfigError as exc:
         parser.error(str(exc))
     run_program(options.program, module=options.module)
@@ -37,10 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run a Python program with s3cache turned on",
-        epilog="The environment says where the cache is: S3CACHE_URL=s3://bucket/prefix, and other "
-        "S3CACHE_* settings.",
+        epilog="Without --url the environment says where the cache is: S3CACHE_URL. Other settings "
+        "come from there too: S3CACHE_*. Each process that compiles ends with one line of what hit "
+        "and missed (S3CACHE_SUMMARY=0: none).",
         allow_abbrev=False,
     )
+    run.add_argument("--url", help="where the cache is, such as s3://bucket/prefix")
     run.add_argument("-m", dest="module", action="store_true", help="a module, not a script")
     run.add_argument(
         "program",
@@ -50,9 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _enable() -> None:
+def _enable(url: str | None) -> None:
+    """Here, and by the environment in every process that this one starts."""
     from s3cache.hooks import enable
 
+    if url is not None:
+        os.environ["S3CACHE_URL"] = url
+    os.environ.setdefault("S3CACHE_AUTOLOAD", "1")  # without a URL too
+    os.environ.setdefault("S3CACHE_SUMMARY", "1")
     enable()
 
 

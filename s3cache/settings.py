@@ -53,6 +53,7 @@ class Settings:
         mode: ``read-only`` never uploads, ``write-only`` never looks up, ``off`` does neither.
         strict: raise what would otherwise become a miss and a warning.
         recache: look nothing up, and overwrite what is there with what is saved.
+        summary: end the process with one line on stderr: what hit, missed and was bypassed.
         local: whether to keep a local tier.
         local_dir: its directory, private to this user.
         local_max_bytes, local_max_files: its bounds. The defaults hold some thousand graphs with
@@ -79,6 +80,7 @@ class Settings:
     mode: Mode = option("read-write", choice(*get_args(Mode)))
     strict: bool = option(False, FLAG)
     recache: bool = option(False, FLAG)
+    summary: bool = option(False, FLAG)
     local: bool = option(True, FLAG)
     local_dir: str = option(_default_local_dir)
     local_max_bytes: int = option(10 << 30, size())
@@ -129,6 +131,7 @@ class Options(StoreOptions, total=False):
     mode: Mode | None
     strict: bool | str | None
     recache: bool | str | None
+    summary: bool | str | None
     local: bool | str | None
     local_dir: str | os.PathLike[str] | None
     local_max_bytes: int | str | None

@@ -302,6 +302,26 @@ class CacheStats:
     def lookups(self) -> int:
         return sum(self.hits.values()) + sum(self.misses.values())
 
+    def in_words(self) -> str:
+        """One line for people: what hit, missed and was bypassed, and what was shared."""
+        if not (self.lookups or self.bypassed):
+            return "nothing was looked up in this process"
+        parts = [
+            _counted("hit", {str(tier): n for tier, n in self.hits.items()}),
+            _counted("missed", {str(reason): n for reason, n in self.misses.items()}),
+            _counted("bypassed", self.bypass_reasons, self.bypassed),
+            f"{self.saved} saved",
+            f"{self.uploaded} uploaded",
+        ]
+        return f"{', '.join(parts)}; {self.time_saved_s:.1f} s of compiling spared"
+
+
+def _counted(what: str, by_name: Mapping[str, int], total: int | None = None) -> str:
+    """``3 hit (1 local, 2 remote)``; without the names where there are none."""
+    names = ", ".join(f"{count} {name}" for name, count in sorted(by_name.items()) if count)
+    total = sum(by_name.values()) if total is None else total
+    return f"{total} {what}" + (f" ({names})" if names else "")
+
 
 _NOTHING = LevelStats()
 

@@ -25,6 +25,22 @@ def test_nothing_yet() -> None:
     assert stats.misses == {} == stats.not_saved
 
 
+def test_one_line_says_what_it_came_to() -> None:
+    counters = Counters()
+    assert snapshot(counters).in_words() == "nothing was looked up in this process"
+    counters.bypassed(["freezing", "input"])
+    assert snapshot(counters).in_words().startswith("0 hit, 0 missed, 1 bypassed (1 freezing, 1 in")
+    counters.hit("remote", 10, 0.1)
+    counters.hit("local", 10, 0.1)
+    counters.miss(Reason.ABSENT, 0.1)
+    counters.saved(10, 0.1)
+    counters.time_saved(2.25)
+    assert snapshot(counters).in_words() == (
+        "2 hit (1 local, 1 remote), 1 missed (1 absent), 1 bypassed (1 freezing, 1 input), "
+        "1 saved, 0 uploaded; 2.2 s of compiling spared"
+    )
+
+
 def test_hits_and_misses_are_all_lookups() -> None:
     counters = Counters()
     counters.hit("local", 10, 0.1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -140,6 +142,9 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
             engine.close()
             raise
         _latest = _session.cache
+        if engine.settings.summary:
+            atexit.unregister(_sum_up)  # once, however often this is called
+            atexit.register(_sum_up)
         return _latest
 
 
@@ -214,6 +219,15 @@ def _close() -> None:
     session, _session = _session, None
     if session is not None:
         session.close()
+
+
+def _sum_up() -> None:
+    """Say what the cache that was enabled last came to. At exit: the uploads are over."""
+    if _latest is None or not _latest.settings.summary:
+        return
+    rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr left
+        sys.stderr.write(f"s3cache: {rank}{_latest.stats().in_words()}\n")
 
 
 def _after_fork_in_child() -> None:

@@ -76,7 +76,7 @@ def test_a_script_runs_as_if_python_had_started_it(machine: Machine, tmp_path: P
         expected = _seen(machine)
         ours = machine.start("-m", "s3cache", "run", *start, *arguments)
         assert ours.returncode == 0, ours.stderr
-        assert ours.stderr == ""
+        assert ours.stderr == "s3cache: nothing was looked up in this process\n"
         found = _seen(machine)
         assert [each.pop("enabled") for each in expected] == [False, False]
         assert found[0]["enabled"]
@@ -132,10 +132,11 @@ def test_how_a_program_ends_is_how_this_ends(
         (["walk"], {}, "invalid choice: 'walk'"),
         (["run"], {}, "no script to run"),
         (["run", "-m"], {}, "no module to run"),
-        (["run", "--url", "x"], {}, "unrecognized arguments: --url"),
+        (["run", "--link", "x"], {}, "unrecognized arguments: --link"),
         (["run", "nowhere.py"], {}, "nowhere.py: no such file"),
         (["run", "-m", "no.such.module"], {}, "No module named"),
         (["run", "{script}"], {"S3CACHE_URL": "ftp://x"}, "ftp"),
+        (["run", "--url", "ftp://x", "{script}"], {}, "ftp"),
         (["run", "{script}"], {"S3CACHE_STRICT": "perhaps"}, "S3CACHE_STRICT"),
     ],
 )
@@ -172,6 +173,10 @@ print(sorted(counters["aot_autograd"].items()), sys.argv[1:])
 """
 
 
+_TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+_TORCHRUN += ["--local-addr=127.0.0.1"]
+
+
 def test_uploads_end_with_the_program_and_torchrun_hits(
     machine: Machine, site: Site, tmp_path: Path
 ) -> None:
@@ -183,13 +188,38 @@ def test_uploads_end_with_the_program_and_torchrun_hits(
     assert done.returncode == 0, done.stderr
     assert "('autograd_cache_saved', 1)" in done.stdout
     assert len(site.entries()) == 1
+    said = "s3cache: 0 hit, 1 missed (1 absent), 0 bypassed, 1 saved, 1 uploaded; 0.0 s of"
+    assert said in done.stderr.splitlines()[-1]
 
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    torchrun += ["--local-addr", "127.0.0.1"]
-    done = site.machine("two", S3CACHE_URL=site.url).start(*torchrun, *run)
+    done = site.machine("two", S3CACHE_URL=site.url).start("-m", *_TORCHRUN, *run)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("('autograd_cache_hit', 1)") == 2
     assert done.stdout.count("['--epochs', '1']") == 2
+    for rank in (0, 1):
+        assert f"s3cache: rank {rank}: 1 hit (1 " in done.stderr
+
+
+@dense
+@pytest.mark.parametrize("where", ["url", "environment", "disk"])
+def test_the_processes_that_the_program_starts_have_the_cache_too(
+    site: Site, tmp_path: Path, where: str
+) -> None:
+    """Wherever it is: by ``--url``, by the environment, or on the disk of this machine alone."""
+    script = _write(tmp_path / "train.py", _TRAINING)
+    options = ["--url", site.url] if where == "url" else []
+    variables = {"S3CACHE_URL": site.url} if where == "environment" else {}
+    run = ["-m", "s3cache", "run", *options, "-m", *_TORCHRUN, str(script)]
+    for number in range(2):
+        machine = site.machine("one" if where == "disk" else str(number), **variables)
+        inductor = {"TORCHINDUCTOR_CACHE_DIR": str(machine.root / f"inductor-{number}")}
+        done = machine.start(*run, **inductor)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if number == 1:
+            assert done.stdout.count("('autograd_cache_hit', 1)") == 2
+        lines = [line for line in done.stderr.splitlines() if line.startswith("s3cache: ")]
+        assert len(lines) == 3
+        assert sum("rank" in line for line in lines) == 2
+        assert lines[-1] == "s3cache: nothing was looked up in this process"  # torchrun itself
 
 
 _BACKEND = """\
