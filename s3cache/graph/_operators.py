@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from s3cache.graph._code import UntoldError, fingerprint, told
-from s3cache.graph._safety import Unsafe, graph_modules
+from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component, autograd_words
 from s3cache.torch_api import internals
 
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["function_component", "operator_component", "registrations"]
 
-_FUNCTION_FIX = (
-    "if it depends on its inputs alone: s3cache.register_cacheable(function, version=...)"
-)
-_FIX = "s3cache.register_cacheable(the operator, version=...) if you vouch for it"
+_FIX = "import s3cache, torch; s3cache.register_cacheable({}, version='1')  # if you vouch for it"
 # Keys under which a kernel runs when the graph runs. What is registered under any other is run,
 # or traced, while it is compiled.
 _AT_RUN_TIME = re.compile(
@@ -51,9 +48,9 @@ def operator_component(
         try:
             texts.append(f"{operator}: {_identity(operator)}")
         except _UnknownError as exc:
-            unsafe.append(
-                Unsafe("custom-operator", f"calls {operator}: {exc}", _FIX, node, str(operator))
-            )
+            name = str(operator)
+            fix = _FIX.format(".".join(("torch", "ops", *name.split(".")[:2])))
+            unsafe.append(Unsafe("custom-operator", f"calls {name}: {exc}", fix, node, name))
     return (Component.of_text(" ".join(sorted(texts))) if texts else None), unsafe
 
 
@@ -77,7 +74,7 @@ def function_component(
             texts.append(f"{name}: {fingerprint(function) if own else told(function)}")
         except UntoldError as exc:
             message = f"calls what bears the name {name}, and {exc}"
-            unsafe.append(Unsafe("function", message, _FUNCTION_FIX, node, name))
+            unsafe.append(Unsafe("function", message, way_out(function), node, name))
     return (Component.of_text(" ".join(sorted(texts))) if texts else None), unsafe
 
 

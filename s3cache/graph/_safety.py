@@ -14,6 +14,7 @@ and some that torch does not have:
 from __future__ import annotations
 
 import itertools
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -37,6 +38,7 @@ __all__ = [
     "is_custom_function",
     "unsafe_half",
     "unsafe_parts",
+    "way_out",
 ]
 
 Code: TypeAlias = Literal[
@@ -146,26 +148,27 @@ def _process() -> Iterator[Unsafe]:
         yield Unsafe(
             "caches-off",
             "torch's caches are switched off",
-            "unset torch.compiler.config.force_disable_caches and set "
+            "import torch._functorch.config; torch.compiler.config.force_disable_caches = False; "
             "torch._functorch.config.enable_autograd_cache = True",
         )
     if not (inductor.fx_graph_cache or internals.should_use_remote_fx_cache.get()()):
         yield Unsafe(
             "fx-graph-cache-off",
             "torch's FX graph cache is switched off",
-            "set torch._inductor.config.fx_graph_cache = True",
+            "import torch._inductor.config; torch._inductor.config.fx_graph_cache = True",
         )
     if inductor.freezing and not torch.is_grad_enabled():  # else nothing is frozen
         yield Unsafe(
             "freezing",
             "freezing compiles the values of parameters into the code",
-            "unset torch._inductor.config.freezing",
+            "import torch._inductor.config; torch._inductor.config.freezing = False",
         )
     if internals.runtime_constant_folding.get():
         yield Unsafe(
             "constant-folding",
             "constants are folded when the code is loaded",
-            "unset torch._inductor.config.aot_inductor.use_runtime_constant_folding",
+            "import torch._inductor.config; "
+            "torch._inductor.config.aot_inductor.use_runtime_constant_folding = False",
         )
     if internals.bisection_enabled.get():
         yield Unsafe("bisecting", "the compiler bisector is at work", "let it finish")
@@ -258,7 +261,7 @@ class _Judge:
         yield Unsafe(
             "function",
             f"calls {_qualified(target)}, which is not known to depend on its inputs alone",
-            "if it does: s3cache.register_cacheable(function, version=...)",
+            way_out(target, "if it does"),
             node.name,
             _qualified(target),
             module,
@@ -275,7 +278,7 @@ class _Judge:
             yield Unsafe(
                 "module",
                 f"calls a {_qualified(kind)} as a whole, and nothing tells what its code is",
-                "let Dynamo trace it, or: s3cache.register_cacheable(its class, version=...)",
+                way_out(kind, "or let Dynamo trace it"),
                 node.name,
                 _qualified(kind),
                 module,
@@ -377,6 +380,15 @@ def _inputs(inputs: Iterable[object]) -> Iterator[Unsafe]:
                 "convert it with to_dense()",
                 node=f"input {index}",
             )
+
+
+def way_out(target: object, condition: str = "if it depends on its inputs alone") -> str:
+    """The line of Python by which a user vouches for ``target``, where one can name it."""
+    module, name = getattr(target, "__module__", ""), getattr(target, "__name__", "")
+    if name and getattr(sys.modules.get(str(module)), name, None) is target:
+        register = f"s3cache.register_cacheable({module}.{name}, version='1')"
+        return f"import s3cache, {module}; {register}  # {condition}"
+    return "define it at the top of a module, then: s3cache.register_cacheable(it, version='1')"
 
 
 def _qualified(target: object) -> str:

@@ -17,6 +17,7 @@ from s3cache.artifact import Artifact
 from s3cache.cache import Engine, Hit, JudgedLookup
 from s3cache.errors import CorruptError
 from s3cache.hooks._bundling import Bundling
+from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
@@ -73,13 +74,14 @@ class LookupSeam:
         keys: KeySeam,
         kernels: Kernels,
         bundling: Bundling,
+        bypasses: Bypasses,
     ) -> None:
         self._engine = engine
         self._calls = calls
         self._keys = keys
         self._kernels = kernels
         self._bundling = bundling
-        self._warned = False
+        self._bypasses = bypasses
 
     def install(self, patches: Patches) -> None:
         """Replace what looks an entry up, judges it and makes a callable of it."""
@@ -96,7 +98,7 @@ class LookupSeam:
                 finally:
                     lookup.close()
                     if lookup.reasons:
-                        self._bypassed(lookup)
+                        self._bypasses.met(lookup.reasons, lookup.error)
                 if lookup.error is not None and self._engine.settings.strict:
                     raise lookup.error
                 if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
@@ -104,18 +106,6 @@ class LookupSeam:
                 return result
 
         return try_load
-
-    def _bypassed(self, lookup: Lookup) -> None:
-        codes = [reason.code for reason in lookup.reasons]
-        self._engine.count_bypass(codes)
-        mistake = codes == ["error"] and not self._warned and not self._engine.settings.strict
-        self._warned |= mistake
-        logger.log(
-            logging.WARNING if mistake else logging.INFO,
-            "s3cache: a graph is not cached: %s",
-            lookup.error,
-            exc_info=lookup.error if mistake else None,
-        )
 
     def _current(self) -> Lookup | None:
         current = self._calls.current

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from s3cache.artifact import Artifact, describe, variant_of
 from s3cache.cache import Engine, Saved
-from s3cache.graph import FIRST_CALL, Code
+from s3cache.graph import FIRST_CALL, Code, Unsafe
 from s3cache.hooks._bundling import Bundling
+from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
@@ -47,12 +48,14 @@ class SaveSeam:
         keys: KeySeam,
         kernels: Kernels,
         bundling: Bundling,
+        bypasses: Bypasses,
     ) -> None:
         self._engine = engine
         self._calls = calls
         self._keys = keys
         self._kernels = kernels
         self._bundling = bundling
+        self._bypasses = bypasses
         self._warned = False
 
     def install(self, patches: Patches) -> None:
@@ -113,8 +116,7 @@ class SaveSeam:
         return False
 
     def _refused(self, code: Code, error: Exception) -> None:
-        self._engine.count_bypass([code])
-        logger.info("s3cache: a compiled graph is not shared: %s", error)
+        self._bypasses.met([Unsafe(code, str(error))], what="a compiled graph is not shared")
         if self._calls.current is not None:
             self._calls.current.met(error)
 

@@ -16,6 +16,7 @@ from s3cache._importing import when_imported
 from s3cache.cache import Cache, Engine, cache_over
 from s3cache.errors import S3CacheError
 from s3cache.hooks._bundling import Bundling
+from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._check import Report, checked
 from s3cache.hooks._fx_graphs import FxGraphSeam
 from s3cache.hooks._installation import remember_installation
@@ -78,9 +79,10 @@ class Session:
     def _install_seams(self) -> None:
         """In the order in which torch calls them."""
         calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
+        bypasses = Bypasses(self._engine)
         keys = KeySeam(registry, calls)
-        lookups = LookupSeam(self._engine, calls, keys, kernels, bundling)
-        saves = SaveSeam(self._engine, calls, keys, kernels, bundling)
+        lookups = LookupSeam(self._engine, calls, keys, kernels, bundling, bypasses)
+        saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses)
         halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling)
         keys.install_fx(self._patches)
         for seam in (keys, lookups, kernels, bundling, halves, saves):

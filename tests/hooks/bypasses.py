@@ -1,0 +1,120 @@
+"""Programs that are not cached, until they do what the warning says."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_libraries: list[Any] = []  # an operator lives as long as its library
+
+
+def users_own(x: Any) -> Any:
+    """A function that Dynamo is told to leave alone."""
+    return x * 3
+
+
+def _programs() -> dict[str, tuple[Callable[[], None], Callable[[Any], Any]]]:
+    """By code: what brings the bypass about, and the function to compile."""
+    import torch
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 2
+
+    torch.compiler.allow_in_graph(users_own)
+    # Nobody can tell what its formula is: it is registered from no file.
+    _libraries.append(lib := torch.library.Library("bypasses", "FRAGMENT"))
+    lib.define("f(Tensor x) -> Tensor")
+    lib.impl("f", lambda x: x * 5, "CPU")
+    torch.library.register_fake("bypasses::f", lambda x: torch.empty_like(x))
+    torch.library.register_autograd("bypasses::f", lambda ctx, grad: grad * 5)
+
+    def nothing() -> None:
+        functorch.autograd_cache_allow_custom_autograd_functions = False
+
+    def option(config: Any, name: str, value: Any) -> Callable[[], None]:
+        return lambda: setattr(config, name, value)
+
+    return {
+        "higher-order-op": (nothing, lambda x: Double.apply(x) + 1),
+        "function": (lambda: None, lambda x: users_own(x) + 2),
+        "custom-operator": (lambda: None, lambda x: torch.ops.bypasses.f(x) + 4),
+        "fx-graph-cache-off": (option(inductor, "fx_graph_cache", False), lambda x: x + 5),
+        "freezing": (option(inductor, "freezing", True), lambda x: x + 6),
+        "constant-folding": (
+            option(inductor, "aot_inductor.use_runtime_constant_folding", True),
+            lambda x: x + 7,
+        ),
+    }
+
+
+def ways_out(url: str) -> dict[str, Any]:
+    """For each code: how often and at which level it was told, and whether its way out works."""
+    import torch
+
+    import s3cache
+
+    records: list[logging.LogRecord] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    logger = logging.getLogger("s3cache")
+    logger.addHandler(Handler())
+    logger.setLevel(logging.INFO)
+    found = {}
+    x = torch.ones(3, 3, requires_grad=True)
+    for code, (prepare, function) in _programs().items():
+        prepare()
+        with s3cache.enabled(url, local=False) as cache:
+            del records[:]
+            for _ in range(2):
+                torch._dynamo.reset()
+                torch.compile(function)(x).sum().backward()
+            told = [each for each in records if "a graph is not cached" in each.getMessage()]
+            before = cache.stats()
+            assert told, (code, before)
+            _, *lines = told[0].getMessage().splitlines()
+            exec(lines[0].strip(), {})  # as pasted into another file
+            torch._dynamo.reset()
+            torch.compile(function)(x).sum().backward()
+            after = cache.stats()
+        found[code] = {
+            "levels": [each.levelname for each in told],
+            "lines": len(lines),
+            "before": [dict(before.bypass_reasons), before.saved],
+            "after": [dict(after.bypass_reasons), after.saved],
+        }
+    return found
+
+
+def caches_off() -> str:
+    """The way out that ``check`` knows, for torch does not look anything up then; done."""
+    import torch
+    import torch._functorch.config
+
+    import s3cache
+
+    torch._functorch.config.enable_autograd_cache = False
+    torch.compiler.config.force_disable_caches = True
+
+    def reasons() -> list[Any]:
+        (graph,) = s3cache.check(lambda x: x + 1, torch.ones(3)).graphs
+        return list(graph.reasons)
+
+    (reason,) = reasons()
+    exec(reason.fix, {"torch": torch})
+    assert reasons() == []
+    return str(reason.code)
