@@ -93,6 +93,10 @@ class JudgedLookup:
         """Choose ``hit``: the lookup ends as a hit."""
         self._accepted = hit
 
+    def overrule(self, reason: Reason) -> None:
+        """Nothing is to be accepted, though something might fit: the lookup ends as a miss."""
+        self._accepted, self._reason = None, reason
+
     def reject(self, hit: Hit, error: Exception) -> None:
         """``hit`` is sound but cannot be used: treat it as damaged, see :meth:`Engine.reject`."""
         self._reason = Reason.CORRUPT

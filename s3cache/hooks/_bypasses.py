@@ -30,7 +30,7 @@ class Bypasses:
         reasons: Sequence[Unsafe],
         error: Exception | None = None,
         *,
-        what: str = "a graph is not cached",
+        what: str = "a graph is not cached as a whole",
     ) -> None:
         """Count a graph that is not cached for ``reasons``, and tell of them.
 

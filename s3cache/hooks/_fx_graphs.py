@@ -27,6 +27,7 @@ from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
 from s3cache.hooks._makers import maker, told
 from s3cache.hooks._patching import Patches
+from s3cache.stats import Reason
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -135,6 +136,10 @@ class FxGraphSeam:
             key = signature.bind(*args, **kwargs).arguments["key"]
             if not self._keys.is_shared(key):
                 return original(*args, **kwargs)
+            if internals.ranks_must_agree():  # they have agreed on the whole graph: to compile it
+                with self._engine.judged(str(key), "fx") as judged:
+                    judged.overrule(Reason.RANKS)
+                return None, {}
             with self._calls.entered(Lookup(key)) as lookup:
                 try:
                     graph, info = original(*args, **kwargs)

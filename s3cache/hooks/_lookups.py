@@ -11,7 +11,7 @@ import contextlib
 import logging
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from s3cache.artifact import Artifact
 from s3cache.cache import Engine, Hit, JudgedLookup
@@ -22,9 +22,13 @@ from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._votes import Ballot, ballot_on
+from s3cache.stats import Reason
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from s3cache.torch_api.protocols import AOTResult, Function
 
 __all__ = ["LookupSeam"]
@@ -40,10 +44,14 @@ class Lookup(CacheCall):
     Attributes:
         judged: the entries under its key, once torch asks for them.
         candidate: the one that torch judges or rebuilds now, and where it came from.
+
+    Args:
+        ballot: what other ranks say, if all must.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ballot: Ballot | None) -> None:
         super().__init__()
+        self._ballot = ballot
         self.judged: JudgedLookup | None = None
         self.candidate: tuple[AOTResult, Hit] | None = None
 
@@ -58,8 +66,21 @@ class Lookup(CacheCall):
         self.met(error)
         self.judged.reject(hit, error)
 
+    def agree(self) -> None:
+        """This rank hits, so far; go on if all others do.
+
+        Raises:
+            Exception: a miss to torch, for one of them does not.
+        """
+        if self._ballot is not None and not self._ballot.all_hit():
+            if self.judged is not None:
+                self.judged.overrule(Reason.RANKS)
+            raise internals.miss_error.get()("s3cache: another rank has missed")
+
     def close(self) -> None:
-        """Count the outcome, if torch got as far as to ask for entries."""
+        """Count the outcome, if torch got as far as to ask for entries, and tell other ranks."""
+        if self._ballot is not None:
+            self._ballot.close()
         if self.judged is not None:
             self.judged.close()
 
@@ -92,7 +113,7 @@ class LookupSeam:
 
     def _loader(self, original: Function[object]) -> Function[object]:
         def try_load(*args: object, **kwargs: object) -> object:
-            with self._calls.entered(Lookup()) as lookup:
+            with self._calls.entered(Lookup(_ballot(args))) as lookup:
                 try:
                     result = original(*args, **kwargs)
                 finally:
@@ -163,28 +184,57 @@ class LookupSeam:
     def _rebuilder(self, original: Function[object]) -> Function[object]:
         def wrap_post_compile(entry: AOTResult, *args: object, **kwargs: object) -> object:
             lookup = self._current()
-            candidate = None if lookup is None else lookup.candidate
-            if lookup is None or candidate is None or candidate[0] is not entry:
+            if lookup is None:
                 return original(entry, *args, **kwargs)
-            hit = candidate[1]
-            try:
-                with _undone_if_it_fails(), self._kernels.only(Artifact.kernels_of(hit.entry)):
-                    if internals.is_first_call_fake():
-                        fake_first_call(entry, Artifact.first_call_of(hit.entry))
+            candidate = lookup.candidate
+            hit = None if candidate is None or candidate[0] is not entry else candidate[1]
+            lookup.agree()
+            with _undone_if_it_fails():
+                if hit is None:
                     function = original(entry, *args, **kwargs)
-            except Exception as exc:
-                lookup.reject(hit, exc)
-                # A miss to torch: it compiles, and what it saves replaces the entry.
-                raise internals.miss_error.get()(f"s3cache: {exc}") from exc
-            lookup.accept(hit)
-            saved_s = (entry.forward_time_taken_ns + entry.backward_time_taken_ns) / 1e9
-            self._engine.count_time_saved(saved_s)
-            logger.info(
-                "s3cache: hit %s (%s), %.1f s of compiling saved", lookup.key, hit.tier, saved_s
-            )
+                else:
+                    function = self._rebuilt(hit, lookup, original, entry, *args, **kwargs)
+                lookup.agree()
+            if hit is not None:
+                self._accept(hit, lookup, entry)
             return function
 
         return wrap_post_compile
+
+    def _rebuilt(
+        self,
+        hit: Hit,
+        lookup: Lookup,
+        original: Function[object],
+        entry: AOTResult,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        try:
+            with self._kernels.only(Artifact.kernels_of(hit.entry)):
+                if internals.is_first_call_fake():
+                    fake_first_call(entry, Artifact.first_call_of(hit.entry))
+                return original(entry, *args, **kwargs)
+        except Exception as exc:
+            lookup.reject(hit, exc)
+            # A miss to torch: it compiles, and what it saves replaces the entry.
+            raise internals.miss_error.get()(f"s3cache: {exc}") from exc
+
+    def _accept(self, hit: Hit, lookup: Lookup, entry: AOTResult) -> None:
+        lookup.accept(hit)
+        saved_s = (entry.forward_time_taken_ns + entry.backward_time_taken_ns) / 1e9
+        self._engine.count_time_saved(saved_s)
+        logger.info(
+            "s3cache: hit %s (%s), %.1f s of compiling saved", lookup.key, hit.tier, saved_s
+        )
+
+
+def _ballot(args: Sequence[object]) -> Ballot | None:
+    """On what ``try_load`` with these arguments looks up."""
+    mod, inputs, *_ = args
+    return ballot_on(
+        internals.graph_module_of(cast("Module", mod)), cast("Sequence[object]", inputs)
+    )
 
 
 def _asks_local(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:

@@ -59,6 +59,7 @@ from s3cache.torch_api.protocols import (
     Reducer,
     RuntimeMetadata,
     ShapeEnv,
+    SharedStore,
     SplitByDDP,
     SubclassMeta,
     TracingContext,
@@ -570,6 +571,48 @@ def boxed(function: Callable[[list[object]], object]) -> Callable[[list[object]]
     """Mark ``function`` as one that takes its arguments as a list, which it may empty."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
+
+
+# -- ranks that wait for each other while they compile
+
+_sync_decisions: Internal[bool] = Internal("torch._functorch.config:_sync_decision_cross_ranks")
+_sync_lookups: Internal[bool] = Internal(
+    "torch._functorch.config:_sync_cache_decision_cross_ranks",
+    since=(2, 15),
+    instead="nothing: a hit beside a miss hangs",
+)
+_tunes_together: Internal[bool] = Internal("torch._inductor.config:distributed_max_autotune_gemm")
+#: Both compare estimates, or with ``spmd_check`` graphs, across ranks.
+_schedules_overlap: Internal[bool] = Internal(
+    "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling"
+)
+_reorders_overlap: Internal[bool] = Internal(
+    "torch._inductor.config:reorder_for_compute_comm_overlap"
+)
+_traces_together: Internal[bool] = Internal("torch._dynamo.config:enable_compiler_collectives")
+default_store: Internal[Callable[[], SharedStore]] = Internal(
+    "torch.distributed.distributed_c10d:_get_default_store"
+)
+Shape("torch._C._distributed_c10d:Store", SharedStore)
+
+
+def ranks_must_agree() -> bool:
+    """Whether ranks of this job exchange data while they compile, so that all have to, or none.
+
+    Not where torch's own lookups see to it already.
+    """
+    together = (
+        _sync_decisions.get()
+        or _tunes_together.get()
+        or _schedules_overlap.get()
+        or _reorders_overlap.get()
+        or _traces_together.get()
+    )
+    if not together or _sync_lookups.find():
+        return False
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 # -- operators

@@ -85,6 +85,14 @@ class KeyPickler(Protocol):
     def dumps(self, obj: object) -> bytes: ...
 
 
+class SharedStore(Protocol):
+    """``torch.distributed.Store``: keys and values that all processes of a group share."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+
 class AOTConfig(Protocol):
     """How AOTAutograd is to go about one graph."""
 

@@ -6,6 +6,7 @@ graphs there as anywhere.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -170,6 +171,7 @@ def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
 
 
 # -- two processes under torchrun: python -m tests.hooks.distributed NAME URL DIRECTORY
+# OPTIONS, which are set to true: "torch._functorch.config:name"
 
 
 def _data_parallel() -> Callable[[Any], Any]:
@@ -210,13 +212,16 @@ def _fully_sharded() -> Callable[[Any], Any]:
 KINDS = {"ddp": _data_parallel, "tp": _tensor_parallel, "fsdp": _fully_sharded}
 
 
-def _one_rank(kind: str, url: str, directory: str) -> None:
+def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
     import torch
     import torch.distributed as dist
 
     import s3cache
     from tests.hooks.jobs import account
 
+    for option in options:
+        module, _, name = option.partition(":")
+        setattr(importlib.import_module(module), name, True)
     _small_buckets()
     dist.init_process_group("gloo")
     with s3cache.enabled(url) as cache:

@@ -1,0 +1,140 @@
+"""Ranks of a job decide together where compiling itself makes them wait for each other.
+
+Some options of torch have ranks exchange data while they compile (``internals.ranks_must_agree``).
+A rank that hits does not take part in that, and one that misses waits for it in vain: so there a
+hit is only used if all ranks hit. Each rank says what it has in the store of the default process
+group, which needs no collective: a rank that never comes does not stop the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from s3cache.graph import graph_modules
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from s3cache.torch_api.protocols import SharedStore
+
+__all__ = ["Ballot", "ballot_on"]
+
+logger = logging.getLogger("s3cache")
+
+# How long a rank that hits waits for the others. They trace the same program: what is between them
+# is above all how long each waits for its bucket, and how busy its machine is.
+TIMEOUT_S = 60.0
+_POLL_S = (0.001, 0.05)
+_HIT, _MISS = "hit", "miss"
+# Twice: the entry is there and fits; it is a callable. torch adds what an entry guards to what it
+# knows of shapes when it loads it, so that most misses are to be known before that.
+_ROUNDS = ("found", "loaded")
+
+_mutex = threading.Lock()
+# Never forgotten, for the store outlives a session, and a process group.
+_occurrences: Counter[str] = Counter()
+
+
+class Ballot:
+    """What all ranks say of one graph.
+
+    The outcome is the same on all ranks, whichever of them is late, and each rank knows it in
+    bounded time: the first to write a round's outcome decides it, and none writes "hit" before all
+    have said so.
+
+    Args:
+        store: one that all ranks share; without it, the answer is always no.
+        name: the same on all ranks for the same graph, and for no other one.
+        ranks: how many there are.
+    """
+
+    def __init__(
+        self, store: SharedStore | None, name: str, ranks: int, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._ranks = ranks
+        self._timeout_s = timeout_s
+        self._rounds = [] if store is None else list(_ROUNDS)
+
+    def all_hit(self) -> bool:
+        """This rank hits, so far: do all others? To be asked twice, see above.
+
+        After a "no" there is nothing more to say.
+        """
+        if not self._rounds:
+            return False
+        place = f"{self._name}/{self._rounds.pop(0)}"
+        try:
+            outcome = self._outcome(place)
+        except Exception:
+            logger.warning("s3cache: ranks could not decide together: a miss", exc_info=True)
+            outcome = _MISS
+        if outcome != _HIT:
+            self._rounds.clear()
+        return outcome == _HIT
+
+    def close(self) -> None:
+        """This rank does not hit, unless it has said so in all rounds."""
+        if self._rounds and self._store is not None:
+            place = f"{self._name}/{self._rounds[0]}"
+            self._rounds.clear()
+            try:
+                self._store.compare_set(place, "", _MISS)
+            except Exception:
+                logger.warning("s3cache: a miss could not be told to other ranks", exc_info=True)
+
+    def _outcome(self, place: str) -> str:
+        assert self._store is not None
+        proposed = _MISS
+        if self._store.add(f"{place}/hits", 1) == self._ranks:
+            proposed = _HIT
+        else:
+            deadline, pause_s = time.monotonic() + self._timeout_s, _POLL_S[0]
+            while not self._store.check([place]) and time.monotonic() < deadline:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _POLL_S[1])
+        # Sets it where nobody has; gives what there is.
+        return self._store.compare_set(place, "", proposed).decode()
+
+
+def ballot_on(gm: GraphModule, inputs: Sequence[object]) -> Ballot | None:
+    """A ballot on the graph that is looked up now, if ranks have to agree on it."""
+    if not internals.ranks_must_agree():
+        return None
+    import torch.distributed as dist
+
+    try:
+        # Not the key: it may name this rank's device, or its place in a mesh.
+        graph = hashlib.sha256("\n".join(_lines(gm, inputs)).encode()).hexdigest()[:32]
+        with _mutex:
+            _occurrences[graph] += 1
+            name = f"s3cache/{graph}/{_occurrences[graph]}"
+        return Ballot(internals.default_store.get()(), name, dist.get_world_size())
+    except Exception:
+        logger.warning("s3cache: ranks cannot decide together: a miss", exc_info=True)
+        return Ballot(None, "", 0)
+
+
+def _lines(gm: GraphModule, inputs: Sequence[object]) -> list[str]:
+    """What is the same on all ranks that compile the same graph, and differs where they do not."""
+    import torch
+
+    lines = [f"grad {torch.is_grad_enabled()}"]
+    for name, module in graph_modules(gm):
+        for node in module.graph.nodes:
+            target = node.target if isinstance(node.target, str) else internals.name_of(node.target)
+            lines.append(f"{name} {node.op} {target}")
+    for value in inputs:
+        if isinstance(value, torch.Tensor):
+            lines.append(f"{value.dtype} {[str(size) for size in value.shape]}")
+        else:
+            lines.append(type(value).__name__)
+    return lines

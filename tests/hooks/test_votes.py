@@ -1,0 +1,155 @@
+"""Ranks that wait for each other while they compile all hit, or all compile."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from s3cache.hooks._votes import Ballot
+from tests.support.density import dense
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from s3cache.torch_api.protocols import SharedStore
+    from tests.support.sites import Machine, Site
+
+pytestmark = pytest.mark.timeout(400)
+
+# -- one graph
+
+
+def vote(
+    store: SharedStore, ranks: Sequence[Callable[[Ballot], object]], timeout_s: float = 20
+) -> list[object]:
+    """What each rank gets to know, all of them voting at once."""
+    answers: list[object] = [None] * len(ranks)
+
+    def run(index: int) -> None:
+        answers[index] = ranks[index](Ballot(store, "graph", len(ranks), timeout_s=timeout_s))
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def hits(ballot: Ballot) -> list[bool]:
+    """A rank that finds its entry and loads it, as far as it is let."""
+    answers = [ballot.all_hit()]
+    if answers[0]:
+        answers.append(ballot.all_hit())
+    ballot.close()
+    return answers
+
+
+def misses(ballot: Ballot) -> None:
+    ballot.close()
+
+
+def cannot_load(ballot: Ballot) -> list[bool]:
+    answers = [ballot.all_hit()]
+    ballot.close()
+    return answers
+
+
+def test_all_hit_if_all_do() -> None:
+    assert vote(HashStore(), [hits] * 3) == [[True, True]] * 3
+
+
+def test_one_that_misses_makes_all_miss_at_once() -> None:
+    started = time.monotonic()
+    assert vote(HashStore(), [hits, misses, hits]) == [[False], None, [False]]
+    assert time.monotonic() - started < 10  # and not the time-out
+
+
+def test_one_that_cannot_load_its_entry_makes_all_miss() -> None:
+    assert vote(HashStore(), [hits, cannot_load]) == [[True, False], [True]]
+
+
+def test_one_that_never_comes_is_waited_for_in_bounded_time() -> None:
+    """And if it comes after all, it learns what the others have done since."""
+    store = HashStore()
+    started = time.monotonic()
+    assert vote(store, [hits, lambda _: None], timeout_s=0.3) == [[False], None]
+    assert 0.3 <= time.monotonic() - started < 10
+    assert not Ballot(store, "graph", 2).all_hit()
+
+
+def test_whoever_is_late_all_come_to_the_same() -> None:
+    """Ranks come when others are just about to give up: hit or miss, but the same for all."""
+    seen = set()
+    for seed in range(30):
+        delays = random.Random(seed)
+        store = HashStore()
+        pauses = [delays.uniform(0, 0.06) for _ in range(3)]
+
+        def late(ballot: Ballot, pauses: list[float] = pauses) -> bool:
+            time.sleep(pauses.pop())
+            return ballot.all_hit()
+
+        answers = vote(store, [late] * 3, timeout_s=0.03)
+        assert len(set(answers)) == 1, (seed, answers)
+        seen |= set(answers)
+    assert seen == {True, False}  # so both were possible
+
+
+def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def add(self, *_: object) -> int:
+            raise RuntimeError("connection reset")
+
+        check = compare_set = add
+
+    broken: Any = Broken()
+    assert not Ballot(broken, "graph", 2).all_hit()
+    Ballot(broken, "graph", 2).close()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert not Ballot(None, "graph", 2).all_hit()
+
+
+# -- jobs
+
+_SYNC = (
+    "torch._functorch.config:_sync_decision_cross_ranks",
+    # It has to know the size of what a graph takes, and a mesh has none.
+    "torch._functorch.config:unsafe_treat_script_objects_as_zero_size",
+)
+
+
+def _two_ranks(machine: Machine, url: str, *options: str) -> list[dict[str, Any]]:
+    told = machine.root / "told"
+    told.mkdir(parents=True, exist_ok=True)
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    job = ("tests.hooks.distributed", "tp", url, str(told), *options)
+    done = machine.start("-m", *torchrun, "-m", *job)  # it has a time-out
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@dense
+def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(site: Site) -> None:
+    """torch's partitioner asks all ranks what to save for the backward: one alone would hang."""
+    cold = _two_ranks(site.machine("first"), site.url, *_SYNC)
+    warm = _two_ranks(site.machine("second"), site.url, *_SYNC)
+    for rank in warm:
+        assert rank["misses"] == {}
+        assert sum(rank["hits"].values()) == 1
+    entries = site.entries()
+    assert len(entries) == 2  # one for each rank: its place in the mesh is in the key
+    entries[0].unlink()
+    mixed = _two_ranks(site.machine("third"), site.url, *_SYNC)
+    assert sorted(next(iter(rank["misses"])) for rank in mixed) == ["absent", "ranks"]
+    for rank in mixed:
+        assert sum(rank["hits"].values()) == 0
+        assert rank["saved"] == 1
+    for index in range(2):
+        assert cold[index]["losses"] == warm[index]["losses"] == mixed[index]["losses"]
