@@ -305,16 +305,22 @@ class CacheStats:
 
     def in_words(self) -> str:
         """One line for people: what hit, missed and was bypassed, and what was shared."""
-        if not (self.lookups or self.bypassed):
+        halves = _counted("hit at the second level", _named(self.fx.hits))
+        if not (self.lookups or self.bypassed or sum(self.fx.hits.values())):
             return "nothing was looked up in this process"
         parts = [
-            _counted("hit", {str(tier): n for tier, n in self.hits.items()}),
-            _counted("missed", {str(reason): n for reason, n in self.misses.items()}),
+            _counted("hit", _named(self.hits)),
+            _counted("missed", _named(self.misses)),
             _counted("bypassed", self.bypass_reasons, self.bypassed),
+            *([halves] if any(self.fx.hits.values()) else []),
             f"{self.saved} saved",
             f"{self.uploaded} uploaded",
         ]
         return f"{', '.join(parts)}; {self.time_saved_s:.1f} s of compiling spared"
+
+
+def _named(counts: Mapping[TierName, int] | Mapping[Reason, int]) -> dict[str, int]:
+    return {str(name): count for name, count in counts.items()}
 
 
 def _counted(what: str, by_name: Mapping[str, int], total: int | None = None) -> str:

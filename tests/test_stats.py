@@ -39,6 +39,11 @@ def test_one_line_says_what_it_came_to() -> None:
         "2 hit (1 local, 1 remote), 1 missed (1 absent), 1 bypassed (1 freezing, 1 input), "
         "1 saved, 0 uploaded; 2.2 s of compiling spared"
     )
+    halves = Counters()
+    halves.hit("local", 10, 0.1)
+    assert "1 bypassed (1 freezing, 1 input), 1 hit at the second level (1 local), 1 saved" in (
+        snapshot(counters, fx=halves.level()).in_words()
+    )
 
 
 def test_hits_and_misses_are_all_lookups() -> None:

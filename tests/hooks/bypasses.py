@@ -50,11 +50,11 @@ def _programs() -> dict[str, tuple[Callable[[], None], Callable[[Any], Any]]]:
         "higher-order-op": (nothing, lambda x: Double.apply(x) + 1),
         "function": (lambda: None, lambda x: users_own(x) + 2),
         "custom-operator": (lambda: None, lambda x: torch.ops.bypasses.f(x) + 4),
-        "fx-graph-cache-off": (option(inductor, "fx_graph_cache", False), lambda x: x + 5),
-        "freezing": (option(inductor, "freezing", True), lambda x: x + 6),
+        "fx-graph-cache-off": (option(inductor, "fx_graph_cache", False), lambda x: x.sin() + 5),
+        "freezing": (option(inductor, "freezing", True), lambda x: x.sin() + 6),
         "constant-folding": (
             option(inductor, "aot_inductor.use_runtime_constant_folding", True),
-            lambda x: x + 7,
+            lambda x: x.sin() + 7,
         ),
     }
 

@@ -11,16 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache._importing import before_import, when_imported
 from tests.support.density import dense
-from tests.support.sites import site
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.sites import Machine, Site
-
-__all__ = ["site"]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -295,56 +289,3 @@ def test_processes_that_the_program_starts_are_warm(site: Site, how: str) -> Non
     assert len(site.entries()) == 1
     for counts in _start(site.machine("two", S3CACHE_URL=site.url), how):
         assert counts == {"total": 1, "autograd_cache_hit": 1, "ok": 1}
-
-
-# -- the import hooks
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module that nobody has imported."""
-    name = f"module_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text("import sys\nseen = [*map(id, sys.meta_path)]\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    return name
-
-
-def test_a_module_is_announced_before_it_runs_and_told_of_after(module: str) -> None:
-    """What is put up by the first callback, for the same module, works too."""
-    import sys
-    from importlib import import_module
-
-    order: list[tuple[str, bool]] = []
-    finders = [*sys.meta_path]
-
-    def ran() -> bool:
-        return hasattr(sys.modules.get(module), "seen")
-
-    def after() -> None:
-        order.append(("after", ran()))
-
-    def before() -> None:
-        order.append(("before", ran()))
-        when_imported(module, after)
-
-    before_import(module, before)
-    withdrawn = before_import(module, lambda: order.append(("withdrawn", True)))
-    withdrawn()
-    assert import_module(module)
-    assert order == [("before", False), ("after", True)]
-    assert sys.meta_path == finders
-    before_import(module, before)  # at once
-    assert order[2:] == [("before", True), ("after", True)]
-
-
-def test_what_an_announcement_raises_the_import_raises(module: str) -> None:
-    """Once: the module can be imported afterwards."""
-    from importlib import import_module
-
-    def refuse() -> None:
-        raise ValueError("not now")
-
-    before_import(module, refuse)
-    with pytest.raises(ValueError, match="not now"):
-        import_module(module)
-    assert import_module(module)
