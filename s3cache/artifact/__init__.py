@@ -1,6 +1,60 @@
-"""What one entry of the compile cache holds, and its frame."""
+"""What one entry of the compile cache holds, its frame, and what its header says of the graph."""
 
 from s3cache.artifact._artifact import SCHEMA, Artifact, check_image, variant_of
-from s3cache.artifact._describe import describe
+from s3cache.artifact._describe import describe, description, packed, unpacked
+from s3cache.artifact._metadata import (
+    AOTConfig,
+    Backward,
+    BackwardSignature,
+    GraphDescription,
+    InputAliasInfo,
+    MemoryFormatMeta,
+    MutationType,
+    OpaqueMeta,
+    OutputAliasInfo,
+    OutputType,
+    PlainTensorMeta,
+    Source,
+    SubclassCreationMeta,
+    SubclassMeta,
+    TorchName,
+    TypeName,
+    ViewAndMutationMeta,
+    ViewMeta,
+    ViewMetaSequence,
+)
+from s3cache.artifact._plain import to_plain
+from s3cache.artifact._values import Thing, Value
 
-__all__ = ["SCHEMA", "Artifact", "check_image", "describe", "variant_of"]
+__all__ = [
+    "SCHEMA",
+    "AOTConfig",
+    "Artifact",
+    "Backward",
+    "BackwardSignature",
+    "GraphDescription",
+    "InputAliasInfo",
+    "MemoryFormatMeta",
+    "MutationType",
+    "OpaqueMeta",
+    "OutputAliasInfo",
+    "OutputType",
+    "PlainTensorMeta",
+    "Source",
+    "SubclassCreationMeta",
+    "SubclassMeta",
+    "Thing",
+    "TorchName",
+    "TypeName",
+    "Value",
+    "ViewAndMutationMeta",
+    "ViewMeta",
+    "ViewMetaSequence",
+    "check_image",
+    "describe",
+    "description",
+    "packed",
+    "to_plain",
+    "unpacked",
+    "variant_of",
+]

@@ -8,10 +8,10 @@ Sections of a frame of kind ``aot``, a whole graph, or ``fx``, what Inductor mad
     kernel/<id>      shared library of one native kernel that the compiled code loads
 
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
-entry does to inputs and outputs, as plain data; nothing for ``fx``), ``components`` (name to
-[digest, readable value] of the key), ``made_by`` (torch, compiler and platform, for people); of a
-graph whose first call is on fake tensors also ``first_call`` (its outputs, see
-``hooks/_first_calls.py``).
+graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
+``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
+``made_by`` (torch, compiler and platform, for people); of a graph whose first call is on fake
+tensors also ``first_call`` (its outputs, see ``hooks/_first_calls.py``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Artifact:
         kernels: images of shared libraries by kernel id.
         guards: expression over the graph's symbolic inputs that must hold for a hit.
         forward_ns, backward_ns: what compiling took.
-        runtime, components, made_by: plain data, see the module.
+        runtime: the packed description, if there is one.
+        components, made_by: plain data, see the module.
         first_call: the outputs of a graph that has to answer its first call with fake ones.
     """
 
@@ -55,7 +56,7 @@ class Artifact:
     guards: str | None = None
     forward_ns: int = 0
     backward_ns: int = 0
-    runtime: Mapping[str, object] = field(default_factory=dict)
+    runtime: bytes | None = None
     components: Mapping[str, object] = field(default_factory=dict)
     made_by: Mapping[str, object] = field(default_factory=dict)
     first_call: Sequence[Mapping[str, object]] | None = None
@@ -79,7 +80,7 @@ class Artifact:
             meta={
                 "guards": self.guards,
                 "times_ns": [self.forward_ns, self.backward_ns],
-                "runtime": dict(self.runtime),
+                "runtime": self.runtime,
                 "components": dict(self.components),
                 "made_by": dict(self.made_by),
                 **({} if self.first_call is None else {"first_call": list(self.first_call)}),

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from s3cache.artifact import Artifact, describe, variant_of
+from s3cache.artifact import Artifact, describe, packed, variant_of
 from s3cache.cache import Engine, Saved
 from s3cache.graph import FIRST_CALL, Code, Unsafe
 from s3cache.hooks._bundling import Bundling
@@ -141,7 +141,7 @@ class SaveSeam:
             guards=entry.guards_expr,
             forward_ns=int(entry.forward_time_taken_ns),
             backward_ns=int(entry.backward_time_taken_ns),
-            runtime=describe(entry),
+            runtime=packed(describe(entry)),
             components=told(components),
             made_by=maker(compiled=bool(kernels)),
             first_call=first_call,

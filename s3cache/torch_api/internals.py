@@ -370,23 +370,33 @@ Shape(f"{_SCHEMAS}:OutputAliasInfo", OutputInfo)
 Shape(f"{_AOT}.functional_utils:ViewMetaSequence", ViewSequence)
 Fields(f"{_SCHEMAS}:PlainTensorMeta", "unwrapped_idx")
 
-INPUT_INFO = Fields(
-    f"{_SCHEMAS}:InputAliasInfo",
-    """is_leaf requires_grad mutates_data mutates_metadata mutates_storage_metadata
-    mutations_hidden_from_autograd mutations_under_no_grad_or_inference_mode
-    mutation_inductor_storage_resize mutation_type""",
+#: What of an entry its description is made of, beside the runtime metadata, ...
+ENTRY_DESCRIPTION = Fields(
+    f"{_CACHE}:GenericAOTAutogradResult",
+    """maybe_subclass_meta num_fw_outs_saved_for_bw indices_of_inps_to_detach
+    sanitized_aot_config""",
 )
-OUTPUT_INFO = Fields(
-    f"{_SCHEMAS}:OutputAliasInfo", "output_type raw_type base_idx dynamic_dims requires_grad"
+#: ... and what has its own place in a frame, or is the code itself.
+ENTRY_BULK = Fields(
+    f"{_CACHE}:GenericAOTAutogradResult",
+    """compiled_fw compiled_bw aot_joint_graph_str aot_forward_graph_str aot_backward_graph_str
+    runtime_metadata dispatch_wrappers forward_time_taken_ns backward_time_taken_ns guards_expr
+    serialized_bw_module min_cut_info_str""",
+    added={"min_cut_info_str": (2, 13)},
 )
-RUNTIME_METADATA = Fields(
-    f"{_SCHEMAS}:ViewAndMutationMeta",
-    """num_intermediate_bases keep_input_mutations static_input_indices
-    num_symints_saved_for_bw num_tensors_saved_with_no_vc_check num_opaque_objects_saved_for_bw
-    bw_donated_idxs indices_of_inputs_that_requires_grad_with_mutations_in_bw
-    grad_enabled_mutation deterministic num_backward_tokens num_graphsafe_rng_states
-    is_rng_op_functionalized""",
-)
+#: Properties that a description has like attributes.
+COMPUTED = Fields(f"{_SCHEMAS}:InputAliasInfo", "mutation_type").names
+Fields(f"{_AOT}.aot_autograd_result:BundledCompiledBackward", "backward_state_indices")
+Fields("torch._guards:Source", "name")
+
+
+def name_of_source(source: object) -> str | None:
+    """Where an input comes from, as Python would write it; ``None`` where that cannot be said."""
+    try:
+        name: object = getattr(source, "name", None)
+        return str(name() if callable(name) else name)  # a method, or a property
+    except Exception:  # noqa: BLE001 - some have no such thing, and say so in their own ways
+        return None
 
 
 def read_fields(fields: Fields, value: object) -> dict[str, object]:

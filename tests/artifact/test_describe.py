@@ -27,14 +27,16 @@ def refuse(event, arguments):
         raise RuntimeError("unpickled " + repr(arguments))
 sys.addaudithook(refuse)
 from s3cache import frame
+from s3cache.artifact import description, to_plain
 found = []
 for path in sys.argv[1:]:
     with open(path, "rb") as file:
         entry = frame.decode(file.read())
     header = entry.header
     found.append({"kind": header.kind, "names": entry.names, "variant": header.variant,
-                  "producer": header.producer, **header.meta})
-print(json.dumps(found))
+                  "producer": header.producer, **header.meta,
+                  "runtime": to_plain(description(header))})
+print(json.dumps(found, default=repr))
 """
 
 
@@ -55,6 +57,11 @@ def described(site: Site, written: Callable[..., tuple[Site, Any]]) -> dict[str,
     return dict(zip(objects, json.loads(done.stdout), strict=True))
 
 
+def metadata_of(each: dict[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = each["runtime"]["runtime_metadata"]
+    return metadata
+
+
 def test_an_entry_can_be_read_without_torch(described: dict[str, Any]) -> None:
     """Kinds of outputs, mutations, subclasses, guards, times, and what the key is made of."""
     for name, each in described.items():
@@ -69,34 +76,34 @@ def test_an_entry_can_be_read_without_torch(described: dict[str, Any]) -> None:
         assert "/" not in made_by.get("compiler", "")
 
     kinds = {
-        name: [output["output_type"] for output in each["runtime"]["outputs"]]
+        name: [output["output_type"] for output in metadata_of(each)["output_info"]]
         for name, each in described.items()
     }
     assert kinds["views"] == ["non_alias", "alias_of_input"]
-    assert described["views"]["runtime"]["outputs"][1]["base_idx"] == 0
+    assert metadata_of(described["views"])["output_info"][1]["base_idx"] == 0
     assert kinds["intermediate"] == [
         "alias_of_intermediate_save_as_output",
         "alias_of_intermediate",
     ]
-    assert described["intermediate"]["runtime"]["num_intermediate_bases"] == 1
+    assert metadata_of(described["intermediate"])["num_intermediate_bases"] == 1
 
-    mutated, kept = described["mutation"]["runtime"]["inputs"]
+    mutated, kept = metadata_of(described["mutation"])["input_info"]
     assert mutated["mutates_data"]
     assert mutated["mutation_type"] in ("MUTATED_IN_GRAPH", "MUTATED_OUT_GRAPH")
     assert not kept["mutates_data"]
     assert kept["mutation_type"] == "NOT_MUTATED"
 
-    subclass = described["subclass"]["runtime"]["subclasses"]["inputs"][0]
-    assert subclass["type"].endswith(".TwoTensor")
-    assert subclass["attrs"]["a"]["type"] == subclass["attrs"]["b"]["type"] == "plain"
+    subclass = metadata_of(described["subclass"])["subclass_inp_meta"][0]
+    assert subclass["original_subclass_type"].endswith(".TwoTensor")
+    assert subclass["attrs"]["a"]["kind"] == subclass["attrs"]["b"]["kind"] == "plain"
 
     training = described["training"]
-    assert training["runtime"]["has_backward"]
+    assert training["runtime"]["backward"]["backward_state_indices"] == []
     assert training["times_ns"][1] > 0
-    assert not described["views"]["runtime"]["has_backward"]
+    assert "backward" not in described["views"]["runtime"]
     assert described["dynamic"]["guards"]
     assert described["dynamic"]["variant"]
-    assert described["dynamic"]["runtime"]["outputs"][0]["dynamic_dims"] == [0]
+    assert metadata_of(described["dynamic"])["output_info"][0]["dynamic_dims"] == [0]
     assert any(name.startswith("kernel/") for name in described["kernel"]["names"])
     assert described["kernel"]["made_by"]["compiler"]
     assert "compiler" not in described["training"]["made_by"]

@@ -29,8 +29,8 @@ class Case:
         lowered: how many graphs every machine compiles anew, as none can cache them.
         bypassed: how many graphs are refused in each process.
         reasons: which reasons the cache gives for that.
-        shows: whether the plain description of an entry (``meta["runtime"]`` of its frame) has
-            the kind that the case is about; some entry of the case must.
+        shows: whether the description of an entry, as plain data, has the kind that the case is
+            about; some entry of the case must.
         together: the same of all its entries; they also have ``key`` and ``guards``.
         differs: observations in which torch.compile itself differs from eager, cache or not.
         since: the torch release before which such a graph is refused, if it matters.

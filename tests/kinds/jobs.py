@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import sys
 import traceback
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from s3cache import frame
+from s3cache.artifact import Artifact, GraphDescription, description, to_plain
 from tests.kinds.case import CASES, Case
+from tests.support.descriptions import differences_from_torch
 
 __all__ = ["ROWS", "load_cases", "run"]
 
@@ -52,7 +57,7 @@ def run(names: list[str], remote: str) -> dict[str, dict[str, Any]]:
         found[name].update(lowered=len(lowered), started=list(started))
         new = [path for path in _files(remote) if path not in seen]
         seen.update(new)
-        entries = [_description(header) for header in map(_header, new) if header.kind == "aot"]
+        entries = [_description(each) for each in map(_entry, new) if each.header.kind == "aot"]
         found[name].update(shown=_shown(CASES[name], entries), entries=entries)
     return found
 
@@ -211,9 +216,51 @@ def _files(remote: str) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file() and "/v1" in str(path)]
 
 
-def _header(path: Path) -> frame.Header:
-    return frame.decode(path.read_bytes()).header
+def _entry(path: Path) -> frame.Frame:
+    return frame.decode(path.read_bytes())
 
 
-def _description(header: frame.Header) -> dict[str, Any]:
-    return {**header.meta["runtime"], "key": header.key, "guards": header.meta["guards"]}
+def _description(entry: frame.Frame) -> dict[str, Any]:
+    """What an entry says of its graph, by torch's names, and where it says what is not so."""
+    whole: Any = description(entry.header)
+    metadata = whole.runtime_metadata
+    subclasses = {
+        "inputs": metadata.subclass_inp_meta,
+        "outputs": metadata.subclass_fw_graph_out_meta,
+        "tangents": metadata.subclass_tangent_meta,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(to_plain(metadata), default=repr))
+    return {
+        **{field.name: None for field in fields(metadata)},
+        **plain,
+        "inputs": plain["input_info"],
+        "outputs": plain["output_info"],
+        "subclasses": {place: list(map(_plain, metas)) for place, metas in subclasses.items()},
+        "wrappers": [wrapper.type.rpartition(".")[2] for wrapper in whole.dispatch_wrappers],
+        "has_backward": whole.backward is not None,
+        "has_backward_module": whole.has_backward_module,
+        "key": entry.header.key,
+        "guards": entry.header.meta["guards"],
+        "wrong": _wrong(whole, pickle.loads(bytes(Artifact.entry_of(entry, "aot")))),
+    }
+
+
+def _plain(meta: Any) -> Any:
+    return json.loads(json.dumps(to_plain(meta), default=repr))
+
+
+def _wrong(whole: GraphDescription, theirs: Any) -> list[str]:
+    wrong = [*differences_from_torch(whole.runtime_metadata, theirs.runtime_metadata)]
+    wrong += differences_from_torch(whole.aot_config, theirs.sanitized_aot_config)
+    if theirs.maybe_subclass_meta is not None:
+        wrong += differences_from_torch(whole.maybe_subclass_meta, theirs.maybe_subclass_meta)
+    wrappers = [wrapper.type.rpartition(".")[2] for wrapper in whole.dispatch_wrappers]  # type: ignore[union-attr]
+    if wrappers != [type(wrapper).__name__ for wrapper in theirs.dispatch_wrappers]:
+        wrong.append(f"wrappers {wrappers}")
+    if [*(whole.indices_of_inps_to_detach or ())] != theirs.indices_of_inps_to_detach:
+        wrong.append(f"to detach {whole.indices_of_inps_to_detach}")
+    if whole.num_fw_outs_saved_for_bw != theirs.num_fw_outs_saved_for_bw:
+        wrong.append(f"saved for backward {whole.num_fw_outs_saved_for_bw}")
+    if (whole.backward is None) != (theirs.compiled_bw is None):
+        wrong.append("backward")
+    return wrong + sorted(whole.extra)

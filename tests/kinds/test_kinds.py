@@ -76,6 +76,7 @@ def test_compiled_and_shared(name: str, ran: Callable[[str], dict[str, Any]]) ->
     assert not found["error"], found["error"]
     assert found["differs"] == []
     assert found["shown"], found["entries"]
+    assert [entry["wrong"] for entry in found["entries"] if entry["wrong"]] == []
     assert _counts(found) == {
         "hits": case.again,
         "misses": case.graphs + case.unsaved,

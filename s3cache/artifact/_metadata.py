@@ -1,0 +1,346 @@
+"""What a compiled graph does to its inputs and outputs, as typed data.
+
+Each class here stands for one of AOTAutograd's (``torch/_functorch/_aot_autograd/schemas.py``),
+whose names of classes and fields it has; what a field means is said there at length. They are made
+of the header of an entry: torch need not be installed, and nothing is unpickled.
+
+Every field may be ``None``, or empty: then that torch has no such field, or the entry was written
+before it was described, or ``extra`` has it. ``extra`` holds, by name, each attribute of torch's
+object that is not known here, or not of the type that is known here. So nothing is ever lost: two
+entries with different metadata never describe alike, but for whether a sequence is a list or a
+tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NewType, TypeAlias
+
+from s3cache.artifact._values import Value
+
+__all__ = [
+    "AOTConfig",
+    "Backward",
+    "BackwardSignature",
+    "GraphDescription",
+    "InputAliasInfo",
+    "MemoryFormatMeta",
+    "Meta",
+    "MutationType",
+    "OpaqueMeta",
+    "OutputAliasInfo",
+    "OutputType",
+    "PlainTensorMeta",
+    "Source",
+    "SubclassCreationMeta",
+    "SubclassMeta",
+    "TorchName",
+    "TypeName",
+    "ViewAndMutationMeta",
+    "ViewMeta",
+    "ViewMetaSequence",
+]
+
+#: What an output is to the inputs, to other outputs and to intermediates of the graph.
+OutputType: TypeAlias = Literal[
+    "non_alias",
+    "alias_of_input",
+    "is_input",
+    "alias_of_intermediate_save_as_output",
+    "alias_of_intermediate",
+    "alias_of_intermediate_base_is_user_output",
+    "unsafe_view_alias",
+    "custom_function_view",
+]
+#: Whether an input is mutated, and whether the compiled code does so or the code around it.
+MutationType: TypeAlias = Literal["NOT_MUTATED", "MUTATED_IN_GRAPH", "MUTATED_OUT_GRAPH"]
+
+#: A class, as ``module.name``.
+TypeName = NewType("TypeName", str)
+#: A device or memory format, as torch writes it: ``"cuda:0"``, ``"torch.channels_last"``.
+TorchName = NewType("TorchName", str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """What all of them have: ``extra``, see the module."""
+
+    extra: Mapping[str, Value] = field(default_factory=dict)
+
+
+# -- inputs and outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputAliasInfo(Meta):
+    """What happens to one input."""
+
+    is_leaf: bool | None = None
+    mutates_data: bool | None = None
+    mutates_metadata: bool | None = None
+    mutations_hidden_from_autograd: bool | None = None
+    mutations_under_no_grad_or_inference_mode: bool | None = None
+    mutation_inductor_storage_resize: bool | None = None
+    mutates_storage_metadata: bool | None = None
+    requires_grad: bool | None = None
+    keep_input_mutations: bool | None = None
+    mutation_type: MutationType | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewMeta(Meta):
+    """One view; ``arguments`` are those to replay it with, ``None`` where that kind hides them."""
+
+    type: str | None = None
+    arguments: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewMetaSequence(Meta):
+    """The views that lead from a base to an output, and what the last one looks like."""
+
+    sequence: tuple[ViewMeta, ...] = ()
+    metadata: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputAliasInfo(Meta):
+    """What one output is; ``base_idx`` counts inputs, outputs or bases, as ``output_type`` says."""
+
+    output_type: OutputType | None = None
+    raw_type: TypeName | None = None
+    base_idx: int | None = None
+    dynamic_dims: frozenset[int] | None = None
+    requires_grad: bool | None = None
+    requires_grad_for_backward: bool | None = None
+    view_meta_sequence: ViewMetaSequence | None = None
+
+
+# -- tensor subclasses
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFormatMeta(Meta):
+    """The layout that a tangent is expected to have: sizes and strides, or a memory format."""
+
+    size: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+    memory_format: TorchName | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTensorMeta(Meta):
+    """A tensor that is no subclass: which of the inner graph's it is."""
+
+    kind: Literal["plain"] = "plain"
+    unwrapped_idx: int | None = None
+    memory_format: MemoryFormatMeta | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpaqueMeta(Meta):
+    """An object that is no tensor inside of a subclass."""
+
+    kind: Literal["opaque"] = "opaque"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubclassCreationMeta(Meta):
+    """A tensor subclass, and how to make it of the inner graph's tensors.
+
+    Attributes:
+        flat_tensor_start_idx, arg_count: which of the inner graph's tensors it takes.
+        included_subclass_symints: whether its symbolic sizes are among them.
+        attrs: what it wraps, by attribute; subclasses may wrap subclasses.
+        outer_size, outer_stride: ``None`` in a place whose number is symbolic.
+        meta: what its ``__tensor_flatten__`` returned beside.
+        original_subclass_type: its class.
+    """
+
+    kind: Literal["subclass"] = "subclass"
+    flat_tensor_start_idx: int | None = None
+    arg_count: int | None = None
+    included_subclass_symints: bool | None = None
+    attrs: Mapping[str, PlainTensorMeta | SubclassCreationMeta | OpaqueMeta] = field(
+        default_factory=dict
+    )
+    outer_size: tuple[int | None, ...] | None = None
+    outer_stride: tuple[int | None, ...] | None = None
+    meta: Value = None
+    original_subclass: Value = None
+    original_subclass_type: TypeName | None = None
+    memory_format: MemoryFormatMeta | None = None
+
+
+_Creation: TypeAlias = PlainTensorMeta | SubclassCreationMeta | OpaqueMeta
+
+
+# -- one graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewAndMutationMeta(Meta):
+    """All that is known of a graph's aliases and mutations.
+
+    Those below the first blank line are computed by torch from those above it.
+    """
+
+    input_info: tuple[InputAliasInfo, ...] = ()
+    output_info: tuple[OutputAliasInfo, ...] = ()
+    num_intermediate_bases: int | None = None
+    keep_input_mutations: bool | None = None
+    traced_tangents: tuple[Value, ...] = ()
+    traced_tangents_descs: tuple[Value, ...] = ()
+    subclass_inp_meta: tuple[_Creation, ...] = ()
+    subclass_fw_graph_out_meta: tuple[_Creation, ...] = ()
+    subclass_tangent_meta: tuple[_Creation, ...] = ()
+    traced_tangent_metas: tuple[Value, ...] | None = None
+    num_symints_saved_for_bw: int | None = None
+    num_tensors_saved_with_no_vc_check: int | None = None
+    num_opaque_objects_saved_for_bw: int | None = None
+    grad_enabled_mutation: bool | None = None
+    deterministic: bool | None = None
+    static_input_indices: tuple[int, ...] = ()
+    act_input_indices: tuple[int, ...] = ()
+    tokens: Value = None
+    indices_of_inputs_that_requires_grad_with_mutations_in_bw: tuple[int, ...] = ()
+    bw_donated_idxs: tuple[int, ...] | None = None
+    num_backward_tokens: int | None = None
+    num_graphsafe_rng_states: int | None = None
+    graphsafe_rng_state_index: int | None = None
+    graphsafe_rng_device: TorchName | None = None
+    mutated_inp_stream_indices: tuple[int | None, ...] | None = None
+    compile_id_str: str | None = None
+    tangent_source_stack_traces: tuple[Value, ...] | None = None
+    is_rng_op_functionalized: bool | None = None
+    num_outputs_rng_offset: int | None = None
+    dynamic_saved_tensors_idxs: Value = None
+
+    mutated_inp_runtime_indices: tuple[int, ...] | None = None
+    num_mutated_inp_runtime_indices: int | None = None
+    mutated_graph_handled_indices: tuple[int, ...] | None = None
+    num_mutated_graph_handled_indices: int | None = None
+    mutated_graph_handled_indices_seen_by_autograd: tuple[int, ...] | None = None
+    num_mutated_graph_handled_indices_seen_by_autograd: int | None = None
+    aliased_out_indices: tuple[int, ...] | None = None
+    unsafe_view_out_indices: tuple[int, ...] | None = None
+    num_outputs: int | None = None
+    num_outputs_non_aliased: int | None = None
+    num_outputs_aliased_to_inputs: int | None = None
+    num_outputs_aliased_to_intermediates: int | None = None
+    num_outputs_aliased: int | None = None
+    num_unsafe_view_outputs: int | None = None
+    dynamic_outputs: bool | None = None
+    output_types: tuple[TypeName, ...] | None = None
+    num_forward_returns: int | None = None
+    num_forward: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubclassMeta(Meta):
+    """Of a graph with subclasses: the same of its inner graph, and what its gradients are."""
+
+    fw_metadata: ViewAndMutationMeta | None = None
+    grad_input_metas: tuple[_Creation, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Meta):
+    """Where Dynamo got an input from: as Python would write it, and as torch's object does."""
+
+    name: str | None = None
+    description: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AOTConfig(Meta):
+    """How AOTAutograd went about the graph: what of its configuration an entry keeps."""
+
+    num_params_buffers: int | None = None
+    aot_id: int | None = None
+    keep_inference_input_mutations: bool | None = None
+    is_export: bool | None = None
+    no_tangents: bool | None = None
+    dynamic_shapes: bool | None = None
+    aot_autograd_arg_pos_to_source: tuple[Source | None, ...] | None = None
+    static_input_indices: tuple[int, ...] | None = None
+    enable_log: bool | None = None
+    pre_dispatch: bool | None = None
+    precompile_backend_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward(Meta):
+    """What the backward half of an entry needs beside its code."""
+
+    backward_state_indices: tuple[int, ...] | None = None
+    num_symints_saved_for_bw_: int | None = None
+
+
+@dataclass(frozen=True)
+class BackwardSignature:
+    """Which inputs get gradients.
+
+    Attributes:
+        gradients_to_parameters: names of parameters and buffers, by their place among the inputs.
+        gradients_to_user_inputs: the same of all other inputs.
+    """
+
+    gradients_to_parameters: Mapping[int, str]
+    gradients_to_user_inputs: Mapping[int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphDescription(Meta):
+    """What the entry of one compiled graph says of it.
+
+    Attributes:
+        runtime_metadata: aliases and mutations.
+        aot_config: how it was traced.
+        maybe_subclass_meta: the same of the inner graph, where subclasses were unwrapped.
+        num_fw_outs_saved_for_bw: results of the forward that only the backward takes.
+        indices_of_inps_to_detach: inputs that are detached before the code runs.
+        dispatch_wrappers: what is done around the compiled code, outermost last: for each one its
+            class and what it was made with.
+        backward: ``None`` for a graph without one.
+        has_backward_module: whether it holds what compiled autograd traces.
+    """
+
+    runtime_metadata: ViewAndMutationMeta = field(default_factory=ViewAndMutationMeta)
+    aot_config: AOTConfig | None = None
+    maybe_subclass_meta: SubclassMeta | None = None
+    num_fw_outs_saved_for_bw: int | None = None
+    indices_of_inps_to_detach: tuple[int, ...] | None = None
+    dispatch_wrappers: tuple[Value, ...] = ()
+    backward: Backward | None = None
+    has_backward_module: bool | None = None
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What each input is called in the program, or ``"input 3"`` where nobody said."""
+        config = self.aot_config
+        sources = () if config is None else config.aot_autograd_arg_pos_to_source or ()
+        names = [None if source is None else source.name for source in sources]
+        count = len(self.runtime_metadata.input_info)
+        names += [None] * (count - len(names))
+        return tuple(name or f"input {index}" for index, name in enumerate(names[:count]))
+
+    @property
+    def backward_signature(self) -> BackwardSignature | None:
+        """Which inputs get gradients, parameters by where Dynamo found them.
+
+        ``None`` without a backward.
+        """
+        if self.backward is None:
+            return None
+        theirs: tuple[dict[int, str], dict[int, str]] = ({}, {})
+        names = self.input_names
+        for index, info in enumerate(self.runtime_metadata.input_info):
+            if info.requires_grad:
+                theirs[not _is_parameter(names[index])][index] = names[index]
+        return BackwardSignature(*theirs)
+
+
+def _is_parameter(name: str) -> bool:
+    return "._parameters[" in name or "._buffers[" in name
