@@ -54,6 +54,8 @@ class Settings:
         strict: raise what would otherwise become a miss and a warning.
         recache: look nothing up, and overwrite what is there with what is saved.
         summary: end the process with one line on stderr: what hit, missed and was bypassed.
+        shape_profile: share which sizes of a program turned out to change, and start with those
+            dynamic.
         local: whether to keep a local tier.
         local_dir: its directory, private to this user.
         local_max_bytes, local_max_files: its bounds. The defaults hold some thousand graphs with
@@ -81,6 +83,7 @@ class Settings:
     strict: bool = option(False, FLAG)
     recache: bool = option(False, FLAG)
     summary: bool = option(False, FLAG)
+    shape_profile: bool = option(True, FLAG)
     local: bool = option(True, FLAG)
     local_dir: str = option(_default_local_dir)
     local_max_bytes: int = option(10 << 30, size())
@@ -132,6 +135,7 @@ class Options(StoreOptions, total=False):
     strict: bool | str | None
     recache: bool | str | None
     summary: bool | str | None
+    shape_profile: bool | str | None
     local: bool | str | None
     local_dir: str | os.PathLike[str] | None
     local_max_bytes: int | str | None

@@ -24,6 +24,7 @@ from s3cache.artifact._metadata import (
     ViewMetaSequence,
 )
 from s3cache.artifact._plain import to_plain
+from s3cache.artifact._profile import Changing, ShapeProfile
 from s3cache.artifact._values import Thing, Value
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Artifact",
     "Backward",
     "BackwardSignature",
+    "Changing",
     "GraphDescription",
     "InputAliasInfo",
     "MemoryFormatMeta",
@@ -40,6 +42,7 @@ __all__ = [
     "OutputAliasInfo",
     "OutputType",
     "PlainTensorMeta",
+    "ShapeProfile",
     "Source",
     "SubclassCreationMeta",
     "SubclassMeta",

@@ -1,5 +1,6 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
+from s3cache.graph._code import code_fingerprint
 from s3cache.graph._key import Key, key_of, unpicklable_options
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._safety import (
@@ -21,6 +22,7 @@ __all__ = [
     "Key",
     "Unsafe",
     "also_safe",
+    "code_fingerprint",
     "context_hashes",
     "described_passes",
     "graph_modules",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function
 
-__all__ = ["UntoldError", "fingerprint", "told"]
+__all__ = ["UntoldError", "code_fingerprint", "fingerprint", "told"]
 
 _MAX_DEPTH = 12
 _MAX_VALUES = 20_000
@@ -93,6 +93,13 @@ def told(function: object) -> str:
     return walk.digest()
 
 
+def code_fingerprint(code: types.CodeType) -> str:
+    """The same of compiled Python code by itself, its names and those of its variables."""
+    walk = _Walk()
+    walk.code(code)
+    return walk.digest()
+
+
 class _Walk:
     """One walk through what a function refers to.
 
@@ -117,6 +124,10 @@ class _Walk:
 
     def _miss(self, what: str) -> None:
         self.untold = self.untold or what
+
+    def code(self, code: types.CodeType) -> None:
+        self._say(code.co_name, *code.co_varnames, *code.co_freevars, "code")
+        self._code(code, 0)
 
     def value(self, value: object, depth: int) -> None:
         if isinstance(value, _PLAIN):

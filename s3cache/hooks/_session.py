@@ -24,6 +24,7 @@ from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCalls, KeySeam, Registry
 from s3cache.hooks._lookups import LookupSeam
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._profiles import ProfileSeam
 from s3cache.hooks._saves import SaveSeam
 from s3cache.settings import is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
@@ -87,6 +88,8 @@ class Session:
         keys.install_fx(self._patches)
         for seam in (keys, lookups, kernels, bundling, halves, saves):
             seam.install(self._patches)
+        if self._engine.settings.shape_profile:
+            ProfileSeam(self._engine).install(self._patches)
 
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""

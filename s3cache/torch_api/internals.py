@@ -9,6 +9,7 @@ the torch that is installed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -59,10 +60,12 @@ from s3cache.torch_api.protocols import (
     Reducer,
     RuntimeMetadata,
     ShapeEnv,
+    ShapeState,
     SharedStore,
     SplitByDDP,
     SubclassMeta,
     TracingContext,
+    Translator,
     ViewSequence,
 )
 
@@ -768,6 +771,55 @@ graph_break_reasons: Internal[list[CompileReason]] = Internal(
 optimized_module: Internal[type] = Internal("torch._dynamo.eval_frame:OptimizedModule")
 Shape("torch._dynamo.output_graph:GraphCompileReason", CompileReason)
 (ORIGINAL_CALLABLE,) = Words("torch._dynamo.eval_frame:innermost_fn", "_torchdynamo_orig_callable")
+
+
+# -- automatic dynamic shapes
+
+_PGO = "torch._dynamo.pgo"
+
+update_automatic_dynamic: Internal[Function[ShapeState]] = Internal(
+    f"{_PGO}:update_automatic_dynamic"
+)
+put_code_state: Internal[Callable[[], None]] = Internal(
+    "torch._dynamo.convert_frame:put_code_state"
+)
+automatic_dynamic_shapes: Internal[bool] = Internal("torch._dynamo.config:automatic_dynamic_shapes")
+cache_key_tag: Internal[str] = Internal("torch.compiler.config:cache_key_tag")
+_changes: Internal[object] = Internal(f"{_PGO}:auto_dynamic")
+Shape(f"{_PGO}:FrameStateSizeEntry", ShapeState)
+Shape("torch._dynamo.symbolic_convert:InstructionTranslatorBase", Translator)
+
+
+def changing(
+    state: ShapeState,
+) -> tuple[bool, tuple[bool, ...] | None, tuple[bool, ...] | None]:
+    """Whether everything changes, and which sizes and strides; ``None`` where that is not known."""
+    changes = _changes.get()
+    sizes, strides = (
+        tuple(part is changes for part in parts) if isinstance(parts, tuple) else None
+        for parts in (state.size, state.stride)
+    )
+    # Of a number, sizes and strides count as changing; of a tensor, the number does.
+    return state.scalar is changes and state.size is changes, sizes, strides
+
+
+def with_changing(
+    state: ShapeState,
+    number: bool,
+    sizes: tuple[bool, ...] | None,
+    strides: tuple[bool, ...] | None,
+) -> ShapeState:
+    """A copy of what was seen, with what :func:`changing` said of another one."""
+    changes, made = _changes.get(), copy.copy(state)
+    if number:
+        made.scalar = made.size = made.stride = changes
+        return made
+    for name, flags in (("size", sizes), ("stride", strides)):
+        parts: object = getattr(made, name)
+        if isinstance(parts, tuple) and flags is not None and len(parts) == len(flags):
+            marked = (changes if flag else part for part, flag in zip(parts, flags, strict=True))
+            setattr(made, name, tuple(marked))
+    return made
 
 
 # -- settings of the process

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from traceback import FrameSummary
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
     from torch.fx import GraphModule
 
@@ -48,9 +48,11 @@ __all__ = [
     "Reducer",
     "RuntimeMetadata",
     "ShapeEnv",
+    "ShapeState",
     "SplitByDDP",
     "SubclassMeta",
     "TracingContext",
+    "Translator",
     "ViewSequence",
 ]
 
@@ -219,6 +221,21 @@ class FirstCallWrapper(Protocol):
 
     needs_post_compile: bool
     out_metas: Sequence[object]
+
+
+class ShapeState(Protocol):
+    """What Dynamo has seen of one input: a number, or a tensor's sizes and strides."""
+
+    scalar: object
+    size: object
+    stride: object
+
+
+class Translator(Protocol):
+    """Dynamo at work on one frame."""
+
+    f_code: CodeType
+    distributed_state: object
 
 
 class CompileReason(Protocol):

@@ -1,0 +1,146 @@
+"""Which sizes of a program turned out to change, as a frame.
+
+A frame of kind ``shapes`` has one section, ``profile``: msgpack, a map from the fingerprint of a
+piece of code to a map from the name of an input (``L['x']``) to what changes of it: ``[number,
+sizes, strides]``. ``number`` is whether it is a number that changes, or a tensor of which
+everything does; the others have a truth value for each dimension, or are nil.
+
+It names no values: not the sizes that were seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgpack  # type: ignore[import-untyped]
+
+from s3cache import frame
+from s3cache.errors import CorruptError
+from s3cache.frame import Frame
+
+__all__ = ["Changing", "ShapeProfile"]
+
+_KIND = "shapes"
+_SCHEMA = 1
+_SECTION = "profile"
+_MAX_BYTES = 4 << 20
+
+Flags: TypeAlias = "tuple[bool, ...] | None"
+
+
+@dataclass(frozen=True)
+class Changing:
+    """What changes of one input from call to call.
+
+    Attributes:
+        number: all of it: a number, or a tensor in all that there is to it.
+        sizes, strides: of a tensor, in which dimensions; ``None`` where nothing is known.
+    """
+
+    number: bool = False
+    sizes: Flags = None
+    strides: Flags = None
+
+    def merged(self, other: Changing) -> Changing:
+        """What changes of it by either; of two numbers of dimensions, of the larger one."""
+        return Changing(
+            self.number or other.number,
+            _merged(self.sizes, other.sizes),
+            _merged(self.strides, other.strides),
+        )
+
+
+def _merged(ours: Flags, theirs: Flags) -> Flags:
+    if ours is None or theirs is None:
+        return ours or theirs
+    if len(ours) != len(theirs):
+        return max(ours, theirs, key=len)
+    return tuple(our or their for our, their in zip(ours, theirs, strict=True))
+
+
+@dataclass
+class ShapeProfile:
+    """What changes, by the fingerprint of the code and the name of the input."""
+
+    inputs: dict[str, dict[str, Changing]] = field(default_factory=dict)
+
+    def get(self, code: str, name: str) -> Changing | None:
+        """What is known of an input."""
+        return self.inputs.get(code, {}).get(name)
+
+    def add(self, code: str, name: str, changing: Changing) -> bool:
+        """Whether that was news."""
+        known = self.get(code, name)
+        merged = changing if known is None else known.merged(changing)
+        self.inputs.setdefault(code, {})[name] = merged
+        return merged != known
+
+    def update(self, other: ShapeProfile) -> None:
+        """Add all that ``other`` knows."""
+        for code, inputs in other.inputs.items():
+            for name, changing in inputs.items():
+                self.add(code, name, changing)
+
+    def encode(self, key: str) -> bytes:
+        """A frame under ``key``; profiles that say the same are one variant."""
+        plain = {
+            code: {
+                name: [changing.number, changing.sizes, changing.strides]
+                for name, changing in sorted(inputs.items())
+            }
+            for code, inputs in sorted(self.inputs.items())
+        }
+        content: bytes = msgpack.packb(plain)
+        return frame.encode(
+            kind=_KIND,
+            key=key,
+            variant=hashlib.sha256(content).hexdigest()[:32],
+            schema=_SCHEMA,
+            sections={_SECTION: content},
+        )
+
+    @classmethod
+    def of(cls, entry: Frame) -> ShapeProfile:
+        """The profile in a verified frame.
+
+        Raises:
+            CorruptError: it is of another kind or schema, or holds something else.
+        """
+        header = entry.header
+        if (header.kind, header.schema) != (_KIND, _SCHEMA) or _SECTION not in entry.names:
+            raise CorruptError("frame", f"is no shape profile: {header.kind} {header.schema}")
+        content = entry.section(_SECTION)
+        if len(content) > _MAX_BYTES:
+            raise CorruptError("profile", f"has {len(content)} bytes")
+        try:
+            plain = msgpack.unpackb(content, raw=False, max_ext_len=0, max_array_len=1 << 10)
+            return cls({_text(code): _inputs(inputs) for code, inputs in plain.items()})
+        except (AttributeError, TypeError, ValueError, msgpack.UnpackException) as exc:
+            raise CorruptError("profile", f"is none ({exc!r})") from None
+
+
+def _inputs(plain: Mapping[object, object]) -> dict[str, Changing]:
+    return {_text(name): _changing(parts) for name, parts in plain.items()}
+
+
+def _changing(plain: object) -> Changing:
+    if not isinstance(plain, list) or len(plain) != 3 or type(plain[0]) is not bool:
+        raise ValueError("an input is no array of 3")
+    return Changing(plain[0], _flags(plain[1]), _flags(plain[2]))
+
+
+def _flags(plain: object) -> Flags:
+    if plain is None:
+        return None
+    if not isinstance(plain, list) or any(type(flag) is not bool for flag in plain):
+        raise ValueError("dimensions are no truth values")
+    return tuple(plain)
+
+
+def _text(plain: object) -> str:
+    if type(plain) is not str:
+        raise ValueError("a name is no text")
+    return plain

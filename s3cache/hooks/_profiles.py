@@ -1,0 +1,144 @@
+"""The seam at Dynamo's automatic dynamic shapes: what one machine learned, the next one knows.
+
+Dynamo takes each size for a constant until it sees another one, and compiles anew then. The next
+machine starts over: a first batch of another size than any before misses the graph of constants,
+which takes a whole compile, before it would hit the one for every size.
+
+So what turned out to change is shared, as an entry of its own: one for a program, under a key made
+of the code that it compiled first. It is fetched once, when that code is compiled, and says for
+each piece of code which sizes of which inputs change; no more than that, so that sizes which did
+not change stay constants, whatever they were elsewhere. It decides nothing but what Dynamo traces
+as a symbol; guards and keys are what they would be if Dynamo had found out by itself. A wrong
+profile can only cost time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from s3cache.artifact import Changing, ShapeProfile
+from s3cache.cache import Engine
+from s3cache.graph import code_fingerprint
+from s3cache.hooks._patching import Patches
+from s3cache.torch_api import installed_version, internals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from s3cache.torch_api.protocols import Function, ShapeState, Translator
+
+__all__ = ["ProfileSeam"]
+
+logger = logging.getLogger("s3cache")
+
+# A program learns a little with each compile, and then no more.
+_MAX_SAVES = 16
+_MAX_VARIANTS = 16
+
+
+class ProfileSeam:
+    """Tells Dynamo what changed elsewhere, and others what changes here."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._key = ""
+        self._known = ShapeProfile()  # from elsewhere
+        self._learned = ShapeProfile()
+        self._fingerprints: dict[CodeType, str] = {}
+        self._unsaved = False
+        self._saves = 0
+        self._warned = False
+
+    def install(self, patches: Patches) -> None:
+        """Replace where Dynamo notes the sizes of an input, and where it is done with a compile."""
+        patches.replace(internals.update_automatic_dynamic, self._updater)
+        patches.replace(internals.put_code_state, self._saver)
+
+    def _updater(self, original: Function[ShapeState]) -> Function[ShapeState]:
+        def update_automatic_dynamic(
+            tx: Translator, name: str, entry: ShapeState, *args: object, **kwargs: object
+        ) -> ShapeState:
+            # Ranks that compile together tell each other what they know; ours may differ.
+            if tx.distributed_state is not None or not internals.automatic_dynamic_shapes.get():
+                return original(tx, name, entry, *args, **kwargs)
+            code = ""
+            try:
+                code = self._code(tx.f_code)
+                known = self._known.get(code, name)
+                if known is not None:
+                    entry = internals.with_changing(entry, known.number, known.sizes, known.strides)
+            except Exception as exc:  # noqa: BLE001 - nobody's compile fails for it
+                self._failed(exc)
+            result = original(tx, name, entry, *args, **kwargs)
+            if code:
+                self._learn(code, name, result)
+            return result
+
+        return update_automatic_dynamic
+
+    def _learn(self, code: str, name: str, state: ShapeState) -> None:
+        try:
+            number, sizes, strides = internals.changing(state)
+            if number or any(sizes or ()) or any(strides or ()):
+                changing = Changing(number, sizes, strides)
+                self._unsaved |= self._learned.add(code, name, changing)
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._failed(exc)
+
+    def _saver(self, original: Callable[[], None]) -> Callable[[], None]:
+        def put_code_state() -> None:
+            original()
+            if self._unsaved and self._saves < _MAX_SAVES:
+                self._unsaved = False
+                try:
+                    self._save()
+                except Exception as exc:  # noqa: BLE001 - as above
+                    self._failed(exc)
+
+        return put_code_state
+
+    def _save(self) -> None:
+        if self._key and self._engine.settings.mode in ("read-write", "write-only"):
+            self._saves += 1
+            self._engine.save(self._key, self._learned.encode(self._key))
+
+    def _code(self, code: CodeType) -> str:
+        """The fingerprint of ``code``; that of the first names the program, and has it fetched."""
+        if code not in self._fingerprints:
+            self._fingerprints[code] = code_fingerprint(code)
+            if not self._key:
+                self._key = _key(self._fingerprints[code])
+                self._fetch()
+        return self._fingerprints[code]
+
+    def _fetch(self) -> None:
+        # Not closed: it is no lookup of a graph, and not counted as one.
+        lookup = self._engine.judged(self._key)
+        for count, hit in enumerate(lookup, 1):
+            try:
+                self._known.update(ShapeProfile.of(hit.entry))
+            except Exception as exc:  # noqa: BLE001 - whatever it holds
+                lookup.reject(hit, exc)
+            if count == _MAX_VARIANTS:
+                break
+        self._learned.update(self._known)
+
+    def _failed(self, error: Exception) -> None:
+        if self._engine.settings.strict:
+            raise error
+        if not self._warned:
+            self._warned = True
+            logger.warning("s3cache: what changes is not shared", exc_info=error)
+
+
+def _key(first: str) -> str:
+    """What the profile of a program is kept under."""
+    whole = hashlib.sha256()
+    tag = internals.cache_key_tag.get()
+    for part in ("shapes", installed_version(), platform.python_version(), tag, first):
+        whole.update(f"{len(part)}:{part}".encode())
+    return f"p{whole.hexdigest()}"

@@ -1,0 +1,72 @@
+"""What one machine learned of a program's sizes, the next one starts with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import frame
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(site: Site, name: str, *batches: int, **options: Any) -> dict[str, Any]:
+    machine = site.machine(name, S3CACHE_SHAPE_PROFILE="1")
+    found: dict[str, Any] = machine.run("changing:steps", site.url, batches, options)
+    assert found["worst"] < 1e-5
+    return found
+
+
+def profiles(site: Site) -> list[Path]:
+    kinds = {path: frame.decode(path.read_bytes()).header.kind for path in site.entries()}
+    return [path for path, kind in kinds.items() if kind == "shapes"]
+
+
+def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -> None:
+    first = run(site, "first", 8, 12)
+    assert first["lowered"] == 4  # forward and backward, of one size and of all
+    assert len(profiles(site)) == 1
+
+    second = run(site, "second", 16)
+    assert (second["lowered"], second["started"]) == (0, 0)
+    assert (second["hits"], second["misses"]) == (1, 0)
+    assert second["saved"] == 0  # it learned nothing new
+
+    # A job of one size only: it starts with the graph for every size as well.
+    steady = run(site, "steady", 8, 8)
+    assert (steady["lowered"], steady["started"], steady["hits"]) == (0, 0, 1)
+
+    # Who asks for constants gets them, and what is there of them.
+    static = run(site, "static", 8, dynamic=False)
+    assert (static["lowered"], static["hits"]) == (0, 1)
+
+    # A profile that cannot be used costs what there was before, and nothing else.
+    (path,) = profiles(site)
+    header = frame.decode(path.read_bytes()).header
+    path.write_bytes(
+        frame.encode(
+            kind=header.kind,
+            key=header.key,
+            variant=header.variant,
+            schema=header.schema,
+            sections={"profile": b"no profile"},
+        )
+    )
+    third = run(site, "third", 16)
+    assert (third["lowered"], third["hits"], third["misses"]) == (2, 0, 1)
+
+
+def test_where_sizes_never_change_nothing_is_shared(site: Site) -> None:
+    first = run(site, "first", 8)
+    assert profiles(site) == []
+    assert (first["saved"], first["misses"]) == (1, 1)
+    # Another size is as constant as the first was: not a change, until one machine has seen two.
+    second = run(site, "second", 16)
+    assert second["lowered"] == 2
+    assert profiles(site) == []
