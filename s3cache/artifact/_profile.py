@@ -55,7 +55,7 @@ class Changing:
 
 def _merged(ours: Flags, theirs: Flags) -> Flags:
     if ours is None or theirs is None:
-        return ours or theirs
+        return theirs if ours is None else ours
     if len(ours) != len(theirs):
         return max(ours, theirs, key=len)
     return tuple(our or their for our, their in zip(ours, theirs, strict=True))
