@@ -230,7 +230,9 @@ class LookupSeam:
 
 
 def _ballot(args: Sequence[object]) -> Ballot | None:
-    """On what ``try_load`` with these arguments looks up."""
+    """On what ``try_load`` with these arguments looks up, where ranks have to agree."""
+    if not internals.ranks_must_agree():
+        return None
     mod, inputs, *_ = args
     return ballot_on(
         internals.graph_module_of(cast("Module", mod)), cast("Sequence[object]", inputs)

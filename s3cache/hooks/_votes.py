@@ -105,10 +105,8 @@ class Ballot:
         return self._store.compare_set(place, "", proposed).decode()
 
 
-def ballot_on(gm: GraphModule, inputs: Sequence[object]) -> Ballot | None:
-    """A ballot on the graph that is looked up now, if ranks have to agree on it."""
-    if not internals.ranks_must_agree():
-        return None
+def ballot_on(gm: GraphModule, inputs: Sequence[object]) -> Ballot:
+    """A ballot on the graph that is looked up now, where ranks have to agree."""
     import torch.distributed as dist
 
     try:
