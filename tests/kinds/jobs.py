@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 import traceback
 from dataclasses import fields
 from importlib import import_module
@@ -14,9 +13,10 @@ from typing import Any
 from s3cache import frame
 from s3cache.artifact import Artifact, GraphDescription, description, to_plain
 from tests.kinds.case import CASES, Case
+from tests.support import watch
 from tests.support.descriptions import differences_from_torch
 
-__all__ = ["ROWS", "load_cases", "run"]
+__all__ = ["ROWS", "load_cases", "run", "run_alone"]
 
 ROWS = (
     "safety",
@@ -47,7 +47,7 @@ def run(names: list[str], remote: str) -> dict[str, dict[str, Any]]:
         saved) and ``error``.
     """
     load_cases()
-    lowered, started = _watch_lowerings(), _watch_processes()
+    lowered, started = watch.lowerings(), watch.processes()
     seen = set(_files(remote))
     found = {}
     for name in names:
@@ -62,28 +62,34 @@ def run(names: list[str], remote: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def run_alone(names: list[str]) -> dict[str, dict[str, Any]]:
+    """The same without s3cache: for each case ``lowered``, ``started`` and ``error``."""
+    load_cases()
+    lowered, started = watch.lowerings(), watch.processes()
+    found = {}
+    for name in names:
+        lowered.clear()
+        started.clear()
+        _, error = _compared(CASES[name])
+        found[name] = {"error": error, "lowered": len(lowered), "started": list(started)}
+    return found
+
+
 def _shown(case: Case, entries: list[dict[str, Any]]) -> bool:
     some = case.shows is None or any(map(case.shows, entries))
     return some and (case.together is None or case.together(entries))
 
 
 def _one(case: Case) -> dict[str, Any]:
-    import torch
     from torch._dynamo.utils import counters
 
     import s3cache
 
     cache = s3cache.active()
     assert cache is not None
-    torch.compiler.reset()
     counters.clear()
     before = cache.stats()
-    try:
-        compiler: Any = torch.compiler.config
-        with compiler.patch(cache_key_tag=case.name):  # no other case's entries
-            differs, error = _compare(case), ""
-    except Exception:
-        differs, error = [], traceback.format_exc()
+    differs, error = _compared(case)
     cache.flush(60)
     after = cache.stats()
     counts = {
@@ -111,6 +117,19 @@ def _one(case: Case) -> dict[str, Any]:
 def _kept(level: Any) -> int:
     """Entries saved at a level that no other has superseded."""
     return int(level.saved - level.superseded)
+
+
+def _compared(case: Case) -> tuple[list[str], str]:
+    """What differs from eager, as if the case were alone in the process; or how it failed."""
+    import torch
+
+    torch.compiler.reset()
+    compiler: Any = torch.compiler.config
+    try:
+        with compiler.patch(cache_key_tag=case.name):  # no other case's entries
+            return _compare(case), ""
+    except Exception:
+        return [], traceback.format_exc()
 
 
 def _compare(case: Case) -> list[str]:
@@ -181,34 +200,6 @@ def _Annotating(gm: Any) -> Any:  # noqa: N802 - a class that needs torch to be 
             return value
 
     return Annotating(gm)
-
-
-def _watch_processes() -> list[str]:
-    """Every process that Python starts from now on."""
-    started: list[str] = []
-
-    def saw(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system", "os.fork"):
-            started.append(f"{event} {arguments[:2]!r}"[:200])
-
-    sys.addaudithook(saw)
-    return started
-
-
-def _watch_lowerings() -> list[Any]:
-    """Every graph that Inductor lowers from now on, whatever the counters say."""
-    from torch._inductor.graph import GraphLowering
-
-    lowered: list[Any] = []
-    original = GraphLowering.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lowered.append(self.graph_id)
-        return original(self, *args, **kwargs)
-
-    lowering: Any = GraphLowering
-    lowering.run = run
-    return lowered
 
 
 def _files(remote: str) -> list[Path]:

@@ -56,6 +56,13 @@ def eager_backward(compile_it: Compile) -> Any:
         return x, compile_it(lambda x: x.cosh())(x)
 
 
+@case("paths", graphs=0, unsaved=1, halves=1)
+def forward_without_a_backward(compile_it: Compile) -> Any:
+    """As in an evaluation that forgets ``no_grad``: nobody ever asks for the backward pass."""
+    x = _matrix(True)
+    return x, compile_it(lambda x: x.sinh())(x)
+
+
 @case("paths", graphs=1, dense=True)
 def backward_twice(compile_it: Compile) -> Any:
     x = _matrix(True)

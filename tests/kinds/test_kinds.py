@@ -1,5 +1,7 @@
 """Every kind of graph is compiled by one machine and hit by the next, and does what eager does.
 
+Nor does any start slower than with torch alone: in a second process on one disk, or elsewhere.
+
 ``make test`` has one case of each kind, ``make test-all`` those that are nearly the same as well:
 training beside inference, two features in one graph.
 """
@@ -12,43 +14,52 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kinds.jobs import ROWS, load_cases
+from tests.support import beside
 from tests.support.density import cases, selected
 from tests.support.machines import Machine, remote_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from tests.kinds.case import Case
 
 CASES = load_cases()
 DENSE = {name for name, case in CASES.items() if case.dense}
+# Of those that are compared with torch alone: one that is hit.
+FEW = {"inference"}
 PROCESS_TIMEOUT_S = 1200
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
-# All cases run in two processes, which the first test of each machine waits for.
-pytestmark = pytest.mark.timeout(2 * PROCESS_TIMEOUT_S)
+# All cases run in a few processes, which the first test of each machine waits for.
+pytestmark = pytest.mark.timeout(3 * PROCESS_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
 def ran(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], dict[str, Any]]:
-    """What the cases came to on the machine named ``first`` or ``second``."""
+    """What the cases came to on the machine named ``first``, ``second`` or ``alone``.
+
+    And, with ``again``, in a second process there. On the one named ``alone`` s3cache is off.
+    """
     root = tmp_path_factory.mktemp("kinds")
-    chosen = selected(request, "name")
+    chosen, compared = selected(request, "name"), selected(request, "program")
     names = {
-        "first": [name for name in CASES if name in chosen],
-        "second": [name for name in CASES if name in chosen],
+        "first": [name for name in CASES if name in chosen | compared],
+        "alone": [name for name in CASES if name in compared],
     }
+    names["second"] = names["first"]
+    names["first again"] = names["alone again"] = names["alone"]
+    earlier = {"second": "first", "first again": "first", "alone again": "alone"}
     results: dict[str, dict[str, Any]] = {}
 
-    def run(machine: str) -> dict[str, Any]:
-        if machine == "second":
-            run("first")
-        if machine not in results:
-            results[machine] = _run(root, machine, names[machine])
-        return results[machine]
+    def run(process: str) -> dict[str, Any]:
+        if process in earlier:
+            run(earlier[process])
+        if process not in results:
+            results[process] = _run(root, process.partition(" ")[0], names[process])
+        return results[process]
 
     return run
 
@@ -57,10 +68,14 @@ def _run(root: Path, machine: str, names: list[str]) -> dict[str, Any]:
     """The cases one after the other in a process of the machine."""
     remote = remote_url(root)
     # Headers are worth precompiling where much is compiled.
-    precompile = str(int(machine == "first"))
-    outcome = Machine(root / machine, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=precompile).run(
-        "tests.kinds.jobs:run", names, remote, remote=remote, timeout_s=PROCESS_TIMEOUT_S
-    )
+    precompile = str(int(machine != "second" and len(names) > 9))
+    place = Machine(root / machine, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=precompile)
+    if machine == "alone":
+        outcome = place.run("tests.kinds.jobs:run_alone", names, timeout_s=PROCESS_TIMEOUT_S)
+    else:
+        outcome = place.run(
+            "tests.kinds.jobs:run", names, remote, remote=remote, timeout_s=PROCESS_TIMEOUT_S
+        )
     return dict(outcome.result)
 
 
@@ -107,6 +122,33 @@ def test_hit_on_an_empty_disk(name: str, ran: Callable[[str], dict[str, Any]]) -
     if not case.lowered:
         assert found["started"] == []
     assert found["torch"].get("autograd_cache_hit", 0) == case.graphs + case.again
+
+
+def _compared(names: Iterable[str], known: dict[str, str]) -> Any:
+    programs = beside.parameters(names, known, dense_ones={*CASES} - FEW)
+    return pytest.mark.parametrize("program", programs)
+
+
+@_compared(CASES, beside.SAME_DISK["kinds"])
+def test_a_second_process_starts_as_fast_as_with_torch_alone(
+    program: str, ran: Callable[[str], dict[str, Any]]
+) -> None:
+    _case(program)
+    ours, alone = (beside.Started.of(ran(each)[program]) for each in ("first again", "alone again"))
+    assert beside.worse(ours, alone) == []
+
+
+@_compared(
+    [name for name in CASES if name not in beside.NEVER_WARM["kinds"]], beside.ELSEWHERE["kinds"]
+)
+def test_an_empty_disk_is_warm_or_it_is_said_why(
+    program: str, ran: Callable[[str], dict[str, Any]]
+) -> None:
+    _case(program)
+    found = ran("second")[program]
+    counts = found["counts"]
+    started = beside.Started.of(found)
+    assert beside.not_warm(started, counts["reasons"]) == []
 
 
 def _counts(found: dict[str, Any]) -> dict[str, int]:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MODELS", "run"]
+from tests.support import watch
+
+__all__ = ["MODELS", "run", "run_alone"]
 
 
 def run(names: list[str], folder: str) -> dict[str, dict[str, Any]]:
@@ -18,28 +20,21 @@ def run(names: list[str], folder: str) -> dict[str, dict[str, Any]]:
     Returns:
         For each model ``loss``, ``error`` (the largest difference to eager's loss and gradients,
         relative to the largest gradient), ``equal`` (to what was kept; ``None`` if nothing was),
-        ``lowered`` (graphs that were compiled here) and what the cache counted.
+        ``lowered`` and ``started`` (graphs compiled and processes started here), and what the
+        cache counted.
     """
     import torch
-    from torch._inductor.graph import GraphLowering
 
     import s3cache
 
     cache = s3cache.active()
     assert cache is not None
-    lowered = []
-    original = GraphLowering.run
-
-    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lowered.append(self.graph_id)
-        return original(self, *args, **kwargs)
-
-    lowering: Any = GraphLowering
-    lowering.run = counting
+    lowered, started = watch.lowerings(), watch.processes()
     found = {}
     for name in names:
         torch.compiler.reset()
         lowered.clear()
+        started.clear()
         before = cache.stats()
         expected = _step(MODELS[name], lambda model: model)
         result = _step(MODELS[name], torch.compile)
@@ -51,6 +46,7 @@ def run(names: list[str], folder: str) -> dict[str, dict[str, Any]]:
             "error": _error(expected, result),
             "equal": _equal(torch.load(kept), result) if kept.exists() else None,
             "lowered": len(lowered),
+            "started": list(started),
             "hits": sum(after.hits.values()) - sum(before.hits.values()),
             "misses": sum(after.misses.values()) - sum(before.misses.values()),
             "saved": after.saved - before.saved,
@@ -59,6 +55,21 @@ def run(names: list[str], folder: str) -> dict[str, dict[str, Any]]:
         }
         if not kept.exists():
             torch.save(result, kept)
+    return found
+
+
+def run_alone(names: list[str]) -> dict[str, dict[str, Any]]:
+    """The same steps without s3cache: for each model ``lowered`` and ``started``."""
+    import torch
+
+    lowered, started = watch.lowerings(), watch.processes()
+    found = {}
+    for name in names:
+        torch.compiler.reset()
+        lowered.clear()
+        started.clear()
+        _step(MODELS[name], torch.compile)
+        found[name] = {"lowered": len(lowered), "started": list(started)}
     return found
 
 

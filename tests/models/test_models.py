@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.models.jobs import MODELS
-from tests.support.density import cases
+from tests.support import beside
+from tests.support.density import cases, dense
 from tests.support.machines import Machine, remote_url
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 PROCESS_TIMEOUT_S = 600
 
-pytestmark = pytest.mark.timeout(2 * PROCESS_TIMEOUT_S)
+pytestmark = pytest.mark.timeout(5 * PROCESS_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("name", cases(MODELS, dense_ones=set(MODELS) - {"llama"}))
@@ -33,6 +34,20 @@ def test_a_training_step_is_hit_on_an_empty_disk_and_equal(name: str, tmp_path: 
     assert (second["misses"], second["bypassed"], second["lowered"]) == (0, 0, 0)
     assert second["equal"]
     assert second["loss"] == first["loss"]
+
+
+@dense
+@pytest.mark.parametrize("name", MODELS)
+def test_no_process_starts_slower_than_with_torch_alone(name: str, tmp_path: Path) -> None:
+    """On the same disk as one before; and a training step lowers nothing on an empty one."""
+    alone = Machine(tmp_path / "alone")
+    for _ in range(2):
+        by_torch = alone.run("tests.models.jobs:run_alone", [name], timeout_s=PROCESS_TIMEOUT_S)
+    first, again, second = (_run(tmp_path, place, name) for place in ("first", "first", "second"))
+    assert first["lowered"] > 0
+    ours = beside.Started.of(again)
+    assert beside.worse(ours, beside.Started.of(by_torch.result[name])) == []
+    assert beside.not_warm(beside.Started.of(second), second["reasons"]) == []
 
 
 def _run(root: Path, machine: str, model: str) -> dict[str, Any]:

@@ -75,6 +75,36 @@ def _judged(folder: Path, names: list[str]) -> dict[str, tuple[Verdict, str]]:
     return {name: verdict(first[name], second[name]) for name in names}
 
 
+def run_alone_and_again(
+    root: Path, compiler: Path, names: list[str], *, backward: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """After :func:`run_twice`: second processes on one disk each, with s3cache and without."""
+    ours = _machine(compiler, "1").run(
+        "tests.opinfo.jobs:run",
+        names,
+        str(root / "results"),
+        backward,
+        remote=remote_url(root),
+        timeout_s=PROCESS_TIMEOUT_S,
+    )
+    results = root / "results alone"
+    results.mkdir()
+    for _ in range(2):
+        alone = _machine(root / "alone", "1").run(
+            "tests.opinfo.jobs:run_alone",
+            names,
+            str(results),
+            backward,
+            timeout_s=PROCESS_TIMEOUT_S,
+        )
+    return ours.result, alone.result
+
+
+def _machine(place: Path, headers: str) -> Machine:
+    # Some samples are taken from sets.
+    return Machine(place, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=headers, PYTHONHASHSEED="0")
+
+
 def run_twice(
     root: Path, compiler: Path, names: list[str], *, backward: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -88,11 +118,7 @@ def run_twice(
     results.mkdir()
     found = []
     for place, headers in ((compiler, "1"), (root / "second", "0")):
-        # Some samples are taken from sets.
-        machine = Machine(
-            place, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=headers, PYTHONHASHSEED="0"
-        )
-        outcome = machine.run(
+        outcome = _machine(place, headers).run(
             "tests.opinfo.jobs:run",
             names,
             str(results),

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["names_of_all", "run"]
+from tests.support import watch
+
+__all__ = ["names_of_all", "run", "run_alone"]
 
 
 def names_of_all() -> list[str]:
@@ -27,15 +29,30 @@ def run(names: list[str], folder: str, backward: bool) -> dict[str, dict[str, An
     Returns:
         For each operator ``status`` (``compiled``, ``no-sample``, ``eager-fails``,
         ``not-compilable`` or ``inaccurate``), ``why``, ``equal`` (to what was kept; ``None`` if
-        nothing was), ``lowered`` (graphs that were compiled here) and what the cache counted.
+        nothing was), ``lowered`` and ``started`` (graphs compiled and processes started here) and
+        what the cache counted.
     """
-    lowered = _watch_lowerings()
+    lowered, started = watch.lowerings(), watch.processes()
     operators = _operators()
     found = {}
     for index, name in enumerate(names):
         lowered.clear()
-        kept = Path(folder, f"{index}.pt")
-        found[name] = {**_one(operators[name], kept, backward), "lowered": len(lowered)}
+        started.clear()
+        result = _one(operators[name], Path(folder, f"{index}.pt"), backward)
+        found[name] = {**result, "lowered": len(lowered), "started": list(started)}
+    return found
+
+
+def run_alone(names: list[str], folder: str, backward: bool) -> dict[str, dict[str, Any]]:
+    """The same without s3cache: for each operator ``lowered`` and ``started``."""
+    lowered, started = watch.lowerings(), watch.processes()
+    operators = _operators()
+    found = {}
+    for index, name in enumerate(names):
+        lowered.clear()
+        started.clear()
+        _compiled(operators[name], Path(folder, f"{index}.pt"), backward)
+        found[name] = {"lowered": len(lowered), "started": list(started)}
     return found
 
 
@@ -188,19 +205,3 @@ def _difference(expected: list[Any], found: list[Any], *, exact: bool) -> str:
         except AssertionError as exc:
             return str(exc)
     return ""
-
-
-def _watch_lowerings() -> list[Any]:
-    """Every graph that Inductor lowers from now on."""
-    from torch._inductor.graph import GraphLowering
-
-    lowered: list[Any] = []
-    original = GraphLowering.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lowered.append(self.graph_id)
-        return original(self, *args, **kwargs)
-
-    lowering: Any = GraphLowering
-    lowering.run = run
-    return lowered

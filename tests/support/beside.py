@@ -1,0 +1,104 @@
+"""s3cache beside torch alone: no program may start slower with it, on no disk.
+
+One table says which programs fall short of that today, and why. Its tests are expected to fail, and
+fail when they do not: whoever mends one takes it out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from tests.support.density import dense
+
+__all__ = [
+    "ELSEWHERE",
+    "NEVER_WARM",
+    "SAME_DISK",
+    "Started",
+    "not_warm",
+    "parameters",
+    "worse",
+]
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "compile-cache.md"
+_CODES = re.compile(r"`([a-z-]+)`")
+
+_UNSAVED = "a forward whose backward never runs is not saved, nor left to torch's own cache"
+# By suite and program: a second process on one disk does more than it would without s3cache.
+SAME_DISK: dict[str, dict[str, str]] = {"kinds": {"forward_without_a_backward": _UNSAVED}}
+# By suite and program: a machine with an empty disk compiles, and no documented reason says why.
+ELSEWHERE: dict[str, dict[str, str]] = {"kinds": {"forward_without_a_backward": _UNSAVED}}
+# Programs that no cache can start warm.
+NEVER_WARM: dict[str, dict[str, str]] = {
+    "kinds": {
+        "caches_off": "it switches torch's caches off",
+        "functionalised_rng": "it does not compile",
+    }
+}
+
+
+@dataclass(frozen=True)
+class Started:
+    """How a program started in one process: graphs lowered there, files of C++ compiled."""
+
+    lowered: int
+    compilers: int
+
+    @classmethod
+    def of(cls, found: Mapping[str, object]) -> Started:
+        """From what a job returns: ``lowered``, and ``started``, a line for each process."""
+        lowered, started = found["lowered"], found["started"]
+        assert isinstance(lowered, int)
+        assert isinstance(started, list)
+        # What torch asks of a compiler once in a process, it asks for whichever program is first.
+        return cls(lowered, sum(".cpp'" in each for each in started))
+
+
+def worse(ours: Started, alone: Started) -> list[str]:
+    """What a process with s3cache does more often than one without, on a disk of the same past."""
+    pairs = [
+        ("lowered", ours.lowered, alone.lowered),
+        ("compilers", ours.compilers, alone.compilers),
+    ]
+    return [f"{what}: {mine}, alone {theirs}" for what, mine, theirs in pairs if mine > theirs]
+
+
+def not_warm(started: Started, reasons: Collection[str]) -> list[str]:
+    """Why a start on an empty disk is neither warm nor accounted for.
+
+    Nothing is compiled, unless graphs were bypassed under codes that the documentation has.
+    """
+    if started == Started(0, 0):
+        return []
+    strange = sorted({*reasons} - documented())
+    return [f"{code} is not documented" for code in strange] or (
+        [] if reasons else [f"{started} without a reason"]
+    )
+
+
+def documented() -> set[str]:
+    """The codes in the first column of the table of reasons."""
+    rows = [line for line in _PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    return {code for row in rows for code in _CODES.findall(row.split("|")[1])}
+
+
+def parameters(
+    names: Iterable[str], known: Mapping[str, str], *, dense_ones: Collection[str]
+) -> Sequence[ParameterSet]:
+    """Names as parameters: dense as said, and expected to fail where ``known`` says why."""
+    return [
+        pytest.param(
+            name,
+            marks=[
+                *([dense] if name in dense_ones else []),
+                *([pytest.mark.xfail(reason=known[name], strict=True)] if name in known else []),
+            ],
+        )
+        for name in names
+    ]
