@@ -12,6 +12,8 @@ FUZZ_VENV := .venv-fuzz
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZ_READY := $(FUZZ_VENV)/.ready
+FRAMEWORKS_VENV := .venv-frameworks
+FRAMEWORKS_READY := $(FRAMEWORKS_VENV)/.ready
 DIST_VENV := .venv-dist
 DIST_READY := $(DIST_VENV)/.ready
 # What packages are built and checked with.
@@ -24,7 +26,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -82,6 +84,23 @@ test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is no
 
 test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
+
+test-frameworks: $(FRAMEWORKS_READY) ## other people's trainers, unmodified, on two machines; 40 minutes
+	nice $(FRAMEWORKS_VENV)/bin/python -m tests.frameworks $(ARGS)
+
+# Apart from .venv: users of s3cache have one of these, and never all. torch comes first, so that
+# nothing else chooses its build. torchtune needs a torchao that nobody else should have.
+$(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt | check-python
+	@echo "building $(FRAMEWORKS_VENV): a minute or two"
+	@$(LOCKED) bash -euc '\
+		$(PYTHON) -m venv $(FRAMEWORKS_VENV); \
+		echo "*" >$(FRAMEWORKS_VENV)/.gitignore; \
+		pip="$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet"; \
+		$$pip -c constraints.txt torch; \
+		$$pip -c constraints.txt -c constraints-frameworks.txt -e ".[frameworks]"; \
+		$$pip --no-deps --target $(FRAMEWORKS_VENV)/torchtune torchtune==0.6.1 torchao==0.14.1; \
+		$(FRAMEWORKS_VENV)/bin/python -m tests.frameworks.mend; \
+		touch $@'
 
 # Builds of several GB with CUDA, which run on the CPU here. Delete the environment after use.
 TORCH_VENV = .venv-torch-$(TORCH)

@@ -1,4 +1,4 @@
-"""constraints.txt pins exactly, portably, and all that pyproject.toml asks for."""
+"""constraints*.txt pin exactly, portably, and all that pyproject.toml asks for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LINES = [
-    line
-    for line in (ROOT / "constraints.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-]
+FILES = {
+    path.name: [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    for path in sorted(ROOT.glob("constraints*.txt"))
+}
+LINES = [line for lines in FILES.values() for line in lines]
 PINS = {canonicalize_name(pin.name): pin for pin in map(Requirement, LINES)}
 
 
@@ -31,8 +31,13 @@ def test_each_line_is_one_exact_version_of_no_machine_in_particular(line: str) -
 
 
 def test_names_are_sorted_and_unique() -> None:
-    names = [canonicalize_name(Requirement(line).name) for line in LINES]
-    assert names == sorted(set(names))
+    for lines in FILES.values():
+        names = [canonicalize_name(Requirement(line).name) for line in lines]
+        assert names == sorted(set(names))
+
+
+def test_no_two_files_pin_one_package() -> None:
+    assert len(PINS) == len(LINES)
 
 
 def test_every_direct_dependency_is_pinned_within_its_range() -> None:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 CASES = load_cases()
 DENSE = {name for name, case in CASES.items() if case.dense}
-# Of those that are compared with torch alone: one that is hit.
-FEW = {"inference"}
 PROCESS_TIMEOUT_S = 1200
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
@@ -125,7 +123,7 @@ def test_hit_on_an_empty_disk(name: str, ran: Callable[[str], dict[str, Any]]) -
 
 
 def _compared(names: Iterable[str], known: dict[str, str]) -> Any:
-    programs = beside.parameters(names, known, dense_ones={*CASES} - FEW)
+    programs = beside.parameters(names, known, dense_ones=CASES)
     return pytest.mark.parametrize("program", programs)
 
 

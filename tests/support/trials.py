@@ -39,6 +39,8 @@ class Trial:
         cached: how many of the processes had a cache.
         hits, saved, uploaded, bypassed: what the caches counted; ``misses`` and ``reasons``, of
             bypasses, by reason.
+        half_hits, halves: hits and entries kept at the second level; ``half_reasons`` of its
+            bypasses.
         seconds: from the start of the first process to the end of the last.
     """
 
@@ -52,13 +54,17 @@ class Trial:
     uploaded: int
     bypassed: int
     reasons: Mapping[str, int]
+    half_hits: int
+    halves: int
+    half_reasons: Mapping[str, int]
     seconds: float
 
     def told(self) -> str:
         """It in a line, but for the losses."""
         return (
             f"{self.seconds:.1f} s, lowered {self.lowered}, compilers {self.compilers}, "
-            f"hits {self.hits}, misses {dict(self.misses)}, bypassed {dict(self.reasons)}"
+            f"hits {self.hits} + {self.half_hits}, misses {dict(self.misses)}, "
+            f"bypassed {dict(self.reasons)} + {dict(self.half_reasons)}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -139,21 +145,29 @@ def _sum(told: Path, losses: Sequence[str], seconds: float) -> Trial:
     compilers = len(log.read_text().splitlines()) if log.exists() else 0
     processes = [json.loads(path.read_text()) for path in told.glob("*.json")]
     counted = [each["stats"] for each in processes if each["stats"]]
-    misses: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    for stats in counted:
-        misses.update(stats["misses"])
-        reasons.update(stats["reasons"])
+
+    def total(name: str) -> int:
+        return sum(stats[name] for stats in counted)
+
+    def by_reason(name: str) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for stats in counted:
+            counts.update(stats[name])
+        return dict(counts)
+
     return Trial(
         lowered=sum(each["lowered"] for each in processes),
         compilers=compilers,
         losses=tuple(losses),
         cached=len(counted),
-        hits=sum(sum(stats["hits"].values()) for stats in counted),
-        misses=dict(misses),
-        saved=sum(stats["saved"] for stats in counted),
-        uploaded=sum(stats["uploaded"] for stats in counted),
-        bypassed=sum(stats["bypassed"] for stats in counted),
-        reasons=dict(reasons),
+        hits=total("hits"),
+        misses=by_reason("misses"),
+        saved=total("saved"),
+        uploaded=total("uploaded"),
+        bypassed=total("bypassed"),
+        reasons=by_reason("reasons"),
+        half_hits=total("half_hits"),
+        halves=total("halves"),
+        half_reasons=by_reason("half_reasons"),
         seconds=seconds,
     )

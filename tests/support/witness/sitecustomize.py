@@ -54,12 +54,15 @@ def _tell(folder: str, process: int) -> None:
     if (hooks := sys.modules.get("s3cache.hooks")) and (cache := hooks.latest()):
         stats = cache.stats()
         _told["stats"] = {
-            "hits": dict(stats.hits),
+            "hits": sum(stats.hits.values()),
             "misses": {reason.value: count for reason, count in stats.misses.items()},
             "saved": stats.saved,
             "uploaded": stats.uploaded,
             "bypassed": stats.bypassed,
             "reasons": dict(stats.bypass_reasons),
+            "half_hits": sum(stats.fx.hits.values()),
+            "half_reasons": dict(stats.fx.bypass_reasons),
+            "halves": stats.fx.saved - stats.fx.superseded,
         }
     with open(os.path.join(folder, f"{process}.json"), "w", encoding="utf-8") as file:
         json.dump(_told, file)

@@ -1,0 +1,31 @@
+"""accelerate: the blocks of a transformer compiled one by one, which are the same graph."""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import TorchDynamoPlugin, set_seed
+from transformers import LlamaConfig, LlamaForCausalLM
+
+set_seed(0)
+plugin = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+accelerator = Accelerator(cpu=True, dynamo_plugin=plugin)
+config = LlamaConfig(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=32,
+    use_cache=False,
+)
+model = LlamaForCausalLM(config)
+model, optimizer, batches = accelerator.prepare(
+    model,
+    torch.optim.AdamW(model.parameters(), lr=1e-2),
+    torch.utils.data.DataLoader(torch.randint(3, 64, (12, 16)), batch_size=4),
+)
+for tokens in batches:
+    loss = model(input_ids=tokens, labels=tokens).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    print("loss", loss.item().hex())

@@ -1,0 +1,30 @@
+"""transformers: text generated with a static cache, whose decoding ``generate`` compiles itself."""
+
+import torch
+from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
+
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    eos_token_id=None,
+)
+model = LlamaForCausalLM(config).eval()
+compile_config = CompileConfig(fullgraph=True)
+compile_config._compile_all_devices = True  # without it, on accelerators only
+tokens = model.generate(
+    torch.randint(3, 64, (2, 8)),
+    max_new_tokens=6,
+    do_sample=False,
+    cache_implementation="static",
+    compile_config=compile_config,
+    output_logits=True,
+    return_dict_in_generate=True,
+)
+print("loss", tokens.sequences.tolist())
+print("loss", torch.stack(tokens.logits).square().mean().item().hex())

@@ -1,0 +1,32 @@
+"""transformers under torchrun: the Trainer wraps the model in DDP by itself."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+
+set_seed(0)
+config = LlamaConfig(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=32,
+    use_cache=False,
+)
+tokens = torch.randint(3, 64, (16, 16))
+trainer = Trainer(
+    model=LlamaForCausalLM(config),
+    args=TrainingArguments(
+        output_dir="output",
+        torch_compile=True,
+        max_steps=2,
+        per_device_train_batch_size=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    ),
+    train_dataset=[{"input_ids": row, "labels": row} for row in tokens],
+)
+print("loss", trainer.train().training_loss.hex())
+torch.distributed.destroy_process_group()

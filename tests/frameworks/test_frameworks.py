@@ -1,0 +1,41 @@
+"""Programs that need torch alone, unmodified, on two machines; the others: make test-frameworks.
+
+``make test`` has a compiled optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.frameworks.catalog import FOLDER, PROGRAMS
+from tests.frameworks.judge import complaints
+from tests.frameworks.runs import RUNS, run_program
+from tests.support.density import cases
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OF_TORCH = [name for name, program in PROGRAMS.items() if program.framework == "torch"]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("name", cases(OF_TORCH, dense_ones={*OF_TORCH} - {"compiled_optimizer"}))
+def test_a_program_starts_warm_on_machines_that_never_ran_it(
+    name: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Turned on by ``run`` there, and here by two lines; it trains as with torch alone."""
+    everything = pytestconfig.getoption("--all")
+    runs = RUNS if everything else ("first", "third")
+    trials = {
+        what: trial.as_json() for what, trial in run_program(tmp_path, name, PROGRAMS[name], runs)
+    }
+    assert list(complaints(PROGRAMS[name], {"trials": trials})) == []
+
+
+def test_each_program_is_in_the_catalog_and_knows_nothing_of_s3cache() -> None:
+    programs = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py")}
+    assert set(programs) == set(PROGRAMS)
+    assert [name for name, text in programs.items() if "s3cache" in text] == []
