@@ -69,6 +69,23 @@ Code: TypeAlias = Literal[
 ]
 
 
+# Reasons that hold for what a graph is traced into as well: for the second level.
+_IN_ANY_FORM: frozenset[Code] = frozenset(
+    {
+        "caches-off",
+        "fx-graph-cache-off",
+        "constant-folding",
+        "bisecting",
+        "custom-pass",
+        "config",
+        "custom-operator",
+        "higher-order-op",
+        "input",
+        "error",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Unsafe:
     """One reason why a graph cannot be cached.
@@ -88,6 +105,11 @@ class Unsafe:
     node: str = ""
     target: str = ""
     module: str = ""
+
+    @property
+    def in_any_form(self) -> bool:
+        """Whether halves of the graph cannot be cached by themselves either, as far as is known."""
+        return self.code in _IN_ANY_FORM
 
     def __str__(self) -> str:
         where = f"{self.module}.{self.node}".strip(".")

@@ -32,7 +32,7 @@ class Graph:
         nodes: how many it has.
         key: the key it would be looked up under, or ``None`` if it has none.
         components: what the key is made of.
-        reasons: why it cannot be cached; empty if it can.
+        reasons: why it cannot be cached as a whole; empty if it can.
     """
 
     nodes: int
@@ -42,8 +42,13 @@ class Graph:
 
     @property
     def cacheable(self) -> bool:
-        """Whether it can be cached."""
+        """Whether it can be cached as a whole."""
         return not self.reasons
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether, if not as a whole, its forward and backward are shared by themselves."""
+        return bool(self.reasons) and not any(reason.in_any_form for reason in self.reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class Report:
                 {
                     "nodes": graph.nodes,
                     "cacheable": graph.cacheable,
+                    "in_halves": graph.in_halves,
                     "key": graph.key,
                     "components": {
                         name: {"digest": component.digest, "value": component.value}
@@ -91,6 +97,8 @@ class Report:
         lines = [f"{good} of {len(self.graphs)} graphs can be cached"]
         for index, graph in enumerate(self.graphs):
             verdict = f"key {graph.key}" if graph.cacheable else "cannot be cached"
+            if graph.in_halves:
+                verdict = "cannot be cached as a whole, its halves can"
             lines.append(f"graph {index}: {graph.nodes} nodes, {verdict}")
             for reason in graph.reasons:
                 lines.append(f"  {reason} [{reason.code}]")

@@ -126,8 +126,10 @@ def test_the_report_is_plain_data() -> None:
     assert found["cacheable"] is False
     assert found["graphs"][0]["key"] is None
     assert found["graphs"][0]["reasons"][0]["code"] == "function"
+    assert found["graphs"][0]["in_halves"] is True  # what it is traced into names operators only
     good = json.loads(json.dumps(s3cache.check(scaled, torch.ones(3)).as_dict()))
     assert good["graphs"][0]["components"]["torch.version"]["value"] == torch.__version__
+    assert good["graphs"][0]["in_halves"] is False
     assert good["breaks"] == []
 
 
