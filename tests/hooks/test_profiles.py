@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 
-def run(site: Site, name: str, *batches: int, **options: Any) -> dict[str, Any]:
-    machine = site.machine(name, S3CACHE_SHAPE_PROFILE="1")
+def run(
+    site: Site, name: str, *batches: int, profile: bool = True, **options: Any
+) -> dict[str, Any]:
+    machine = site.machine(name, S3CACHE_SHAPE_PROFILE=str(int(profile)))
     found: dict[str, Any] = machine.run("changing:steps", site.url, batches, options)
     assert found["worst"] < 1e-5
     return found
@@ -41,6 +43,11 @@ def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -
     # A job of one size only: it starts with the graph for every size as well.
     steady = run(site, "steady", 8, 8)
     assert (steady["lowered"], steady["started"], steady["hits"]) == (0, 0, 1)
+
+    # Both sizes have one graph; without the profile there are two, one after the other.
+    both, off = run(site, "both", 8, 12), run(site, "off", 8, 12, profile=False)
+    assert (both["lowered"], both["hits"]) == (0, 1)
+    assert (off["lowered"], off["hits"]) == (0, 2)
 
     # Who asks for constants gets them, and what is there of them.
     static = run(site, "static", 8, dynamic=False)
