@@ -25,8 +25,8 @@ from s3cache.graph import Code, described_passes
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
-from s3cache.hooks._makers import maker, told
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._saves import maker, told
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
 

@@ -6,26 +6,28 @@ and writes it to its directory. That write comes here; what cannot be shared goe
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+import platform
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from s3cache.artifact import Artifact, describe, packed, variant_of
 from s3cache.cache import Engine, Saved
-from s3cache.graph import FIRST_CALL, Code, Unsafe
+from s3cache.graph import FIRST_CALL, Code, Component, Unsafe
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
-from s3cache.hooks._makers import maker, told
 from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import AOTResult, Function
 
-__all__ = ["SaveSeam"]
+__all__ = ["SaveSeam", "maker", "told"]
 
 logger = logging.getLogger("s3cache")
 
@@ -146,3 +148,36 @@ class SaveSeam:
             made_by=maker(compiled=bool(kernels)),
             first_call=first_call,
         )
+
+
+# -- what an entry tells people
+
+
+def told(components: Mapping[str, Component]) -> dict[str, list[str]]:
+    """The components of a key as plain data: name to digest and value."""
+    return {name: [component.digest, component.value] for name, component in components.items()}
+
+
+def maker(*, compiled: bool) -> dict[str, str]:
+    """Who makes an entry; the C++ compiler too, if it has ``compiled``."""
+    import torch
+
+    made_by = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+    }
+    return {**made_by, "compiler": _compiler()} if compiled else made_by
+
+
+@functools.cache
+def _compiler() -> str:
+    """The C++ compiler's name and version, without its path; ``""`` if it does not say."""
+    try:
+        # torch makes one line of what ``g++ -v`` prints, and has asked already.
+        said = internals.compiler_version.get()(internals.cpp_compiler.get()())
+    except Exception:  # noqa: BLE001 - it has been used, and is gone
+        return ""
+    known = re.search(r"(?:\w+ )?(gcc|clang|icpx?) version [\w.+~-]+(?: \([^()/_]*\))?", said)
+    return known[0].strip("_") if known else ""
