@@ -35,8 +35,9 @@ __all__ = [
 ]
 
 TierName: TypeAlias = Literal["local", "remote"]
-#: Whole graphs, as AOTAutograd has them; and what Inductor makes of a forward or backward of one.
-Level: TypeAlias = Literal["aot", "fx"]
+#: Whole graphs, as AOTAutograd has them; what Inductor makes of a forward or backward of one; which
+#: sizes of a program change. Entries are of these kinds, and counted by them.
+Level: TypeAlias = Literal["aot", "fx", "shapes"]
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 

@@ -95,7 +95,7 @@ class Engine:
         """Make everything that belongs to one process."""
         self._mutex = threading.Lock()
         self._counters = Counters()
-        self._fx_counters = Counters()
+        self._other_counters: dict[Level, Counters] = {"fx": Counters(), "shapes": Counters()}
         self._provisional: set[str] = set()  # names saved here, and not superseded
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
@@ -225,7 +225,7 @@ class Engine:
             self._problems.met("local", "an entry that is not needed cannot be removed", exc)
         else:
             if taken_back:
-                self._fx_counters.superseded()
+                self._counters_of("fx").superseded()
 
     def _save(self, entry: Frame, *, provisional: bool) -> Saved | NotSaved:
         if self._closed or self.settings.mode in ("off", "read-only"):
@@ -280,7 +280,7 @@ class Engine:
         self._counters_of(level).bypassed(reasons)
 
     def _counters_of(self, level: Level) -> Counters:
-        return self._counters if level == "aot" else self._fx_counters
+        return self._other_counters.get(level, self._counters)
 
     def count_time_saved(self, seconds: float) -> None:
         """Count what making a hit took where it was made."""
@@ -298,7 +298,7 @@ class Engine:
             pending=0 if remote is None else remote.uploads.pending,
             breaker="none" if remote is None else remote.breaker,
             remote={} if remote is None else remote.statistics(),
-            fx=self._fx_counters.level(),
+            fx=self._counters_of("fx").level(),
         )
 
     # -- the life of an engine

@@ -104,7 +104,7 @@ class ProfileSeam:
     def _save(self) -> None:
         if self._key and self._engine.settings.mode in ("read-write", "write-only"):
             self._saves += 1
-            self._engine.save(self._key, self._learned.encode(self._key))
+            self._engine.save(self._key, self._learned.encode(self._key), level="shapes")
 
     def _code(self, code: CodeType) -> str:
         """The fingerprint of ``code``; that of the first names the program, and has it fetched."""
@@ -117,7 +117,7 @@ class ProfileSeam:
 
     def _fetch(self) -> None:
         # Not closed: it is no lookup of a graph, and not counted as one.
-        lookup = self._engine.judged(self._key)
+        lookup = self._engine.judged(self._key, "shapes")
         for count, hit in enumerate(lookup, 1):
             try:
                 self._known.update(ShapeProfile.of(hit.entry))
