@@ -26,6 +26,7 @@ class Request:
     Attributes:
         began_s: when the process was asked for, on the monotonic clock.
         layers: of the model.
+        ranks: processes that train it together with DDP; the environment has this one's place.
         compiled: with ``torch.compile``, or eagerly.
         s3cache: turn it on, as the environment says.
         load_artifacts, save_artifacts: files for torch's Mega-Cache, or "".
@@ -33,6 +34,7 @@ class Request:
 
     began_s: float
     layers: int = LAYERS
+    ranks: int = 1
     compiled: bool = True
     s3cache: bool = False
     load_artifacts: str = ""
@@ -52,7 +54,10 @@ def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
 
     torch.manual_seed(_SEED)
     book, vocabulary = encoded_book()
-    model = GPT(vocabulary, request.layers, WIDTH)
+    model: Any = GPT(vocabulary, request.layers, WIDTH)
+    if request.ranks > 1:
+        torch.distributed.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
     data = batches(book, _SEED)
     if request.load_artifacts:
@@ -70,13 +75,14 @@ def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
 
     first_s = step_s()
     total_s = time.monotonic() - request.began_s
-    answer = {"first_s": first_s, "total_s": total_s, "hit": None, "tiers": {}}
+    answer = {"first_s": first_s, "total_s": total_s, "hit": None, "tiers": []}
     if request.compiled:
         counters = torch._dynamo.utils.counters["aot_autograd"]
-        answer["hit"] = counters["autograd_cache_hit"] == 1 and not counters["autograd_cache_miss"]
+        # DDP splits the model into several graphs, which torch alone does not look up.
+        answer["hit"] = bool(counters["autograd_cache_hit"]) and not counters["autograd_cache_miss"]
     if request.s3cache:
         cache.flush()
-        answer["tiers"] = {tier: count for tier, count in cache.stats().hits.items() if count}
+        answer["tiers"] = sorted(tier for tier, count in cache.stats().hits.items() if count)
     if request.save_artifacts:
         data_and_info = torch.compiler.save_cache_artifacts()
         assert data_and_info is not None

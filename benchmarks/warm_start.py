@@ -20,6 +20,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -53,6 +54,9 @@ BARS = (
 )
 # "No more": two runs of the very same code differ by as much as is allowed here.
 LATER_LIMIT = 1.02
+# Other jobs are asked to start as fast as torch does on a machine that has compiled them.
+OTHER_LIMIT = 1.0
+OTHER_JOBS = {"24 layers": {"layers": 24}, "DDP, 2 ranks": {"ranks": 2}}
 _STEPS_A_TURN = 5
 _TURNS = 20
 
@@ -81,26 +85,34 @@ Samples: TypeAlias = dict[str, dict[str, list[float]]]
 
 
 class Training:
-    """A fresh process that has done its first step, and does more as it is told to."""
+    """A fresh process that has done its first step, and does more as it is told to.
+
+    Of several ranks, the answer is that of the first.
+    """
 
     def __init__(self, request: Request, environment: Mapping[str, str]) -> None:
         text = json.dumps(asdict(replace(request, began_s=time.monotonic())))
-        self._process = subprocess.Popen(
-            [sys.executable, str(ROOT / "benchmarks" / "_first_step.py"), text],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        places = _places(request.ranks)
+        self._process, *self._others = [
+            subprocess.Popen(
+                [sys.executable, str(ROOT / "benchmarks" / "_first_step.py"), text],
+                env={**environment, **place},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
+                text=True,
+            )
+            for rank, place in enumerate(places)
+        ]
         self.answer: dict[str, Any] = self._read()
 
     def __enter__(self) -> Training:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # no more input: it ends
-        if self._process.returncode:
-            raise SystemExit(f"a process ended with status {self._process.returncode}")
+        for process in (self._process, *self._others):
+            process.communicate()  # no more input: it ends
+            if process.returncode:
+                raise SystemExit(f"a process ended with status {process.returncode}")
 
     def steps_s(self, count: int) -> list[float]:
         """Seconds of that many steps, one by one."""
@@ -117,15 +129,32 @@ class Training:
         return json.loads(line)
 
 
-class Bench:
-    """Cases, and the disks and servers they start from."""
+def _places(ranks: int) -> list[dict[str, str]]:
+    """What tells each rank where it is; nothing where there is one."""
+    if ranks == 1:
+        return [{}]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    return [{**meeting, "RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(ranks)]
 
-    def __init__(self, root: Path, gateway: Gateway, redis_url: str, request: Request) -> None:
-        self._root = root
+
+class Bench:
+    """Cases, and the disks and servers they start from.
+
+    Args:
+        name: of the job; jobs of different names share nothing.
+    """
+
+    def __init__(
+        self, root: Path, gateway: Gateway, redis_url: str, request: Request, name: str = ""
+    ) -> None:
+        self._root = root / name
+        self._prefix = f"{name}-".lstrip("-").replace(",", "").replace(" ", "-").lower()
         self._gateway = gateway
         self._request = request
         self._disks = 0
-        artifacts = str(root / "mega-cache")
+        artifacts = str(self._root / "mega-cache")
         redis = {
             "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
             "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
@@ -153,7 +182,8 @@ class Bench:
         }
 
     def _s3cache(self, prefix: str) -> dict[str, str]:
-        options = {**self._gateway.options(), "url": self._gateway.url(prefix), "strict": "true"}
+        url = self._gateway.url(self._prefix + prefix)
+        options = {**self._gateway.options(), "url": url, "strict": "true"}
         return {f"S3CACHE_{name.upper()}": value for name, value in options.items()}
 
     def start(self, case: Case) -> Training:
@@ -170,7 +200,7 @@ class Bench:
             environment[name] = str(disk / name.lower())
         training = Training(case.request, environment)
         answer = training.answer
-        if answer["hit"] != case.hit or answer["tiers"] != ({case.tier: 1} if case.tier else {}):
+        if answer["hit"] != case.hit or answer["tiers"] != ([case.tier] if case.tier else []):
             raise SystemExit(f"not what was to be measured: {case} started as {answer}")
         return training
 
@@ -256,6 +286,28 @@ def measure_later(bench: Bench, rounds: int) -> Result:
     return result
 
 
+def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -> Result:
+    """First steps of other jobs: on another machine, and where torch has compiled them."""
+    names = (COLD, TORCH, S3)
+    result = Result(
+        "First training steps of other jobs",
+        ["job", *names],
+        notes=[f"Medians of {options.rounds} fresh starts; with nothing cached, of one."],
+    )
+    for job, request in OTHER_JOBS.items():
+        bench = Bench(root, gateway, redis_url, Request(began_s=0.0, **request), job)
+        if request.get("ranks"):  # DDP's graphs are a bypass to torch, which finds their halves
+            bench.cases[TORCH] = lambda case=bench.cases[TORCH]: replace(case(), hit=False)
+        cold = bench.run(bench.cases[COLD]())["first_s"]
+        found = measure(bench, (TORCH, S3), options.rounds, options.seed)["first_s"]
+        found[COLD] = [cold]
+        result.samples.update({f"{job}, {name}": samples for name, samples in found.items()})
+        result.rows.append([job, *(f"{statistics.median(found[name]):.2f} s" for name in names)])
+        ratio = median_ratio(found[S3], found[TORCH])
+        result.bars.append(Bar(f"{job}: {S3} ÷ {TORCH}", ratio, "at most", OTHER_LIMIT))
+    return result
+
+
 def main() -> int:
     options = _options()
     gateway = Gateway.from_environment()
@@ -271,6 +323,8 @@ def main() -> int:
         results = [result_of(found, options.layers, options.rounds)]
         if {TORCH, S3} <= set(names):
             results.append(measure_later(bench, options.rounds))
+        if not options.only:
+            results.append(measure_others(Path(root), gateway, redis_url, options))
     for result in results:
         print(f"\n{result.markdown()}", *result.bars, sep="\n")
     if options.json:
