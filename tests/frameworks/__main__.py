@@ -3,10 +3,10 @@
     python -m tests.frameworks [--quick] [--only NAME ...] [--folder build/frameworks] [--page PAGE]
 
 Each program runs six times: twice without s3cache, on one disk; twice with it on one disk, once
-turned on by ``python -m s3cache run`` and once by two lines of code; and on two empty machines, in
-both ways. ``--quick`` leaves out the second processes, and one of the two machines. What is done
-is kept in the folder: run again, it goes on where it was ended; delete it to begin anew. Ends with
-1 where anything is not as ``catalog.py`` says.
+turned on by ``python -m s3cache run`` and once by two lines of code; and on two empty machines, by
+``run`` and by ``S3CACHE_URL`` alone. ``--quick`` leaves out second processes, and one of these two
+machines. What is done is kept in the folder: run again, it goes on where it was ended; delete it to
+begin anew. Ends with 1 where anything is not as ``catalog.py`` says.
 """
 
 from __future__ import annotations

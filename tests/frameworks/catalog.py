@@ -19,7 +19,6 @@ class Shortfall:
 
     Attributes:
         why: in a sentence, for the page.
-        where: which of the machines with an empty disk it is so on.
         lowered: graphs that a second machine lowers; it starts compilers if and only if it does.
         misses: of its lookups of whole graphs, by reason.
         reasons: of its bypasses of whole graphs, by code.
@@ -27,7 +26,6 @@ class Shortfall:
     """
 
     why: str = ""
-    where: tuple[str, ...] = ("second", "third")
     lowered: int = 0
     misses: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
@@ -74,13 +72,7 @@ PROGRAMS: dict[str, Program] = {
     "accelerate_regional": Program("accelerate", "... with `use_regional_compilation`"),
     "lightning_fit": Program("lightning", "`Trainer.fit` of a compiled module, and validation"),
     "lightning_ddp": Program(
-        "lightning",
-        '`strategy="ddp"`, two ranks, one of which it starts itself',
-        shortfall=Shortfall(
-            why="with `python -m s3cache run` that rank has no cache; with the two lines it has",
-            where=("second",),
-            lowered=2,
-        ),
+        "lightning", '`strategy="ddp"`, two ranks, one of which it starts itself'
     ),
     "peft_lora": Program("peft", "LoRA on a Llama"),
     "timm_train": Program("timm", "a ViT and a ConvNeXt, its losses, optimizers, schedules"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.frameworks.catalog import Program, Shortfall
+from tests.frameworks.catalog import Program
 
 __all__ = ["complaints"]
 
@@ -36,7 +36,6 @@ def complaints(program: Program, found: Mapping[str, Any]) -> Iterator[str]:
             yield f"on the same disk, with s3cache and alone, this is not as known: {counts}"
     for what in ELSEWHERE:
         if trial := trials.get(what):
-            known = program.shortfall if what in program.shortfall.where else Shortfall()
             expected = (known.lowered, known.misses, known.reasons, known.lowered > 0)
             is_so = (trial["lowered"], trial["misses"], trial["reasons"], trial["compilers"] > 0)
             if is_so != expected:

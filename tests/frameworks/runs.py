@@ -10,14 +10,15 @@ from tests.support.trials import Place, Trial
 
 __all__ = ["RUNS", "run_program"]
 
-#: Which machine, and how s3cache is turned on there. A name with ``again`` is a second process.
+#: Which machine, and how s3cache is turned on there: ``url`` is by ``S3CACHE_URL`` alone.
+#: A name with ``again`` is a second process there.
 RUNS = {
     "alone": "not",
     "alone again": "not",
     "first": "run",
     "first again": "enable",
     "second": "run",
-    "third": "enable",
+    "third": "url",
 }
 _TWO_LINES = "import s3cache\n\ns3cache.enable()\n\n"
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
@@ -67,7 +68,13 @@ def _command(name: str, program: Program, how: str, with_lines: Path) -> list[st
 
 
 def _environment(program: Program, headers: Path | None, *, compiles: bool) -> dict[str, str]:
-    environment = {"PYTHONPATH": program.path, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        "PYTHONPATH": program.path,
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        # Threads add to the gradient of an embedding in any order; losses are compared bit by bit.
+        "OMP_NUM_THREADS": "1",
+    }
     if headers is None:
         environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
         environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # what torch would try out with a compiler

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 def test_a_program_starts_warm_on_machines_that_never_ran_it(
     name: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """Turned on by ``run`` there, and here by two lines; it trains as with torch alone."""
+    """Turned on by ``run`` there, and by a variable alone here; it trains as with torch alone."""
     everything = pytestconfig.getoption("--all")
     runs = RUNS if everything else ("first", "third")
     trials = {
