@@ -98,6 +98,24 @@ def unknown_function_and_one_vouched_for(compile_it: Compile) -> Any:
     return x, compile_it(lambda x: unknown(x) + 1)(x), compile_it(lambda x: known(x) + 1)(x)
 
 
+@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2)
+def graphs_of_a_mixture(compile_it: Compile) -> Any:
+    """A program in three parts: one that can be cached, one that cannot, and one that breaks."""
+    import torch
+
+    torch._dynamo.allow_in_graph(unknown)
+
+    def function(x: Any) -> Any:
+        y = (x.sin() * 62).sum(0)
+        torch._dynamo.graph_break()
+        y = unknown(y).exp()
+        if y.sum() > 1e9:  # depends on data: here Dynamo goes on in Python
+            return y
+        return y + x
+
+    return train(compile_it(function), _matrix(True))
+
+
 def unknown(x: Any) -> Any:
     return x * 13
 
