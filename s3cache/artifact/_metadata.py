@@ -83,6 +83,7 @@ class InputAliasInfo(Meta):
     mutations_under_no_grad_or_inference_mode: bool | None = None
     mutation_inductor_storage_resize: bool | None = None
     mutates_storage_metadata: bool | None = None
+    mutation_is_shallow_copy_data: bool | None = None
     requires_grad: bool | None = None
     keep_input_mutations: bool | None = None
     mutation_type: MutationType | None = None
@@ -136,6 +137,8 @@ class PlainTensorMeta(Meta):
     kind: Literal["plain"] = "plain"
     unwrapped_idx: int | None = None
     memory_format: MemoryFormatMeta | None = None
+    size_symbol_placeholders: tuple[bool, ...] | None = None
+    stride_symbol_placeholders: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +157,7 @@ class SubclassCreationMeta(Meta):
         included_subclass_symints: whether its symbolic sizes are among them.
         attrs: what it wraps, by attribute; subclasses may wrap subclasses.
         outer_size, outer_stride: ``None`` in a place whose number is symbolic.
+        outer_size_from_attr, outer_stride_from_attr: what it wraps that has the same, if any.
         meta: what its ``__tensor_flatten__`` returned beside.
         original_subclass_type: its class.
     """
@@ -167,6 +171,8 @@ class SubclassCreationMeta(Meta):
     )
     outer_size: tuple[int | None, ...] | None = None
     outer_stride: tuple[int | None, ...] | None = None
+    outer_size_from_attr: str | None = None
+    outer_stride_from_attr: str | None = None
     meta: Value = None
     original_subclass: Value = None
     original_subclass_type: TypeName | None = None
@@ -198,11 +204,14 @@ class ViewAndMutationMeta(Meta):
     traced_tangent_metas: tuple[Value, ...] | None = None
     num_symints_saved_for_bw: int | None = None
     num_tensors_saved_with_no_vc_check: int | None = None
+    saved_tensor_is_graph_input: tuple[bool, ...] | None = None
     num_opaque_objects_saved_for_bw: int | None = None
+    is_train: bool | None = None
     grad_enabled_mutation: bool | None = None
     deterministic: bool | None = None
     static_input_indices: tuple[int, ...] = ()
     act_input_indices: tuple[int, ...] = ()
+    act_input_paths: tuple[Value, ...] | None = None
     tokens: Value = None
     indices_of_inputs_that_requires_grad_with_mutations_in_bw: tuple[int, ...] = ()
     bw_donated_idxs: tuple[int, ...] | None = None
@@ -255,7 +264,10 @@ class Source(Meta):
 
 @dataclass(frozen=True, kw_only=True)
 class AOTConfig(Meta):
-    """How AOTAutograd went about the graph: what of its configuration an entry keeps."""
+    """How AOTAutograd went about the graph: what of its configuration an entry keeps.
+
+    torch 2.11 and 2.12 keep all of it, less functions: ``extra`` has what is not here.
+    """
 
     num_params_buffers: int | None = None
     aot_id: int | None = None

@@ -23,6 +23,13 @@ from tests.support.descriptions import attributes
 __all__ = ["changed", "configs", "metadata", "signatures"]
 
 schemas: Any = torch_schemas  # whose arguments differ from release to release
+
+
+def _known(cls: Any, **strategies: Any) -> dict[str, Any]:
+    """Those of them that the installed torch has an attribute for."""
+    return {name: each for name, each in strategies.items() if name in cls.__dataclass_fields__}
+
+
 bools = st.booleans()
 small = st.integers(0, 5)
 some = st.lists(small, max_size=3)
@@ -70,11 +77,13 @@ def _is_supported(info: Any) -> bool:
         return False
 
 
+def _input_info(**flags: bool) -> Any:
+    flags["mutates_metadata"] |= flags["mutates_storage_metadata"]
+    return schemas.InputAliasInfo(**flags)
+
+
 input_infos = st.builds(
-    lambda metadata, storage, *others: schemas.InputAliasInfo(
-        others[0], others[1], metadata or storage, *others[2:5], storage, *others[5:]
-    ),
-    *[bools] * 9,
+    _input_info, **dict.fromkeys(schemas.InputAliasInfo.__dataclass_fields__, bools)
 ).filter(_is_supported)
 
 
@@ -111,7 +120,17 @@ layouts = st.builds(
     stride=_maybe(some.map(tuple)),
     memory_format=_maybe(st.sampled_from([torch.contiguous_format, torch.channels_last])),
 )
-plain_metas = st.builds(schemas.PlainTensorMeta, small, _maybe(layouts))
+symbols = st.lists(bools, max_size=2).map(tuple)
+plain_metas = st.builds(
+    schemas.PlainTensorMeta,
+    small,
+    _maybe(layouts),
+    **_known(
+        schemas.PlainTensorMeta,
+        size_symbol_placeholders=symbols,
+        stride_symbol_placeholders=symbols,
+    ),
+)
 opaque_metas = st.builds(schemas.OpaqueMeta)
 
 
@@ -173,6 +192,9 @@ def metadata(draw: st.DrawFn) -> Any:
         "deterministic": _maybe(bools),
         "static_input_indices": some,
         "act_input_indices": some,
+        "act_input_paths": st.lists(st.tuples(small, st.just(("a", "b"))), max_size=2),
+        "saved_tensor_is_graph_input": st.lists(bools, max_size=2),
+        "is_train": bools,
         "indices_of_inputs_that_requires_grad_with_mutations_in_bw": some,
         "bw_donated_idxs": _maybe(some),
         "num_backward_tokens": small,
@@ -185,10 +207,10 @@ def metadata(draw: st.DrawFn) -> Any:
         "compile_id_str": _maybe(st.text(max_size=5)),
         "tangent_source_stack_traces": _maybe(st.lists(_maybe(st.text(max_size=9)), max_size=2)),
     }
-    known = {*schemas.ViewAndMutationMeta.__dataclass_fields__}
     chosen = {name: draw(st.lists(each, max_size=2)) for name, each in lists.items()}
-    chosen |= {name: draw(each) for name, each in others.items()}
-    made = schemas.ViewAndMutationMeta(**{k: v for k, v in chosen.items() if k in known})
+    known = _known(schemas.ViewAndMutationMeta, **others)
+    chosen |= {name: draw(each) for name, each in known.items()}
+    made = schemas.ViewAndMutationMeta(**chosen)
     made.dynamic_saved_tensors_idxs = draw(st.dictionaries(small, st.sets(small), max_size=2))
     made.is_rng_op_functionalized = draw(bools)
     made.tokens = dict.fromkeys(draw(some), torch.empty(0))
@@ -205,7 +227,9 @@ def signatures(draw: st.DrawFn) -> Any:
 
 
 configs = st.builds(
-    schemas.CacheableAOTConfig,
+    # Until torch 2.12 entries hold the whole configuration, less functions.
+    getattr(schemas, "CacheableAOTConfig", None)
+    or functools.partial(schemas.AOTConfig, None, None, None, None),
     num_params_buffers=small,
     aot_id=small,
     keep_inference_input_mutations=bools,
