@@ -238,17 +238,12 @@ class KeySeam:
     def _fx_checker(self, original: Function[None]) -> Function[None]:
         """Tell the current call why a graph has no key here; torch may have one of its own."""
 
-        def check_can_cache(
-            gm: GraphModule, inputs: Sequence[object] = (), *args: object, **kwargs: object
-        ) -> None:
+        def check_can_cache(gm: GraphModule, *args: object, **kwargs: object) -> None:
             call = self._calls.current
             if not isinstance(call, FxKeying):
-                original(gm, inputs, *args, **kwargs)
+                original(gm, *args, **kwargs)
                 return
-            # Hooks that a forward carries over to its backward: its own code does not touch them.
-            carried = internals.backward_state.get()
-            inputs = [value for value in inputs if not isinstance(value, carried)]
-            original(gm, inputs, *args, **kwargs)
+            original(gm, *internals.without_carried(args), **kwargs)
             try:
                 call.reasons = tuple(unsafe_half(gm, self._registry.holds))
             except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever

@@ -176,7 +176,9 @@ CONFIG_DETAILS = Fields(
     added={"inductor_config_comms": (2, 13)},
 )
 #: One that says how much to record, beside code, of where it comes from.
-PROVENANCE_DETAILS = Fields(_DETAILS, "provenance_tracking_level")
+PROVENANCE_DETAILS = Fields(
+    _DETAILS, "provenance_tracking_level", added={"provenance_tracking_level": (2, 12)}
+)
 #: One that says how to cache, and nothing about what is compiled.
 CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
 #: What torch's key has of the context functions of checkpointed regions; it refuses some.
@@ -354,6 +356,20 @@ def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
 def fx_prefix() -> str:
     """What :func:`fx_key` writes before the digest."""
     return "" if _fx_get_key.find() is None else FX_PREFIX
+
+
+def without_carried(arguments: Sequence[object]) -> Sequence[object]:
+    """What :data:`fx_check_cacheable` is given beside the graph, less hooks among the inputs.
+
+    A forward carries those over to its backward; its own code does not touch them. Until 2.12 the
+    check is given the graph alone.
+    """
+    if not arguments:
+        return arguments
+    inputs, *others = arguments
+    carried = backward_state.get()
+    kept = [value for value in cast("Sequence[object]", inputs) if not isinstance(value, carried)]
+    return [kept, *others]
 
 
 def asks_fx_cache() -> bool:
