@@ -145,11 +145,6 @@ bypass_error: Internal[type[Exception]] = Internal(f"{_CACHE}:BypassAOTAutogradC
 _key_prefix: Internal[str] = Internal(
     f"{_CACHE}:AOTAUTOGRAD_CACHE_PREFIX", since=(2, 13), instead="the letter itself"
 )
-_reducer_override: Internal[Reducer] = Internal(
-    f"{_PICKLER}.reducer_override",
-    since=(2, 12),
-    instead="a table of reducers, which takes a nested tensor for any other",
-)
 _line_for_global: Internal[Callable[[str, object], str]] = Internal(
     f"{_PICKLER}._format_global_for_cache_key",
     since=(2, 13),
@@ -235,8 +230,12 @@ def name_of_key(
 
 
 def inherited_reducer(pickler: KeyPickler) -> Reducer:
-    """What the pickler itself asks about each object."""
-    return _refuse_nested if _reducer_override.find() is None else pickler.reducer_override
+    """What the pickler itself asks about each object.
+
+    Those that have only a table of reducers take a nested tensor for any other.
+    """
+    own: Reducer | None = getattr(pickler, "reducer_override", None)
+    return _refuse_nested if own is None else own
 
 
 def _refuse_nested(value: object) -> object:
@@ -337,6 +336,7 @@ _fx_get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_FX_PI
 fx_debug_lines: Internal[Callable[[KeyPickler, object], list[str]]] = Internal(
     f"{_FX_PICKLER}.debug_lines"
 )
+Shape(_FX_PICKLER, KeyPickler, added={"reducer_override": (2, 13)})
 is_frozen_param: Internal[Callable[[Tensor], bool]] = Internal(
     "torch._inductor.freezing_utils:is_frozen_param"
 )

@@ -212,7 +212,7 @@ def checkpoint(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True), w)
 
 
-@case("safety", graphs=3, bypassed=1, reasons=("checkpoint-context",), halves=2)
+@case("safety", graphs=3, bypassed=1, reasons=("checkpoint-context",), halves=2, since=(2, 13))
 def selective_checkpoint(compile_it: Compile) -> Any:
     """With a ``cache_hash`` on its ``context_fn``; with code that can be told, and that cannot."""
     import time
