@@ -15,6 +15,7 @@ import enum
 import functools
 import hashlib
 import logging
+import os
 import re
 import sys
 import types
@@ -49,6 +50,8 @@ _PURE = """
     collections contextlib copy dataclasses enum functools heapq inspect itertools logging math
     numbers operator re string textwrap types typing typing_extensions warnings
 """
+# What Inductor itself computes with. Its objects keep their hash(), and numbers drawn at random.
+_OF_INDUCTOR = ("sympy", "mpmath")
 # What differs between processes that are alike, by the names under which it is asked for.
 _ASKS_PROCESS = """
     current_device device_count get_coordinate get_device_capability get_device_name
@@ -146,7 +149,12 @@ class _Walk:
     def _new(self, value: object, depth: int) -> None:
         from torch import Tensor
 
-        if isinstance(value, (list, tuple, set, frozenset, dict)):
+        if (library := _library(value)) is not None:
+            self._say("library", library, _name(value))
+        elif (library := _library(type(value))) is not None:
+            self._say("object", library, _name(type(value)), repr(value))
+            self._miss(f"refers to a {_name(type(value))}")
+        elif isinstance(value, (list, tuple, set, frozenset, dict)):
             self._container(value, depth)
         elif isinstance(value, partial):
             self._items("partial", (value.func, value.args, value.keywords), depth)
@@ -371,6 +379,21 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _nested(constant)
+
+
+def _library(value: object) -> str | None:
+    """The name and version of the library of Inductor's that a class or function lies in, if so."""
+    if not isinstance(value, (type, types.FunctionType)):
+        return None
+    root = _home(value).partition(".")[0]
+    package = sys.modules.get(root) if root in _OF_INDUCTOR else None
+    if package is None:
+        return None
+    if isinstance(value, types.FunctionType):
+        inside = value.__code__.co_filename.startswith(os.path.dirname(str(package.__file__)))
+    else:
+        inside = getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
+    return f"{root} {getattr(package, '__version__', '')}" if inside else None
 
 
 def _is_torchs(value: object) -> bool:

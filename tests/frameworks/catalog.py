@@ -82,11 +82,5 @@ PROGRAMS: dict[str, Program] = {
         "torchtune",
         "`compile_model`: a Llama",
         beside="torchtune",
-        shortfall=Shortfall(
-            why="its torchao registers lowerings whose code leads back to itself, of which no "
-            "fingerprint can be taken: each graph is a bypass under `error`",
-            lowered=2,
-            reasons={"error": 1},
-        ),
     ),
 }

@@ -216,6 +216,21 @@ def test_what_asks_the_process_or_the_machine_is_not_told(source: str, what: str
         told(written(source, **names))
 
 
+def test_numbers_that_sympy_draws_and_hashes_that_it_keeps_do_not_matter() -> None:
+    """Lowerings refer to its classes and symbols, which differ in each process."""
+    import sympy
+
+    def refers_to(symbol: object) -> Any:
+        return lambda: (symbol, sympy.Dummy, sympy.floor)
+
+    one, other = sympy.Dummy("x"), sympy.Dummy("x")
+    assert one != other
+    assert fingerprint(refers_to(one)) == fingerprint(refers_to(other))
+    assert fingerprint(refers_to(one)) != fingerprint(refers_to(sympy.Dummy("y")))
+    with pytest.raises(UntoldError, match="Dummy"):
+        told(refers_to(one))
+
+
 def test_what_contains_itself_ends() -> None:
     knot: dict[Any, Any] = {}
     knot[1] = knot
