@@ -218,7 +218,7 @@ def test_what_asks_the_process_or_the_machine_is_not_told(source: str, what: str
 
 def test_numbers_that_sympy_draws_and_hashes_that_it_keeps_do_not_matter() -> None:
     """Lowerings refer to its classes and symbols, which differ in each process."""
-    import sympy
+    sympy = pytest.importorskip("sympy")
 
     def refers_to(symbol: object) -> Any:
         return lambda: (symbol, sympy.Dummy, sympy.floor)
