@@ -33,19 +33,15 @@ def _told(machine: Machine, program: str, **variables: str) -> Any:
 # -- what it costs
 
 _COST = """\
-import importlib.metadata, json, sys, time
+import json, sys
+before = set(sys.modules)
+import _s3cache_autoload
+_s3cache_autoload.autoload()
+alone = sorted(set(sys.modules) - before)
 import torch
 
 named = [name for name in sys.modules if "s3cache" in name]
-(ours,) = [each for each in importlib.metadata.entry_points(group="torch.backends")
-           if each.name == "s3cache"]
-times = []
-for _ in range(20):
-    del sys.modules["_s3cache_autoload"]
-    started = time.perf_counter()
-    ours.load()()
-    times.append(time.perf_counter() - started)
-print(json.dumps({"modules": named, "cost_s": min(times)}))
+print(json.dumps({"modules": named, "alone": alone}))
 """
 
 
@@ -53,13 +49,11 @@ print(json.dumps({"modules": named, "cost_s": min(times)}))
     "variables",
     [{}, pytest.param({"S3CACHE_URL": "memory://x", "S3CACHE_AUTOLOAD": "0"}, marks=dense)],
 )
-def test_whoever_did_not_ask_pays_less_than_a_millisecond(
-    site: Site, variables: dict[str, str]
-) -> None:
+def test_whoever_did_not_ask_pays_for_one_small_file(site: Site, variables: dict[str, str]) -> None:
     """``import torch`` imports one small file, and nothing of s3cache."""
     told = _told(site.machine("one"), _COST, **variables)
     assert told["modules"] == ["_s3cache_autoload"]
-    assert told["cost_s"] < 0.001
+    assert told["alone"] == ["_s3cache_autoload"]  # nor what others would have to import for it
 
 
 # -- programs that say nothing of s3cache

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import frame
+from tests.support.density import dense
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -83,6 +84,7 @@ def test_a_forward_outlives_a_process_that_is_killed_right_after_it(site: Site) 
     assert reader["ways"]["forward"]["hits"] == 1
 
 
+@dense
 def test_bad_halves_are_misses_and_are_replaced(site: Site) -> None:
     """Kernels that are missing, pickles that are none, guards and code that fail."""
     count = site.machine("writer").run("halves:write_and_damage", site.url)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import frame
+from tests.support.density import dense
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +70,7 @@ def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -
     assert (third["lowered"], third["hits"], third["misses"]) == (2, 0, 1)
 
 
+@dense
 def test_where_sizes_never_change_nothing_is_shared(site: Site) -> None:
     first = run(site, "first", 8)
     assert profiles(site) == []
