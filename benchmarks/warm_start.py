@@ -149,8 +149,10 @@ class Bench:
     def __init__(
         self, root: Path, gateway: Gateway, redis_url: str, request: Request, name: str = ""
     ) -> None:
-        self._root = root / name
-        self._prefix = f"{name}-".lstrip("-").replace(",", "").replace(" ", "-").lower()
+        # Compilers take no path with a space in it.
+        plain = name.replace(",", "").replace(" ", "-").lower()
+        self._root = root / plain
+        self._prefix = f"{plain}-" if plain else ""
         self._gateway = gateway
         self._request = request
         self._disks = 0
