@@ -62,7 +62,7 @@ SHARED = -n $(WORKERS) --durations=15
 
 # Each suite says in its own words which cases it leaves to test-all; what has been left is printed
 # in the end. Tests that need Ceph RGW skip where it can neither be found nor installed.
-test: $(READY) ## every suite with a part of its cases, some of each kind; 7 minutes
+test: $(READY) ## every suite with a part of its cases, some of each kind; minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(ARGS)
 
 test-all: $(READY) ## every suite with all its cases; 15 minutes
@@ -85,7 +85,7 @@ test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is no
 test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
 
-test-frameworks: $(FRAMEWORKS_READY) ## other people's trainers, unmodified, on two machines; 40 minutes
+test-frameworks: $(FRAMEWORKS_READY) ## other people's trainers, unmodified, on two machines; the better part of an hour
 	nice $(FRAMEWORKS_VENV)/bin/python -m tests.frameworks $(ARGS)
 
 # Apart from .venv: users of s3cache have one of these, and never all. torch comes first, so that
