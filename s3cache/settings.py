@@ -83,7 +83,7 @@ class Settings:
     strict: bool = option(False, FLAG)
     recache: bool = option(False, FLAG)
     summary: bool = option(False, FLAG)
-    shape_profile: bool = option(False, FLAG)
+    shape_profile: bool = option(True, FLAG)
     local: bool = option(True, FLAG)
     local_dir: str = option(_default_local_dir)
     local_max_bytes: int = option(10 << 30, size())

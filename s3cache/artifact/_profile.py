@@ -2,8 +2,9 @@
 
 A frame of kind ``shapes`` has one section, ``profile``: msgpack, a map from the fingerprint of a
 piece of code to a map from the name of an input (``L['x']``) to what changes of it: ``[number,
-sizes, strides]``. ``number`` is whether it is a number that changes, or a tensor of which
-everything does; the others have a truth value for each dimension, or are nil.
+sizes, strides, begun]``. ``number`` is whether it is a number that changes, or a tensor of which
+everything does; the next two have a truth value for each dimension, or are nil. ``begun`` is a list
+of digests, of what programs saw of the input when they saw it first.
 
 It names no values: not the sizes that were seen.
 """
@@ -27,6 +28,7 @@ _KIND = "shapes"
 _SCHEMA = 1
 _SECTION = "profile"
 _MAX_BYTES = 4 << 20
+_MAX_BEGUN = 16
 
 Flags: TypeAlias = "tuple[bool, ...] | None"
 
@@ -38,11 +40,14 @@ class Changing:
     Attributes:
         number: all of it: a number, or a tensor in all that there is to it.
         sizes, strides: of a tensor, in which dimensions; ``None`` where nothing is known.
+        begun: digests of what programs saw of it first, when they knew of no change. There are
+            graphs of constants for these; at most 16 are kept.
     """
 
     number: bool = False
     sizes: Flags = None
     strides: Flags = None
+    begun: tuple[str, ...] = ()
 
     def merged(self, other: Changing) -> Changing:
         """What changes of it by either; of two numbers of dimensions, of the larger one."""
@@ -50,6 +55,7 @@ class Changing:
             self.number or other.number,
             _merged(self.sizes, other.sizes),
             _merged(self.strides, other.strides),
+            tuple(sorted({*self.begun, *other.begun})[:_MAX_BEGUN]),
         )
 
 
@@ -87,10 +93,7 @@ class ShapeProfile:
     def encode(self, key: str) -> bytes:
         """A frame under ``key``; profiles that say the same are one variant."""
         plain = {
-            code: {
-                name: [changing.number, changing.sizes, changing.strides]
-                for name, changing in sorted(inputs.items())
-            }
+            code: {name: [*vars(changing).values()] for name, changing in sorted(inputs.items())}
             for code, inputs in sorted(self.inputs.items())
         }
         content: bytes = msgpack.packb(plain)
@@ -127,9 +130,10 @@ def _inputs(plain: Mapping[object, object]) -> dict[str, Changing]:
 
 
 def _changing(plain: object) -> Changing:
-    if not isinstance(plain, list) or len(plain) != 3 or type(plain[0]) is not bool:
-        raise ValueError("an input is no array of 3")
-    return Changing(plain[0], _flags(plain[1]), _flags(plain[2]))
+    if not isinstance(plain, list) or len(plain) != 4 or type(plain[0]) is not bool:
+        raise ValueError("an input is no array of 4")
+    begun = tuple(_text(digest) for digest in plain[3])
+    return Changing(plain[0], _flags(plain[1]), _flags(plain[2]), begun)
 
 
 def _flags(plain: object) -> Flags:

@@ -35,13 +35,17 @@ class Described(TypedDict, total=False):
     """One output, as it is saved. Sizes and numbers are expressions.
 
     Either empty (no output), or a ``number``, or ``same`` (the index of an earlier output that is
-    the same object), or all the rest (a tensor).
+    the same object), or all the rest (a tensor). It begins ``offset`` elements inside of a storage
+    of its own of so many ``bytes``, or of that of an earlier output, whose index ``within`` is.
     """
 
     number: str
     same: int
     size: list[str]
     stride: list[str]
+    offset: str
+    bytes: str
+    within: int
     dtype: str
     device: str
     requires_grad: bool
@@ -65,7 +69,7 @@ def described_outputs(outputs: Sequence[object], metadata: RuntimeMetadata) -> l
     if metadata.tokens or metadata.is_rng_op_functionalized or _wraps_subclasses(metadata):
         raise UndescribedError("what the graph returns is changed before its caller sees it")
     described: list[Described] = []
-    storages: set[object] = set()
+    storages: dict[object, int] = {}  # which output has it first
     for index, output in enumerate(outputs):
         earlier = next((i for i in range(index) if outputs[i] is output), None)
         if output is None:
@@ -77,12 +81,7 @@ def described_outputs(outputs: Sequence[object], metadata: RuntimeMetadata) -> l
         elif earlier is not None:
             described.append({"same": earlier})
         else:
-            described.append(_describe_tensor(index, output))
-            if index < metadata.num_forward:  # others are saved for the backward only
-                storage = output.untyped_storage()._cdata
-                if storage in storages:
-                    raise UndescribedError(f"output {index} is a view of another output")
-                storages.add(storage)
+            described.append(_describe_tensor(index, output, storages))
     return described
 
 
@@ -92,22 +91,28 @@ def _wraps_subclasses(metadata: RuntimeMetadata) -> bool:
     return any(not isinstance(meta, plain) for metas in infos for meta in metas or ())
 
 
-def _describe_tensor(index: int, output: Tensor) -> Described:
+def _describe_tensor(index: int, output: Tensor, storages: dict[object, int]) -> Described:
     import torch
 
     if type(output) is not internals.fake_tensor.get() or output.layout is not torch.strided:
         raise UndescribedError(f"output {index} is no plain tensor")
     if output.is_conj() or output.is_neg() or output.is_quantized:
         raise UndescribedError(f"output {index} stands for other values than it holds")
-    if _expression(output.storage_offset()) != "0":
-        raise UndescribedError(f"output {index} begins inside of its storage")
-    return {
+    described: Described = {
         "size": [_expression(size) for size in output.size()],
         "stride": [_expression(stride) for stride in output.stride()],
+        "offset": _expression(output.storage_offset()),
         "dtype": str(output.dtype).removeprefix("torch."),
         "device": str(output.device),
         "requires_grad": output.requires_grad,
     }
+    storage = output.untyped_storage()
+    first = storages.setdefault(storage._cdata, index)
+    if first == index:
+        described["bytes"] = _expression(storage.nbytes())
+    else:
+        described["within"] = first
+    return described
 
 
 def _expression(number: object) -> str:
@@ -191,11 +196,17 @@ def _fake_output(
         return number(described["number"])
     if "same" in described:
         return earlier[described["same"]]
+    dtype, device = getattr(torch, described["dtype"]), described["device"]
     with fake_mode:
-        output = torch.empty_strided(
+        output = torch.empty(0, dtype=dtype, device=device)
+        if "within" in described:
+            holder = cast("Tensor", earlier[described["within"]])
+        else:
+            holder = torch.empty(number(described["bytes"]), dtype=torch.uint8, device=device)
+        output.set_(
+            holder.untyped_storage(),
+            number(described["offset"]),
             [number(size) for size in described["size"]],
             [number(stride) for stride in described["stride"]],
-            dtype=getattr(torch, described["dtype"]),
-            device=described["device"],
         )
     return output.requires_grad_(described["requires_grad"])

@@ -10,6 +10,10 @@ each piece of code which sizes of which inputs change; no more than that, so tha
 not change stay constants, whatever they were elsewhere. It decides nothing but what Dynamo traces
 as a symbol; guards and keys are what they would be if Dynamo had found out by itself. A wrong
 profile can only cost time.
+
+A program that begins as the first one did is left alone: all graphs on its way are there, the one
+of constants too, while a graph that began with symbols may be another one than what was made of
+constants later (sizes that are equal when a graph is traced share a symbol).
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ class ProfileSeam:
         self._known = ShapeProfile()  # from elsewhere
         self._learned = ShapeProfile()
         self._fingerprints: dict[CodeType, str] = {}
+        self._begun: dict[tuple[str, str], str] = {}  # by code and input; "" where more was known
         self._unsaved = False
         self._saves = 0
         self._warned = False
@@ -69,7 +74,8 @@ class ProfileSeam:
             try:
                 code = self._code(tx.f_code)
                 known = self._known.get(code, name)
-                if known is not None:
+                begun = self._begin(code, name, entry, known)
+                if known is not None and not begun:
                     entry = internals.with_changing(entry, known.number, known.sizes, known.strides)
             except Exception as exc:  # noqa: BLE001 - nobody's compile fails for it
                 self._failed(exc)
@@ -80,11 +86,21 @@ class ProfileSeam:
 
         return update_automatic_dynamic
 
+    def _begin(self, code: str, name: str, seen: ShapeState, known: Changing | None) -> str:
+        """A digest of what was seen first, if that began as the graph of constants did."""
+        if (code, name) not in self._begun:
+            text = repr((seen.scalar, seen.size, seen.stride))
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            alike = known is None or digest in known.begun
+            self._begun[code, name] = digest if alike else ""
+        return self._begun[code, name]
+
     def _learn(self, code: str, name: str, state: ShapeState) -> None:
         try:
             number, sizes, strides = internals.changing(state)
             if number or any(sizes or ()) or any(strides or ()):
-                changing = Changing(number, sizes, strides)
+                begun = self._begun.get((code, name))
+                changing = Changing(number, sizes, strides, (begun,) if begun else ())
                 self._unsaved |= self._learned.add(code, name, changing)
         except Exception as exc:  # noqa: BLE001 - as above
             self._failed(exc)

@@ -14,7 +14,8 @@ from s3cache.artifact import Changing, ShapeProfile
 from s3cache.errors import CorruptError
 
 flags = st.none() | st.lists(st.booleans(), max_size=4).map(tuple)
-changing = st.builds(Changing, st.booleans(), flags, flags)
+begun = st.sets(st.text(max_size=3), max_size=5).map(sorted).map(tuple)
+changing = st.builds(Changing, st.booleans(), flags, flags, begun)
 profiles = st.builds(
     ShapeProfile,
     st.dictionaries(st.text(max_size=3), st.dictionaries(st.text(max_size=3), changing)),
@@ -65,9 +66,12 @@ def test_all_that_two_profiles_know_is_in_their_union() -> None:
         {"f": []},
         {"f": {"x": 1}},
         {"f": {"x": [True]}},
-        {"f": {"x": [1, None, None]}},
-        {"f": {"x": [True, [1], None]}},
-        {"f": {"x": [True, "yes", None]}},
+        {"f": {"x": [True, None, None]}},
+        {"f": {"x": [1, None, None, []]}},
+        {"f": {"x": [True, [1], None, []]}},
+        {"f": {"x": [True, "yes", None, []]}},
+        {"f": {"x": [True, None, None, [1]]}},
+        {"f": {"x": [True, None, None, None]}},
     ],
 )
 def test_other_data_is_refused(plain: Any) -> None:

@@ -55,13 +55,33 @@ def steps(url: str, batches: list[int], options: dict[str, Any]) -> dict[str, An
     """Train on batches of these sizes, one after the other."""
     import torch
 
+    model = _model()
+    compiled = torch.compile(model, **options)
+    return _watched(url, [lambda b=batch: _difference(model, compiled, b) for batch in batches])
+
+
+def rectangles(url: str, sizes: list[tuple[int, int]]) -> dict[str, Any]:
+    """Compute with inputs of these sizes, both of which change."""
+    import torch
+
+    def scaled(x: Any) -> Any:
+        return x.sin() * x.sum(1, keepdim=True) + x.sum(0)
+
+    def difference(height: int, width: int) -> float:
+        given = torch.rand(height, width)
+        return float((scaled(given) - compiled(given)).abs().max())
+
+    compiled = torch.compile(scaled)
+    return _watched(url, [lambda size=size: difference(*size) for size in sizes])
+
+
+def _watched(url: str, steps: list[Any]) -> dict[str, Any]:
+    """Take the steps, each of which says how far from eager it was."""
     import s3cache
 
     with s3cache.enabled(url) as cache:
-        model = _model()
-        compiled = torch.compile(model, **options)
         counted = _Counted()
-        worst = [_difference(model, compiled, batch) for batch in batches]
+        worst = [step() for step in steps]
         cache.flush()
         stats = cache.stats()
     return {

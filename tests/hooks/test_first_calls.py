@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgpack
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from s3cache.errors import CorruptError
 from s3cache.hooks._first_calls import UndescribedError, described_outputs, fake_first_call
@@ -68,8 +70,6 @@ def test_what_cannot_be_described_is_refused(mode: FakeTensorMode) -> None:
     with mode:
         base = torch.empty(4, 3)
         refused: list[tuple[list[Any], Any]] = [
-            ([base, base.t()], metadata()),
-            ([base[1:]], metadata()),
             ([torch.empty(2, dtype=torch.complex64).conj()], metadata()),
             ([torch.nn.Parameter(torch.empty(2)).to_sparse()], metadata()),
             ([1.5], metadata()),
@@ -82,10 +82,24 @@ def test_what_cannot_be_described_is_refused(mode: FakeTensorMode) -> None:
             described_outputs(outputs, about)
 
 
-def test_views_that_only_the_backward_sees_are_no_matter(mode: FakeTensorMode) -> None:
+def test_views_share_a_storage_of_the_same_size_and_begin_where_they_did(
+    mode: FakeTensorMode,
+) -> None:
+    size = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    given = mode.from_tensor(
+        torch.empty(6, 5), symbolic_context=size, source=ConstantSource("given")
+    )
     with mode:
-        base = torch.empty(4, 3)
-    assert len(described_outputs([base, base.t()], metadata(num_forward=1))) == 2
+        base, other = given + 1, torch.empty(8)
+        before = [base[1:], base.t(), base.view(torch.int32)[:, 2], other[3:], other[:2]]
+    described = described_outputs(before, metadata())
+    after = answered(mode, msgpack.unpackb(msgpack.packb(described)))
+    assert described_outputs(after, metadata()) == described
+    storages = [output.untyped_storage()._cdata for output in after]
+    assert [storages.index(storage) for storage in storages] == [0, 0, 0, 3, 3]
+    for one, again in zip(before, after, strict=True):
+        assert str(again.storage_offset()) == str(one.storage_offset())
+        assert str(again.untyped_storage().nbytes()) == str(one.untyped_storage().nbytes())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +113,20 @@ def test_views_that_only_the_backward_sees_are_no_matter(mode: FakeTensorMode) -
             {
                 "size": ["2"],
                 "stride": ["1"],
+                "offset": "0",
+                "bytes": "8",
                 "dtype": "load",
+                "device": "cpu",
+                "requires_grad": False,
+            }
+        ],
+        [
+            {
+                "size": ["2"],
+                "stride": ["1"],
+                "offset": "0",
+                "within": 1,
+                "dtype": "float32",
                 "device": "cpu",
                 "requires_grad": False,
             }

@@ -41,14 +41,15 @@ def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -
     assert (second["hits"], second["misses"]) == (1, 0)
     assert second["saved"] == 0  # it learned nothing new
 
-    # A job of one size only: it starts with the graph for every size as well.
-    steady = run(site, "steady", 8, 8)
+    # Who begins as the first machine did finds what it made: the graph of one size, then of all.
+    steady, both = run(site, "steady", 8, 8), run(site, "both", 8, 12)
     assert (steady["lowered"], steady["started"], steady["hits"]) == (0, 0, 1)
+    assert (both["lowered"], both["started"], both["hits"]) == (0, 0, 2)
 
-    # Both sizes have one graph; without the profile there are two, one after the other.
-    both, off = run(site, "both", 8, 12), run(site, "off", 8, 12, profile=False)
-    assert (both["lowered"], both["hits"]) == (0, 1)
-    assert (off["lowered"], off["hits"]) == (0, 2)
+    # Two other sizes have one graph; without the profile there would be another one before.
+    others, off = run(site, "others", 16, 20), run(site, "off", 16, 20, profile=False)
+    assert (others["lowered"], others["hits"]) == (0, 1)
+    assert (off["lowered"], off["hits"], off["misses"]) == (2, 1, 1)
 
     # Who asks for constants gets them, and what is there of them.
     static = run(site, "static", 8, dynamic=False)
@@ -66,8 +67,20 @@ def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -
             sections={"profile": b"no profile"},
         )
     )
-    third = run(site, "third", 16)
+    third = run(site, "third", 24)
     assert (third["lowered"], third["hits"], third["misses"]) == (2, 0, 1)
+
+
+def test_a_program_that_begins_alike_finds_what_began_with_equal_sizes(site: Site) -> None:
+    """Sizes that are equal when a graph is traced share a symbol."""
+    found = [
+        site.machine(name).run("changing:rectangles", site.url, [(4, 4), (12, 6), (7, 9)])
+        for name in ("first", "second")
+    ]
+    assert all(each["worst"] < 1e-5 for each in found)
+    assert [each["lowered"] for each in found] == [2, 0]
+    assert [each["started"] > 0 for each in found] == [True, False]
+    assert (found[1]["hits"], found[1]["misses"]) == (2, 0)
 
 
 @dense
