@@ -26,7 +26,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz fuzz-hits bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -124,6 +124,9 @@ test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no 
 
 test-perturb: $(READY) ## all of 2,400 changes to programs: each a miss or the right answer; 11 minutes
 	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
+
+fuzz-hits: $(READY) ## random programs, changed in one thing: look for wrong hits for FUZZ_TIME seconds
+	$(BIN)/python -m tests.hits --seconds $(FUZZ_TIME) $(ARGS)
 
 fuzz: $(FUZZ_READY) ## fuzz the frame decoder for FUZZ_TIME seconds (60)
 	@mkdir -p build/fuzz/frame

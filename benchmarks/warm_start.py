@@ -202,7 +202,10 @@ class Bench:
             environment[name] = str(disk / name.lower())
         training = Training(case.request, environment)
         answer = training.answer
-        if answer["hit"] != case.hit or answer["tiers"] != ([case.tier] if case.tier else []):
+        tiers = answer["tiers"]
+        if case.request.ranks > 1 and tiers in (["local"], ["local", "remote"]):
+            tiers = ["remote"]  # ranks share the disk, which was empty when they started
+        if answer["hit"] != case.hit or tiers != ([case.tier] if case.tier else []):
             raise SystemExit(f"not what was to be measured: {case} started as {answer}")
         return training
 

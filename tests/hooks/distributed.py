@@ -55,6 +55,29 @@ class _Checkpointed:
         return Checkpointed()
 
 
+def _attending() -> Any:
+    """A network whose graphs return pieces of one storage to each other and to their backwards."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    class Attending(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = (
+                torch.nn.Linear(WIDTH, 3 * WIDTH),
+                torch.nn.Linear(WIDTH, WIDTH),
+            )
+
+        def forward(self, x: Any) -> Any:
+            heads = (piece.unflatten(-1, (2, -1)) for piece in self.inner(x).split(WIDTH, -1))
+            query, key, value = (piece.transpose(0, 1) for piece in heads)
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+            return x + self.outer(mixed.transpose(0, 1).flatten(1))
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Attending(), Attending())
+
+
 # What each way of training is, beside the plain one.
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -66,6 +89,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulation": {"accumulate": True},
     "checkpointing": {"make": _Checkpointed.make},
     "compiled inside": {"inside": True},
+    "pieces of storages": {"make": _attending},
+    "pieces of storages, of sizes that change": {"make": _attending, "sizes": (3, 5, 7)},
 }
 
 

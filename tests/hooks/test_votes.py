@@ -118,11 +118,24 @@ def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
 
 # -- jobs
 
-_SYNC = (
-    "torch._functorch.config:_sync_decision_cross_ranks",
-    # It has to know the size of what a graph takes, and a mesh has none.
-    "torch._functorch.config:unsafe_treat_script_objects_as_zero_size",
-)
+# Options under which ranks wait for each other while they compile, and what else those need.
+TOGETHER = {
+    "what to save is agreed on": (
+        "torch._functorch.config:_sync_decision_cross_ranks",
+        # It has to know the size of what a graph takes, and a mesh has none.
+        "torch._functorch.config:unsafe_treat_script_objects_as_zero_size",
+    ),
+    "what was seen is exchanged": ("torch._dynamo.config:enable_compiler_collectives",),
+    "collectives are scheduled": (
+        "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling",
+    ),
+    "graphs are compared": (
+        "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling",
+        "torch._inductor.config:aten_distributed_optimizations.spmd_check",
+    ),
+    "collectives are moved": ("torch._inductor.config:reorder_for_compute_comm_overlap",),
+    "autotuning is shared out": ("torch._inductor.config:distributed_max_autotune_gemm",),
+}
 
 
 def _two_ranks(machine: Machine, url: str, *options: str) -> list[dict[str, Any]]:
@@ -136,17 +149,21 @@ def _two_ranks(machine: Machine, url: str, *options: str) -> list[dict[str, Any]
 
 
 @dense
-def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(site: Site) -> None:
-    """torch's partitioner asks all ranks what to save for the backward: one alone would hang."""
-    cold = _two_ranks(site.machine("first"), site.url, *_SYNC)
-    warm = _two_ranks(site.machine("second"), site.url, *_SYNC)
+@pytest.mark.parametrize("together", TOGETHER)
+def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(
+    together: str, site: Site
+) -> None:
+    """torch's partitioner, say, asks all ranks what to save for the backward: one would hang."""
+    options = TOGETHER[together]
+    cold = _two_ranks(site.machine("first"), site.url, *options)
+    warm = _two_ranks(site.machine("second"), site.url, *options)
     for rank in warm:
         assert rank["misses"] == {}
         assert sum(rank["hits"].values()) == 1
     entries = site.entries()
     assert len(entries) == 2  # one for each rank: its place in the mesh is in the key
     entries[0].unlink()
-    mixed = _two_ranks(site.machine("third"), site.url, *_SYNC)
+    mixed = _two_ranks(site.machine("third"), site.url, *options)
     assert sorted(next(iter(rank["misses"])) for rank in mixed) == ["absent", "ranks"]
     for rank in mixed:
         assert sum(rank["hits"].values()) == 0

@@ -1,0 +1,57 @@
+"""Random programs find nothing that was saved for others: and the search for it finds such a thing.
+
+``make test-all`` searches for two minutes, ``make fuzz-hits`` for as long as it is told to.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from s3cache.graph import _key
+from tests.hits.sketches import Call, Sketch
+from tests.hits.trials import Bench
+from tests.support.density import dense
+
+pytestmark = pytest.mark.timeout(600)
+
+PROGRAM = Sketch(
+    steps=("r0 = a.sin()", "r1 = helper(r0)"),
+    outputs=(1,),
+    hook="formula",
+    place="dict",
+    value=2.0,
+    mode="enable_grad()",
+    setting="",
+    dynamic=None,
+    calls=(Call(),),
+)
+CHANGED = replace(PROGRAM, value=3.0)
+
+
+def test_what_a_formula_reads_makes_another_key(tmp_path: Path) -> None:
+    assert Bench(tmp_path).judge(PROGRAM, CHANGED).kind == "miss"
+
+
+@dense
+def test_a_wrong_hit_is_found(tmp_path: Path) -> None:
+    """Keys without what custom operators do: the gradient is that of the other program."""
+    bench = Bench(tmp_path)
+    assert bench.judge(PROGRAM, PROGRAM).kind == "right"
+    with patch.dict(_key._USERS_CODE, {"graph.operators": lambda gm, vouched: (None, [])}):
+        verdict = bench.judge(PROGRAM, CHANGED)
+    assert verdict.kind == "wrong"
+    assert "calls[0][4][0][0]" in verdict.why
+
+
+@dense
+def test_random_programs_find_nothing_wrong() -> None:
+    command = [sys.executable, "-m", "tests.hits", "--seconds", "120", "--jobs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "right" in done.stdout
