@@ -119,6 +119,13 @@ HOOKS = {
         """,
 }
 
+# The same as a formula, but its user vouches for it, and then changes it: a wrong hit.
+BLIND = "vouched"
+_blind = """
+    import s3cache
+    s3cache.register_cacheable(torch.ops.fuzzed.op, version='1')
+    """
+
 # -- what a program does
 
 UNARY = (
@@ -193,13 +200,14 @@ class Sketch:
         """A module with ``program``, a function of three tensors; ``setting`` is set already."""
         where, how = PLACES[self.place]
         steps = "\n".join(f"    {step}" for step in self.steps)
+        hook = (HOOKS["formula"], _blind) if self.hook == BLIND else (HOOKS[self.hook],)
         names = sorted({f"r{number % len(self.steps)}" for number in self.outputs})
         return "\n".join(
             (
                 "import torch",
                 self.setting,
                 where.format(self.value),
-                textwrap.dedent(HOOKS[self.hook]).strip().format(how),
+                "\n".join(map(textwrap.dedent, hook)).format(how),
                 f"def program({', '.join(INPUTS)}):",
                 f"    with torch.{self.mode}:",
                 textwrap.indent(steps, "    "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import math
 import multiprocessing
@@ -11,6 +12,7 @@ import re
 import shutil
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,6 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._functorch.config
-import torch._inductor.compile_fx
 
 import s3cache
 from tests.hits.sketches import COLUMNS, INPUTS, Call, Sketch
@@ -48,6 +49,9 @@ class Bench:
     """Where programs are tried, one after the other. Compiled C++ is kept, by its source."""
 
     def __init__(self, root: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("torch._inductor.compile_fx")  # once, and not in each fork
         self._root = root
         self._forks = multiprocessing.get_context("fork")
 
@@ -103,6 +107,7 @@ class Bench:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self._root / "inductor")
         tempfile.tempdir = str(self._root)
         torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
         try:
             with open(self._root / "log", "a", encoding="utf-8") as log:
                 os.dup2(log.fileno(), 2)

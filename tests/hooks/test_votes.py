@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import threading
 import time
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from s3cache.hooks._votes import Ballot
+from s3cache.torch_api import internals
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import SharedStore
     from tests.support.sites import Machine, Site
+
+TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -118,20 +124,13 @@ def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
 
 # -- jobs
 
-# Options under which ranks wait for each other while they compile, and what else those need.
+# Options under which ranks wait for each other while they compile, and what else those need. Two
+# more work on accelerators only: Dynamo's compiler collectives, and scheduling of overlaps.
 TOGETHER = {
     "what to save is agreed on": (
         "torch._functorch.config:_sync_decision_cross_ranks",
         # It has to know the size of what a graph takes, and a mesh has none.
         "torch._functorch.config:unsafe_treat_script_objects_as_zero_size",
-    ),
-    "what was seen is exchanged": ("torch._dynamo.config:enable_compiler_collectives",),
-    "collectives are scheduled": (
-        "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling",
-    ),
-    "graphs are compared": (
-        "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling",
-        "torch._inductor.config:aten_distributed_optimizations.spmd_check",
     ),
     "collectives are moved": ("torch._inductor.config:reorder_for_compute_comm_overlap",),
     "autotuning is shared out": ("torch._inductor.config:distributed_max_autotune_gemm",),
@@ -146,6 +145,28 @@ def _two_ranks(machine: Machine, url: str, *options: str) -> list[dict[str, Any]
     done = machine.start("-m", *torchrun, "-m", *job)  # it has a time-out
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+AGREE = (
+    *(options[0] for options in TOGETHER.values()),
+    "torch._dynamo.config:enable_compiler_collectives",
+    "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling",
+)
+
+
+@pytest.mark.parametrize("option", AGREE)
+def test_ranks_decide_together_under_each_option(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    assert not internals.ranks_must_agree()
+    module, _, name = option.partition(":")
+    with importlib.import_module(module).patch({name: True}):
+        # From torch 2.15 on its own lookups see to it.
+        assert internals.ranks_must_agree() is (TORCH < (2, 15))
+        monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+        assert not internals.ranks_must_agree()
 
 
 @dense
