@@ -192,3 +192,25 @@ def read_damaged(url: str) -> dict[str, Any]:
             "misses": {str(reason): count for reason, count in level.misses.items()},
             "saved": level.saved,
         }
+
+
+def by_hand(url: str) -> dict[str, Any]:
+    """A graph compiled without Dynamo, by each function of Inductor's that does it."""
+    from torch._inductor import standalone_compile
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    lowered, started, found = _lowered(), watch_processes(), {}
+    x, y = (torch.linspace(-1, 1, 36).reshape(6, 6) * sign for sign in (1, -1))
+    with s3cache.enabled(url) as cache:
+        for name, compile_it in {
+            "compile": torch._inductor.compile,
+            "standalone_compile": standalone_compile,
+        }.items():
+            lowered.clear()
+            run = compile_it(make_fx(waved)(x, y), [x, y])
+            came = run(x, y)
+            came = came[0] if isinstance(came, (list, tuple)) else came
+            right = torch.allclose(came, waved(x, y))
+            found[name] = {"right": right, "lowered": len(lowered), "second": _second(cache)}
+        cache.flush()
+        return {"ways": found, "started": started, **account(cache)}

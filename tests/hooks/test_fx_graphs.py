@@ -52,6 +52,17 @@ def test_a_second_process_lowers_no_more_than_with_torch_alone(site: Site) -> No
         assert sum(way["lowered"] for way in ran["ways"].values()) == expected
 
 
+@dense
+def test_what_is_compiled_without_dynamo_is_shared_where_torch_can_keep_it(site: Site) -> None:
+    ways = [
+        site.machine(name).run("halves:by_hand", site.url)["ways"] for name in ("writer", "reader")
+    ]
+    assert all(way["right"] for each in ways for way in each.values())
+    assert [each["standalone_compile"]["lowered"] for each in ways] == [1, 0]
+    # torch.compile's, and this one's, caches ask for the shape environment that Dynamo makes.
+    assert [each["compile"]["lowered"] for each in ways] == [1, 1]
+
+
 def test_no_compile_is_shared_twice(site: Site) -> None:
     """Once the whole graph is saved, its halves are gone; who has it asks for nothing else."""
     writer = site.machine("writer").run("halves:train", site.url)
