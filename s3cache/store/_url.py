@@ -133,14 +133,20 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> Location:
     try:
         parts = urlsplit(url)
         _ = parts.port if parts.scheme == "s3" else None
-    except ValueError as error:
-        raise ConfigError("store URL", f"cannot be read ({error})", _EXAMPLES) from None
+    except ValueError:
+        # Neither the URL nor what urlsplit says of it: it may hold a password.
+        raise ConfigError("store URL", "cannot be read", _EXAMPLES) from None
     if parts.scheme not in _SCHEMES:
         fix = _options.did_you_mean(parts.scheme, _SCHEMES, _EXAMPLES)
         raise ConfigError(f"store URL scheme {parts.scheme!r}", "is not known", fix)
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    if "@" in parts.netloc:
-        raise ConfigError(f"store URL {shown}", "holds a user name or password", _NO_CREDENTIALS)
+    shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    # A secret key may have a '/' in it, so that what follows looks like a path.
+    if "@" in parts.netloc or (parts.scheme == "s3" and ":" in parts.netloc):
+        raise ConfigError(
+            f"store URL {parts.scheme}://…",
+            "holds a user name, a password or a port where the bucket's name is",
+            f"{_NO_CREDENTIALS}; a server goes into endpoint_url=...",
+        )
     if parts.fragment:
         raise ConfigError(f"store URL {shown}", "holds a '#'", "write it as %23")
     query = _query(parts, shown)

@@ -36,14 +36,14 @@ def s3(url: str, **options: Any) -> S3Options:
 
 def test_s3_url() -> None:
     options = s3(
-        "s3://my-bucket/a/b%20c/?endpoint_url=http://h:9000&region=r&addressing_style=path"
+        "s3://my-bucket/a/b%20c/?endpoint_url=https://h:9000&region=r&addressing_style=path"
         "&sse=aws:kms&sse_kms_key_id=k&part_bytes=1MB&read_timeout_s=1.5&anonymous=true"
         "&request_payer=requester&conditional_create=check"
     )
     assert options == S3Options(
         "my-bucket",
         "a/b c",
-        endpoint_url="http://h:9000",
+        endpoint_url="https://h:9000",
         region="r",
         addressing_style="path",
         sse="aws:kms",
@@ -121,6 +121,9 @@ def test_secrets_come_from_the_environment_and_never_show(monkeypatch: pytest.Mo
         "s3://bucket?proxy=http://u:very-secret@host",
         "s3://bucket?bogus=very-secret",
         "s3://a:very-secret@[bad",
+        "s3://AKIA:12/very-secret@bucket/p",
+        "s3://AKIA:very-secret/part@bucket/p",
+        "s3://user:very-secret\u2100@bucket",
     ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
@@ -203,6 +206,11 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             "s3://bucket/p?endpoint_url=https://MinIO.example:443/",
             "s3://bucket/p?endpoint_url=https://minio.example&profile=x",
         ),
+        ("s3://bucket/p?region=cn-north-1", "s3://bucket/p?region=cn-northwest-1"),
+        (
+            "s3://bucket/p?region=cn-north-1",
+            "s3://bucket/p?endpoint_url=https://s3.cn-northwest-1.amazonaws.com.cn",
+        ),
         ("file:///a/b", "file://localhost/a/b/?create=false"),
     ],
 )
@@ -215,8 +223,14 @@ def test_different_places_have_different_identities() -> None:
         "s3://bucket",
         "s3://bucket/p",
         "s3://bucket2/p",
-        "s3://bucket/p?endpoint_url=http://h:9000",
-        "s3://bucket/p?endpoint_url=http://h:9001",
+        "s3://bucket/p?endpoint_url=http://127.0.0.1:9000",
+        "s3://bucket/p?endpoint_url=http://127.0.0.1:9001",
+        "s3://bucket/p?endpoint_url=http://h:9000&allow_http=true",
+        "s3://bucket/p?region=cn-north-1",
+        "s3://bucket/p?endpoint_url=https://s3.us-gov-east-1.amazonaws.com",
+        "s3://bucket/p?endpoint_url=http://s3.eu-west-1.amazonaws.com&allow_http=true",
+        "s3://bucket/p?endpoint_url=https://s3.eu-west-1.amazonaws.com:8443",
+        "s3://bucket/p?endpoint_url=https://bucket.vpce-1.s3.eu-west-1.vpce.amazonaws.com",
         "s3://bucket/p?endpoint_url=https://h:9000",
         "file:///bucket/p",
         "memory://bucket/p",
@@ -225,8 +239,8 @@ def test_different_places_have_different_identities() -> None:
 
 
 def test_botos_endpoint_variables_are_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://h:9000")
-    assert store_identity("s3://bucket") == "s3://bucket?endpoint_url=http://h:9000"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://h:9000")
+    assert store_identity("s3://bucket") == "s3://bucket?endpoint_url=https://h:9000"
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
     assert store_identity("s3://bucket") == "s3://bucket"
 

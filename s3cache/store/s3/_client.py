@@ -79,8 +79,20 @@ async def _entered(options: S3Options) -> Any:
     import aioboto3
     import aioboto3.s3.inject  # what the first client would import
     from aiobotocore.config import AioConfig
+    from aiobotocore.httpsession import AIOHTTPSession
     from aiobotocore.session import get_session
     from botocore import UNSIGNED
+
+    class Session(AIOHTTPSession):  # type: ignore[misc]
+        """Goes where it was sent, and nowhere else.
+
+        aiohttp follows a redirect to any server, from https to http too, with all headers:
+        signature, session token, the customer's key. That to another region of S3 is botocore's
+        business: it looks up where that region is, and signs anew.
+        """
+
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            return _Straight(await super()._get_session(proxy_url))
 
     await asyncio.sleep(0)  # a fork need not wait for the rest too
     s3: dict[str, Any] = {"payload_signing_enabled": True}
@@ -103,6 +115,7 @@ async def _entered(options: S3Options) -> Any:
         # In full, for botocore would put its own together for each request, of many parts.
         user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {_runtime()}",
         parameter_validation=False,  # ours are right
+        http_session_cls=Session,
     )
     botocore_session = get_session()
     botocore_session.register_component("data_loader", model_loader())
@@ -118,6 +131,7 @@ async def _entered(options: S3Options) -> Any:
     # A file body makes botocore add "Expect: 100-continue", and aiohttp then waits for an answer
     # that some servers and proxies never give. It would also cost a round trip for each write.
     session.events.register_last("before-call.s3", _drop_expect)
+    session.events.register_last("before-call.s3.HeadBucket", _take_as_it_is)
 
     client = session.client(
         "s3",
@@ -127,6 +141,16 @@ async def _entered(options: S3Options) -> Any:
         config=config,
     )
     return await client.__aenter__()
+
+
+class _Straight:
+    """One of aiohttp's sessions, which follows no redirects."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def request(self, method: str, **arguments: Any) -> Any:
+        return self._session.request(method, **arguments, allow_redirects=False)
 
 
 def parse_time(value: Any) -> datetime:
@@ -146,3 +170,9 @@ def _runtime() -> str:
 
 def _drop_expect(params: dict[str, Any], **_: Any) -> None:
     params["headers"].pop("Expect", None)
+
+
+def _take_as_it_is(params: dict[str, Any], **_: Any) -> None:
+    # By this botocore asks for the region of a bucket that is elsewhere, and asks again if that is
+    # answered by another redirect, and so on.
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True

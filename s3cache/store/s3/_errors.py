@@ -120,10 +120,15 @@ _BY_CODE: dict[str, tuple[type[StoreError], str, str]] = {
     ),
 }
 
+_ELSEWHERE = (
+    PermanentError,
+    "the server sends us elsewhere, where credentials must not follow",
+    "set endpoint_url to the server that holds the bucket, or region=... to the bucket's own",
+)
+
 # By status, for codes not above and for answers with no body (all those to HEAD).
 _BY_STATUS: dict[int, tuple[type[StoreError], str, str]] = {
-    301: _BY_CODE["PermanentRedirect"],
-    307: _BY_CODE["TemporaryRedirect"],
+    **dict.fromkeys((301, 302, 303, 307, 308), _ELSEWHERE),
     400: (
         PermanentError,
         "the server refuses the request",

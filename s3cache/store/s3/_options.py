@@ -15,6 +15,7 @@ from s3cache import _options
 from s3cache._options import FLAG, KEY, choice, count, option, seconds, size
 from s3cache.errors import ConfigError
 from s3cache.store._base import MAX_KEY_BYTES, check_key
+from s3cache.store.s3._place import endpoint_in_use, is_exposed, place_query
 
 __all__ = ["MAX_PREFIX_BYTES", "MIN_PART_BYTES", "SECRETS", "S3Arguments", "S3Options"]
 
@@ -63,6 +64,8 @@ class S3Options:
             ``native`` always does, ``check`` never (it looks first, so racing writers may all
             win), ``auto`` asks the server once.
         anonymous: send unsigned requests.
+        allow_http: send signed requests, and keys of SSE-C, over plain http to other machines too:
+            whoever is on the way reads what is cached, and can put something else in its place.
 
     Raises:
         ConfigError: a value cannot be used, or two contradict each other.
@@ -90,6 +93,7 @@ class S3Options:
     max_object_bytes: int = option(4 << 30, size(1, 5 << 40))
     conditional_create: ConditionalCreate = option("auto", choice(*get_args(ConditionalCreate)))
     anonymous: bool = option(False, FLAG)
+    allow_http: bool = option(False, FLAG)
     access_key: str | None = option(None, secret=True)
     secret_key: str | None = option(None, secret=True)
     session_token: str | None = option(None, secret=True)
@@ -99,22 +103,24 @@ class S3Options:
         _check_place(self)
         _check_encryption(self)
         _check_credentials(self)
+        _check_transport(self)
 
     @property
     def identity(self) -> str:
         """Where the bytes are, as a canonical URL: no credentials, no tuning options.
 
         Two spellings of one place give one identity, so it can name what is kept locally for the
-        place. An endpoint that only a botocore configuration file names is not seen here.
+        place: server (of AWS, the partition), bucket and prefix, whoever says them.
         """
         place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
-        endpoint = _canonical_endpoint(self.endpoint_url or _environment_endpoint())
-        return f"{place}?endpoint_url={quote(endpoint, safe=':/[]')}" if endpoint else place
+        endpoint = endpoint_in_use(self.endpoint_url, self.profile)
+        return place + place_query(endpoint, self.region, self.profile)
 
     @property
     def url(self) -> str:
-        """For messages and for :func:`~s3cache.store.parse_url`: the identity."""
-        return self.identity
+        """For messages and for :func:`~s3cache.store.parse_url`: the identity, and leave to go."""
+        exposed = is_exposed(endpoint_in_use(self.endpoint_url, self.profile))
+        return f"{self.identity}&allow_http=true" if exposed else self.identity
 
 
 class S3Arguments(TypedDict, total=False):
@@ -139,6 +145,7 @@ class S3Arguments(TypedDict, total=False):
     max_object_bytes: int | str | None
     conditional_create: ConditionalCreate | None
     anonymous: bool | str | None
+    allow_http: bool | str | None
     access_key: str | None
     secret_key: str | None
     session_token: str | None
@@ -219,26 +226,13 @@ def _check_credentials(options: S3Options) -> None:
         raise ConfigError("option anonymous", "contradicts access_key", "leave one of the two out")
 
 
-def _environment_endpoint() -> str | None:
-    # https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
-    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-        return None
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-
-
-def _canonical_endpoint(url: str | None) -> str:
-    """``scheme://host[:port][/path]`` in lower case, or ``""`` for AWS, whatever the region.
-
-    A bucket's name is unique in all of AWS: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingBucket.html
-    """
-    if not url:
-        return ""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if host.endswith(".amazonaws.com"):
-        return ""
-    if ":" in host:
-        host = f"[{host}]"
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    port = f":{parts.port}" if parts.port not in (None, default) else ""
-    return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"
+def _check_transport(options: S3Options) -> None:
+    if options.allow_http or (options.anonymous and options.sse != "C"):
+        return
+    if is_exposed(endpoint_in_use(options.endpoint_url, options.profile)):
+        raise ConfigError(
+            "option endpoint_url",
+            "is plain http to another machine: what is sent there can be read and changed",
+            "use https (ca_bundle=... for a certificate of your own), or allow_http=true where "
+            "the network is yours alone",
+        )

@@ -14,7 +14,7 @@ from s3cache.store.s3._client import CHUNK_BYTES, S3Body
 from s3cache.store.s3._errors import error_status
 from s3cache.store.s3._options import MIN_PART_BYTES, S3Options
 
-__all__ = ["GetRange", "read_range", "read_whole", "write_parts"]
+__all__ = ["GetRange", "read_range", "read_whole", "require_stored", "write_parts"]
 
 _T = TypeVar("_T")
 #: Asks for ``length`` bytes of one object from ``start``; gives botocore's response.
@@ -58,9 +58,9 @@ async def read_whole(
     if admit is not None and not admit(size):
         response["Body"].close()
         return NotAdmitted(size)
-    first = await _read(response)
-    if total is None:  # the server knows no ranges and sent everything
-        return first
+    if total is None:  # the server knows no ranges and sends everything
+        return await _read(response, options.max_object_bytes)
+    first = await _read(response, part_bytes)
     if len(first) != min(part_bytes, total):
         raise TransientError(f"{len(first)} bytes came, not {min(part_bytes, total)}")
     if len(first) == total:
@@ -85,10 +85,10 @@ async def read_range(get: GetRange, start: int, length: int) -> Buffer:
         if error_status(error) == 416:
             return b""
         raise
-    data = await _read(response)
     total = _total_bytes(response)
-    if total is None:  # the server knows no ranges and sent everything
-        return data[start : start + length]
+    if total is None:  # the server knows no ranges and sends everything
+        return (await _read(response, start + length, only_that=True))[start:]
+    data = await _read(response, length)
     if len(data) != min(length, total - start):
         raise TransientError(f"{len(data)} bytes came, not {min(length, total - start)}")
     return data
@@ -111,17 +111,34 @@ async def _read_part(get: GetRange, start: int, into: memoryview, etag: str | No
         raise TransientError(f"{filled} bytes came, not {len(into)}")
 
 
-async def _read(response: Mapping[str, Any]) -> Buffer:
+async def _read(response: Mapping[str, Any], limit: int, *, only_that: bool = False) -> Buffer:
+    """The body, of which no more than ``limit`` bytes are ever in memory, whatever headers say.
+
+    Args:
+        only_that: what comes after the limit is left unread; else it is an error.
+    """
     body = response["Body"]
-    length = response.get("ContentLength", 0)
+    length = response.get("ContentLength")
     async with body:  # what this gives is aiohttp's response: without the check of the length
-        if length > _READ_AT_ONCE_BYTES:
+        if length is not None and length <= min(limit, _READ_AT_ONCE_BYTES):
+            data: bytes = await body.read()
+            return data
+        if length is not None and length <= limit:
             # Into place: otherwise the pieces take as much memory again as the whole.
             whole = bytearray(length)
             filled = await _fill(memoryview(whole), body)
             return whole if filled == length else whole[:filled]
-        data: bytes = await body.read()
-        return data
+        came = bytearray()
+        while len(came) < limit and (chunk := await body.read(CHUNK_BYTES)):
+            came += chunk
+        if only_that:
+            body.close()  # the rest is not waited for
+        elif len(came) > limit or await body.read(1):
+            body.close()
+            raise PermanentError(
+                f"more than {limit} bytes come: this is no entry; check the server"
+            )
+        return came[:limit]
 
 
 async def _fill(into: memoryview, body: Any) -> int:
@@ -188,7 +205,24 @@ async def _write_part(
     encryption: Mapping[str, Any],
 ) -> dict[str, Any]:
     done = await client.upload_part(PartNumber=number, Body=S3Body(body), **upload, **encryption)
+    require_stored(done)
     return {"PartNumber": number, "ETag": done["ETag"]}
+
+
+def require_stored(answer: Mapping[str, Any]) -> None:
+    """Believe that an object or a part is stored only if the answer is one of an S3 server.
+
+    Raises:
+        TransientError: it has no ETag, or brings a page along: it comes from a proxy or a portal.
+    """
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    # S3's answers may have a type of content, but no content.
+    page = headers.get("content-length", "0") != "0"
+    if not answer.get("ETag") or page:
+        raise TransientError(
+            "the answer does not say that anything was stored; check that endpoint_url is an S3 "
+            "server, and what stands between (a proxy, a portal that wants a login)"
+        )
 
 
 async def _all(calls: Iterable[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:

@@ -28,7 +28,7 @@ from s3cache.store._base import (
 from s3cache.store.s3._client import S3Body, new_client
 from s3cache.store.s3._errors import is_absent, refuses_condition, translate
 from s3cache.store.s3._options import S3Options
-from s3cache.store.s3._parts import read_range, read_whole, write_parts
+from s3cache.store.s3._parts import read_range, read_whole, require_stored, write_parts
 from s3cache.store.s3._probe import PROBE_NAME, ServerProbe
 
 __all__ = ["S3Store"]
@@ -302,7 +302,9 @@ class S3Store:
         else:
             in_parts = True
         if not in_parts:
-            self._probe.learn(await client.put_object(Body=S3Body(body), **target, **condition))
+            answer = await client.put_object(Body=S3Body(body), **target, **condition)
+            require_stored(answer)
+            self._probe.learn(answer)
             return
         if condition:  # S3 looks at it last, after all the bytes
             await self._require_absent(client, target["Key"])

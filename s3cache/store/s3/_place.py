@@ -1,0 +1,125 @@
+"""Which server a bucket is on, as far as it can be said without botocore.
+
+As botocore finds it: an option, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, then what the
+profile in use says (https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html).
+Without any of these it is AWS: there a bucket's name is unique in a partition, whatever the region
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingBucket.html).
+"""
+
+from __future__ import annotations
+
+import configparser
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote, urlsplit
+
+__all__ = ["endpoint_in_use", "is_exposed", "place_query"]
+
+# S3 itself, in any region and by any of its names.
+_AWS = re.compile(r"s3(-fips|-accelerate)?([.-]dualstack)?([.-][a-z0-9-]+)?\.amazonaws\.com(\.cn)?")
+# Partitions other than the commercial one, by how their regions begin, and one region of each.
+_PARTITIONS = {
+    "cn-": "cn-north-1",
+    "us-gov-": "us-gov-west-1",
+    "us-iso-": "us-iso-east-1",
+    "us-isob-": "us-isob-east-1",
+    "us-isof-": "us-isof-south-1",
+    "eu-isoe-": "eu-isoe-west-1",
+    "eusc-": "eusc-de-east-1",
+}
+
+
+def endpoint_in_use(endpoint_url: str | None, profile: str | None) -> str | None:
+    """The server that requests will go to; ``None`` for AWS."""
+    if endpoint_url is not None:
+        return endpoint_url
+    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return None
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return named or next(_of_profile("endpoint_url", profile), None)
+
+
+def place_query(endpoint: str | None, region: str | None, profile: str | None) -> str:
+    """The query of a URL that says which server it is, in one way; empty for AWS at large."""
+    server = _canonical(endpoint) if endpoint else ""
+    if server:
+        return f"?endpoint_url={quote(server, safe=':/[]')}"
+    found = (
+        region
+        or _region_in(endpoint)
+        or os.environ.get("AWS_REGION")
+        or os.environ.get("AWS_DEFAULT_REGION")
+        or next(_of_profile("region", profile), "")
+    )
+    for beginning, one in _PARTITIONS.items():
+        if found.startswith(beginning):
+            return f"?region={one}"
+    return ""
+
+
+def is_exposed(endpoint: str | None) -> bool:
+    """Whether what is sent there can be read on the way: by http, and not to this machine."""
+    if endpoint is None or urlsplit(endpoint).scheme != "http":
+        return False
+    host = urlsplit(endpoint).hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
+def _canonical(url: str) -> str:
+    """``scheme://host[:port][/path]`` in lower case; empty for S3 itself."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    port = f":{parts.port}" if parts.port not in (None, default) else ""
+    if _AWS.fullmatch(host) and parts.scheme == "https" and not port:
+        return ""
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"
+
+
+def _region_in(endpoint: str | None) -> str:
+    found = _AWS.fullmatch(urlsplit(endpoint or "").hostname or "")
+    if found is None:
+        return ""
+    return "cn-" if found[4] else (found[3] or "")[1:]
+
+
+# -- profiles: ~/.aws/config and ~/.aws/credentials
+
+
+def _of_profile(option: str, profile: str | None) -> Iterator[str]:
+    """What the profile in use says, first for S3 and then for all services."""
+    name = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    config = _sections(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
+    keys = _sections(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
+    section = config.get(f"profile {name}" if name and name != "default" else "default", {})
+    section = {**section, **keys.get(name or "default", {})}
+    if option == "endpoint_url" and section.get("ignore_configured_endpoint_urls") == "true":
+        return
+    services = config.get(f"services {section.get('services')}", {})
+    for line in services.get("s3", "").splitlines():  # nested: "s3 =\n  endpoint_url = ..."
+        inner, _, value = line.partition("=")
+        if inner.strip() == option and value.strip():
+            yield value.strip()
+    if option in section:
+        yield section[option]
+
+
+def _sections(path: str) -> Mapping[str, Mapping[str, str]]:
+    """A file of settings; nothing where it cannot be read, which botocore will say."""
+    parser = configparser.RawConfigParser(strict=False, default_section="")
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            parser.read_file(file)
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return {}
+    # 'profile "a b"' may be written with quotes.
+    return {" ".join(name.replace('"', "").split()): dict(parser[name]) for name in parser}

@@ -1,0 +1,116 @@
+"""Which server a bucket is on: what botocore would find, said in one way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.errors import ConfigError
+from s3cache.store import S3Options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = """
+[default]
+region = eu-west-1
+
+[profile minio]
+endpoint_url = https://minio.example
+
+[profile "of services"]
+services = ours
+
+[services ours]
+ec2 =
+  endpoint_url = https://ec2.example
+s3 =
+  endpoint_url = https://s3.example
+  addressing_style = path
+
+[profile china]
+region = cn-north-1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("config", "credentials"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "config").write_text(CONFIG)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+@pytest.mark.parametrize(
+    ("profile", "query"),
+    [
+        (None, ""),
+        ("default", ""),
+        ("minio", "?endpoint_url=https://minio.example"),
+        ("of services", "?endpoint_url=https://s3.example"),
+        ("china", "?region=cn-north-1"),
+        ("nobody", ""),
+    ],
+)
+def test_a_profile_says_where_a_bucket_is(
+    profile: str | None, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert S3Options("bucket", profile=profile).identity == f"s3://bucket{query}"
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+        assert S3Options("bucket").identity == f"s3://bucket{query}"
+
+
+def test_botocore_finds_the_same_server() -> None:
+    """What is read here without botocore is what it reads."""
+    import botocore.session
+
+    for profile in ("default", "minio", "of services", "china"):
+        session = botocore.session.Session(profile=profile)
+        client = session.create_client(
+            "s3", region_name=session.get_config_variable("region") or "eu-west-1",
+            aws_access_key_id="a", aws_secret_access_key="b",
+        )  # fmt: skip
+        found = S3Options("bucket", profile=profile)
+        given = S3Options("bucket", endpoint_url=client.meta.endpoint_url)
+        assert found.identity == given.identity
+
+
+def test_what_comes_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://all.example")
+    assert "all.example" in S3Options("bucket", profile="minio").identity
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://variable.example")
+    assert "variable.example" in S3Options("bucket", profile="minio").identity
+    given = S3Options("bucket", profile="minio", endpoint_url="https://given.example")
+    assert "given.example" in given.identity
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert S3Options("bucket", profile="minio").identity == "s3://bucket"
+
+
+def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config").write_bytes(b"\xff[broken")
+    assert S3Options("bucket", profile="minio").identity == "s3://bucket"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9000", "localhost:9000", "[::1]:9000", "a.localhost"])
+def test_plain_http_stays_on_this_machine(host: str) -> None:
+    assert S3Options("bucket", endpoint_url=f"http://{host}").url
+
+
+@pytest.mark.parametrize("host", ["minio:9000", "10.0.0.1", "[fe80::1]:9000", "localhost.example"])
+def test_plain_http_to_other_machines_has_to_be_allowed(host: str) -> None:
+    endpoint = f"http://{host}"
+    with pytest.raises(ConfigError, match="allow_http=true"):
+        S3Options("bucket", endpoint_url=endpoint)
+    assert "allow_http=true" in S3Options("bucket", endpoint_url=endpoint, allow_http=True).url
+    assert S3Options("bucket", endpoint_url=endpoint, anonymous=True)
+    with pytest.raises(ConfigError, match="allow_http=true"):
+        S3Options("bucket", endpoint_url=endpoint, anonymous=True, sse="C", sse_c_key=bytes(32))
+
+
+def test_plain_http_that_the_environment_names_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+    with pytest.raises(ConfigError, match="plain http"):
+        S3Options("bucket")
