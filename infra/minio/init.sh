@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the bucket, its lifecycle rule, the two policies and their users; may be run again.
+# Makes the bucket, its lifecycle rule, the policies and their users; may be run again.
 # Runs in the mc image, which has a POSIX shell and little else.
 set -eu
 
@@ -16,5 +16,6 @@ add_user() { # policy, access key, secret key
 }
 add_user s3cache-policy "$S3CACHE_WRITER_KEY" "$S3CACHE_WRITER_SECRET"
 add_user s3cache-reader-policy "$S3CACHE_READER_KEY" "$S3CACHE_READER_SECRET"
+add_user s3cache-operator-policy "$S3CACHE_OPERATOR_KEY" "$S3CACHE_OPERATOR_SECRET"
 
 echo "ready: $S3CACHE_URL"

@@ -38,7 +38,7 @@ def test_the_url_for_users_is_one_that_s3cache_can_open(services: dict[str, Any]
 def test_bucket_and_prefix_are_those_of_the_policies(services: dict[str, Any]) -> None:
     where = location(services)
     assert services["init"]["environment"]["S3CACHE_BUCKET"] == where.bucket
-    for name in ("s3cache-policy", "s3cache-reader-policy"):
+    for name in ("s3cache-policy", "s3cache-reader-policy", "s3cache-operator-policy"):
         on_objects, on_bucket = policy(name)["Statement"]
         assert on_objects["Resource"] == [f"arn:aws:s3:::{where.bucket}/{where.prefix}/*"]
         assert on_bucket["Resource"] == [f"arn:aws:s3:::{where.bucket}"]
@@ -109,4 +109,5 @@ def test_init_gives_each_user_the_policy_of_its_role() -> None:
     assert calls == [
         ("s3cache-policy", "S3CACHE_WRITER_KEY"),
         ("s3cache-reader-policy", "S3CACHE_READER_KEY"),
+        ("s3cache-operator-policy", "S3CACHE_OPERATOR_KEY"),
     ]

@@ -37,7 +37,9 @@ NEEDED_BY_MISSES = "s3:ListBucket"
 READING = {"s3:GetObject", "s3:ListBucket"}
 
 places = pytest.mark.parametrize("place", ["minio", "aws"])
-roles = pytest.mark.parametrize("role", ["s3cache-policy", "s3cache-reader-policy"])
+roles = pytest.mark.parametrize(
+    "role", ["s3cache-policy", "s3cache-reader-policy", "s3cache-operator-policy"]
+)
 
 
 def load(place: str, name: str) -> dict[str, Any]:
@@ -71,8 +73,14 @@ def test_every_operation_the_store_uses_has_a_known_action() -> None:
 
 
 @places
-def test_the_writer_may_do_exactly_what_the_store_does(place: str) -> None:
+def test_the_operator_may_do_exactly_what_the_store_does(place: str) -> None:
     wanted = {IAM_ACTION[operation] for operation in operations_used()}
+    assert actions(load(place, "s3cache-operator-policy")) == wanted | {NEEDED_BY_MISSES}
+
+
+@places
+def test_the_writer_may_do_the_same_but_never_delete(place: str) -> None:
+    wanted = {IAM_ACTION[operation] for operation in operations_used()} - {"s3:DeleteObject"}
     assert actions(load(place, "s3cache-policy")) == wanted | {NEEDED_BY_MISSES}
 
 

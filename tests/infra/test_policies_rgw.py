@@ -27,7 +27,11 @@ pytestmark = [
 
 AWS = Path(__file__).parents[2] / "infra" / "aws"
 BUCKET = "example-compile-cache"
-ROLES = {"writer": "s3cache-policy", "reader": "s3cache-reader-policy"}
+ROLES = {
+    "writer": "s3cache-policy",
+    "reader": "s3cache-reader-policy",
+    "operator": "s3cache-operator-policy",
+}
 MULTIPART_BYTES = 5 * 2**20
 
 
@@ -93,8 +97,9 @@ async def open_as(owner: Any) -> Any:
 OpenAs = Callable[..., Store]
 
 
-async def test_the_writer_can_do_all_that_a_store_does(open_as: OpenAs) -> None:
-    store = open_as("writer")
+@pytest.mark.parametrize("user", ["writer", "operator"])
+async def test_the_writer_can_do_all_that_a_job_does(user: str, open_as: OpenAs) -> None:
+    store, operator = open_as(user), open_as("operator")
     large = bytes(MULTIPART_BYTES + 1)
     await store.put("small", b"small")
     await store.put("large", large)
@@ -104,7 +109,10 @@ async def test_the_writer_can_do_all_that_a_store_does(open_as: OpenAs) -> None:
     assert await store.get_range("small", 1, 2) == b"ma"
     assert {info.key async for info in store.list()} >= {"small", "large", "new", "there"}
     for key in ("small", "large", "new"):
-        await store.delete(key)
+        if user == "writer":
+            with pytest.raises(AccessDeniedError):
+                await store.delete(key)
+        await operator.delete(key)
         assert await store.head(key) is None
 
 

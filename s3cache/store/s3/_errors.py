@@ -28,7 +28,7 @@ _CREDENTIALS = (
 _RENEW = "get new ones: 'aws sso login', or the role or secret this machine takes them from"
 _REGION = "set region=... to the bucket's own, or endpoint_url=... to the server that holds it"
 _ALLOW = (
-    "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket on the bucket and prefix "
+    "allow s3:GetObject, s3:PutObject and s3:ListBucket on the bucket and prefix "
     "(without s3:ListBucket, S3 answers 403 for an absent object instead of 404)"
 )
 _PASSING = "it should pass by itself; try again"
