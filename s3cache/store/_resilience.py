@@ -384,6 +384,13 @@ class BreakingStore(WrapperStore):
             return "half-open"
         return "open"
 
+    def give_up(self) -> None:
+        """Somebody has waited for an answer as long as they may: count it as a failure.
+
+        The call that they waited for goes on, and counts once more when it ends.
+        """
+        self._count_failure(is_probe=False)
+
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         is_probe = self._admit(verb, key)
         try:

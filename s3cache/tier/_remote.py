@@ -45,6 +45,8 @@ _T = TypeVar("_T")
 _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
+# Servers that answer do so sooner; what comes later lands on the disk all the same.
+_PROBE_WAIT_S = 0.5
 # From so many downloads at once on, small ones land a few at a time, so many seconds late.
 _MANY = 4
 _LINGER_S = 0.003
@@ -177,9 +179,14 @@ class RemoteTier:
             self._loop.wait(self._store.aclose(), _CLOSE_TIMEOUT_S)
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
+        if self.breaker != "closed":  # the server was down: the next probe holds up nobody
+            timeout_s = min(timeout_s, _PROBE_WAIT_S)
         try:
             return self._loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
+            # A server that never answers costs each try minutes: whoever waits cannot.
+            with contextlib.suppress(ClosedError):
+                self._loop.call(self._reader.give_up)
             raise DownloadTimeoutError(
                 f"no answer within {timeout_s:.3g} s", op="get", key=name
             ) from None
