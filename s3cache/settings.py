@@ -71,8 +71,9 @@ class Settings:
         attempt_timeout_s: the longest one try of a read may take.
         retry_timeout_s: the longest they may take together; a lookup does not wait for it.
         upload_timeout_s: the longest that one upload may take, with its retries.
-        breaker_failures: failed remote reads in a row after which lookups stop asking.
-        breaker_reset_s: after that time one asks again.
+        breaker_failures: failed remote reads in a row, or lookups that ran out of time, after which
+            lookups stop asking.
+        breaker_reset_s: after that time one asks again, and waits for half a second at most.
 
     Raises:
         ConfigError: a value cannot be used.
