@@ -1,96 +1,125 @@
-"""A digest of what a Python function does: of its code, and of what that code refers to.
+"""A digest of what a Python function does: of its code, and of all that it comes by.
 
-Two functions with equal digests behave alike, as far as can be seen without running them. File
-names, line numbers and names of local variables do not matter; constants, defaults, closures and
-the functions and values that are referred to by name do.
+Two functions with equal digests behave alike. File names, line numbers and names of local variables
+do not matter; constants, defaults, closures, and the functions and values that are referred to do:
+through modules and packages, attributes and methods, however far away. What is torch's or Python's
+is known by name, as versions in the key say what it is.
 
-Some things cannot be seen: what C code does, what it reads from the process or the machine. Where a
-digest is to be the only evidence, :func:`told` refuses a function that comes by such a thing.
+Whatever cannot be followed is a reason to refuse: what C code keeps to itself, what a function asks
+of the process or the machine. Code of an installed library is followed like any other; where it
+comes by such a thing, the digest of all files of the library stands for it.
 """
 
 from __future__ import annotations
 
-import dis
+import builtins
+import collections
+import contextlib
+import contextvars
+import ctypes
+import decimal
 import enum
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import re
 import sys
+import threading
 import types
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from s3cache.graph._homes import Home, home_of, home_of_file, is_pure
+from s3cache.graph._reads import Chain, names_in, reads_of
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from s3cache.torch_api.protocols import Function
+    from s3cache.torch_api.protocols import Operator, OperatorPacket
 
-__all__ = ["UntoldError", "code_fingerprint", "fingerprint", "told"]
+__all__ = ["Parts", "UntoldError", "code_fingerprint", "fingerprint", "told"]
 
-_MAX_DEPTH = 12
-_MAX_VALUES = 20_000
-_MAX_ELEMENTS = 4096
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
+#: What an operator is made of: words, and functions that are run or traced while it is compiled.
+Parts: TypeAlias = tuple[Sequence[str], Sequence[object]]
+
+_MAX_VALUES = 50_000
+_MAX_NESTED_SETS = 20
+_MAX_BYTES = 1 << 22  # of one tensor or array: some milliseconds
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _NATIVE = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.MethodWrapperType,
     types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
 )
-# Modules of Python's library that compute, and read nothing but what they are given: the version
-# in the key says what they are. What is said to a log changes nothing.
-_PURE = """
-    __future__ _collections _collections_abc _functools _operator abc bisect builtins cmath
-    collections contextlib copy dataclasses enum functools heapq inspect itertools logging math
-    numbers operator re string textwrap types typing typing_extensions warnings
-"""
-# What Inductor itself computes with. Its objects keep their hash(), and numbers drawn at random.
-_OF_INDUCTOR = ("sympy", "mpmath")
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_VALUES = (str, bytes, int, float, complex)
 # What differs between processes that are alike, by the names under which it is asked for.
-_ASKS_PROCESS = """
+_ASKS_PROCESS = frozenset(
+    """
     current_device device_count get_coordinate get_device_capability get_device_name
     get_device_properties get_global_rank get_group_rank get_local_rank get_node_local_rank get_rank
     get_world_size initial_seed max_memory_allocated mem_get_info memory_allocated memory_reserved
-    memory_stats rand rand_like randint randn randn_like randperm
-"""
-_ASKS_ANYTHING = "__import__ breakpoint compile eval exec globals input locals open vars"
-# Members of a class that say nothing about what it does.
-_ABOUT_CLASSES = """
-    __abstractmethods__ __annotations__ __dict__ __doc__ __firstlineno__ __module__
-    __static_attributes__ __weakref__
-"""
-
-
-_pure, _asks_process, _asks_anything, _about_classes = (
-    frozenset(names.split()) for names in (_PURE, _ASKS_PROCESS, _ASKS_ANYTHING, _ABOUT_CLASSES)
+    memory_stats
+    """.split()  # noqa: SIM905 - nobody reads one word a line
 )
+# These are part of a graph where they are traced, but not where they are run.
+_DRAWS = frozenset(["rand", "rand_like", "randint", "randn", "randn_like", "randperm"])
+# What launchers tell a process of its place among the others.
+_RANKS = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
+_REFLECTS = frozenset(["getattr", "vars", "dir", "attrgetter", "methodcaller"])
+# Members of a class that say nothing about what it does.
+_ABOUT_CLASSES = frozenset(
+    """
+    __abstractmethods__ __annotate__ __annotate_func__ __annotations_cache__
+    __conditional_annotations__ __dict__ __firstlineno__ __slots__ __static_attributes__
+    __type_params__ __weakref__ _abc_impl _autograd_function_id
+    """.split()  # noqa: SIM905 - nobody reads one word a line
+)
+# What code seldom asks of a function or a class; followed where it names them.
+_SELDOM = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__")
 
 
 class UntoldError(Exception):
     """It cannot be told what a function does."""
 
 
-def fingerprint(function: Function[object]) -> str:
-    """32 hexadecimal digits, the same in every process with the same Python and torch."""
-    walk = _Walk()
-    walk.value(function, 0)
-    return walk.digest()
+def fingerprint(value: object, parts_of: Callable[[Operator], Parts] | None = None) -> str:
+    """32 hexadecimal digits, the same in every process with the same Python and torch.
 
+    It is that of a function, class or operator that is traced: numbers that it draws at random are
+    part of the graph.
 
-def told(function: object) -> str:
-    """The fingerprint of a function all of which is seen, so that it is evidence by itself.
+    Args:
+        value: the function.
+        parts_of: what custom operators that it calls are made of; without it they are only named.
 
     Raises:
-        UntoldError: it comes by native code, or asks the process or the machine; says for what.
+        UntoldError: it comes by what cannot be followed; says what.
     """
-    walk = _Walk()
-    walk.value(function, 0)
+    return _followed(_Walk(_ASKS_PROCESS, parts_of), value)
+
+
+def told(value: object) -> str:
+    """The fingerprint of a function that is run while something is compiled; may draw no numbers.
+
+    Raises:
+        UntoldError: it comes by what cannot be followed; says what.
+    """
+    return _followed(_Walk(_ASKS_PROCESS | _DRAWS, None), value)
+
+
+def _followed(walk: _Walk, value: object) -> str:
+    walk.follow(value)
     if walk.untold:
         raise UntoldError(walk.untold)
     return walk.digest()
@@ -98,168 +127,171 @@ def told(function: object) -> str:
 
 def code_fingerprint(code: types.CodeType) -> str:
     """The same of compiled Python code by itself, its names and those of its variables."""
-    walk = _Walk()
+    walk = _Walk(frozenset(), None)
+    walk.say(code.co_name, *code.co_varnames, *code.co_freevars, "code")
     walk.code(code)
     return walk.digest()
 
 
 class _Walk:
-    """One walk through what a function refers to.
+    """One walk through all that a value comes by, nearest first.
+
+    Members of modules and classes are followed once some code that was met names them.
 
     Attributes:
-        untold: the first thing met of which it cannot be told what it does; empty if there is none.
+        untold: the first thing met that cannot be followed; empty if there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, asks: frozenset[str], parts_of: Callable[[Operator], Parts] | None, depth: int = 0
+    ) -> None:
         self.untold = ""
+        self._asks = asks
+        self._parts_of = parts_of
+        self._depth = depth
         self._hash = hashlib.sha256()
-        self._order: dict[int, int] = {}
+        self._order: dict[tuple[int, str], int] = {}
         self._kept: list[object] = []  # an id is only good while its object lives
-        self._left = _MAX_VALUES
+        self._queue: collections.deque[tuple[int, object, str]] = collections.deque()
+        self._names: set[str] = set()
+        self._waiting: dict[str, list[tuple[int, str, object, str]]] = {}
+        self._reflects = False
+        self._asks_environment = False
+
+    def follow(self, value: object) -> None:
+        """All of ``value``, until there is no more or it cannot be told."""
+        self.say(self._of(value, ""))
+        while self._queue and not self.untold:
+            index, each, through = self._queue.popleft()
+            self.say("\n", index)
+            if index > _MAX_VALUES:
+                self._refuse("refers to too much", "")
+                break
+            try:
+                self._open(each, index, through)
+            except Exception as exc:  # noqa: BLE001 - whatever looking at an object meets
+                self._refuse(f"refers to a {_name(type(each))}, which raises {exc!r}", through)
+        if self._asks_environment:
+            self.say(*(f"{n}={os.environ[n]}" for n in sorted(self._names) if n in os.environ))
 
     def digest(self) -> str:
+        """Of all that was met yet."""
         return self._hash.hexdigest()[:32]
 
-    def _say(self, *words: object) -> None:
+    def say(self, *words: object) -> None:
+        """Have the digest depend on ``words``."""
         for word in words:
-            text = str(word).encode()
-            self._hash.update(f"{len(text)}:".encode() + text)
+            text = str(word).encode(errors="surrogatepass")
+            self._hash.update(b"%d:" % len(text) + text)
 
-    def _miss(self, what: str) -> None:
-        self.untold = self.untold or what
+    def _refuse(self, what: str, through: str) -> None:
+        """It cannot be followed: a reason, unless a library that it is part of answers for it."""
+        self.say("untold", through)
+        if not through:
+            self.untold = self.untold or what
+
+    def _ask(self, what: str, through: str) -> None:
+        """It asks which process this is, or on what machine."""
+        self._asks_environment = True
+        self._names.update(_RANKS)
+        self._refuse(what, through)
+
+    def _of(self, value: object, through: str) -> str:
+        """A word for ``value``, which is opened later.
+
+        Args:
+            value: what is referred to.
+            through: the library by whose code it is referred to, ``""`` for the user's.
+        """
+        kind = type(value)
+        if kind in _PLAIN:
+            if kind is str:
+                self._learn(names_in(str(value)))
+            return f"{kind.__name__} {value!r}"
+        of_somebody = isinstance(value, (types.FunctionType, types.ModuleType, type))
+        if of_somebody and home_of(value).kind in ("library", "user"):
+            through = ""  # whoever wrote it answers for it
+        key = id(value), through
+        index = self._order.get(key)
+        if index is None:
+            index = self._order[key] = len(self._order)
+            self._kept.append(value)
+            self._queue.append((index, value, through))
+        return f"#{index}"
+
+    def _all(self, kind: str, values: Iterable[object], through: str) -> None:
+        self.say(kind, *(self._of(value, through) for value in values), "end")
+
+    def _open(self, value: object, index: int, through: str) -> None:
+        kind = type(value)
+        if isinstance(value, types.FunctionType):
+            self._function(value, index, through)
+        elif isinstance(value, type):
+            self._class(value, index, through)
+        elif isinstance(value, types.ModuleType):
+            self._module(value, index, through)
+        elif kind in _CONTAINERS:
+            self._contents(value, through)
+        elif isinstance(value, types.MethodType):
+            self._all("method", (value.__func__, value.__self__), through)
+        elif kind is partial:
+            assert isinstance(value, partial)
+            words = (value.func, value.args, value.keywords, vars(value))
+            self._all("partial", words, through)
+        elif isinstance(value, _NATIVE):
+            self._native(value, through)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._all(kind.__name__, (value.__func__,), through)
+        elif kind is property:
+            assert isinstance(value, property)
+            self._all("property", (value.fget, value.fset, value.fdel), through)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._all("cache", (value.__wrapped__,), through)
+        elif isinstance(value, types.CodeType):
+            self.code(value)
+            self._refuse("refers to code by itself", through)
+        elif not (self._of_python(value, through) or self._of_torch(value, through)):
+            self._object(value, through)
+
+    # -- functions
+
+    def _function(self, function: types.FunctionType, index: int, through: str) -> None:
+        home = home_of(function)
+        name = _name(function)
+        closure = _closure(function)
+        if function.__name__ in self._asks and home.kind == "torch":
+            self._ask(f"calls {name}", through)
+        if home.is_named:
+            if home.kind == "python" and not is_pure(home.name, function.__qualname__):
+                self._refuse(f"calls {name}", through)
+            if "dispatch_cache" in closure and home.name == "functools":  # of singledispatch
+                closure = {"registry": closure["registry"]}
+            # What its wrappers hold are users' functions.
+            self._all(home.kind, closure.values(), "torch" if home.kind == "torch" else through)
+            self.say(name, home.name)
+            return
+        through = home.name
+        self.say("function", through)
+        self.code(function.__code__)
+        self._all("defaults", (function.__defaults__, function.__kwdefaults__), through)
+        if vars(function):
+            self._all("attributes", (vars(function),), through)
+        for seldom in _SELDOM:
+            self._wait(index, seldom, getattr(function, seldom, None), through)
+        reads = reads_of(function.__code__)
+        for asked in sorted(self._asks & reads.names):
+            self._ask(f"{name} names {asked}", through)
+        self._learn(reads.names)
+        for chain in reads.chains:
+            self._read(chain, function, closure, through)
+        if home.kind == "library":
+            self._asks_environment |= not reads.names.isdisjoint(("environ", "getenv", "environb"))
+        elif not reads.names.isdisjoint(_REFLECTS | {"__dict__", "__getattribute__"}):
+            self._learn_all()
 
     def code(self, code: types.CodeType) -> None:
-        self._say(code.co_name, *code.co_varnames, *code.co_freevars, "code")
-        self._code(code, 0)
-
-    def value(self, value: object, depth: int) -> None:
-        if isinstance(value, _PLAIN):
-            self._say(type(value).__name__, repr(value))
-        elif id(value) in self._order:
-            self._say("again", self._order[id(value)])
-        elif depth > _MAX_DEPTH or not self._left:
-            self._say("deep", _name(value))
-            self._miss(f"refers to too much, or over too many others: {_name(value)}")
-        else:
-            self._left -= 1
-            self._order[id(value)] = len(self._order)
-            self._kept.append(value)
-            self._new(value, depth)
-
-    def _new(self, value: object, depth: int) -> None:
-        from torch import Tensor
-
-        if (library := _library(value)) is not None:
-            self._say("library", library, _name(value))
-        elif (library := _library(type(value))) is not None:
-            self._say("object", library, _name(type(value)), repr(value))
-            self._miss(f"refers to a {_name(type(value))}")
-        elif isinstance(value, (list, tuple, set, frozenset, dict)):
-            self._container(value, depth)
-        elif isinstance(value, partial):
-            self._items("partial", (value.func, value.args, value.keywords), depth)
-        elif isinstance(value, types.MethodType):
-            self._items("method", (value.__func__, value.__self__), depth)
-        elif isinstance(value, types.FunctionType):
-            self._function(value, depth)
-        elif isinstance(value, types.ModuleType):
-            self._say("module", value.__name__, getattr(value, "__version__", ""))
-            if not _is_covered(value):
-                self._miss(f"refers to the module {value.__name__} as a whole")
-        elif internals.is_operator(value):
-            self._say("operator", value)
-        elif isinstance(value, Tensor):
-            self._tensor(value)
-        elif isinstance(value, _NATIVE):
-            self._native(value, depth)
-        elif isinstance(value, type):
-            self._class(value, depth)
-        elif isinstance(value, (enum.Enum, re.Pattern, logging.Logger)):
-            self._say("named", _name(value), repr(value))
-        elif isinstance(value, (staticmethod, classmethod)):
-            self.value(value.__func__, depth)
-        elif isinstance(value, property):
-            self._items("property", (value.fget, value.fset), depth)
-        elif isinstance(value, functools._lru_cache_wrapper):
-            self.value(value.__wrapped__, depth)
-        elif _is_torchs(value) and not callable(value) and " at 0x" not in repr(value):
-            self._say("named", _name(value), repr(value))
-        else:
-            self._object(value, depth)
-
-    def _container(self, value: object, depth: int) -> None:
-        kind = type(value)
-        if kind.__module__ != "builtins":
-            self.value(kind, depth + 1)
-            self.value(getattr(value, "default_factory", None), depth + 1)
-        if isinstance(value, (list, tuple)):
-            self._items(kind.__name__, value, depth)
-        elif isinstance(value, (set, frozenset)):
-            self._say(kind.__name__, *sorted(self._alone(each, depth) for each in value))
-        elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
-            self._say(kind.__name__, *sorted(value))
-            self._items("values", (value[name] for name in sorted(value)), depth)
-        elif isinstance(value, dict):
-            self._say(kind.__name__, *sorted(self._alone(item, depth) for item in value.items()))
-
-    def _items(self, kind: str, values: Iterable[object], depth: int) -> None:
-        self._say(kind)
-        for item in values:
-            self.value(item, depth + 1)
-        self._say("end")
-
-    def _alone(self, value: object, depth: int) -> str:
-        """A digest of something that has no place among its like."""
-        walk = _Walk()
-        walk._left = self._left
-        walk.value(value, depth + 1)
-        self._left = walk._left
-        self._miss(walk.untold)
-        return walk.digest()
-
-    def _function(self, function: types.FunctionType, depth: int) -> None:
-        taken = _closure(function)
-        if internals.is_of_torch(function):
-            self._items("torch", taken.values(), depth)  # its wrappers hold users' functions
-            self._say(_name(function))
-            return
-        if function.__module__ in _pure and function.__globals__.get("__name__") in _pure:
-            self._items("pure", taken.values(), depth)
-            self._say(_name(function))
-            return
-        self._say("function")
-        names = self._code(function.__code__, depth)
-        self.value(function.__defaults__, depth + 1)
-        self.value(function.__kwdefaults__, depth + 1)
-        attributes = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
-        if attributes:
-            self.value(attributes, depth + 1)
-        for asked in sorted(_asks_process.intersection(names)):
-            self._miss(f"{_name(function)} names {asked}")
-        known = function.__globals__
-        for name in sorted(_globals_asked(function.__code__) & _asks_anything - {*known}):
-            self._miss(f"{_name(function)} calls {name}")
-        taken |= {name: known[name] for name in names if name in known}
-        taken |= _imports(function.__code__)
-        self._taken(taken, names, depth)
-
-    def _taken(self, taken: Mapping[str, object], names: list[str], depth: int) -> None:
-        """What is referred to by name, and of modules that are not torch's what is used of them."""
-        for name, value in sorted(taken.items()):
-            self._say(name)
-            if isinstance(value, types.ModuleType) and not _is_covered(value):
-                self._say("module", value.__name__, getattr(value, "__version__", ""))
-                if value.__name__.partition(".")[0] in sys.stdlib_module_names:
-                    self._miss(f"uses the module {value.__name__}")
-                elif depth <= _MAX_DEPTH:
-                    members = {name: vars(value)[name] for name in names if name in vars(value)}
-                    self._taken(members, names, depth + 1)
-            else:
-                self.value(value, depth + 1)
-
-    def _code(self, code: types.CodeType, depth: int) -> list[str]:
-        """Returns all the names that it, or code inside of it, may take from somewhere else."""
-        self._say(
+        """All of it but for names of local variables, and where it lies in a file."""
+        self.say(
             code.co_code.hex(),
             code.co_argcount,
             code.co_posonlyargcount,
@@ -267,150 +299,423 @@ class _Walk:
             code.co_flags,
             len(code.co_varnames),
             getattr(code, "co_exceptiontable", b"").hex(),
+            *code.co_names,
+            "constants",
         )
-        names = list(code.co_names)
-        self._say(*names, "constants")
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
-                names += self._code(constant, depth)
+                self.code(constant)
+            elif isinstance(constant, (tuple, frozenset)):
+                self.say(_constant(constant))
             else:
-                self.value(constant, depth + 1)
-                if isinstance(constant, str) and constant.isidentifier():  # for getattr
-                    names.append(constant)
-        return sorted(set(names))
+                self.say(type(constant).__name__, repr(constant))
 
-    def _native(self, value: object, depth: int) -> None:
+    def _read(
+        self, chain: Chain, function: types.FunctionType, closure: dict[str, object], through: str
+    ) -> None:
+        """What a chain of names leads to, from where a function has it."""
+        self.say(chain.root, chain.name, chain.level, *chain.attributes)
+        value: object = _NOTHING
+        if chain.root == "free":
+            value = closure.get(chain.name, _NOTHING)
+        elif chain.root == "global":
+            value = function.__globals__.get(chain.name, _NOTHING)
+            if value is _NOTHING:
+                value = _builtins(function).get(chain.name, _NOTHING)
+        else:
+            value = self._imported(chain, function, through)
+        for attribute in chain.attributes:
+            if not isinstance(value, types.ModuleType):
+                break
+            home = home_of(value)
+            through = {"torch": "torch", "python": through}.get(home.kind, home.name)
+            value = self._member_of(value, attribute, home, through)
+        if value is _NOTHING or (isinstance(value, types.ModuleType) and chain.root == "bind"):
+            self.say("unbound")
+        else:
+            self.say(self._of(value, through))
+
+    def _imported(self, chain: Chain, function: types.FunctionType, through: str) -> object:
+        name = chain.name
+        if chain.level:
+            package = str(function.__globals__.get("__package__"))
+            name = package.rsplit(".", chain.level - 1)[0] + (f".{name}" if name else "")
+        if name in sys.modules:
+            return sys.modules[name]
+        root = name.partition(".")[0]
+        named = root == "torch" or is_pure(root, "")
+        if not named and (root in sys.modules or importlib.util.find_spec(root) is not None):
+            self._refuse(f"imports {name}, which is not imported yet", through)
+        return _NOTHING
+
+    def _member_of(self, module: types.ModuleType, name: str, home: Home, through: str) -> object:
+        if name in vars(module):
+            return vars(module)[name]
+        if home.kind == "user":
+            if "__getattr__" in vars(module):
+                self.say(self._of(vars(module)["__getattr__"], through))
+            return _NOTHING
+        return getattr(module, name, _NOTHING)
+
+    def _native(self, value: object, through: str) -> None:
         """Functions in C: those of Python and torch are covered by their versions."""
+        home = home_of(value)
+        name = str(getattr(value, "__qualname__", ""))
+        module = str(getattr(value, "__module__", None) or home.name or "builtins")
+        self.say("native", module, name, home.name)
         owner = getattr(value, "__self__", None)
-        kind = getattr(value, "__objclass__", None) or type(owner)
-        home = str(getattr(value, "__module__", None) or kind.__module__).partition(".")[0]
-        self._say("native", home, getattr(value, "__qualname__", ""))
-        if home != "torch" and home not in _pure:
-            self._miss(f"calls {_name(value)}, which is not in Python")
-        if not isinstance(owner, (type, types.ModuleType, type(None))):
-            self.value(owner, depth + 1)
+        if name.rpartition(".")[2] in self._asks and home.kind == "torch":
+            self._ask(f"calls {_name(value)}", through)
+        of_value = not isinstance(owner, (types.ModuleType, type(None)))
+        if home.kind == "python" and not (of_value or is_pure(module, name)):
+            self._refuse(f"calls {_name(value)}, which is not in Python", through)
+        elif not home.is_named and not of_value:
+            self._refuse(f"calls {_name(value)}, which is not in Python", through or home.name)
+        if of_value:
+            self.say(self._of(owner, through))
 
-    def _class(self, kind: type, depth: int) -> None:
-        self._say("named", _name(kind))
-        for base in kind.__mro__:
-            home = base.__module__.partition(".")[0]
-            if home == "torch" or home in _pure:
-                self._say("base", _name(base))
+    # -- what has members
+
+    def _wait(self, index: int, name: str, value: object, through: str) -> None:
+        """Follow a member once it is named, if it is."""
+        if self._reflects or name in self._names:
+            self.say("member", index, name, self._of(value, through))
+        else:
+            self._waiting.setdefault(name, []).append((index, name, value, through))
+
+    def _learn(self, names: Iterable[str]) -> None:
+        new = set(names) - self._names
+        self._names |= new
+        for name in sorted(new & self._waiting.keys()):
+            for each in self._waiting.pop(name):
+                self._wait(*each)
+
+    def _learn_all(self) -> None:
+        """Names may be put together: any member may be asked for."""
+        self._reflects = True
+        waiting, self._waiting = self._waiting, {}
+        for name in sorted(waiting):
+            for each in waiting[name]:
+                self._wait(*each)
+
+    def _module(self, module: types.ModuleType, index: int, through: str) -> None:
+        home = home_of(module)
+        self.say("module", home.name)
+        if home.kind == "python" and not is_pure(module.__name__, ""):
+            self._refuse(f"refers to the module {module.__name__} as a whole", through)
+        elif home.is_named:
+            self.say(module.__name__)
+        else:
+            for name, value in sorted(vars(module).items()):
+                if name == "__getattr__":
+                    self.say(name, self._of(value, home.name))
+                elif not _is_special(name):
+                    self._wait(index, name, value, home.name)
+
+    def _class(self, kind: type, index: int, through: str) -> None:
+        home = home_of(kind)
+        self.say("class", home.name)
+        if home.is_named:
+            self.say(_name(kind))
+            computes = is_pure(kind.__module__, kind.__qualname__)
+            if home.kind == "python" and not computes and not issubclass(kind, BaseException):
+                self._refuse(f"refers to {_name(kind)}", through)
+            for base in kind.__mro__:
+                for name, member in vars(base).items() if base is not object else ():
+                    function = _unbound(member)
+                    if isinstance(function, types.FunctionType) and _is_patched(function):
+                        self.say("patched", name, self._of(function, ""))
+            return
+        through = home.name
+        self.say(*(self._of(base, "") for base in kind.__bases__), self._of(type(kind), ""))
+        outside = [base for base in kind.__mro__[1:-1] if home_of(base).kind != "user"]
+        for name, member in sorted(vars(kind).items()):
+            if name in _ABOUT_CLASSES or isinstance(member, types.MemberDescriptorType):
                 continue
-            for name, member in sorted(vars(base).items()):
-                if name in _about_classes or isinstance(member, _SLOTS):
-                    continue
-                self._say(name)
-                self.value(member, depth + 1)
+            called = name not in _SELDOM and (_is_special(name) or not callable(_unbound(member)))
+            if called or any(hasattr(base, name) for base in outside):
+                self.say("member", index, name, self._of(member, through))
+            else:
+                self._wait(index, name, member, through)
 
-    def _tensor(self, value: Tensor) -> None:
+    # -- values
+
+    def _contents(self, value: object, through: str) -> None:
+        """Of one of Python's containers, or of one derived from those."""
+        if value is sys.modules:
+            self._refuse("refers to all modules", through)
+        elif isinstance(value, (list, tuple)):
+            parts: Iterator[object]
+            parts = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+            self._all("items", parts, through)
+        elif isinstance(value, dict):
+            for key in dict.keys(value):
+                self.say(self._of(key, through), self._of(dict.__getitem__(value, key), through))
+            self.say("end")
+        elif isinstance(value, (set, frozenset)):
+            self.say("set", *sorted(self._alone(each, through) for each in value))
+
+    def _alone(self, value: object, through: str) -> str:
+        """A digest of something that has no place among its like."""
+        if type(value) in _PLAIN:
+            return self._of(value, through)
+        walk = _Walk(self._asks, self._parts_of, self._depth + 1)
+        if walk._depth > _MAX_NESTED_SETS:
+            self._refuse("refers to too many sets, one in the other", "")
+            return ""
+        walk._names, walk._reflects = set(self._names), True
+        walk.follow(value)
+        if walk.untold:
+            self._refuse(walk.untold, through)
+        return walk.digest()
+
+    def _of_python(self, value: object, through: str) -> bool:
+        """Values of Python's library that keep their state to themselves; whether it is one."""
+        if value is os.environ or value is getattr(os, "environb", None):
+            self._asks_environment |= bool(through)
+            self._refuse("reads the environment", through)
+        elif isinstance(value, enum.Enum):
+            self._all("enum", (type(value), value._name_, value._value_), through)
+        elif isinstance(value, re.Pattern):
+            self._all("pattern", (value.pattern, value.flags), through)
+        elif isinstance(value, logging.Logger):
+            self.say("logger")
+        elif isinstance(value, _LOCKS):
+            self.say("lock")
+        elif isinstance(value, types.MappingProxyType):
+            self._all("proxy", (dict(value),), through)
+        elif isinstance(value, types.CellType):
+            self._all("cell", (_cell(value),), through)
+        elif isinstance(value, weakref.ReferenceType):
+            self._all("weak", (type(value), value()), through)
+        elif isinstance(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+            self._all("weak", (type(value), dict(value.items())), through)
+        elif isinstance(value, weakref.WeakSet):
+            self._all("weak", (type(value), set(value)), through)
+        elif isinstance(value, contextvars.ContextVar):
+            self.say("context")
+            with contextlib.suppress(LookupError):
+                self._all("value", [value.get()], through)
+        else:
+            return False
+        return True
+
+    def _of_torch(self, value: object, through: str) -> bool:
+        """The same of torch's, and of numpy's."""
         import torch
 
-        self._say("tensor", _name(type(value)), value.dtype, tuple(value.shape), value.device)
-        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_quantized
-        seen = plain and value.layout is torch.strided and value.device.type == "cpu"
+        if (operator := internals.operator_of(value)) is not None:
+            self._operator(operator, through)
+        elif isinstance(value, torch.Tensor):
+            self._tensor(value, through)
+        elif isinstance(value, torch.fx.GraphModule):
+            made = internals.GENERATED.names
+            state = {name: part for name, part in vars(value).items() if name not in made}
+            self._all("graph", (type(value).__base__, type(value).forward, state), through)
+        elif isinstance(value, torch.jit.ScriptFunction):
+            text = re.sub(r" +#.*", "", str(value.inlined_graph))
+            self.say("script", text)
+            if "<Tensor" in text:
+                self._refuse("refers to a scripted function with a tensor in it", through)
+        elif type(value).__module__.partition(".")[0] == "numpy":
+            return self._of_numpy(value, through)
+        else:
+            return False
+        return True
+
+    def _operator(self, operator: Operator | OperatorPacket, through: str) -> None:
+        self.say("operator", operator)
+        if isinstance(operator, internals.higher_order_operator.get()):
+            kernels: dict[object, object] = getattr(operator, "py_kernels", {})
+            self._all("kernels", (type(operator), *filter(_is_patched, kernels.values())), through)
+        elif self._parts_of is not None:
+            for each in internals.overloads_of(operator):
+                try:
+                    words, functions = self._parts_of(each)
+                except UntoldError as exc:
+                    home = home_of_file(internals.defined_at(each))
+                    self._refuse(f"{each}: {exc}", through if home.kind == "library" else "")
+                else:
+                    self.say(each, *words)
+                    self._all("parts", functions, "")
+
+    def _tensor(self, value: Tensor, through: str) -> None:
+        import torch
+
+        self._all("tensor", (type(value), vars(value)), through)
+        self.say(value.dtype, tuple(value.shape), value.device, value.requires_grad)
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        seen = plain and value.layout is torch.strided and not value.is_quantized
+        if not seen or value.is_meta or value.numel() * value.element_size() > _MAX_BYTES:
+            self._refuse("refers to a tensor that is large, or of a class of its own", through)
+            return
         with internals.without_modes.get()(), torch.no_grad():
-            if seen and value.numel() <= _MAX_ELEMENTS:
-                data = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
-                self._say(data.view(torch.uint8).tolist())
+            data = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            self.say(hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest())
+
+    def _of_numpy(self, value: object, through: str) -> bool:
+        import numpy as np
+
+        if isinstance(value, np.dtype):
+            self.say("dtype", repr(value))
+        elif type(value) is np.ndarray or isinstance(value, np.generic):
+            array = np.asarray(value)
+            self._all("array", (array.dtype, array.shape), through)
+            if array.dtype.hasobject:
+                self._all("objects", array.reshape(-1).tolist(), through)
+            elif array.nbytes > _MAX_BYTES:
+                self._refuse("refers to an array that is large", through)
             else:
-                self._say(repr(value))
-                self._miss("refers to a tensor that is large, of a class of its own, or elsewhere")
+                self.say(hashlib.sha256(array.tobytes()).hexdigest())
+        elif callable(value):
+            name = str(getattr(value, "__name__", ""))
+            module = sys.modules.get(str(getattr(value, "__module__", None) or "numpy"))
+            self.say("numpy", name, home_of(type(value)).name)
+            if getattr(module, name, None) is not value:
+                self._refuse(f"calls {_name(value)}, which is not in Python", through)
+        else:
+            return False
+        return True
 
-    def _object(self, value: object, depth: int) -> None:
+    def _object(self, value: object, through: str) -> None:
         kind = type(value)
-        self._say("object", _name(kind))
-        self.value(kind, depth + 1)
-        slots = [
-            name
-            for base in kind.__mro__
-            for name, member in sorted(vars(base).items())
-            if isinstance(member, types.MemberDescriptorType) and hasattr(value, name)
-        ]
-        state = getattr(value, "__dict__", None)
-        if (state is None and not slots) or any(map(_is_native, kind.__mro__)):
-            self._miss(f"refers to a {_name(kind)}, whose state cannot be seen")
-        self.value({name: getattr(value, name) for name in slots}, depth + 1)
-        self.value(dict(state or {}), depth + 1)
+        # What a class of Python's library can ask for, its objects cannot.
+        self.say("object", _name(kind) if home_of(kind).kind == "python" else self._of(kind, ""))
+        if isinstance(value, decimal.Decimal):
+            context = decimal.getcontext()
+            self.say(repr(context).partition(", flags=")[0])
+        native = _native_base(kind)
+        home = Home("user") if native is None else home_of(native)
+        if isinstance(value, _VALUES):
+            self.say(*(base.__repr__(value) for base in _VALUES if isinstance(value, base)))
+        elif isinstance(value, _CONTAINERS):
+            self._contents(value, through)
+        if home.name.partition(" ")[0] in ("sympy", "mpmath"):
+            self.say(repr(value))
+        elif native is not None and home.kind == "python":
+            self._reduced(value, native, through)
+        elif native is not None:
+            words = repr(value) if home_of(kind).kind == "torch" else " at 0x"
+            self.say("" if " at 0x" in words else words)
+            if " at 0x" in words:
+                what = f"refers to a {_name(kind)}, whose state cannot be seen"
+                self._refuse(what, through)
+        state = dict(getattr(value, "__dict__", None) or {})
+        slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
+        if _is_symbolic(kind):  # they keep their hash(), and numbers drawn at random
+            self.say(repr(value))
+        else:
+            self._all("state", (state, slots), through)
+
+    def _reduced(self, value: object, native: type, through: str) -> None:
+        """What pickling would make of an object of Python's library."""
+        kind = type(value)
+        if native.__module__ in ("random", "_random"):
+            self._refuse(f"refers to a {_name(kind)}, which draws at random", through)
+            return
+        own = any(
+            getattr(kind, name, None) is not getattr(native, name, None)
+            for name in ("__reduce__", "__reduce_ex__", "__getstate__")
+        )
+        if own or native in _CONTAINERS:
+            self._refuse(f"refers to a {_name(kind)}, which says itself what it is", through)
+            return
+        try:
+            parts = value.__reduce_ex__(2)
+        except TypeError:
+            self._refuse(f"refers to a {_name(kind)}, whose state cannot be seen", through)
+            return
+        if isinstance(parts, str):
+            self.say(parts)
+            return
+        make, args, state, items, pairs = (*parts, None, None, None)[:5]
+        if home_of(make).kind == "python":
+            self.say(_name(make))
+            make, args = None, [each for each in args if each is not kind]
+        given = (make, args, state, *([*each] if each else [] for each in (items, pairs)))
+        self._all("reduced", given, through)
 
 
-def _is_native(kind: type) -> bool:
-    """Whether objects of a class have something that only C sees."""
-    of_python = kind.__flags__ & _HEAP_TYPE and not kind.__module__.startswith("torch._C")
-    return kind is not object and not of_python
+_NOTHING = object()
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
-_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+def _constant(value: object) -> str:
+    """A constant of code, in words: the order of a frozen set differs between processes."""
+    if isinstance(value, frozenset):
+        return f"frozenset {sorted(map(_constant, value))}"
+    if isinstance(value, tuple):
+        return f"tuple {list(map(_constant, value))}"
+    return f"{type(value).__name__} {value!r}"
 
 
 def _closure(function: types.FunctionType) -> dict[str, object]:
     """What a function has from the one that it was made in, by name."""
-    taken: dict[str, object] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            taken[name] = cell.cell_contents
-        except ValueError:  # not filled yet
-            taken[name] = None
-    return taken
-
-
-def _imports(code: types.CodeType) -> dict[str, object]:
-    """Modules that code imports when it runs, as far as they are imported yet."""
+    cells = function.__closure__ or ()
     return {
-        f"import {instruction.argval}": sys.modules.get(str(instruction.argval))
-        for inner in _nested(code)
-        for instruction in dis.get_instructions(inner)
-        if instruction.opname == "IMPORT_NAME"
+        name: _cell(cell) for name, cell in zip(function.__code__.co_freevars, cells, strict=True)
     }
 
 
-def _globals_asked(code: types.CodeType) -> set[str]:
-    return {
-        str(instruction.argval)
-        for inner in _nested(code)
-        for instruction in dis.get_instructions(inner)
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
+def _builtins(function: types.FunctionType) -> dict[str, object]:
+    found: dict[str, object] = getattr(function, "__builtins__", None) or vars(builtins)
+    return found
 
 
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+def _cell(cell: types.CellType) -> object:
+    with contextlib.suppress(ValueError):  # not filled yet
+        return cell.cell_contents
+    return None
 
 
-def _library(value: object) -> str | None:
-    """The name and version of the library of Inductor's that a class or function lies in, if so."""
-    if not isinstance(value, (type, types.FunctionType)):
-        return None
-    root = _home(value).partition(".")[0]
-    package = sys.modules.get(root) if root in _OF_INDUCTOR else None
-    if package is None:
-        return None
-    if isinstance(value, types.FunctionType):
-        inside = value.__code__.co_filename.startswith(os.path.dirname(str(package.__file__)))
-    else:
-        inside = getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
-    return f"{root} {getattr(package, '__version__', '')}" if inside else None
+def _unbound(member: object) -> object:
+    if isinstance(member, (staticmethod, classmethod)):
+        return member.__func__
+    return member.fget if isinstance(member, property) else member
 
 
-def _is_torchs(value: object) -> bool:
-    """Part of torch or built in: versions in the key say which one."""
-    name = value.__name__ if isinstance(value, types.ModuleType) else _home(value)
-    return name.partition(".")[0] in ("torch", "builtins")
+def _is_patched(function: object) -> bool:
+    """Whether a function is the user's: in a class or a table of torch's or Python's it was put."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    # What a class statement's decorators generate has no file.
+    generated = function.__code__.co_filename.startswith("<")
+    return not generated and home_of_file(function.__code__.co_filename).kind == "user"
 
 
-def _is_covered(module: types.ModuleType) -> bool:
-    """Whether versions in the key say what a module does, and it reads nothing else."""
-    return _is_torchs(module) or module.__name__.partition(".")[0] in _pure
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
-def _home(value: object) -> str:
-    home = getattr(value, "__module__", None)
-    return home if isinstance(home, str) else str(type(value).__module__)
+def _is_symbolic(kind: type) -> bool:
+    return home_of(kind).name.partition(" ")[0] in ("sympy", "mpmath")
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        for name, member in sorted(vars(base).items()):
+            if isinstance(member, types.MemberDescriptorType):
+                yield name
+
+
+def _native_base(kind: type) -> type | None:
+    """The class because of which objects have something that only C sees, if there is one."""
+    for base in kind.__mro__:
+        if base is object or base in _CONTAINERS or base in _VALUES:
+            continue
+        if not base.__flags__ & _HEAP_TYPE or base.__base__ is None:
+            return base
+        declared = vars(base).get("__slots__", ())
+        slots = 1 if isinstance(declared, str) else len(list(declared))
+        own = sum(name in vars(base) for name in ("__dict__", "__weakref__"))
+        if base.__basicsize__ - base.__base__.__basicsize__ > 8 * (slots + own):
+            return base
+    return None
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
 
 
 def _name(value: object) -> str:
-    return f"{_home(value)}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    home = getattr(value, "__module__", None)
+    home = home if isinstance(home, str) else str(type(value).__module__)
+    return f"{home}.{getattr(value, '__qualname__', type(value).__qualname__)}"

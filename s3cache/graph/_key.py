@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-from s3cache.graph._code import fingerprint
+from s3cache.graph._code import UntoldError, fingerprint
 from s3cache.graph._operators import function_component, operator_component, registrations
 from s3cache.graph._safety import Unsafe, graph_modules
 from s3cache.graph._stable import Component, StableBytes
+from s3cache.graph._subclasses import subclass_component
 from s3cache.graph._surroundings import (
     graph_components,
     input_components,
@@ -73,9 +74,19 @@ def key_of(
                 components[name] = component
         if versions := _vouched_versions(details.gm, vouched):
             components["graph.vouched"] = Component.of_text(versions)
+    component, unknown = subclass_component(details.gm, details.example_inputs, vouched)
+    unsafe += unknown
+    if component is not None:
+        components["graph.subclasses"] = component
     components.update(input_components(details.example_inputs))
-    if (user := registrations()) is not None:
-        components["torch.registrations"] = user
+    try:
+        user = registrations()
+    except UntoldError as exc:
+        message = f"a decomposition or lowering that is not torch's {exc}"
+        unsafe.append(Unsafe("custom-operator", message))
+    else:
+        if user is not None:
+            components["torch.registrations"] = user
     return unsafe or Key(components)
 
 

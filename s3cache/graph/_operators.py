@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from s3cache.graph._code import UntoldError, fingerprint, told
+from s3cache.graph._code import Parts, UntoldError, fingerprint
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component, autograd_words
 from s3cache.torch_api import internals
@@ -46,8 +46,8 @@ def operator_component(
         if vouched(operator) is not None:
             continue
         try:
-            texts.append(f"{operator}: {_identity(operator)}")
-        except _UnknownError as exc:
+            texts.append(f"{operator}: {fingerprint(operator, parts_of(vouched))}")
+        except UntoldError as exc:
             name = str(operator)
             fix = _FIX.format(".".join(("torch", "ops", *name.split(".")[:2])))
             unsafe.append(Unsafe("custom-operator", f"calls {name}: {exc}", fix, node, name))
@@ -69,9 +69,7 @@ def function_component(
         if vouched(function) is not None or autograd_words(function) is not None:
             continue
         try:
-            # A package's own functions do more than can be told: which backends there are, caches.
-            own = function.__globals__.get("__name__") == function.__module__
-            texts.append(f"{name}: {fingerprint(function) if own else told(function)}")
+            texts.append(f"{name}: {fingerprint(function, parts_of(vouched))}")
         except UntoldError as exc:
             message = f"calls what bears the name {name}, and {exc}"
             unsafe.append(Unsafe("function", message, way_out(function), node, name))
@@ -94,10 +92,6 @@ def _other_functions(gm: GraphModule) -> dict[types.FunctionType, str]:
     return callers
 
 
-class _UnknownError(Exception):
-    """It cannot be told what is compiled into a graph."""
-
-
 def _custom_operators(gm: GraphModule) -> dict[Operator, str]:
     """Operators that are not ATen's, and a node that calls each."""
     overload, packet = internals.operator.get(), internals.operator_packet.get()
@@ -117,26 +111,36 @@ def _custom_operators(gm: GraphModule) -> dict[Operator, str]:
     return callers
 
 
-def _identity(operator: Operator) -> str:
+def parts_of(vouched: Callable[[object], str | None]) -> Callable[[Operator], Parts]:
+    """What tells of what an operator is made: its schema, and what is traced in its place."""
+
+    def parts(operator: Operator) -> Parts:
+        version = vouched(operator)
+        if version is not None:
+            return [f"version {version}"], []
+        return _parts(operator) if operator.namespace != "aten" else ([], [])
+
+    return parts
+
+
+def _parts(operator: Operator) -> Parts:
     name = operator.name()
-    whole = hashlib.sha256(str(operator._schema).encode())
-    functions = [*operator.py_kernels.values()]
+    words = [str(operator._schema)]
+    functions: list[object] = [*operator.py_kernels.values()]
     definition = internals.custom_operators.get().get(name)
     if definition is not None:
         functions += _traced_functions(definition)
+        words += sorted(map(str, definition._autocast_dtype.items()))
     fakes = internals.fake_registry.get().get(name)
     if fakes is not None:
         kernel = fakes.fake_impl.kernel
         functions += [kernel.func] if kernel else []
         functions += fakes.torch_dispatch_rules._data.values()
-    for function in functions:
-        whole.update(fingerprint(function).encode())
-    for part in _registered_at(name, fake=fakes is not None, defined=definition is not None):
-        whole.update(part.encode())
-    return whole.hexdigest()[:32]
+    words += _registered_at(name, fake=fakes is not None, defined=definition is not None)
+    return words, functions
 
 
-def _traced_functions(definition: CustomOperator) -> list[Function[object]]:
+def _traced_functions(definition: CustomOperator) -> list[object]:
     """What ``torch.library.custom_op`` was given, but for the kernels."""
     single = (
         definition._abstract_fn,
@@ -158,10 +162,10 @@ def _registered_at(name: str, *, fake: bool, defined: bool) -> Iterator[str]:
             # torch registers on behalf of others: a fake implementation and custom_op are seen
             # above, and the rest is nowhere to be found.
             if not (defined or (fake and key == "Meta") or _is_defined_by_torch(name)):
-                raise _UnknownError(f"what it has for {key} cannot be told")
+                raise UntoldError(f"what it has for {key} cannot be told")
         elif path.endswith(".py"):
             if key != "Meta":  # a formula may be any closure
-                raise _UnknownError(f"what it has for {key} cannot be told")
+                raise UntoldError(f"what it has for {key} cannot be told")
             yield _file_digest(path)
         elif not _is_defined_by_torch(name):
             for library in _libraries_with(name):
@@ -204,7 +208,7 @@ def _file_digest(path: str) -> str:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
     except OSError as exc:
-        raise _UnknownError(f"what registers it cannot be read: {exc}") from exc
+        raise UntoldError(f"what registers it cannot be read: {exc}") from exc
 
 
 # -- decompositions and lowerings

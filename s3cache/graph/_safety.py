@@ -58,6 +58,7 @@ Code: TypeAlias = Literal[
     "node-kind",
     "checkpoint-context",
     "custom-operator",
+    "subclass",
     "frozen-parameters",
     "backward-state",  # its inputs
     "input",

@@ -688,6 +688,42 @@ def is_operator(value: object) -> bool:
     return isinstance(value, kinds)
 
 
+def operator_of(value: object) -> Operator | OperatorPacket | None:
+    """The operator that ``value`` is, or is a definition of, in Python; ``None`` if it is none."""
+    value = getattr(value, "_opoverload", value)
+    return cast("Operator | OperatorPacket", value) if is_operator(value) else None
+
+
+def overloads_of(value: Operator | OperatorPacket) -> list[Operator]:
+    """All overloads of an operator, sorted by name; one is its own only one."""
+    if isinstance(value, operator.get()):
+        return [value]
+    return [getattr(value, name) for name in sorted(cast("OperatorPacket", value).overloads())]
+
+
+def defined_at(value: Operator) -> str:
+    """The file that defines an operator; ``""`` if the dispatcher does not say."""
+    found = DEFINED_AT.search(dispatch_dump.get()(value.name()))
+    return "" if found is None else found[1]
+
+
+def sharding_rules(kind: type) -> list[object]:
+    """What says how operators work on distributed tensors, if ``kind`` is the class of those."""
+    dispatcher = getattr(kind, "_op_dispatcher", None)
+    propagator = getattr(dispatcher, "sharding_propagator", None)
+    tables = (
+        (propagator, "op_to_rules"),
+        (propagator, "op_strategy_funcs"),
+        (propagator, "op_single_dim_strategy_funcs"),
+        (dispatcher, "_custom_op_handlers"),
+    )
+    return [
+        getattr(rule, "func", rule)  # some lie in what tells more of them
+        for owner, table in tables
+        for _, rule in sorted(getattr(owner, table, {}).items(), key=lambda item: str(item[0]))
+    ]
+
+
 def packet_of(function: object) -> object:
     """The operator that ``function`` is an overload of; ``None`` if it is none."""
     return getattr(function, "overloadpacket", None)

@@ -301,6 +301,7 @@ class CustomOperator(Protocol):
     _backward_fn: Function[object] | None
     _setup_context_fn: Function[object] | None
     _vmap_fn: Function[object] | None
+    _autocast_dtype: Mapping[str, object]
 
 
 class FakeKernel(Protocol):

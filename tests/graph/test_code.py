@@ -185,32 +185,28 @@ def test_what_python_and_torch_compute_is_told() -> None:
     [
         ("def f(x): return time.time()", "time"),
         ("def f(x): return clock()", "time"),
-        ("def f(x): return os.environ", "os"),
-        ("def f(x): return chance()", "not in Python"),
+        ("def f(x): return os.environ", "environment"),
+        ("def f(x): return chance()", "random"),
         ("def f(x): return open('x')", "open"),
         ("def f(x): return [eval(e) for e in x]", "eval"),
-        ("def f(x):\n    import os\n    return os.getpid()", "os"),
+        ("def f(x):\n    import os\n    return os.getpid()", "getpid"),
+        ("def f(x):\n    import ensurepip.__main__ as late", "not imported yet"),
         ("def f(x): return torch.distributed.get_rank()", "get_rank"),
         ("def f(x): return x + large", "tensor"),
         ("def f(x): return handle", "state"),
         ("def f(x): return modules['os'].environ", "as a whole"),
-        ("def f(x): return deep", "too"),
     ],
 )
 def test_what_asks_the_process_or_the_machine_is_not_told(source: str, what: str) -> None:
-    deep: list[Any] = []
-    for _ in range(20):
-        deep = [deep]
     names = {
         "time": time,
         "clock": time.time,
         "os": os,
         "chance": random.random,
         "torch": torch,
-        "large": torch.ones(5000),
-        "handle": object(),
+        "large": torch.ones(2**20 + 1),
+        "handle": (each for each in ()),
         "modules": {"os": os},
-        "deep": deep,
     }
     with pytest.raises(UntoldError, match=what):
         told(written(source, **names))
@@ -227,12 +223,12 @@ def test_numbers_that_sympy_draws_and_hashes_that_it_keeps_do_not_matter() -> No
     assert one != other
     assert fingerprint(refers_to(one)) == fingerprint(refers_to(other))
     assert fingerprint(refers_to(one)) != fingerprint(refers_to(sympy.Dummy("y")))
-    with pytest.raises(UntoldError, match="Dummy"):
-        told(refers_to(one))
 
 
 def test_what_contains_itself_ends() -> None:
-    knot: dict[Any, Any] = {}
-    knot[1] = knot
-    with pytest.raises(UntoldError):
-        told(written("def f(): return knot", knot=knot))
+    def of(value: int) -> str:
+        knot: dict[Any, Any] = {0: value}
+        knot[1] = knot
+        return told(written("def f(): return knot", knot=knot))
+
+    assert of(1) == of(1) != of(2)

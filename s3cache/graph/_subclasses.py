@@ -1,0 +1,110 @@
+"""Tensor subclasses: the code by which they take part in a graph while it is compiled.
+
+Dynamo leaves a subclass in its graph as one tensor. AOTAutograd takes it apart, and runs what its
+class does in place of each operator (``__torch_dispatch__``): that is compiled, and torch's key has
+no more of it than the name of the class.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from s3cache.graph._code import UntoldError, fingerprint
+from s3cache.graph._homes import home_of
+from s3cache.graph._operators import parts_of
+from s3cache.graph._safety import Unsafe, graph_modules, way_out
+from s3cache.graph._stable import Component
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+__all__ = ["subclass_component"]
+
+
+def subclass_component(
+    gm: GraphModule | None, inputs: Iterable[object], vouched: Callable[[object], str | None]
+) -> tuple[Component | None, list[Unsafe]]:
+    """A component for the classes of tensors in a graph that have code of their own, if any."""
+    texts: list[str] = []
+    unsafe: list[Unsafe] = []
+    for kind, where in _classes(gm, inputs).items():
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        version = vouched(kind)
+        if version is not None:
+            texts.append(f"{name}: version {version}")
+            continue
+        rules = [*map(_code_of, internals.sharding_rules(kind))]
+        whole = [kind, *(each for each in rules if each is not None)]
+        try:
+            texts.append(f"{name}: {fingerprint(whole, parts_of(vouched))}")
+        except UntoldError as exc:
+            message = f"works on a {name}, whose code {exc}"
+            unsafe.append(Unsafe("subclass", message, way_out(kind), where, name))
+    return (Component.of_text(" ".join(sorted(texts))) if texts else None), unsafe
+
+
+def _code_of(rule: object) -> object:
+    """A rule that users registered, which torch may have wrapped; ``None`` for torch's own."""
+    if not isinstance(rule, types.FunctionType):
+        return None
+    cells = (cell.cell_contents for cell in rule.__closure__ or ())
+    functions = [rule, *(each for each in cells if isinstance(each, types.FunctionType))]
+    return rule if any(home_of(each).kind != "torch" for each in functions) else None
+
+
+def _classes(gm: GraphModule | None, inputs: Iterable[object]) -> dict[type, str]:
+    """Classes with code of their own, and the classes of what they carry; where one is met."""
+    found: dict[type, str] = {}
+    for index, value in enumerate(inputs):
+        for kind in _kinds(value):
+            found.setdefault(kind, f"input {index}")
+    for name, module in graph_modules(gm) if gm is not None else ():
+        for attribute, value in vars(module).items():
+            for kind in _kinds(value):
+                found.setdefault(kind, f"{name}.{attribute}".strip("."))
+        for node in module.graph.nodes:
+            made = node.meta.get("example_value")
+            for value in made if isinstance(made, (list, tuple)) else (made,):
+                for kind in _kinds(value):
+                    found.setdefault(kind, node.name)
+    return found
+
+
+def _kinds(value: object) -> Iterator[type]:
+    import torch
+
+    kind = type(value)
+    if not isinstance(value, torch.Tensor) or kind in _plain():
+        return
+    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
+        yield kind
+    flatten = getattr(value, "__tensor_flatten__", None)
+    if flatten is None:
+        return
+    names, context = flatten()
+    for name in names:
+        yield from _kinds(getattr(value, name))
+    yield from _carried(context)
+
+
+def _carried(context: object) -> Iterator[type]:
+    """Classes of the user's of which a subclass keeps objects beside its tensors."""
+    if isinstance(context, dict):
+        context = [*context.keys(), *context.values()]
+    if isinstance(context, (list, tuple, set, frozenset)):
+        for each in context:
+            yield from _carried(each)
+    elif home_of(type(context)).kind in ("library", "user"):
+        yield type(context)
+
+
+@functools.cache
+def _plain() -> tuple[type, ...]:
+    """Classes of tensors that do nothing of their own where a graph has them."""
+    import torch
+
+    return torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, internals.fake_tensor.get()
