@@ -81,8 +81,8 @@ _REFLECTS = frozenset(["getattr", "vars", "dir", "attrgetter", "methodcaller"])
 _ABOUT_CLASSES = frozenset(
     """
     __abstractmethods__ __annotate__ __annotate_func__ __annotations_cache__
-    __conditional_annotations__ __dict__ __firstlineno__ __slots__ __static_attributes__
-    __type_params__ __weakref__ _abc_impl _autograd_function_id
+    __conditional_annotations__ __dict__ __firstlineno__ __slotnames__ __slots__
+    __static_attributes__ __type_params__ __weakref__ _abc_impl _autograd_function_id
     """.split()  # noqa: SIM905 - nobody reads one word a line
 )
 # What code seldom asks of a function or a class; followed where it names them.
@@ -291,24 +291,7 @@ class _Walk:
 
     def code(self, code: types.CodeType) -> None:
         """All of it but for names of local variables, and where it lies in a file."""
-        self.say(
-            code.co_code.hex(),
-            code.co_argcount,
-            code.co_posonlyargcount,
-            code.co_kwonlyargcount,
-            code.co_flags,
-            len(code.co_varnames),
-            getattr(code, "co_exceptiontable", b"").hex(),
-            *code.co_names,
-            "constants",
-        )
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self.code(constant)
-            elif isinstance(constant, (tuple, frozenset)):
-                self.say(_constant(constant))
-            else:
-                self.say(type(constant).__name__, repr(constant))
+        self.say(_code_digest(code))
 
     def _read(
         self, chain: Chain, function: types.FunctionType, closure: dict[str, object], through: str
@@ -639,8 +622,26 @@ class _Walk:
 _NOTHING = object()
 
 
+@functools.lru_cache(maxsize=8192)
+def _code_digest(code: types.CodeType) -> str:
+    words: list[object] = [
+        code.co_code.hex(),
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        code.co_flags,
+        len(code.co_varnames),
+        getattr(code, "co_exceptiontable", b"").hex(),
+        code.co_names,
+        [_constant(constant) for constant in code.co_consts],
+    ]
+    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()
+
+
 def _constant(value: object) -> str:
     """A constant of code, in words: the order of a frozen set differs between processes."""
+    if isinstance(value, types.CodeType):
+        return _code_digest(value)
     if isinstance(value, frozenset):
         return f"frozenset {sorted(map(_constant, value))}"
     if isinstance(value, tuple):

@@ -205,7 +205,7 @@ def test_what_asks_the_process_or_the_machine_is_not_told(source: str, what: str
         "chance": random.random,
         "torch": torch,
         "large": torch.ones(2**20 + 1),
-        "handle": (each for each in ()),
+        "handle": (each for each in (1,)),
         "modules": {"os": os},
     }
     with pytest.raises(UntoldError, match=what):

@@ -442,12 +442,12 @@ def _no_grad_inside(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _users_bases() -> dict[str, Program]:
-    from tests.perturb import users
+    from tests.perturb import reaching, users
 
-    return users.bases()
+    return {**users.bases(), **reaching.bases()}
 
 
 def _users() -> Iterator[Change]:
-    from tests.perturb import users
+    from tests.perturb import reaching, users
 
-    yield from users.changes()
+    yield from (*users.changes(), *reaching.changes())
