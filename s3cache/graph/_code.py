@@ -34,7 +34,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.graph._homes import Home, home_of, home_of_file, is_pure
-from s3cache.graph._reads import Chain, names_in, reads_of
+from s3cache.graph._reads import (
+    Chain,
+    closure_of,
+    code_digest,
+    content_of,
+    names_in,
+    reads_of,
+)
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -258,7 +265,7 @@ class _Walk:
     def _function(self, function: types.FunctionType, index: int, through: str) -> None:
         home = home_of(function)
         name = _name(function)
-        closure = _closure(function)
+        closure = closure_of(function)
         if function.__name__ in self._asks and home.kind == "torch":
             self._ask(f"calls {name}", through)
         if home.is_named:
@@ -291,7 +298,7 @@ class _Walk:
 
     def code(self, code: types.CodeType) -> None:
         """All of it but for names of local variables, and where it lies in a file."""
-        self.say(_code_digest(code))
+        self.say(code_digest(code))
 
     def _read(
         self, chain: Chain, function: types.FunctionType, closure: dict[str, object], through: str
@@ -468,7 +475,7 @@ class _Walk:
         elif isinstance(value, types.MappingProxyType):
             self._all("proxy", (dict(value),), through)
         elif isinstance(value, types.CellType):
-            self._all("cell", (_cell(value),), through)
+            self._all("cell", (content_of(value),), through)
         elif isinstance(value, weakref.ReferenceType):
             self._all("weak", (type(value), value()), through)
         elif isinstance(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
@@ -622,50 +629,9 @@ class _Walk:
 _NOTHING = object()
 
 
-@functools.lru_cache(maxsize=8192)
-def _code_digest(code: types.CodeType) -> str:
-    words: list[object] = [
-        code.co_code.hex(),
-        code.co_argcount,
-        code.co_posonlyargcount,
-        code.co_kwonlyargcount,
-        code.co_flags,
-        len(code.co_varnames),
-        getattr(code, "co_exceptiontable", b"").hex(),
-        code.co_names,
-        [_constant(constant) for constant in code.co_consts],
-    ]
-    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()
-
-
-def _constant(value: object) -> str:
-    """A constant of code, in words: the order of a frozen set differs between processes."""
-    if isinstance(value, types.CodeType):
-        return _code_digest(value)
-    if isinstance(value, frozenset):
-        return f"frozenset {sorted(map(_constant, value))}"
-    if isinstance(value, tuple):
-        return f"tuple {list(map(_constant, value))}"
-    return f"{type(value).__name__} {value!r}"
-
-
-def _closure(function: types.FunctionType) -> dict[str, object]:
-    """What a function has from the one that it was made in, by name."""
-    cells = function.__closure__ or ()
-    return {
-        name: _cell(cell) for name, cell in zip(function.__code__.co_freevars, cells, strict=True)
-    }
-
-
 def _builtins(function: types.FunctionType) -> dict[str, object]:
     found: dict[str, object] = getattr(function, "__builtins__", None) or vars(builtins)
     return found
-
-
-def _cell(cell: types.CellType) -> object:
-    with contextlib.suppress(ValueError):  # not filled yet
-        return cell.cell_contents
-    return None
 
 
 def _unbound(member: object) -> object:

@@ -1,16 +1,26 @@
-"""What compiled Python code may read from outside of itself, by the names in its instructions."""
+"""Compiled Python code: what it is, and what it may read from outside of itself."""
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
+import hashlib
 import re
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Chain", "Reads", "names_in", "reads_of"]
+__all__ = [
+    "Chain",
+    "Reads",
+    "closure_of",
+    "code_digest",
+    "content_of",
+    "names_in",
+    "reads_of",
+]
 
 _Operation: TypeAlias = tuple[str, object]
 
@@ -143,3 +153,50 @@ def _loads(
                 yield Chain("global", str(variable), 0, attributes)
             elif variable in free:
                 yield Chain("free", str(variable), 0, attributes)
+
+
+# -- what code is
+
+
+@functools.lru_cache(maxsize=8192)
+def code_digest(code: types.CodeType) -> str:
+    """Of all of it but for names of local variables, and where it lies in a file."""
+    words: list[object] = [
+        code.co_code.hex(),
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        code.co_flags,
+        len(code.co_varnames),
+        getattr(code, "co_exceptiontable", b"").hex(),
+        code.co_names,
+        [_constant(constant) for constant in code.co_consts],
+    ]
+    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()
+
+
+def _constant(value: object) -> str:
+    """A constant of code, in words: the order of a frozen set differs between processes."""
+    if isinstance(value, types.CodeType):
+        return code_digest(value)
+    if isinstance(value, frozenset):
+        return f"frozenset {sorted(map(_constant, value))}"
+    if isinstance(value, tuple):
+        return f"tuple {list(map(_constant, value))}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def closure_of(function: types.FunctionType) -> dict[str, object]:
+    """What a function has from the one that it was made in, by name."""
+    cells = function.__closure__ or ()
+    return {
+        name: content_of(cell)
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True)
+    }
+
+
+def content_of(cell: types.CellType) -> object:
+    """What a variable that inner functions share is bound to; ``None`` if to nothing yet."""
+    with contextlib.suppress(ValueError):  # not filled yet
+        return cell.cell_contents
+    return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from s3cache.graph._code import UntoldError, fingerprint
 from s3cache.graph._homes import home_of
 from s3cache.graph._operators import parts_of
+from s3cache.graph._reads import closure_of
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component
 from s3cache.torch_api import internals
@@ -37,8 +38,8 @@ def subclass_component(
         if version is not None:
             texts.append(f"{name}: version {version}")
             continue
-        rules = [*map(_code_of, internals.sharding_rules(kind))]
-        whole = [kind, *(each for each in rules if each is not None)]
+        rules = [each for each in internals.sharding_rules(kind) if _is_users(each[1])]
+        whole = [kind, *sorted(rules, key=lambda rule: str(rule[0]))]
         try:
             texts.append(f"{name}: {fingerprint(whole, parts_of(vouched))}")
         except UntoldError as exc:
@@ -47,13 +48,29 @@ def subclass_component(
     return (Component.of_text(" ".join(sorted(texts))) if texts else None), unsafe
 
 
-def _code_of(rule: object) -> object:
-    """A rule that users registered, which torch may have wrapped; ``None`` for torch's own."""
-    if not isinstance(rule, types.FunctionType):
-        return None
-    cells = (cell.cell_contents for cell in rule.__closure__ or ())
-    functions = [rule, *(each for each in cells if isinstance(each, types.FunctionType))]
-    return rule if any(home_of(each).kind != "torch" for each in functions) else None
+# Rules of torch's own: a thousand, and they stay.
+_torchs: dict[int, object] = {}
+
+
+def _is_users(rule: object, depth: int = 0) -> bool:
+    """Whether a rule is code of the user's, which torch may have wrapped."""
+    if id(rule) in _torchs:
+        return False
+    if isinstance(rule, types.FunctionType):
+        if home_of(rule).kind != "torch":
+            return True
+        held = [*closure_of(rule).values()]
+    elif isinstance(rule, functools.partial):
+        held = [rule.func, *rule.args, *rule.keywords.values()]
+    else:
+        held = [getattr(rule, "func", None)]
+    found = depth < _WRAPPERS and any(_is_users(each, depth + 1) for each in held)
+    if not found and depth == 0:
+        _torchs[id(rule)] = rule
+    return found
+
+
+_WRAPPERS = 5
 
 
 def _classes(gm: GraphModule | None, inputs: Iterable[object]) -> dict[type, str]:

@@ -707,8 +707,8 @@ def defined_at(value: Operator) -> str:
     return "" if found is None else found[1]
 
 
-def sharding_rules(kind: type) -> list[object]:
-    """What says how operators work on distributed tensors, if ``kind`` is the class of those."""
+def sharding_rules(kind: type) -> list[tuple[object, object]]:
+    """How operators work on distributed tensors, by operator; ``kind`` is the class of those."""
     dispatcher = getattr(kind, "_op_dispatcher", None)
     propagator = getattr(dispatcher, "sharding_propagator", None)
     tables = (
@@ -717,11 +717,7 @@ def sharding_rules(kind: type) -> list[object]:
         (propagator, "op_single_dim_strategy_funcs"),
         (dispatcher, "_custom_op_handlers"),
     )
-    return [
-        getattr(rule, "func", rule)  # some lie in what tells more of them
-        for owner, table in tables
-        for _, rule in sorted(getattr(owner, table, {}).items(), key=lambda item: str(item[0]))
-    ]
+    return [each for owner, table in tables for each in getattr(owner, table, {}).items()]
 
 
 def packet_of(function: object) -> object:

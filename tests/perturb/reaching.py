@@ -126,8 +126,8 @@ def _attributed(value: int) -> Any:
 
 
 def _enumerated(value: int) -> Any:
-    kind: Any = functools.partial(enum.Enum, "E")({"A": value})
-    return kind.A
+    make: Any = enum.Enum
+    return make("E", {"A": value}).A
 
 
 def _closing_over(value: int) -> Callable[[], int]:
