@@ -139,7 +139,7 @@ def _home_of_module(module: types.ModuleType) -> Home:
     name = str(module.__name__)
     file = getattr(module, "__file__", None)
     root = name.partition(".")[0]
-    if isinstance(file, str):
+    if isinstance(file, str) and os.path.isabs(file):
         return home_of_file(file)
     if root == "torch":  # torch.ops, and what torch's native libraries make
         return Home("torch")
@@ -168,7 +168,6 @@ def home_of_file(path: str) -> Home:
     return _USER
 
 
-@functools.cache
 def _sites() -> tuple[str, ...]:
     """Directories with installed libraries, each with a separator at its end."""
     schemes = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
