@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from typing import Any
 
 from tests.kinds.case import Compile, case, train
@@ -83,6 +84,61 @@ def _operator() -> Any:
     triple.register_fake(lambda x: torch.empty_like(x))
     triple.register_autograd(lambda ctx, grad: grad * 3)
     return triple
+
+
+@case("safety", graphs=1, bypassed=1, reasons=("subclass",), halves=1)
+def subclass_that_asks_the_clock(compile_it: Compile) -> Any:
+    """What AOTAutograd traced of it can be shared: that asks no more. Another one can be told."""
+    import torch
+
+    clocked, told = _subclasses()
+    x = torch.arange(6.0)
+    return [compile_it(lambda x: x.sin().inner * 19)(kind(x)) for kind in (clocked, told)]
+
+
+@functools.cache
+def _subclasses() -> Any:
+    import torch
+
+    class Told(torch.Tensor):
+        inner: Any
+
+        @staticmethod
+        def __new__(cls, inner: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __tensor_flatten__(self) -> Any:
+            return ["inner"], None
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+            return cls(inner["inner"])
+
+        @classmethod
+        def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            plain = [each.inner if isinstance(each, cls) else each for each in args]
+            return cls(func(*plain, **(kwargs or {})))
+
+        def _stable_hash_for_caching(self) -> str:
+            return "told"
+
+    class Clocked(Told):
+        @classmethod
+        def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            factor = 2 if time.time() > 0 else 3
+            return cls(super().__torch_dispatch__(func, types, args, kwargs).inner * factor)
+
+    for kind in (Clocked, Told):  # torch writes their names into keys
+        kind.__qualname__ = kind.__name__
+        globals()[kind.__name__] = kind
+    return Clocked, Told
 
 
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1)
