@@ -46,16 +46,16 @@ class Wrapped(torch.Tensor):
     def __tensor_flatten__(self) -> Any:
         return ["inner"], self.config
 
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, config: Any, size: Any, stride: Any) -> Any:
-        return Wrapped(inner["inner"], config)
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, config: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["inner"], config)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         plain = [each.inner if isinstance(each, cls) else each for each in args]
-        return Wrapped(cls.table["f"](func(*plain, **(kwargs or {}))))
+        return cls(cls.table["f"](func(*plain, **(kwargs or {}))))
 
     def _stable_hash_for_caching(self) -> str:
         """What torch asks of subclasses; it need not say what their code does."""
@@ -65,6 +65,10 @@ class Wrapped(torch.Tensor):
         """Not called by any code that is traced."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(str(time.time()))
+
+
+class Vouched(Wrapped):
+    table: Any = {"f": lambda x: x * time.time()}  # noqa: RUF012
 
 
 def graph_of(x: Any) -> Any:
@@ -108,6 +112,15 @@ def test_one_whose_code_asks_the_process_is_refused_unless_the_user_vouches_for_
     assert "time" in reason.message
     assert "register_cacheable" in reason.fix
     assert not reason.in_any_form  # what was traced is free of it
+
+
+def test_one_that_the_user_vouches_for_is_in_the_key_by_its_version() -> None:
+    assert graph_of(Vouched(torch.ones(3))).key is None
+    s3cache.register_cacheable(Vouched, version="1")
+    first = graph_of(Vouched(torch.ones(3)))
+    assert "version 1" in first.components["graph.subclasses"].value
+    s3cache.register_cacheable(Vouched, version="2")
+    assert graph_of(Vouched(torch.ones(3))).key not in (first.key, None)
 
 
 def test_graphs_without_them_have_no_such_component() -> None:
