@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch._dynamo.source import ConstantSource
@@ -85,7 +85,7 @@ def test_what_cannot_be_described_is_refused(mode: FakeTensorMode) -> None:
 def test_views_share_a_storage_of_the_same_size_and_begin_where_they_did(
     mode: FakeTensorMode,
 ) -> None:
-    size = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    size: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     given = mode.from_tensor(
         torch.empty(6, 5), symbolic_context=size, source=ConstantSource("given")
     )
