@@ -1,6 +1,12 @@
 """What one entry of the compile cache holds, its frame, and what its header says of the graph."""
 
-from s3cache.artifact._artifact import SCHEMA, Artifact, check_image, variant_of
+from s3cache.artifact._artifact import (
+    CONDITIONS,
+    SCHEMA,
+    Artifact,
+    check_image,
+    variant_of,
+)
 from s3cache.artifact._describe import describe, description, packed, unpacked
 from s3cache.artifact._metadata import (
     AOTConfig,
@@ -28,6 +34,7 @@ from s3cache.artifact._profile import Changing, ShapeProfile
 from s3cache.artifact._values import Thing, Value
 
 __all__ = [
+    "CONDITIONS",
     "SCHEMA",
     "AOTConfig",
     "Artifact",

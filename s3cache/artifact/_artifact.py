@@ -11,7 +11,8 @@ and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), `
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
 ``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
 ``made_by`` (torch, compiler and platform, for people); of a graph whose first call is on fake
-tensors also ``first_call`` (its outputs, see ``hooks/_first_calls.py``).
+tensors also ``first_call`` (its outputs, see ``hooks/_first_calls.py``), and of one whose code
+relies on where inputs lie in their storages ``relies_on`` (text, see ``hooks/_conditions.py``).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from s3cache.frame import Frame
 from s3cache.stats import Level
 from s3cache.store import Buffer
 
-__all__ = ["SCHEMA", "Artifact", "check_image", "variant_of"]
+__all__ = ["CONDITIONS", "SCHEMA", "Artifact", "check_image", "variant_of"]
 
-SCHEMA = 1
+SCHEMA = 2
+#: The attribute of torch's result that says what its code relies on beside its key.
+CONDITIONS = "s3cache_conditions"
 _ENTRY = "entry"
 _KERNEL = "kernel/"
 _LOADED = 1  # PT_LOAD of ELF
@@ -48,6 +51,7 @@ class Artifact:
         runtime: the packed description, if there is one.
         components, made_by: plain data, see the module.
         first_call: the outputs of a graph that has to answer its first call with fake ones.
+        relies_on: what else must hold for a hit, if anything.
     """
 
     kind: Level
@@ -60,11 +64,12 @@ class Artifact:
     components: Mapping[str, object] = field(default_factory=dict)
     made_by: Mapping[str, object] = field(default_factory=dict)
     first_call: Sequence[Mapping[str, object]] | None = None
+    relies_on: str | None = None
 
     @property
     def variant(self) -> str:
         """See :func:`variant_of`."""
-        return variant_of(self.guards)
+        return variant_of(self.guards, self.relies_on)
 
     def encode(self, key: str) -> bytes:
         """This artifact as a frame under ``key``."""
@@ -84,6 +89,7 @@ class Artifact:
                 "components": dict(self.components),
                 "made_by": dict(self.made_by),
                 **({} if self.first_call is None else {"first_call": list(self.first_call)}),
+                **({} if self.relies_on is None else {"relies_on": self.relies_on}),
             },
         )
 
@@ -128,9 +134,10 @@ class Artifact:
         return described
 
 
-def variant_of(guards: str | None) -> str:
-    """Tells entries under one key apart: those with equal guards are interchangeable."""
-    return hashlib.sha256(guards.encode()).hexdigest()[:32] if guards else ""
+def variant_of(guards: str | None, relies_on: str | None = None) -> str:
+    """Tells entries under one key apart: those that equal programs may hit are interchangeable."""
+    conditions = (guards or "") + ("" if relies_on is None else f"\0{relies_on}")
+    return hashlib.sha256(conditions.encode()).hexdigest()[:32] if conditions else ""
 
 
 def check_image(image: Buffer) -> None:

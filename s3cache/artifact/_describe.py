@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args, get_origin
 
 import msgpack  # type: ignore[import-untyped]
 
+from s3cache.artifact._artifact import CONDITIONS
 from s3cache.artifact._metadata import (
     AOTConfig,
     Backward,
@@ -55,7 +56,7 @@ def describe(entry: AOTResult) -> GraphDescription:
     """All that torch's result for one graph says of it, but for its code."""
     parts = {name: getattr(entry, name, None) for name in internals.ENTRY_DESCRIPTION.names}
     subclasses, config = parts.pop("maybe_subclass_meta"), parts.pop("sanitized_aot_config")
-    bulk = {*internals.ENTRY_BULK.names, *internals.ENTRY_DESCRIPTION.names}
+    bulk = {*internals.ENTRY_BULK.names, *internals.ENTRY_DESCRIPTION.names, CONDITIONS}
     extra = {name: value_of(part) for name, part in _attributes(entry).items() if name not in bulk}
     half = entry.compiled_bw
     return GraphDescription(
@@ -69,6 +70,7 @@ def describe(entry: AOTResult) -> GraphDescription:
         dispatch_wrappers=tuple(value_of(wrapper) for wrapper in entry.dispatch_wrappers),
         backward=None if half is None else _backward(half),
         has_backward_module=entry.serialized_bw_module is not None,
+        s3cache_conditions=value_of(getattr(entry, CONDITIONS, None)),
         extra=extra,
     )
 

@@ -317,6 +317,7 @@ class GraphDescription(Meta):
             class and what it was made with.
         backward: ``None`` for a graph without one.
         has_backward_module: whether it holds what compiled autograd traces.
+        s3cache_conditions: what the code relies on beside its key, see ``hooks/_conditions.py``.
     """
 
     runtime_metadata: ViewAndMutationMeta = field(default_factory=ViewAndMutationMeta)
@@ -327,6 +328,7 @@ class GraphDescription(Meta):
     dispatch_wrappers: tuple[Value, ...] = ()
     backward: Backward | None = None
     has_backward_module: bool | None = None
+    s3cache_conditions: Value = None
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
 from s3cache.graph._code import code_fingerprint
-from s3cache.graph._key import Key, key_of, unpicklable_options
+from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._safety import (
     Code,
@@ -13,7 +13,7 @@ from s3cache.graph._safety import (
     unsafe_parts,
 )
 from s3cache.graph._stable import Component
-from s3cache.graph._surroundings import FIRST_CALL
+from s3cache.graph._surroundings import FIRST_CALL, places, sees_places
 
 __all__ = [
     "FIRST_CALL",
@@ -28,6 +28,9 @@ __all__ = [
     "graph_modules",
     "is_custom_function",
     "key_of",
+    "places",
+    "sees_places",
+    "settings_digest",
     "unpicklable_options",
     "unsafe_half",
     "unsafe_parts",

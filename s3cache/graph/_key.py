@@ -7,6 +7,7 @@ torch leaves out.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
 import warnings
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from s3cache.graph._code import UntoldError, fingerprint
 from s3cache.graph._operators import function_component, operator_component, registrations
+from s3cache.graph._passes import described_passes
 from s3cache.graph._safety import Unsafe, graph_modules
 from s3cache.graph._stable import Component, StableBytes
 from s3cache.graph._subclasses import subclass_component
@@ -29,11 +31,12 @@ from s3cache.graph._surroundings import (
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.fx import GraphModule
 
     from s3cache.torch_api.protocols import Config, KeyDetails, KeyPickler
 
-__all__ = ["Key", "key_of", "unpicklable_options"]
+__all__ = ["Key", "key_of", "settings_digest", "unpicklable_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def key_of(
     unsafe += unknown
     if component is not None:
         components["graph.subclasses"] = component
-    components.update(input_components(details.example_inputs))
+    components.update(input_components(details.gm, details.example_inputs))
     try:
         user = registrations()
     except UntoldError as exc:
@@ -88,6 +91,51 @@ def key_of(
         if user is not None:
             components["torch.registrations"] = user
     return unsafe or Key(components)
+
+
+def settings_digest(*, of_threads: bool) -> str | None:
+    """All that code of any graph would be made under at this moment; ``None`` if it has no digest.
+
+    Args:
+        of_threads: whether the number of threads matters: not to code for another device.
+    """
+    import torch
+
+    gm, processor = _nothing()
+    inputs = [processor] if of_threads else []
+    with described_passes(), internals.without_modes.get()(), internals.tracing.get()(None):
+        details = internals.details_of.get()(gm, inputs, {}, [])
+    for name in internals.GRAPHS_DETAILS.names:
+        vars(details).pop(name, None)
+    components, unsafe = _details_components(details, StableBytes(internals.fx_pickler.get()(gm)))
+    if unsafe:
+        return None
+    components.update(machine_components())
+    if of_threads:
+        components["torch.num_threads"] = Component.of_text(str(torch.get_num_threads()))
+    if (user := registrations()) is not None:
+        components["torch.registrations"] = user
+    components["autocast"] = Component.of_text(str(_autocast()))
+    return Key(components).digest
+
+
+@functools.cache
+def _nothing() -> tuple[GraphModule, Tensor]:
+    """A graph of nothing, and an input that is on the processor."""
+    import torch
+    from torch.fx import Graph, GraphModule
+
+    graph = Graph()
+    graph.output(())
+    with internals.without_modes.get()():
+        return GraphModule({}, graph), torch.empty(0, device="cpu")
+
+
+def _autocast() -> list[tuple[str, bool]]:
+    import torch
+
+    devices = internals.autocast_devices.get()()
+    return [(device, torch.is_autocast_enabled(device)) for device in devices]
 
 
 _USERS_CODE = {"graph.operators": operator_component, "graph.functions": function_component}

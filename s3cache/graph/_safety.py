@@ -64,6 +64,7 @@ Code: TypeAlias = Literal[
     "input",
     "component",
     "entry",  # what it was compiled to
+    "unrecorded",
     "kernel",
     "torch",  # a reason that only torch knows
     "error",  # none at all

@@ -13,9 +13,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from s3cache.graph._stable import Component
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, UntypedStorage
     from torch.fx import GraphModule
 
     from s3cache.torch_api.protocols import KeyDetails
@@ -35,6 +36,8 @@ __all__ = [
     "graph_components",
     "input_components",
     "machine_components",
+    "places",
+    "sees_places",
     "thread_components",
 ]
 
@@ -250,10 +253,11 @@ def _said(values: Mapping[str, object]) -> str:
 # -- inputs and graph
 
 
-def input_components(inputs: Sequence[object]) -> dict[str, Component]:
-    """Components of how inputs are related, to each other and to autograd."""
+def input_components(gm: GraphModule | None, inputs: Sequence[object]) -> dict[str, Component]:
+    """Components of how inputs are related, to each other, to storages and to autograd."""
     texts = {
         "inputs.sharing": _sharing(inputs),
+        "inputs.places": places(inputs) if gm is not None and sees_places(gm) else "",
         "inputs.non_leaf": _non_leaf(inputs),
         "inputs.bounds": _bounds(),
         FIRST_CALL: _first_call(),
@@ -283,22 +287,62 @@ def _sharing(inputs: Sequence[object]) -> str:
     Code for inputs that overlap reads one after it has written the other; torch's key is the same
     for inputs that do not.
     """
-    from torch import Tensor
-
     groups: dict[int, list[str]] = {}
-    for index, value in enumerate(inputs):
-        if isinstance(value, Tensor) and (storage := _storage(value)) is not None:
-            groups.setdefault(storage, []).append(f"{index}@{value.storage_offset()}")
+    for name, tensor, storage in _stored(inputs):
+        groups.setdefault(storage._cdata, []).append(f"{name}@{tensor.storage_offset()}")
     return "; ".join(" ".join(group) for group in groups.values() if len(group) > 1)
 
 
-def _storage(tensor: Tensor) -> int | None:
-    """Which storage a tensor is in; ``None`` for sparse tensors and wrapper subclasses."""
-    try:
-        storage: int = tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return None
-    return storage
+def places(inputs: Sequence[object]) -> str:
+    """Where each input begins in its storage, and how large that is."""
+    return " ".join(
+        f"{name}@{tensor.storage_offset()}/{storage.nbytes()}"
+        for name, tensor, storage in _stored(inputs)
+    )
+
+
+# In names of as_strided and its variants, and of what takes or changes a whole storage.
+_NAMES_PLACES = re.compile(r"as_strided|storage|^_?resize|^set_(\.|$)")
+
+
+def sees_places(gm: GraphModule) -> bool:
+    """Whether code made of ``gm`` depends on where inputs begin in their storages.
+
+    All other operators that a graph is traced into are told sizes and strides, and get a pointer
+    to the first element. Of those that name a place in a storage, Inductor takes the difference
+    to where the input began when it was compiled; Dynamo has no guard for that.
+    """
+    for _, module in graph_modules(gm):
+        for node in module.graph.nodes:
+            if node.op in ("call_function", "call_method"):
+                called = str(getattr(node.target, "__name__", node.target))
+                if _NAMES_PLACES.search(called):
+                    return True
+    return False
+
+
+def _stored(inputs: Iterable[object]) -> Iterator[tuple[str, Tensor, UntypedStorage]]:
+    """The tensors that lie in a storage, with their names, and the storage.
+
+    A wrapper subclass lies in none; those that it wraps do. Sparse tensors do not.
+    """
+    from torch import Tensor
+
+    is_wrapper = internals.is_wrapper_subclass.get()
+    left = [(str(index), value) for index, value in enumerate(inputs)]
+    while left:
+        name, value = left.pop(0)
+        if not isinstance(value, Tensor):
+            continue
+        if is_wrapper(value):
+            inner, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+            left[:0] = [(f"{name}.{attribute}", getattr(value, attribute)) for attribute in inner]
+            continue
+        try:
+            storage = value.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            continue
+        yield name, value, storage
 
 
 def _non_leaf(inputs: Sequence[object]) -> str:

@@ -11,13 +11,17 @@ set for that half: the entry then gets what the second level would have collecte
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from s3cache.graph import sees_places, settings_digest
+from s3cache.hooks._backwards import Backwards
+from s3cache.hooks._conditions import Compile, Half, note_half
 from s3cache.hooks._first_calls import Described, UndescribedError, described_outputs
 from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from s3cache.torch_api.protocols import (
+        AOTConfig,
         CompiledGraph,
         FirstCallWrapper,
         Function,
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["Bundling"]
+
+logger = logging.getLogger("s3cache")
 
 # As many keys as there may be between a lookup that misses and the save.
 _REMEMBERED = 1024
@@ -48,17 +55,39 @@ class _Thread(threading.local):
 class Bundling:
     """Which compiles end in an entry; a compile is known by its tracing context."""
 
-    def __init__(self) -> None:
+    def __init__(self, backwards: Backwards) -> None:
         self._thread = _Thread()
+        self._backwards = backwards
         # DDPOptimizer compiles several graphs in one context, one after the other.
-        self._keys: weakref.WeakKeyDictionary[TracingContext, str] = weakref.WeakKeyDictionary()
+        self._compiles: weakref.WeakKeyDictionary[TracingContext, list[Compile]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._outputs: OrderedDict[str, list[Described] | UndescribedError] = OrderedDict()
 
-    def begin(self, key: str) -> None:
-        """The graph that is being traced now will be saved under ``key``."""
+    def end(self) -> None:
+        """Another graph is about to be looked up."""
+        context, compile_ = self._current()
+        if context is not None and compile_ is not None:
+            compile_.end(context)
+
+    def begin(
+        self, key: str, config: AOTConfig, inputs: Sequence[object], *, of_threads: bool
+    ) -> None:
+        """The graph that is being traced now will be saved under ``key``.
+
+        Args:
+            of_threads: whether its code is made for the number of threads.
+        """
         context = internals.current_tracing_context.get()()
         if context is not None:
-            self._keys[context] = key
+            compile_ = Compile.begun(context, key, config, inputs, of_threads=of_threads)
+            self._compiles.setdefault(context, []).append(compile_)
+
+    def compile_of(self, key: str) -> Compile | None:
+        """What is known of the compile that ends in an entry under ``key`` now."""
+        context = internals.current_tracing_context.get()()
+        compiles = () if context is None else self._compiles.get(context, ())
+        return next((each for each in reversed(compiles) if each.key == key), None)
 
     def is_under_way(self) -> bool:
         """Whether what is compiled now is to become a part of an entry."""
@@ -89,9 +118,14 @@ class Bundling:
         patches.replace(internals.compile_fx_inner, self._compiler)
         patches.replace(internals.answer_first_call, self._answerer)
 
-    def _begun(self) -> str | None:
+    def _current(self) -> tuple[TracingContext | None, Compile | None]:
         context = internals.current_tracing_context.get()()
-        return None if context is None else self._keys.get(context)
+        compiles = None if context is None else self._compiles.get(context)
+        return context, compiles[-1] if compiles else None
+
+    def _begun(self) -> str | None:
+        compile_ = self._current()[1]
+        return None if compile_ is None else compile_.key
 
     def _or_begun(self, asked: Callable[[], bool]) -> Callable[[], bool]:
         def should_bundle_autograd_cache() -> bool:
@@ -101,9 +135,11 @@ class Bundling:
 
     def _compiler(self, compile_inner: Function[CompiledGraph]) -> Function[CompiledGraph]:
         def compile_fx_inner(gm: GraphModule, *args: object, **kwargs: object) -> CompiledGraph:
-            if self._begun() is None:
+            context, compile_ = self._current()
+            if context is None or compile_ is None:
                 return compile_inner(gm, *args, **kwargs)
             started = time.monotonic_ns()
+            half = self._half(gm, compile_, is_backward=bool(kwargs.get("is_backward")))
             outer = self._thread.half
             with contextlib.ExitStack() as self._thread.half:
                 try:
@@ -113,12 +149,29 @@ class Bundling:
                     graph = compile_inner(gm, *args, **kwargs)
                 finally:
                     self._thread.half = outer
+            if half is not None:
+                if not half["late"]:
+                    compile_.look(context)
+                note_half(graph, half)
             # torch notes it only where it does not bundle, and takes a backward's from here.
             if graph._time_taken_ns is None:
                 graph._time_taken_ns = time.monotonic_ns() - started
             return graph
 
         return compile_fx_inner
+
+    def _half(self, gm: GraphModule, compile_: Compile, *, is_backward: bool) -> Half | None:
+        """What there is to note of a half that is about to be lowered; without, it is not saved."""
+        late = is_backward and self._backwards.are_late()
+        try:
+            return {
+                "sees_places": sees_places(gm),
+                "late": late,
+                "lowered": settings_digest(of_threads=compile_.of_threads) if late else None,
+            }
+        except Exception:  # the user's program goes on
+            logger.warning("s3cache: a graph will not be cached as a whole", exc_info=True)
+            return None
 
     def _answerer(self, original: Function[object]) -> Function[object]:
         def post_compile(

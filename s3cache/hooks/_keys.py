@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function, KeyPickler
 
-__all__ = ["CacheCall", "CacheCalls", "FxKeying", "KeySeam", "Registry"]
+__all__ = ["CacheCall", "CacheCalls", "FxKeying", "KeySeam", "Registry", "is_made_for_threads"]
 
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
@@ -322,6 +322,11 @@ def _reasons_for(error: Exception) -> tuple[Unsafe, ...]:
     if isinstance(error, internals.bypass_error.get()):
         return (Unsafe("torch", str(error)),)
     return (Unsafe("error", repr(error)),)
+
+
+def is_made_for_threads(components: Mapping[str, Component]) -> bool:
+    """Whether a key says that code under it is made for the number of threads."""
+    return bool({"cpp_runtime_thread_count", "torch.num_threads"} & set(components))
 
 
 def _cache_directory() -> str | None:

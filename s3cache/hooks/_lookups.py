@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from s3cache.artifact import Artifact
 from s3cache.cache import Engine, Hit, JudgedLookup
 from s3cache.errors import CorruptError
+from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
+from s3cache.hooks._conditions import add_guards, conditions_of, hold
 from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
+from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, is_made_for_threads
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._votes import Ballot, ballot_on
 from s3cache.stats import Reason
@@ -29,7 +31,7 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from s3cache.torch_api.protocols import AOTResult, Function
+    from s3cache.torch_api.protocols import AOTConfig, AOTResult, Function
 
 __all__ = ["LookupSeam"]
 
@@ -46,12 +48,14 @@ class Lookup(CacheCall):
         candidate: the one that torch judges or rebuilds now, and where it came from.
 
     Args:
+        config: how AOTAutograd is to go about the graph.
         ballot: what other ranks say, if all must.
     """
 
-    def __init__(self, ballot: Ballot | None) -> None:
+    def __init__(self, config: AOTConfig, ballot: Ballot | None) -> None:
         super().__init__()
         self._ballot = ballot
+        self.config = config
         self.judged: JudgedLookup | None = None
         self.candidate: tuple[AOTResult, Hit] | None = None
 
@@ -95,6 +99,7 @@ class LookupSeam:
         keys: KeySeam,
         kernels: Kernels,
         bundling: Bundling,
+        backwards: Backwards,
         bypasses: Bypasses,
     ) -> None:
         self._engine = engine
@@ -102,6 +107,7 @@ class LookupSeam:
         self._keys = keys
         self._kernels = kernels
         self._bundling = bundling
+        self._backwards = backwards
         self._bypasses = bypasses
 
     def install(self, patches: Patches) -> None:
@@ -113,20 +119,31 @@ class LookupSeam:
 
     def _loader(self, original: Function[object]) -> Function[object]:
         def try_load(*args: object, **kwargs: object) -> object:
-            with self._calls.entered(Lookup(_ballot(args))) as lookup:
+            with self._calls.entered(Lookup(_config(args), _ballot(args))) as lookup:
+                self._bundling.end()
                 try:
                     result = original(*args, **kwargs)
                 finally:
                     lookup.close()
                     if lookup.reasons:
                         self._bypasses.met(lookup.reasons, lookup.error)
+                if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
+                    self._begin(lookup)
                 if lookup.error is not None and self._engine.settings.strict:
                     raise lookup.error
-                if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
-                    self._bundling.begin(lookup.key)
                 return result
 
         return try_load
+
+    def _begin(self, lookup: Lookup) -> None:
+        key = str(lookup.key)
+        of_threads = is_made_for_threads(self._keys.components(key))
+        try:
+            self._bundling.begin(key, lookup.config, lookup.inputs, of_threads=of_threads)
+        except Exception as exc:
+            lookup.met(exc)
+            if not self._engine.settings.strict:
+                logger.warning("s3cache: a graph will not be cached as a whole", exc_info=True)
 
     def _current(self) -> Lookup | None:
         current = self._calls.current
@@ -143,7 +160,9 @@ class LookupSeam:
                 if self._keys.is_shared(lookup.key) and _asks_local(args, kwargs):
                     yield from self._entries(lookup)
                 lookup.candidate = None
-            yield from original(cls, *args, **kwargs)
+            for candidate in original(cls, *args, **kwargs):
+                if lookup is None or _fits(cast("AOTResult", candidate[0]), lookup):
+                    yield candidate
 
         return iterate_over_candidates
 
@@ -156,6 +175,10 @@ class LookupSeam:
                     entry = pickle.loads(content)  # noqa: S301 - verified; see docs/threat-model.md
                     if not isinstance(entry, internals.aot_result.get()):
                         raise CorruptError("entry", f"holds a {type(entry).__name__}")
+                    if conditions_of(entry) is None:
+                        raise CorruptError("entry", "does not say what its code relies on")
+                    if not _fits(entry, lookup):
+                        continue
                 except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
                     lookup.reject(hit, exc)
                     continue
@@ -191,7 +214,7 @@ class LookupSeam:
             lookup.agree()
             with _undone_if_it_fails():
                 if hit is None:
-                    function = original(entry, *args, **kwargs)
+                    function = self._conditionally(lookup, original, entry, *args, **kwargs)
                 else:
                     function = self._rebuilt(hit, lookup, original, entry, *args, **kwargs)
                 lookup.agree()
@@ -214,11 +237,28 @@ class LookupSeam:
             with self._kernels.only(Artifact.kernels_of(hit.entry)):
                 if internals.is_first_call_fake():
                     fake_first_call(entry, Artifact.first_call_of(hit.entry))
-                return original(entry, *args, **kwargs)
+                return self._conditionally(lookup, original, entry, *args, **kwargs)
         except Exception as exc:
             lookup.reject(hit, exc)
             # A miss to torch: it compiles, and what it saves replaces the entry.
             raise internals.miss_error.get()(f"s3cache: {exc}") from exc
+
+    def _conditionally(
+        self,
+        lookup: Lookup,
+        original: Function[object],
+        entry: AOTResult,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        """The callable, which does on later calls too what one does that is compiled here."""
+        conditions = conditions_of(entry)
+        if conditions is None:
+            return original(entry, *args, **kwargs)
+        self._backwards.attach(entry, conditions)
+        function = original(entry, *args, **kwargs)
+        add_guards(conditions, lookup.config.aot_autograd_arg_pos_to_source or ())
+        return function
 
     def _accept(self, hit: Hit, lookup: Lookup, entry: AOTResult) -> None:
         lookup.accept(hit)
@@ -239,6 +279,17 @@ def _ballot(args: Sequence[object]) -> Ballot | None:
     )
 
 
+def _config(args: Sequence[object]) -> AOTConfig:
+    """What ``try_load`` with these arguments is told of the graph."""
+    return cast("AOTConfig", args[2])
+
+
+def _fits(entry: AOTResult, lookup: Lookup) -> bool:
+    """Whether what the code relies on holds here; torch asks for guards on sizes of inputs."""
+    conditions = conditions_of(entry)
+    return conditions is None or hold(conditions, lookup.inputs)
+
+
 def _asks_local(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Whether torch asks for its local cache at all: ``enable_autograd_cache``."""
     return bool(kwargs["local"] if "local" in kwargs else args[0])
@@ -250,9 +301,12 @@ def _undone_if_it_fails() -> Iterator[None]:
     context = internals.current_tracing_context.get()()
     strides = None if context is None else context.output_strides
     before = None if strides is None else list(strides)
+    guards = None if context is None else list(context.guards_context.aotautograd_guards)
     try:
         yield
     except Exception:
+        if context is not None and guards is not None:
+            context.guards_context.aotautograd_guards[:] = guards
         if strides is not None and before is not None:
             strides[:] = before
         raise

@@ -18,6 +18,7 @@ from s3cache.cache import Engine, Saved
 from s3cache.graph import FIRST_CALL, Code, Component, Unsafe
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
+from s3cache.hooks._conditions import UnrecordedError, described, note_conditions
 from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
@@ -33,11 +34,16 @@ logger = logging.getLogger("s3cache")
 
 
 class Save(CacheCall):
-    """One call of ``save``, with what is to be saved."""
+    """One call of ``save``, with what is to be saved.
+
+    Attributes:
+        relies_on: see :class:`Artifact`.
+    """
 
     def __init__(self, entry: AOTResult) -> None:
         super().__init__()
         self.entry = entry
+        self.relies_on: str | None = None
 
 
 class SaveSeam:
@@ -69,11 +75,27 @@ class SaveSeam:
     def _saver(self, original: Function[None]) -> Function[None]:
         def save(key: str, entry: AOTResult, *args: object, **kwargs: object) -> None:
             with self._calls.entered(Save(entry)) as saving:
-                original(key, entry, *args, **kwargs)
+                if self._has_noted(key, entry, saving):
+                    original(key, entry, *args, **kwargs)
                 if saving.error is not None and self._engine.settings.strict:
                     raise saving.error
 
         return save
+
+    def _has_noted(self, key: str, entry: AOTResult, saving: Save) -> bool:
+        """Put into ``entry`` what its code relies on, without which nobody may use it."""
+        if not self._keys.is_shared(key):
+            return True  # torch's own
+        try:
+            noted = note_conditions(entry, self._bundling.compile_of(key))
+        except UnrecordedError as exc:
+            self._refused("unrecorded", exc)
+            return False
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._failed(saving, exc)
+            return False
+        saving.relies_on = described(noted)
+        return True
 
     def _pickler(self, original: Function[bytes | None]) -> Function[bytes | None]:
         def pickle_entry(entry: AOTResult, *args: object, **kwargs: object) -> bytes | None:
@@ -101,7 +123,7 @@ class SaveSeam:
 
     def _share(self, key: str, saving: Save, content: bytes) -> bool:
         try:
-            frame = self._artifact(key, saving.entry, content).encode(key)
+            frame = self._artifact(key, saving, content).encode(key)
             saved = isinstance(self._engine.save(key, frame), Saved)
             if saved:
                 self._supersede(saving.entry)
@@ -110,12 +132,15 @@ class SaveSeam:
             self._refused("kernel", exc)
         except UndescribedError as exc:
             self._refused("fakify-first-call", exc)
-        except Exception as exc:
-            saving.met(exc)
-            if not self._warned and not self._engine.settings.strict:
-                self._warned = True
-                logger.warning("s3cache: a compiled graph is not shared", exc_info=True)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._failed(saving, exc)
         return False
+
+    def _failed(self, saving: Save, error: Exception) -> None:
+        saving.met(error)
+        if not self._warned and not self._engine.settings.strict:
+            self._warned = True
+            logger.warning("s3cache: a compiled graph is not shared", exc_info=error)
 
     def _refused(self, code: Code, error: Exception) -> None:
         self._bypasses.met([Unsafe(code, str(error))], what="a compiled graph is not shared")
@@ -129,7 +154,8 @@ class SaveSeam:
             if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
                 self._engine.supersede(graph._fx_graph_cache_key, variant_of(graph.guards_expr))
 
-    def _artifact(self, key: str, entry: AOTResult, content: bytes) -> Artifact:
+    def _artifact(self, key: str, saving: Save, content: bytes) -> Artifact:
+        entry = saving.entry
         halves = (entry.compiled_fw, entry.compiled_bw)
         kernels = self._kernels.images_of([half.result for half in halves if half is not None])
         components = self._keys.components(key)
@@ -141,6 +167,7 @@ class SaveSeam:
             entry=content,
             kernels=kernels,
             guards=entry.guards_expr,
+            relies_on=saving.relies_on,
             forward_ns=int(entry.forward_time_taken_ns),
             backward_ns=int(entry.backward_time_taken_ns),
             runtime=packed(describe(entry)),

@@ -15,6 +15,7 @@ from s3cache import _autoload
 from s3cache._importing import when_imported
 from s3cache.cache import Cache, Engine, cache_over
 from s3cache.errors import S3CacheError
+from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._check import Report, checked
@@ -79,14 +80,15 @@ class Session:
 
     def _install_seams(self) -> None:
         """In the order in which torch calls them."""
-        calls, kernels, bundling = CacheCalls(), Kernels(), Bundling()
+        calls, kernels, backwards = CacheCalls(), Kernels(), Backwards()
+        bundling = Bundling(backwards)
         bypasses = Bypasses(self._engine)
         keys = KeySeam(registry, calls)
-        lookups = LookupSeam(self._engine, calls, keys, kernels, bundling, bypasses)
+        lookups = LookupSeam(self._engine, calls, keys, kernels, bundling, backwards, bypasses)
         saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses)
         halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling)
         keys.install_fx(self._patches)
-        for seam in (keys, lookups, kernels, bundling, halves, saves):
+        for seam in (backwards, keys, lookups, kernels, bundling, halves, saves):
             seam.install(self._patches)
         if self._engine.settings.shape_profile:
             ProfileSeam(self._engine).install(self._patches)

@@ -34,6 +34,7 @@ from s3cache.torch_api.protocols import (
     AOTConfig,
     AOTResult,
     AutogradNode,
+    BackwardModule,
     CompiledGraph,
     CompiledHalf,
     CompileReason,
@@ -50,6 +51,7 @@ from s3cache.torch_api.protocols import (
     FirstCallWrapper,
     Function,
     FunctorchConfig,
+    GuardsContext,
     InductorConfig,
     KeyDetails,
     KeyPickler,
@@ -60,6 +62,7 @@ from s3cache.torch_api.protocols import (
     Reducer,
     RuntimeMetadata,
     ShapeEnv,
+    ShapeGuard,
     ShapeState,
     SharedStore,
     SplitByDDP,
@@ -329,6 +332,7 @@ fx_write_to_local_cache: Internal[Callable[[str, bytes], None]] = Internal(
     f"{_FX}._write_to_local_cache"
 )
 fx_key_details: Internal[type[KeyDetails]] = Internal(f"{_CODE}:FxGraphHashDetails")
+details_of: Internal[Function[KeyDetails]] = Internal(f"{_CODE}:FxGraphHashDetails")
 _fx_get_key: Internal[Callable[[KeyPickler, object], str]] = Internal(
     f"{_FX_PICKLER}.get_key", since=(2, 13), instead="its hash, with a letter before"
 )
@@ -336,7 +340,10 @@ _fx_get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_FX_PI
 fx_debug_lines: Internal[Callable[[KeyPickler, object], list[str]]] = Internal(
     f"{_FX_PICKLER}.debug_lines"
 )
+fx_pickler: Internal[Callable[[GraphModule], KeyPickler]] = Internal(_FX_PICKLER)
 Shape(_FX_PICKLER, KeyPickler, added={"reducer_override": (2, 13)})
+#: Details of an FX graph that are no settings.
+GRAPHS_DETAILS = Fields(f"{_CODE}:FxGraphHashDetails", "gm example_inputs fx_kwargs")
 is_frozen_param: Internal[Callable[[Tensor], bool]] = Internal(
     "torch._inductor.freezing_utils:is_frozen_param"
 )
@@ -512,16 +519,29 @@ _SHAPES = "torch.fx.experimental.symbolic_shapes"
 current_tracing_context: Internal[Callable[[], TracingContext | None]] = Internal(
     "torch._guards:TracingContext.try_get"
 )
+tracing: Internal[Callable[[TracingContext | None], AbstractContextManager[object]]] = Internal(
+    "torch._guards:tracing"
+)
+tracing_context: Internal[Callable[[FakeMode], TracingContext]] = Internal(
+    "torch._guards:TracingContext"
+)
+fake_mode: Internal[Function[FakeMode]] = Internal("torch._subclasses.fake_tensor:FakeTensorMode")
+shape_env: Internal[Callable[[], ShapeEnv]] = Internal(f"{_SHAPES}:ShapeEnv")
 source: Internal[type] = Internal("torch._guards:Source")
 fake_tensor: Internal[type[Tensor]] = Internal("torch._subclasses.fake_tensor:FakeTensor")
 #: An object that a graph takes, as tracing sees it, and the real one behind it.
 script_object: Internal[type] = Internal("torch._library.fake_class_registry:FakeScriptObject")
 (REAL_OBJECT,) = Words("torch._library.fake_class_registry:FakeScriptObject.__init__", "real_obj")
 device_mesh: Internal[type[DeviceMesh]] = Internal("torch.distributed.device_mesh:DeviceMesh")
+is_wrapper_subclass: Internal[Callable[[object], bool]] = Internal(
+    "torch.utils._python_dispatch:is_traceable_wrapper_subclass"
+)
 without_modes: Internal[Callable[[], AbstractContextManager[object]]] = Internal(
     "torch.utils._python_dispatch:_disable_current_modes"
 )
 Shape("torch._guards:TracingContext", TracingContext)
+Shape("torch._guards:GuardsContext", GuardsContext)
+Shape(f"{_SHAPES}:ShapeGuard", ShapeGuard)
 Shape("torch.distributed.device_mesh:DeviceMesh", DeviceMesh)
 Shape("torch._subclasses.fake_tensor:FakeTensorMode", FakeMode)
 Shape(f"{_SHAPES}:ShapeEnv", ShapeEnv)
@@ -530,6 +550,113 @@ Fields(f"{_SHAPES}:TrackedFake", "fake symbolic_context")
 Fields(f"{_SHAPES}:StatelessSymbolicContext", "constraint_sizes")
 Fields(f"{_SHAPES}:StrictMinMaxConstraint", "vr")
 Fields("torch.utils._sympy.value_ranges:ValueRanges", "lower upper")
+
+#: What AOTAutograd finds out of inputs while it compiles, and Dynamo is to guard.
+duplicate_inputs: Internal[Callable[[object, object], object]] = Internal(
+    "torch._guards:DuplicateInputs"
+)
+storage_overlap: Internal[Callable[[list[object], list[object]], object]] = Internal(
+    "torch._guards:StorageOverlap"
+)
+_overlapping: Internal[Function[set[int]]] = Internal(
+    "torch._C._dynamo.guards:compute_overlapping_tensors"
+)
+Fields("torch._guards:DuplicateInputs", "input_source_a input_source_b")
+Fields("torch._guards:StorageOverlap", "overlapping_sources non_overlapping_sources")
+
+
+def shape_guards(context: TracingContext) -> Sequence[ShapeGuard]:
+    """Guards on sizes that there are so far in a compile."""
+    mode = getattr(context, "fake_mode", None)
+    shapes: ShapeEnv | None = getattr(mode, "shape_env", None)
+    return () if shapes is None else shapes.guards
+
+
+def symbols_in(guard: ShapeGuard) -> set[object]:
+    """What a guard on sizes is about."""
+    return set(guard.expr.free_symbols)
+
+
+def named_symbols(context: TracingContext, guard: ShapeGuard) -> dict[str, str] | None:
+    """What each symbol in a guard is the size of; ``None`` if that is not known of one."""
+    return _named(context, {str(symbol): symbol for symbol in symbols_in(guard)})
+
+
+def _named(context: TracingContext, symbols: Mapping[str, object]) -> dict[str, str] | None:
+    known = context.fake_mode.shape_env.var_to_sources
+    named: dict[str, str] = {}
+    for name, symbol in symbols.items():
+        sources = known.get(symbol) or ()
+        source = name_of_source(sources[0]) if sources else None
+        if source is None:
+            return None
+        named[name] = source
+    return named
+
+
+def size_guard_holds(context: TracingContext, expression: str, named: Mapping[str, str]) -> bool:
+    """Whether a guard on sizes holds of those that are compiled for now.
+
+    Args:
+        named: what its symbols are to be the sizes of.
+    """
+    shapes = context.fake_mode.shape_env
+    here = {str(symbol): symbol for symbol in shapes.var_to_sources if str(symbol) in named}
+    return _named(context, here) == dict(named) and bool(shapes.evaluate_symexpr(expression))
+
+
+def guard_on_sizes(context: TracingContext, expression: str) -> None:
+    """Have a guard checked that holds of the sizes that are compiled for now."""
+    if not context.fake_mode.shape_env.deserialize_symexpr(expression):
+        raise ValueError(f"{expression} does not hold")
+
+
+def written_guard(guard: ShapeGuard) -> str:
+    """A guard as text that :func:`guard_on_sizes` reads."""
+    return _expression_printer.get()().doprint(guard.expr)
+
+
+def symbols_of(inputs: Sequence[object]) -> frozenset[object]:
+    """The symbols that are inputs of a graph: torch's entries have guards on these."""
+    import torch
+
+    numbers = (value.node.expr for value in inputs if isinstance(value, torch.SymInt))
+    return frozenset(symbol for symbol in numbers if getattr(symbol, "is_symbol", False))
+
+
+def sources_of_guard(guard: object) -> tuple[str, list[object], list[object]] | None:
+    """The kind of a guard of AOTAutograd's and the inputs it is on; ``None`` for another kind."""
+    kind, parts = type(guard).__name__, getattr(guard, "__dict__", {})
+    if type(guard) is duplicate_inputs.get():
+        return kind, [parts["input_source_a"]], [parts["input_source_b"]]
+    if type(guard) is storage_overlap.get():
+        return kind, [*parts["overlapping_sources"]], [*parts["non_overlapping_sources"]]
+    return None
+
+
+def guard_holds(
+    context: TracingContext, kind: str, some: Sequence[object], others: Sequence[object]
+) -> bool:
+    """Whether a guard on these inputs holds; nothing is guarded because of this."""
+    if kind == "DuplicateInputs":
+        return some[0] is others[0]
+    with context.fake_mode.shape_env.suppress_guards():
+        found = _overlapping.get()([*some, *others], symbolic=True)
+    return found == set(range(len(some)))
+
+
+def guard_on(kind: str, some: list[object], others: list[object]) -> object:
+    """The guard of which :func:`sources_of_guard` said that.
+
+    Raises:
+        ValueError: it is of a kind that this release does not have.
+    """
+    if kind == "DuplicateInputs" and len(some) == len(others) == 1:
+        return duplicate_inputs.get()(some[0], others[0])
+    if kind == "StorageOverlap":
+        return storage_overlap.get()(some, others)
+    raise ValueError(f"no guard is a {kind} on {len(some)} and {len(others)} inputs")
+
 
 #: Attributes of a graph module that are made from its graph.
 GENERATED = Fields("torch.fx.graph_module:GraphModule", "_graph _code _lineno_map _prologue_start")
@@ -768,6 +895,35 @@ PROLOGUE_MESSAGES = Words(
     _WRITES_PROLOGUE, "_tangent_descs_ _compile_id_ _stack_traces_", since=(2, 13)
 )
 Shape(f"{_COMPILED}:Op", AutogradNode)
+
+
+# -- how Inductor is called, and a backward that it lowers later on
+
+compile_fx: Internal[Function[object]] = Internal("torch._inductor.compile_fx:compile_fx")
+aot_module: Internal[Function[object]] = Internal(
+    "torch._dynamo.backends.common:aot_module_simplified"
+)
+cpp_wrapper_options: Internal[Callable[[], dict[str, object]]] = Internal(
+    "torch._inductor.compile_fx:get_cpp_wrapper_config"
+)
+disable_dynamo: Internal[Function[Function[object]]] = Internal("torch._dynamo:disable")
+keeps_graph: Internal[Callable[[], bool]] = Internal(
+    "torch._C._autograd:_get_current_graph_task_keep_graph"
+)
+Shape(f"{_AOT}.aot_autograd_result:SerializedGraphModule", BackwardModule)
+
+
+def interpreted(module: GraphModule) -> Callable[[list[object]], object]:
+    """A graph that was traced, run operator by operator."""
+    import torch
+
+    def run(args: list[object]) -> object:
+        values = list(args)
+        args.clear()
+        with torch.no_grad():
+            return module(*values)
+
+    return boxed(run)
 
 
 # -- code that Inductor generated

@@ -6,7 +6,7 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from traceback import FrameSummary
     from types import CodeType, ModuleType
 
+    from torch import Tensor
     from torch.fx import GraphModule
 
 __all__ = [
     "AOTConfig",
     "AOTResult",
     "AutogradNode",
+    "BackwardModule",
     "CompileReason",
     "CompiledGraph",
     "CompiledHalf",
@@ -38,6 +40,7 @@ __all__ = [
     "FirstCallWrapper",
     "Function",
     "FunctorchConfig",
+    "GuardsContext",
     "InductorConfig",
     "KeyDetails",
     "KeyPickler",
@@ -48,6 +51,7 @@ __all__ = [
     "Reducer",
     "RuntimeMetadata",
     "ShapeEnv",
+    "ShapeGuard",
     "ShapeState",
     "SplitByDDP",
     "SubclassMeta",
@@ -98,6 +102,7 @@ class SharedStore(Protocol):
 class AOTConfig(Protocol):
     """How AOTAutograd is to go about one graph."""
 
+    aot_autograd_arg_pos_to_source: list[object] | None
     precompile_backend_id: str | None
 
 
@@ -145,6 +150,7 @@ class RuntimeMetadata(Protocol):
     tokens: Mapping[object, object] | None
     num_forward: int
     is_rng_op_functionalized: bool
+    bw_donated_idxs: list[int] | None
 
 
 class SubclassMeta(Protocol):
@@ -159,6 +165,12 @@ class SubclassMeta(Protocol):
     original_subclass_type: type | None
 
 
+class BackwardModule(Protocol):
+    """The graph of a backward as it was before Inductor lowered it, to be made when needed."""
+
+    def deserialize(self) -> GraphModule: ...
+
+
 class AOTResult(Protocol):
     """torch's entry for a graph: what is pickled."""
 
@@ -169,7 +181,7 @@ class AOTResult(Protocol):
     forward_time_taken_ns: int
     backward_time_taken_ns: int
     guards_expr: str | None
-    serialized_bw_module: object
+    serialized_bw_module: BackwardModule
 
 
 # -- while a graph is traced
@@ -181,10 +193,27 @@ class DeviceMesh(Protocol):
     def __getstate__(self) -> dict[str, object]: ...
 
 
+class ShapeExpression(Protocol):
+    """Something that is to hold of sizes."""
+
+    free_symbols: Iterable[object]
+
+
+class ShapeGuard(Protocol):
+    """A guard on sizes."""
+
+    expr: ShapeExpression
+
+
 class ShapeEnv(Protocol):
     """The symbols that sizes of the program that is compiled have."""
 
+    guards: Sequence[ShapeGuard]
+    var_to_sources: Mapping[object, Sequence[object]]
+
     def deserialize_symexpr(self, code: str) -> int: ...
+    def suppress_guards(self) -> AbstractContextManager[object]: ...
+    def evaluate_symexpr(self, code: str) -> int | float | bool: ...
 
 
 class ExpressionPrinter(Protocol):
@@ -198,6 +227,8 @@ class FakeMode(AbstractContextManager[object], Protocol):
 
     shape_env: ShapeEnv
 
+    def from_tensor(self, tensor: Tensor, *, static_shapes: bool) -> Tensor: ...
+
 
 class SplitByDDP(Protocol):
     """The graphs of one program that DDPOptimizer has compiled so far."""
@@ -206,10 +237,18 @@ class SplitByDDP(Protocol):
     metadata_per_bucket: list[RuntimeMetadata]
 
 
+class GuardsContext(Protocol):
+    """What Dynamo is to check before it calls the code that is compiled now."""
+
+    dynamo_guards: Sized
+    aotautograd_guards: list[object]
+
+
 class TracingContext(Protocol):
     """What torch knows of the compile that is under way on this thread."""
 
     fake_mode: FakeMode
+    guards_context: GuardsContext
     fakify_first_call: bool
     fw_metadata: RuntimeMetadata | None
     output_strides: list[object] | None
@@ -371,6 +410,7 @@ class InductorConfig(Config, Protocol):
 
     fx_graph_cache: bool
     freezing: bool
+    cpp_wrapper: bool
     cpu_backend: str
     max_autotune: bool
     max_autotune_gemm: bool

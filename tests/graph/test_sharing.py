@@ -129,3 +129,56 @@ def test_debugging_does_not_matter_and_asking_for_provenance_does(tmp_path: Path
         with inductor.patch(options):
             found.append(key_of(sine, torch.ones(3)))
     assert found[0] == found[1] != found[2]
+
+
+def part(start: int, extent: int = 24) -> torch.Tensor:
+    return torch.zeros(extent)[start : start + 6]
+
+
+def test_where_inputs_begin_matters_to_graphs_that_name_places_in_storages() -> None:
+    named: tuple[Callable[[torch.Tensor], Any], ...] = (
+        lambda x: x.as_strided((2,), (1,)),
+        lambda x: torch.as_strided(x, (2,), (1,), 5) + 1,
+        lambda x: torch.ops.aten.as_strided.default(x.sin(), [2], [1], 1),
+        lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 4),
+        lambda x: torch.as_strided_copy(x, (2,), (1,), 5),
+    )
+    for function in named:
+        assert len({key_of(function, part(*at)) for at in ((0,), (3,), (3, 9))}) == 3
+
+
+@torch.no_grad()
+def without_grad(x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        return x.cos()
+
+
+def test_where_inputs_begin_matters_to_no_others() -> None:
+    others: tuple[Callable[[torch.Tensor], Any], ...] = (
+        sine,
+        lambda x: x.view(2, 3).diagonal() + x.unfold(0, 2, 2).sum(),
+        lambda x: x.mul_(2)[1:].view(5, 1).t(),
+        without_grad,
+    )
+    for function in others:
+        assert len({key_of(function, part(*at)) for at in ((0,), (3,), (3, 9))}) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*_stable_hash_for_caching:UserWarning")  # by torch
+def test_tensors_inside_of_a_subclass_share_storages_like_others() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x.mul_(2) + y
+
+    def keyed(first: torch.Tensor, second: torch.Tensor, other: torch.Tensor) -> str:
+        return key_of(function, TwoTensor(first, second), TwoTensor(other, other.clone()))
+
+    flat, other = torch.zeros(12), torch.zeros(6)
+    pairs = [
+        (part(0), part(0), other),
+        (flat[:6], flat[:6], other),
+        (flat[:6], part(0), flat[:6]),
+    ]
+    assert len({keyed(*pair) for pair in pairs}) == len(pairs)
+    assert keyed(part(0), part(0), part(0)) == keyed(part(3), part(3), part(0))

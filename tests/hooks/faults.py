@@ -33,7 +33,7 @@ def _seams() -> dict[str, tuple[Any, str]]:
     """What to break in each seam."""
     from s3cache.artifact import Artifact
     from s3cache.cache import Engine
-    from s3cache.hooks import _keys, _saves
+    from s3cache.hooks import _bundling, _conditions, _keys, _saves
 
     return {
         "key": (_keys, "unsafe_parts"),
@@ -43,6 +43,9 @@ def _seams() -> dict[str, tuple[Any, str]]:
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),
         "describe": (_saves, "describe"),
+        "begin": (_conditions.Compile, "begun"),
+        "note half": (_bundling, "sees_places"),
+        "note": (_saves, "note_conditions"),
     }
 
 
@@ -51,19 +54,24 @@ def _faults(url: str, strict: bool) -> dict[str, Any]:
     import torch
 
     import s3cache
+    from s3cache.hooks._conditions import UnrecordedError
 
     cache = s3cache.enable(url, strict=strict)
     counted = Counted(cache)
     found: dict[str, Any] = {}
     for number, (name, (owner, attribute)) in enumerate(_seams().items()):
         size = 4 + number
-        if name not in ("key", "half", "save", "describe"):
+        if name in ("lookup", "candidate", "rebuild"):
             assert compiled(size, grad=True)  # so that there is a hit to break
         counted.step("")
         with _broken(owner, attribute):
             try:
                 found[name] = compiled(size, grad=True)
-            except (InjectedError, torch._dynamo.exc.BackendCompilerFailed) as exc:
+            except (
+                InjectedError,
+                UnrecordedError,
+                torch._dynamo.exc.BackendCompilerFailed,
+            ) as exc:
                 found[name] = f"{type(exc).__name__} {'injected' in str(exc)}"
         counted.step(name)
         found[name + " after"] = compiled(size, grad=True)

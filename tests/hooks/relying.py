@@ -1,0 +1,110 @@
+"""Jobs: programs whose compiled code relies on more than what their key says."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+from unittest.mock import patch
+
+from tests.hooks.jobs import account
+
+
+def cubed(x: Any) -> Any:
+    return (x.half() * x.half() * 1.1).float().sin() * x
+
+
+def times(x: Any) -> Any:
+    """Its backward reuses the memory of what is saved for it."""
+    return (x @ x.t()).tanh() @ x
+
+
+def backward(
+    url: str,
+    casts: bool = False,
+    kept: bool = False,
+    fault: str = "",
+    options: bool = False,
+    reuse: bool = False,
+) -> dict[str, Any]:
+    """One training step; ``casts`` is a setting at its backward, and ``fault`` what fails then.
+
+    ``kept`` is for two backwards, ``options`` for some of ``torch.compile``'s, and ``reuse`` for a
+    function whose backward reuses memory.
+    """
+    import torch
+    import torch._inductor.config as inductor
+
+    import s3cache
+    from s3cache.hooks import _backwards
+
+    told: list[str] = []
+    logger = logging.getLogger("s3cache")
+    logger.setLevel(logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    with s3cache.enabled(url) as cache:
+        given = {"options": {"max_fusion_size": 3}} if options else {}
+        compiled: Any = torch.compile(times if reuse else cubed, **given)  # type: ignore[call-overload]
+        x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
+        broken = (
+            patch.object(_backwards, fault, side_effect=OSError("injected"))
+            if fault
+            else contextlib.nullcontext()
+        )
+        out = compiled(x)
+        with inductor.patch(emulate_precision_casts=casts), broken:
+            out.sum().backward(retain_graph=kept)
+            if kept:
+                out.sum().backward()
+        counts = account(cache)
+    assert x.grad is not None
+    return {
+        "grad": x.grad.tolist(),
+        "anew": sum("lowered anew, under" in line for line in told),
+        "uncompiled": sum("runs uncompiled" in line for line in told),
+        "hits": sum(counts["hits"].values()),
+        "half hits": counts["inductor"].get("fxgraph_cache_hit", 0),
+        "saved": counts["saved"],
+    }
+
+
+def overlapping(url: str, blind: bool = False) -> dict[str, Any]:
+    """Inputs apart from each other in one storage, then some that overlap.
+
+    ``blind`` if a hit relies on its key and on nothing else.
+    """
+    import torch
+
+    import s3cache
+    from s3cache.hooks import _lookups
+
+    def function(a: Any, b: Any) -> Any:
+        a.mul_(2)
+        return a + b
+
+    def called(which: Any, start: int, behind: int) -> list[float]:
+        flat = torch.arange(1.0, 41.0)
+        a, b = flat[start : start + 6], flat[start + behind : start + behind + 6]
+        found: list[float] = which(a, b).tolist()
+        return found
+
+    nothing: dict[str, Any] = {
+        "guards": [],
+        "sizes": [],
+        "places": None,
+        "lowered": None,
+        "of_threads": True,
+    }
+    only_the_key = patch.object(_lookups, "conditions_of", lambda _: nothing)
+    with s3cache.enabled(url) as cache, only_the_key if blind else contextlib.nullcontext():
+        compiled = torch.compile(function, dynamic=True)
+        calls = [(1, 12), (1, 1), (1, 12), (2, 14)]
+        found = [called(compiled, *call) for call in calls]
+        counts = account(cache)
+    return {
+        "right": found == [called(function, *call) for call in calls],
+        "hits": sum(counts["hits"].values()),
+        "saved": counts["saved"],
+    }

@@ -1,0 +1,200 @@
+"""What code relies on beside its key is noted with the entry, or nobody uses the entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from s3cache.artifact import variant_of
+from s3cache.errors import CorruptError
+from s3cache.hooks._conditions import (
+    Compile,
+    UnrecordedError,
+    add_guards,
+    conditions_of,
+    described,
+    hold,
+    note_conditions,
+    note_half,
+)
+from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
+
+NOTHING: dict[str, Any] = {
+    "guards": [],
+    "sizes": [],
+    "places": None,
+    "lowered": None,
+    "of_threads": True,
+}
+
+
+@dataclass(eq=False)
+class Compiling:
+    """A compile of a graph with three inputs, in torch's own context."""
+
+    inputs: list[Any]
+    sources: list[Any]
+    entry: AOTResult
+    context: Any
+    begun: Compile | None = None
+    halves: list[Any] = field(default_factory=list)
+
+    def begin(self) -> None:
+        config = cast("AOTConfig", SimpleNamespace(aot_autograd_arg_pos_to_source=self.sources))
+        self.begun = Compile.begun(self.context, "key", config, self.inputs, of_threads=True)
+
+    def noted(self) -> Any:
+        return note_conditions(self.entry, self.begun)
+
+
+@pytest.fixture
+def compiling() -> Any:
+    import torch
+    from torch._dynamo.source import LocalSource
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        flat = torch.empty(12)
+        inputs = [flat[:4], flat[2:6], flat[8:]]
+    halves = [SimpleNamespace(result=SimpleNamespace()) for _ in range(2)]
+    entry = SimpleNamespace(compiled_fw=halves[0], compiled_bw=halves[1])
+    context = TracingContext(mode)
+    with tracing(context):
+        made = Compiling(
+            inputs,
+            [LocalSource(name) for name in "abc"],
+            cast("AOTResult", entry),
+            context,
+            halves=[half.result for half in halves],
+        )
+        for half in made.halves:
+            _note(half)
+        made.begin()
+        yield made
+
+
+def _note(
+    half: object, *, sees_places: bool = False, late: bool = False, lowered: str | None = None
+) -> None:
+    note_half(
+        cast("CompiledGraph", half), {"sees_places": sees_places, "late": late, "lowered": lowered}
+    )
+
+
+def _overlap(compiling: Compiling, some: list[int], others: list[int]) -> Any:
+    from torch._guards import StorageOverlap
+
+    a, b = ([compiling.sources[i] for i in indices] for indices in (some, others))
+    return StorageOverlap(a, b)
+
+
+def test_guards_that_a_compile_adds_are_added_by_a_hit(compiling: Compiling) -> None:
+    guards = compiling.context.guards_context.aotautograd_guards
+    guards.append(_overlap(compiling, [0, 1], [2]))
+    noted: Any = compiling.noted()
+    assert noted["guards"] == [("StorageOverlap", [0, 1], [2])]
+    assert conditions_of(compiling.entry) == noted
+
+    made = guards.pop()
+    add_guards(noted, compiling.sources)
+    assert guards == [made]
+
+
+def test_guards_of_graphs_before_and_after_are_not_its_own(compiling: Compiling) -> None:
+    """DDPOptimizer compiles several graphs in one context."""
+    guards = compiling.context.guards_context.aotautograd_guards
+    guards.append(_overlap(compiling, [0, 1], [2]))
+    compiling.begin()
+    assert compiling.begun is not None
+    compiling.begun.end(compiling.context)
+    guards.append(_overlap(compiling, [], [0, 2]))
+    assert compiling.noted()["guards"] == []
+
+
+@pytest.mark.parametrize(
+    ("some", "others", "holds"),
+    [([0, 1], [2], True), ([0, 1, 2], [], False), ([], [0, 2], True), ([], [0, 1], False)],
+)
+def test_an_entry_is_for_inputs_that_overlap_as_its_own_did(
+    compiling: Compiling, some: list[int], others: list[int], holds: bool
+) -> None:
+    conditions: Any = {**NOTHING, "guards": [("StorageOverlap", some, others)]}
+    assert hold(conditions, compiling.inputs) is holds
+
+
+def test_an_entry_for_one_input_twice_is_for_nothing_else(compiling: Compiling) -> None:
+    conditions: Any = {**NOTHING, "guards": [("DuplicateInputs", [0], [1])]}
+    assert not hold(conditions, compiling.inputs)
+    assert hold(conditions, [compiling.inputs[0]] * 2)
+
+
+def test_places_are_noted_if_a_half_sees_them_and_must_be_equal(compiling: Compiling) -> None:
+    assert compiling.noted()["places"] is None
+    _note(compiling.halves[0], sees_places=True)
+    noted: Any = compiling.noted()
+    assert noted["places"] == "0@0/48 1@2/48 2@8/48"
+    assert hold(noted, compiling.inputs)
+    assert not hold(noted, compiling.inputs[::-1])
+    other: Any = {**noted, "places": "0@1/48"}
+    assert described(noted) != described(other)
+
+
+def test_conditions_tell_entries_under_one_key_apart() -> None:
+    conditions: Any = dict(NOTHING)
+    assert described(conditions) is None
+    assert variant_of("guards", None) == variant_of("guards")
+    elsewhere: Any = {**NOTHING, "places": "0@1/8"}
+    texts = (None, described(elsewhere), "other")
+    assert len({variant_of(guards, text) for guards in ("", "a") for text in texts}) == 6
+
+
+@pytest.mark.parametrize("what", ["unknown guard", "no input", "Dynamo", "half", "settings"])
+def test_what_cannot_be_noted_keeps_an_entry_from_being_used(
+    compiling: Compiling, what: str
+) -> None:
+    from torch._dynamo.source import LocalSource
+    from torch._guards import Guard, GuardEnvExpr, StorageOverlap
+
+    context = compiling.context.guards_context
+    if what == "unknown guard":
+        context.aotautograd_guards.append(GuardEnvExpr())
+    elif what == "no input":
+        context.aotautograd_guards.append(StorageOverlap([LocalSource("d")], []))
+    elif what == "Dynamo":
+        context.dynamo_guards.inner.add(Guard(LocalSource("a"), lambda *_: None))
+        assert compiling.begun is not None
+        compiling.begun.look(compiling.context)
+    elif what == "half":
+        vars(compiling.halves[1]).clear()
+    else:
+        _note(compiling.halves[1], late=True)
+    with pytest.raises(UnrecordedError):
+        compiling.noted()
+    assert conditions_of(compiling.entry) is None
+
+
+def test_an_entry_says_nothing_unknown(compiling: Compiling) -> None:
+    _note(compiling.halves[1], late=True, lowered="digest")
+    noted: Any = compiling.noted()
+    assert noted["lowered"] == "digest"
+    vars(compiling.entry)["s3cache_conditions"] = {**noted, "more": 1}
+    with pytest.raises(CorruptError):
+        conditions_of(compiling.entry)
+
+
+@pytest.mark.parametrize(
+    "guard", [("StorageOverlap", [7], []), ("DuplicateInputs", [0, 1], [2]), ("Other", [0], [1])]
+)
+def test_guards_that_fit_no_input_are_damage(
+    compiling: Compiling, guard: tuple[str, list[int], list[int]]
+) -> None:
+    conditions: Any = {**NOTHING, "guards": [guard]}
+    with pytest.raises(CorruptError):
+        add_guards(conditions, compiling.sources)
+    assert compiling.context.guards_context.aotautograd_guards == []
