@@ -16,11 +16,13 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.perturb import aliasing, backwards
 from tests.perturb.bases import BASES, Mlp, mlp, pointwise
+from tests.perturb.histories import History
 from tests.perturb.operators import OPERATORS
 from tests.perturb.program import Change, Program
 
-__all__ = ["all_bases", "all_changes"]
+__all__ = ["all_bases", "all_changes", "all_histories"]
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -33,6 +35,16 @@ def all_bases() -> dict[str, Program]:
 def all_changes() -> list[Change]:
     """Every change, in a fixed order."""
     return [*_arguments(), *_inputs(), *_settings(), *_configs(), *_constants(), *_users()]
+
+
+def all_histories() -> list[History]:
+    """Every pair of programs of several calls, in a fixed order."""
+    return [
+        *aliasing.guards(),
+        *aliasing.offsets(),
+        *aliasing.subclasses(),
+        *backwards.backwards(),
+    ]
 
 
 # -- arguments of operators

@@ -8,12 +8,19 @@ import tempfile
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import s3cache
 from tests.perturb.program import Change, Program, Record, compiled, difference, eager, keys
 
 __all__ = ["Verdicts", "judge"]
+
+
+class Judged(Protocol):
+    """What is judged; ``str()`` of it says what it is."""
+
+    @property
+    def family(self) -> str: ...
 
 
 _STEADY = 10  # changes between two looks at whether a base still has its key
@@ -35,7 +42,7 @@ class Verdicts:
     wrong: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
-    def add(self, change: Change, verdict: str, why: str = "") -> None:
+    def add(self, change: Judged, verdict: str, why: str = "") -> None:
         """Count one."""
         family = self.counts.setdefault(change.family, collections.Counter())
         family[verdict] += 1

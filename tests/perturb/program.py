@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 import s3cache
 
-__all__ = ["Change", "Program", "Record", "compiled", "difference", "eager", "keys"]
+__all__ = [
+    "Change",
+    "Program",
+    "Record",
+    "compiled",
+    "difference",
+    "difference_of",
+    "eager",
+    "keys",
+    "record",
+]
 
 Record = list[Any]
 
@@ -93,9 +103,9 @@ def _run(program: Program, prepare: Callable[[Any], Any]) -> Record:
     parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
     touched = [each for each in (*args, *parameters) if isinstance(each, Tensor)]
     return [
-        [_record(each) for each in outputs],
-        [_record(each) for each in touched],
-        [_record(each.grad) for each in touched if each.is_leaf or each.retains_grad],
+        [record(each) for each in outputs],
+        [record(each) for each in touched],
+        [record(each.grad) for each in touched if each.is_leaf or each.retains_grad],
     ]
 
 
@@ -106,7 +116,8 @@ def _loss(output: Tensor) -> Tensor | None:
     return (flat * torch.arange(1.0, 1 + flat.numel(), device=flat.device).cos()).sum()
 
 
-def _record(value: Any) -> Any:
+def record(value: Any) -> Any:
+    """Everything of a tensor that can be seen, or what something else is called."""
     if not isinstance(value, Tensor):
         return repr(value)
     plain = value.detach()
@@ -121,11 +132,20 @@ def _record(value: Any) -> Any:
 def difference(found: Record, expected: Record) -> str | None:
     """Where two records differ by more than another order of additions would do, if anywhere."""
     for part, ours, theirs in zip(("output", "argument", "grad"), found, expected, strict=True):
-        if len(ours) != len(theirs):
-            return f"{part}s: {len(ours)}, not {len(theirs)}"
-        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if why := _differs(one, other):
-                return f"{part} {index}: {why}"
+        if why := difference_of(ours, theirs):
+            return f"{part} {why}"
+    return None
+
+
+def difference_of(ours: Any, theirs: Any) -> str | None:
+    """The same of lists of records, or of texts that stand in their place."""
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return _differs(ours, theirs)
+    if len(ours) != len(theirs):
+        return f"count: {len(ours)}, not {len(theirs)}"
+    for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if why := _differs(one, other):
+            return f"{index}: {why}"
     return None
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.perturb.bases import BASES
-from tests.perturb.changes import all_bases, all_changes
+from tests.perturb.changes import all_bases, all_changes, all_histories
+from tests.perturb.histories import History, judge_histories
 from tests.perturb.judge import Verdicts, judge
 
 __all__ = ["part", "suite", "with_torchs_own_key"]
@@ -34,7 +35,19 @@ def part(count: int) -> dict[str, Any]:
         members = [change for change in everything if change.family == family]
         share = max(4, count * len(members) // len(everything))
         chosen += random.Random(family).sample(members, min(share, len(members)))
-    return judge(all_bases(), chosen).as_dict()
+    verdicts = judge(all_bases(), chosen)
+    judge_histories(_some_of_each(count // 60), verdicts)
+    return verdicts.as_dict()
+
+
+def _some_of_each(count: int) -> list[History]:
+    histories = all_histories()
+    chosen = []
+    for family in sorted({history.family for history in histories}):
+        members = [history for history in histories if history.family == family]
+        assert len(members) >= 40, f"{family} has {len(members)} members"
+        chosen += random.Random(family).sample(members, count)
+    return chosen
 
 
 def with_torchs_own_key() -> dict[str, Any]:
@@ -50,8 +63,10 @@ def with_torchs_own_key() -> dict[str, Any]:
 
 
 def suite() -> Verdicts:
-    """Judge every change."""
-    return judge(all_bases(), all_changes())
+    """Judge every change and every history."""
+    verdicts = judge(all_bases(), all_changes())
+    judge_histories(all_histories(), verdicts)
+    return verdicts
 
 
 def main() -> int:

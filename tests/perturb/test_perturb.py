@@ -1,5 +1,7 @@
 """Never a wrong hit: change one thing, and it is a miss or the right answer.
 
+Programs of several calls, each on another one's cache, also compile as often as without a cache.
+
 ``make test-perturb`` judges all the changes, ``make test-all`` some three hundred of them, and
 ``make test`` sixty and more: always the same ones, and some of each family.
 """

@@ -1,0 +1,149 @@
+"""Programs of several calls: what the first program of a pair has cached, the second one hits.
+
+What a hit leaves to later calls matters as much as its first answer: a cold compile guards against
+arguments that its code is wrong for, and lowers a backward under the settings of that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config as functorch
+import torch._inductor.config as inductor
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+import s3cache
+from tests.perturb.judge import Verdicts
+from tests.perturb.program import difference_of, record
+
+__all__ = ["Call", "History", "judge_histories"]
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the compiled function, and maybe of its backward.
+
+    Attributes:
+        make: gives its arguments, new ones each time.
+        forward: what surrounds the call.
+        backward: what surrounds the backward; ``None`` for no backward.
+        keep: whether the backward keeps its graph.
+    """
+
+    make: Callable[[], tuple[Any, ...]]
+    forward: Context = contextlib.nullcontext
+    backward: Context | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class History:
+    """A program that fills a cache, and another one that runs on it.
+
+    Attributes:
+        family, name: what is tried, and how.
+        function: what both compile.
+        first, second: the calls of each.
+        options: of ``torch.compile``.
+        must_hit: whether the second has to hit: what differs does not matter.
+    """
+
+    family: str
+    name: str
+    function: Callable[..., Any]
+    first: tuple[Call, ...]
+    second: tuple[Call, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    must_hit: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.name}"
+
+
+def judge_histories(histories: Iterable[History], verdicts: Verdicts) -> None:
+    """Judge each: the second program does on the first one's cache what it does without a cache."""
+    for history in histories:
+        expected = [_observed(call, history.function) for call in history.second]
+        cold, compiles = _without_a_cache(history)
+        with tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as directory:
+            _with_a_cache(directory, history, history.first)
+            found, recompiles, hits = _with_a_cache(directory, history, history.second)
+        why = _why_wrong(found, cold, expected)
+        if why is None and recompiles != compiles:
+            why = f"compiles {recompiles} graphs, not {compiles}"
+        if why is None and history.must_hit and not hits:
+            why = "misses what it could hit"
+        verdicts.add(history, "wrong" if why else "right" if hits else "miss", why or "")
+
+
+def _why_wrong(found: list[Any], cold: list[Any], expected: list[Any]) -> str | None:
+    """Where a hit is neither right nor wrong in the way in which torch alone is."""
+    for number, (ours, theirs, right) in enumerate(zip(found, cold, expected, strict=True)):
+        why = difference_of(ours, right)
+        if why and difference_of(ours, theirs):
+            return f"call {number}: {why}"
+    return None
+
+
+def _without_a_cache(history: History) -> tuple[list[Any], int]:
+    with functorch.patch(enable_autograd_cache=False), inductor.patch(fx_graph_cache=False):
+        return _compiled(history, history.second)
+
+
+def _with_a_cache(
+    directory: str, history: History, calls: tuple[Call, ...]
+) -> tuple[list[Any], int, int]:
+    with s3cache.enabled(local_dir=directory, shape_profile=False) as cache:
+        found, compiles = _compiled(history, calls)
+        stats = cache.stats()
+    return found, compiles, sum(stats.hits.values())
+
+
+def _compiled(history: History, calls: tuple[Call, ...]) -> tuple[list[Any], int]:
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    try:
+        function = torch.compile(history.function, **history.options)
+        found = [_observed(call, function) for call in calls]
+    finally:
+        torch._dynamo.reset()
+    return found, counters["stats"]["unique_graphs"] - before
+
+
+def _observed(call: Call, function: Callable[..., Any]) -> Any:
+    args = call.make()
+    try:
+        with call.forward():
+            result = function(*args)
+        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        if call.backward is not None:
+            with call.backward():
+                loss = sum(
+                    (each.float() * torch.arange(1.0, 1 + each.numel()).view(each.shape)).sum()
+                    for each in outputs
+                    if isinstance(each, Tensor) and each.requires_grad
+                )
+                assert isinstance(loss, Tensor)
+                loss.backward(retain_graph=call.keep)
+    except Exception as exc:
+        return f"raises {type(exc).__name__}"  # what torch says of it is in no fixed order
+    tensors = [each for each in args if isinstance(each, Tensor)]
+    grads = [each.grad for each in tensors if each.is_leaf]
+    return [record(part) for each in (*outputs, *tensors, *grads) for part in _parts(each)]
+
+
+def _parts(value: Any) -> list[Any]:
+    """The tensors that a wrapper subclass holds; anything else by itself."""
+    if not is_traceable_wrapper_subclass(value):
+        return [value]
+    return [getattr(value, name) for name in value.__tensor_flatten__()[0]]
