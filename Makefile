@@ -85,7 +85,7 @@ test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is no
 test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
 
-test-frameworks: $(FRAMEWORKS_READY) ## other people's trainers, unmodified, on two machines; the better part of an hour
+test-frameworks: $(FRAMEWORKS_READY) ## other people's trainers, unmodified, on two machines; an hour
 	nice $(FRAMEWORKS_VENV)/bin/python -m tests.frameworks $(ARGS)
 
 # Apart from .venv: users of s3cache have one of these, and never all. torch comes first, so that
