@@ -1,4 +1,7 @@
-"""The seam at Inductor's C++ code caches: kernels that come with an entry are loaded, not compiled.
+"""The seam at Inductor's code caches: what comes with an entry is run, and nothing else is.
+
+Kernels are loaded, not compiled, and the Python code that calls them is run as the entry has it:
+torch would run whatever file is there under its name.
 
 Inductor names a shared library after its source and the compiler's command line, which holds the
 paths of this installation. Here a kernel is named after what it *is*: source, extra flags, device,
@@ -14,11 +17,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import linecache
 import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.artifact import check_image
@@ -29,9 +35,9 @@ from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import CppLibraries, PythonModules
+    from s3cache.torch_api.protocols import CompiledGraph, CppLibraries, PythonModules
 
-__all__ = ["Kernels", "UnsharableKernelError", "UnusableKernelError"]
+__all__ = ["Kernels", "UnsharableKernelError", "UnusableKernelError", "opened"]
 
 LoadLibrary: TypeAlias = Function[Callable[[], object]]
 LoadModule: TypeAlias = Function[object]
@@ -55,7 +61,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self._thread = _Thread()
-        self._arrived: dict[str, object] = {}  # libraries loaded from an entry
+        self._arrived: dict[tuple[str, str], object] = {}  # from entries; by id and digest
         self._images: dict[str, Buffer | str] = {}  # of every kernel loaded; or the path of it
         self._modules: dict[str, set[str]] = {}  # kernels that a generated module asked for
 
@@ -63,15 +69,21 @@ class Kernels:
         """Route the loading of kernels, and of the modules that ask for them, through here."""
         patches.replace(internals.load_library, self._library_loader)
         patches.replace(internals.load_module, self._module_loader)
+        patches.replace(internals.rebuild_module, self._module_rebuilder)
+        patches.replace(internals.run_module, self._module_runner)
 
     @contextlib.contextmanager
     def only(self, images: Mapping[str, Buffer]) -> Iterator[None]:
-        """While the block runs, this thread loads kernels from ``images`` and compiles none."""
-        before, self._thread.offered = self._thread.offered, images
+        """While the block runs, this thread loads kernels from ``images`` and compiles none.
+
+        The Python code of graphs that are rebuilt is theirs, and not that of any file.
+        """
+        before = self._thread.offered, self._thread.sources
+        self._thread.offered, self._thread.sources = images, {}
         try:
             yield
         finally:
-            self._thread.offered = before
+            self._thread.offered, self._thread.sources = before
 
     def images_of(self, graphs: Iterable[object]) -> dict[str, Buffer]:
         """Images of the kernels that the generated code of compiled graphs loads, by id.
@@ -112,8 +124,8 @@ class Kernels:
         def load_by_key_path(
             cls: type[PythonModules], key: str, path: str, *args: object, **kwargs: object
         ) -> object:
-            if key not in self._modules:
-                # Loaded before we were here: once more, to see what it asks for.
+            if key not in self._modules or path in self._thread.sources:
+                # Loaded before we were here: once more, to see what it asks for. Or from a file.
                 cls.modules_no_attr.pop(path, None)
             needed: set[str] = set()
             self._thread.loading.append(needed)
@@ -125,6 +137,33 @@ class Kernels:
             return module
 
         return load_by_key_path
+
+    def _module_rebuilder(self, original: Function[str]) -> Function[str]:
+        def after_deserialization(graph: CompiledGraph, *args: object, **kwargs: object) -> str:
+            if self._thread.offered is not None:
+                path = internals.path_of_module.get()(graph.cache_key, "py")[2]
+                self._thread.sources[path] = graph.source_code
+            return original(graph, *args, **kwargs)
+
+        return after_deserialization
+
+    def _module_runner(self, original: Function[ModuleType]) -> Function[ModuleType]:
+        def reload_python_module(
+            key: str, path: str, *args: object, **kwargs: object
+        ) -> ModuleType:
+            source = self._thread.sources.get(path)
+            if source is None:
+                return original(key, path, *args, **kwargs)
+            # For tracebacks: there is no such file, or another one.
+            linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
+            module = ModuleType(f"{original.__module__}.{key}")
+            vars(module).update(__file__=path, key=key)
+            exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - verified
+            if kwargs.get("set_sys_modules", args[0] if args else True):
+                sys.modules[module.__name__] = module
+            return module
+
+        return reload_python_module
 
     def _library_loader(self, original: LoadLibrary) -> LoadLibrary:
         signature = inspect.signature(original)
@@ -145,20 +184,22 @@ class Kernels:
         return load_async
 
     def _load(self, cls: type[CppLibraries], name: str, offered: Mapping[str, Buffer]) -> object:
-        library = self._arrived.get(name)
-        if library is not None:
-            return library
         if name not in offered:
             raise UnusableKernelError(f"kernel {name} is not in the entry")
         image = offered[name]
+        # Two entries may have two images of one source.
+        arrived = name, hashlib.sha256(image).hexdigest()
+        library = self._arrived.get(arrived)
+        if library is not None:
+            return library
         try:
             check_image(image)
-            with _opened(image, name) as path:
+            with opened(image, name) as path:
                 library = cls._load_library(path, name)
         except Exception as exc:
             raise UnusableKernelError(f"kernel {name} does not load: {exc}") from exc
         self._images[name] = image
-        return self._arrived.setdefault(name, library)
+        return self._arrived.setdefault(arrived, library)
 
     def _remembering(self, name: str, load: Callable[[], object]) -> Callable[[], object]:
         def loaded() -> object:
@@ -178,6 +219,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.offered: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt
         self.loading: list[set[str]] = []  # kernels of each module being loaded, the outer first
+        self.sources: dict[str, str] = {}  # Python code of that entry, by the path torch gives it
 
 
 def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
@@ -198,30 +240,46 @@ def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
 
 
 @contextlib.contextmanager
-def _opened(image: Buffer, name: str) -> Iterator[str]:
+def opened(image: Buffer, name: str) -> Iterator[str]:
     """A path ending in ``.so`` under which ``image`` can be loaded while the block runs.
 
     The bytes live in memory (``memfd_create``): nobody can exchange them between being verified
     and being loaded, and a ``noexec`` temporary directory, which only gets a link to them, does
-    not matter. Where the system has no such files, a private temporary one is used. Nothing is
-    left behind.
+    not matter. Where the system has no such files, a private temporary one is used. The directory
+    is reached by its descriptor: in a temporary directory that all may write and rename in, its
+    name may soon be another one's. Nothing is left behind.
 
     Raises:
-        OSError: neither can be made.
+        OSError: neither can be made, or somebody interferes.
     """
-    with tempfile.TemporaryDirectory(prefix="s3cache-") as directory:
-        path = os.path.join(directory, "kernel.so")
+    with tempfile.TemporaryDirectory(prefix="s3cache-") as directory, _held(directory) as held:
+        inside = f"/proc/self/fd/{held}" if os.path.isdir("/proc/self/fd") else directory
+        path = os.path.join(inside, "kernel.so")
         try:
             fd = os.memfd_create(name[:64], os.MFD_CLOEXEC)
         except (AttributeError, OSError):
-            with open(path, "wb") as file:
+            fd = os.open("kernel.so", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700, dir_fd=held)
+            with os.fdopen(fd, "wb") as file:
                 file.write(image)
             yield path
             return
         try:
             with os.fdopen(os.dup(fd), "wb") as file:
                 file.write(image)
-            os.symlink(f"/proc/self/fd/{fd}", path)
+            os.symlink(f"/proc/self/fd/{fd}", "kernel.so", dir_fd=held)
             yield path
         finally:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def _held(directory: str) -> Iterator[int]:
+    """A descriptor of a directory that was just made for this user alone."""
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(held)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{directory} was exchanged: it is not this user's alone")
+        yield held
+    finally:
+        os.close(held)

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, cast
 
 from s3cache.torch_api._declare import (
@@ -939,6 +939,12 @@ load_library: Internal[Function[Callable[[], object]]] = Internal(
     f"{_CODE}:CppCodeCache.load_async"
 )
 load_module: Internal[Function[object]] = Internal(f"{_CODE}:PyCodeCache.load_by_key_path")
+run_module: Internal[Function[ModuleType]] = Internal(f"{_CODE}:_reload_python_module")
+#: Has the Python code of a graph that was unpickled run, from a file that it writes, if need be.
+rebuild_module: Internal[Function[str]] = Internal(
+    "torch._inductor.output_code:CompiledFxGraph.after_deserialization"
+)
+path_of_module: Internal[Callable[[str, str], tuple[str, str, str]]] = Internal(f"{_CODE}:get_path")
 _loaded_kernels: Internal[set[str]] = Internal(
     f"{_CODE}:CppPythonBindingsCodeCache._loaded_module_names",
     since=(2, 12),

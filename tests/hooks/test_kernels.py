@@ -1,0 +1,76 @@
+"""What was verified is what runs: the code of a hit is the entry's, whatever files there are."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache.hooks._kernels import opened
+
+if TYPE_CHECKING:
+    from tests.support.sites import Machine, Site
+
+pytestmark = pytest.mark.timeout(300)
+
+JOBS: dict[str, tuple[Any, ...]] = {"train": (), "each_way": (["unknown"],)}
+
+
+def plant(machine: Machine, names: list[Path]) -> Path:
+    """Put code that betrays itself where torch looks for the code of graphs."""
+    betrayed = machine.root / "betrayed"
+    for name in names:
+        path = machine.root / "inductor" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"open({str(betrayed)!r}, 'w').close()\n")
+    return betrayed
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
+    """Neither at the first level nor at the second."""
+    writer = site.machine("writer")
+    writer.run(f"halves:{job}", site.url, *JOBS[job])
+    inductor = writer.root / "inductor"
+    names = [path.relative_to(inductor) for path in inductor.rglob("*.py")]
+    assert names
+
+    victim = site.machine("victim")
+    betrayed = plant(victim, names)
+    found = victim.run(f"halves:{job}", site.url, *JOBS[job])
+    if job == "train":
+        assert found["right"]
+        assert (sum(found["hits"].values()), found["lowered"]) == (2, 0)
+    else:
+        way = found["ways"]["unknown"]
+        assert way["right"]
+        assert (way["hits"], way["lowered"]) == (1, 0)
+    assert not betrayed.exists()
+
+
+def test_an_image_is_loaded_although_its_directory_is_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As others may do in a temporary directory that is not sticky."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with opened(b"verified", "kernel") as path:
+        (made,) = tmp_path.iterdir()
+        made.rename(tmp_path / "away")
+        made.mkdir()
+        (made / "kernel.so").write_bytes(b"planted")
+        assert Path(path).read_bytes() == b"verified"
+
+
+def test_a_directory_that_others_may_write_holds_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdtemp(*_: object, **__: object) -> str:
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs").chmod(0o777)
+        return str(tmp_path / "theirs")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    with pytest.raises(PermissionError, match="was exchanged"), opened(b"image", "kernel"):
+        pass
