@@ -39,6 +39,10 @@ def _default_local_dir() -> str:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     if os.access(cache if os.path.isdir(cache) else home, os.W_OK):
         return os.path.join(cache, "s3cache")
+    return _temporary_local_dir()
+
+
+def _temporary_local_dir() -> str:
     return os.path.join(tempfile.gettempdir(), f"s3cache-{os.geteuid()}")
 
 
@@ -105,6 +109,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         _options.check(self)
+
+    @property
+    def spare_local_dir(self) -> str | None:
+        """Where the local tier goes if ``local_dir`` is the default, and is not safe to use."""
+        spare = _temporary_local_dir()
+        return spare if self.local_dir == _default_local_dir() != spare else None
 
     @classmethod
     def load(

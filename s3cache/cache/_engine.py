@@ -51,7 +51,8 @@ class Engine:
             entries of different places apart: they need not be equally trusted.
 
     Raises:
-        ConfigError: the local directory is not safe to use.
+        ConfigError: the local directory is not safe to use, and was named; with ``strict`` the
+            default is as good as named.
         StoreError: with ``strict``, the local directory cannot be used.
     """
 
@@ -400,13 +401,29 @@ _inherited: list[RemoteTier | None] = []
 def _open_disk(settings: Settings, namespace: str) -> DiskTier | None:
     if not settings.local or settings.mode == "off":
         return None
-    try:
+
+    def at(place: str) -> DiskTier:
         return DiskTier(
-            settings.local_dir,
+            place,
             namespace=namespace,
             max_bytes=settings.local_max_bytes,
             max_files=settings.local_max_files,
         )
+
+    problems = Problems(strict=settings.strict)
+    try:
+        return at(settings.local_dir)
+    except ConfigError as exc:
+        # Nobody named the default: that somebody else sits there is no mistake of this program.
+        spare = settings.spare_local_dir
+        if spare is None:
+            raise
+        problems.met("local", f"the local tier goes to {spare}", exc)
     except StoreError as exc:
-        Problems(strict=settings.strict).met("local", "there is no local tier", exc)
+        problems.met("local", "there is no local tier", exc)
+        return None
+    try:
+        return at(spare)
+    except (ConfigError, StoreError) as exc:
+        problems.met("spare", "there is no local tier", exc)
         return None

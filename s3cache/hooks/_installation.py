@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 
 from s3cache.torch_api import internals
@@ -19,6 +20,7 @@ from s3cache.torch_api import internals
 __all__ = ["remember_installation"]
 
 _FILE = "installation.json"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 def remember_installation(directory: str) -> None:
@@ -54,16 +56,23 @@ def _source_files(root: str) -> Iterator[str]:
 
 def _read(path: str) -> dict[str, object]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=_no_link) as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return {}  # somebody else's word
             content: object = json.load(file)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
 def _write(path: str, value: Mapping[str, object]) -> None:
     staged = f"{path}.{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
-        with open(staged, "w", encoding="utf-8") as file:
+        with open(os.open(staged, _NEW, 0o600), "w", encoding="utf-8") as file:
             json.dump(value, file)
         os.replace(staged, path)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import secrets
@@ -60,11 +61,12 @@ class ObjectFiles:
     What a store on a directory and the disk tier have in common. It bounds and evicts nothing.
 
     Args:
-        root: created with mode 0700 (parents as the umask has it) unless it exists.
+        root: created with mode 0700 (parents with 0755 at most) unless it exists.
 
     Raises:
-        ConfigError: ``root`` is a symbolic link, no directory, another user's, or writable by
-            group or others: whoever can write there can run code in every reader.
+        ConfigError: ``root``, or what belongs in it, is a symbolic link, no directory, another
+            user's, or writable by group or others; or anybody may rename what is in a directory
+            above it. Whoever can write there can run code in every reader.
         StoreError: it cannot be created.
     """
 
@@ -81,11 +83,12 @@ class ObjectFiles:
 
     def ensure(self) -> None:
         """Make the root and what belongs in it, as far as it is missing; check that it is ours."""
-        os.makedirs(os.path.dirname(self.root), exist_ok=True)
+        _make_parents(self.root)
         make_private(self.root)
         check_private(self.root)
-        make_private(self._objects)
-        make_private(self._staging)
+        for inside in (self._objects, self._staging):
+            make_private(inside)
+            check_private(inside)
 
     # -- reading
 
@@ -363,6 +366,29 @@ def check_private(path: str) -> None:
         fix = f"run: chmod go-w {path}"
     if problem:
         raise ConfigError(f"directory {path}", problem, fix)
+    for above in _above(os.path.realpath(path)):
+        mode = os.lstat(above).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"directory {path}",
+                f"lies in {above}, in which anybody may rename it (mode {stat.S_IMODE(mode):04o})",
+                f"run: chmod o-w {above}, or chmod +t {above}",
+            )
+
+
+def _above(path: str) -> Iterator[str]:
+    """The directories that ``path`` lies in, the innermost first."""
+    while (above := os.path.dirname(path)) != path:
+        yield above
+        path = above
+
+
+def _make_parents(path: str) -> None:
+    """Make the directories that ``path`` is to lie in, which others may never write."""
+    missing = itertools.takewhile(lambda above: not os.path.isdir(above), _above(path))
+    for above in reversed(list(missing)):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(above, 0o755)
 
 
 def _absent_is_fine() -> contextlib.suppress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -98,6 +99,35 @@ def test_a_cache_by_url(tmp_path: Path) -> None:
         a.save(KEY, entry(payload=b"compiled"))
     with Cache.open(url, local_dir=tmp_path / "b") as b:
         assert hit(b.lookup(KEY), "remote") == b"compiled"
+
+
+def test_a_default_directory_that_is_not_safe_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that somebody named is a mistake that they hear of."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "cache" / "s3cache").mkdir(parents=True)
+    (tmp_path / "cache" / "s3cache").chmod(0o777)
+    url = f"file://{tmp_path / 'shared'}"
+    with Cache.open(url) as cache:
+        assert isinstance(cache.save(KEY, entry()), Saved)
+        assert hit(cache.lookup(KEY), "local")
+    (place,) = (tmp_path / "temporary").iterdir()
+    (record,) = caplog.records
+    assert f"goes to {place}" in record.message
+    assert "can be written by others" in record.message
+
+    place.chmod(0o777)
+    caplog.clear()
+    with Cache.open(url) as cache:
+        assert hit(cache.lookup(KEY), "remote")
+    assert "there is no local tier" in caplog.records[-1].message
+
+    with pytest.raises(ConfigError):
+        Cache.open(url, local_dir=str(place))
+    with pytest.raises(ConfigError):
+        Cache.open(url, strict=True)
 
 
 @pytest.mark.parametrize("key", ["", "Not/legal", "a" * 200])

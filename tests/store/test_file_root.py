@@ -68,6 +68,41 @@ def test_a_root_that_others_can_only_read_is_taken(root: Path, mode: int) -> Non
     assert stat.S_IMODE((root / "objects").stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("inside", ["objects", "staging"])
+def test_what_was_planted_in_a_root_is_refused(root: Path, tmp_path: Path, inside: str) -> None:
+    """As long as others could write there."""
+    root.mkdir(mode=0o700)
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    (root / inside).symlink_to(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="symbolic link"):
+        ObjectFiles(root)
+    (root / inside).unlink()
+    (root / inside).mkdir()
+    (root / inside).chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        ObjectFiles(root)
+
+
+def test_a_root_that_anybody_may_rename_is_refused(tmp_path: Path) -> None:
+    above = tmp_path / "above" / "between"
+    above.mkdir(parents=True)
+    above.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="anybody may rename it"):
+        ObjectFiles(above / "root")
+    above.parent.chmod(0o1777)
+    ObjectFiles(above / "root")
+
+
+def test_parents_are_made_for_nobody_else_to_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        ObjectFiles(tmp_path / "a" / "b" / "root")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/b", "a/b/root")]
+    assert modes == [0o755, 0o755, 0o700]
+
+
 def test_without_create_a_missing_root_is_an_error(root: Path) -> None:
     with pytest.raises(MissingContainerError):
         ObjectFiles(root, create=False)
