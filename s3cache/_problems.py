@@ -5,6 +5,7 @@ A miss, or a refused save, carries the reason. There is one warning for each kin
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 
@@ -19,7 +20,7 @@ from s3cache.errors import (
 )
 from s3cache.stats import Reason
 
-__all__ = ["Problems", "reason_for"]
+__all__ = ["Problems", "is_machines_trouble", "reason_for"]
 
 logger = logging.getLogger("s3cache")
 
@@ -31,6 +32,42 @@ def reason_for(error: Exception) -> Reason:
             return reason
     return Reason.ERROR
 
+
+def is_machines_trouble(error: BaseException | None) -> bool:
+    """Whether ``error`` says that this machine lacks something, and nothing of what it was for."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno in _TROUBLE:
+            return True
+        # The dynamic loader says it in words: no room, or a file system without execution.
+        if isinstance(error, (OSError, ImportError)) and any(
+            words in str(error) for words in _TROUBLE_IN_WORDS
+        ):
+            return True
+        error = error.__cause__
+    return False
+
+
+_TROUBLE = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.EACCES,
+        errno.EPERM,
+    }
+)
+_TROUBLE_IN_WORDS = (
+    "failed to map segment from shared object",
+    "annot allocate memory",
+    "Too many open files",
+    "No usable temporary directory",
+)
 
 # The first that fits.
 _REASONS: tuple[tuple[type[Exception], Reason], ...] = (

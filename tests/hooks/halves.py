@@ -202,10 +202,11 @@ def by_hand(url: str) -> dict[str, Any]:
     lowered, started, found = _lowered(), watch_processes(), {}
     x, y = (torch.linspace(-1, 1, 36).reshape(6, 6) * sign for sign in (1, -1))
     with s3cache.enabled(url) as cache:
-        for name, compile_it in {
+        ways: dict[str, Any] = {
             "compile": torch._inductor.compile,
             "standalone_compile": standalone_compile,
-        }.items():
+        }
+        for name, compile_it in ways.items():
             lowered.clear()
             run = compile_it(make_fx(waved)(x, y), [x, y])
             came = run(x, y)
@@ -214,3 +215,21 @@ def by_hand(url: str) -> dict[str, Any]:
             found[name] = {"right": right, "lowered": len(lowered), "second": _second(cache)}
         cache.flush()
         return {"ways": found, "started": started, **account(cache)}
+
+
+def without_room(url: str) -> dict[str, Any]:
+    """A graph that is there, twice: first while there is no room for a temporary directory."""
+    import errno
+    import tempfile
+    from unittest.mock import patch
+
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with s3cache.enabled(url) as cache:
+        with patch.object(tempfile, "mkdtemp", side_effect=full):
+            starved = _runs(waved)
+        first = cache.stats()
+        right = starved and _runs(waved)
+        cache.flush()
+        stats = cache.stats()
+    reasons = [{str(name): count for name, count in each.misses.items()} for each in (first, stats)]
+    return {"right": right, "misses": reasons, "hits": sum(stats.hits.values())}

@@ -50,6 +50,17 @@ def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
     assert not betrayed.exists()
 
 
+def test_a_machine_without_room_misses_and_leaves_the_entry_alone(site: Site) -> None:
+    site.machine("writer").run("halves:without_room", site.url)
+    entries = {path: path.read_bytes() for path in site.entries()}
+    found = site.machine("full").run("halves:without_room", site.url)
+    assert found["right"]
+    assert found["misses"] == [{"machine": 1}, {"machine": 1}]
+    assert found["hits"] == 1  # once there is room
+    assert {path: path.read_bytes() for path in site.entries()} == entries
+    assert list(site.root.rglob("quarantine/*")) == []
+
+
 def test_an_image_is_loaded_although_its_directory_is_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
