@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.hooks._kernels import opened
+from tests.support.density import cases, dense
 
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
@@ -28,7 +29,7 @@ def plant(machine: Machine, names: list[Path]) -> Path:
     return betrayed
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", cases(JOBS, dense_ones={"each_way"}))
 def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
     """Neither at the first level nor at the second."""
     writer = site.machine("writer")
@@ -50,6 +51,7 @@ def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
     assert not betrayed.exists()
 
 
+@dense
 def test_a_machine_without_room_misses_and_leaves_the_entry_alone(site: Site) -> None:
     site.machine("writer").run("halves:without_room", site.url)
     entries = {path: path.read_bytes() for path in site.entries()}
