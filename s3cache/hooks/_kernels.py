@@ -254,11 +254,13 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="s3cache-") as directory, _held(directory) as held:
         inside = f"/proc/self/fd/{held}" if os.path.isdir("/proc/self/fd") else directory
-        path = os.path.join(inside, "kernel.so")
+        # The loader knows libraries by their paths: what has the path of another one is that one.
+        file_name = f"{os.path.basename(directory)}.so"
+        path = os.path.join(inside, file_name)
         try:
             fd = os.memfd_create(name[:64], os.MFD_CLOEXEC)
         except (AttributeError, OSError):
-            fd = os.open("kernel.so", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700, dir_fd=held)
+            fd = os.open(file_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700, dir_fd=held)
             with os.fdopen(fd, "wb") as file:
                 file.write(image)
             yield path
@@ -266,7 +268,7 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
         try:
             with os.fdopen(os.dup(fd), "wb") as file:
                 file.write(image)
-            os.symlink(f"/proc/self/fd/{fd}", "kernel.so", dir_fd=held)
+            os.symlink(f"/proc/self/fd/{fd}", file_name, dir_fd=held)
             yield path
         finally:
             os.close(fd)

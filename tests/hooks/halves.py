@@ -233,3 +233,23 @@ def without_room(url: str) -> dict[str, Any]:
         stats = cache.stats()
     reasons = [{str(name): count for name, count in each.misses.items()} for each in (first, stats)]
     return {"right": right, "misses": reasons, "hits": sum(stats.hits.values())}
+
+
+def several_kernels(url: str) -> dict[str, Any]:
+    """A graph of three kernels with products in between, and how many kernels its entry has."""
+
+    def thrice(x: Any, y: Any) -> Any:
+        first = (x @ y).sin() + 1
+        second = (first @ y).cos() * first.sum(0)
+        return (second @ x).tanh() - second, first.exp()
+
+    lowered = _lowered()
+    x, y = torch.rand(6, 6), torch.rand(6, 6)
+    with s3cache.enabled(url) as cache:
+        found = torch.compile(thrice)(x, y)
+        cache.flush()
+    right = all(map(torch.allclose, found, thrice(x, y)))
+    objects = Path(url.removeprefix("file://").partition("?")[0], "objects")
+    entries = [frame.decode(path.read_bytes()) for path in objects.rglob("*") if path.is_file()]
+    kernels = [name for entry in entries for name in entry.names if name.startswith("kernel")]
+    return {"right": right, "lowered": len(lowered), "kernels": len(kernels)}

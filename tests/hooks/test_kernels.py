@@ -63,6 +63,22 @@ def test_a_machine_without_room_misses_and_leaves_the_entry_alone(site: Site) ->
     assert list(site.root.rglob("quarantine/*")) == []
 
 
+def test_each_kernel_of_a_graph_is_its_own(site: Site) -> None:
+    """The loader takes a library for another one that had its path."""
+    writer = site.machine("writer").run("halves:several_kernels", site.url)
+    reader = site.machine("reader").run("halves:several_kernels", site.url)
+    assert (writer["right"], reader["right"]) == (True, True)
+    assert (writer["lowered"], reader["lowered"], reader["kernels"]) == (1, 0, 3)
+
+
+def test_two_images_never_have_one_path() -> None:
+    paths = set()
+    for _ in range(3):
+        with opened(b"image", "kernel") as path:
+            paths.add(path)
+    assert len(paths) == 3
+
+
 def test_an_image_is_loaded_although_its_directory_is_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +88,7 @@ def test_an_image_is_loaded_although_its_directory_is_exchanged(
         (made,) = tmp_path.iterdir()
         made.rename(tmp_path / "away")
         made.mkdir()
-        (made / "kernel.so").write_bytes(b"planted")
+        (made / Path(path).name).write_bytes(b"planted")
         assert Path(path).read_bytes() == b"verified"
 
 
