@@ -268,6 +268,10 @@ class _Walk:
         closure = closure_of(function)
         if function.__name__ in self._asks and home.kind == "torch":
             self._ask(f"calls {name}", through)
+        if internals.ORIGINAL_CALLABLE in vars(function):
+            # torch.compile's wrapper, which refers to most of a compiler, and to any backend.
+            self._refuse(f"calls {name}, which is compiled by itself", through)
+            return
         if home.is_named:
             if home.kind == "python" and not is_pure(home.name, function.__qualname__):
                 self._refuse(f"calls {name}", through)
