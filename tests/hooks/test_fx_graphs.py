@@ -41,6 +41,7 @@ def test_what_is_cached_in_halves_is_not_compiled_on_another_machine(site: Site)
     assert reader["bypass_reasons"]["function"] == 3
 
 
+@dense
 def test_a_second_process_lowers_no_more_than_with_torch_alone(site: Site) -> None:
     alone = site.machine("alone")
     first, second = (alone.run("halves:torch_alone") for _ in range(2))
@@ -85,6 +86,7 @@ def test_no_compile_is_shared_twice(site: Site) -> None:
     assert reader["requests"] == {"get": 2}
 
 
+@dense
 def test_a_forward_outlives_a_process_that_is_killed_right_after_it(site: Site) -> None:
     machine = site.machine("writer")
     code = f"from tests.hooks.halves import die_after_a_forward as die; die({site.url!r})"

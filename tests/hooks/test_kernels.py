@@ -63,6 +63,7 @@ def test_a_machine_without_room_misses_and_leaves_the_entry_alone(site: Site) ->
     assert list(site.root.rglob("quarantine/*")) == []
 
 
+@dense
 def test_each_kernel_of_a_graph_is_its_own(site: Site) -> None:
     """The loader takes a library for another one that had its path."""
     writer = site.machine("writer").run("halves:several_kernels", site.url)

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.density import dense
+
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(300)
 
 
+@dense
 def test_a_compile_that_comes_inside_of_another_takes_nothing_from_it(site: Site) -> None:
     """Both hit, although the inner one is looked up while the outer one's entry is unpickled."""
     writer = site.machine("writer").run("nested:compile_noted", site.url)

@@ -78,6 +78,7 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
     assert (off["lowered"], off["hits"], off["misses"]) == (2, 1, 1)
 
 
+@dense
 def test_a_program_that_begins_alike_finds_what_began_with_equal_sizes(site: Site) -> None:
     """Sizes that are equal when a graph is traced share a symbol."""
     found = [

@@ -79,6 +79,7 @@ def keys_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
     return ask
 
 
+@dense
 def test_another_environment_has_other_keys(keys_with: Callable[[str], dict[str, Any]]) -> None:
     found = [keys_with(name)["ours"] for name in ("as it is", "processor", "tag")]
     for program in found[0]:
