@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch._inductor.codecache import FxGraphHashDetails
 import s3cache
 from s3cache.torch_api import installed_release
 from tests.graph.programs import Squared
+from tests.support.switches import threads
 
 
 def key_of(function: Callable[..., Any], *args: Any) -> str:
@@ -41,16 +41,6 @@ def test_torchs_switch_for_custom_functions_makes_no_other_key(program: Callable
     with functorch.patch(autograd_cache_allow_custom_autograd_functions=True):
         allowed = key_of(program, x)
     assert key_of(program, x) == allowed
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def keys_with_threads(*counts: int, device: str = "cpu", **options: Any) -> list[str]:

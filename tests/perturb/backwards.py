@@ -13,6 +13,7 @@ import torch._inductor.config as inductor
 from torch import Tensor
 
 from tests.perturb.histories import Call, Context, History
+from tests.support.switches import deterministic, precision, threads
 
 __all__ = ["backwards"]
 
@@ -39,35 +40,6 @@ def _input() -> tuple[Tensor]:
 # -- settings that lowered code depends on
 
 
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def _precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _doubling(graph: Any) -> None:
     """A pass that can be seen at work: it doubles what a graph returns."""
     output = next(iter(reversed(graph.nodes)))
@@ -89,9 +61,9 @@ _SETTINGS: dict[str, Context] = {
     "emulated casts": functools.partial(inductor.patch, {"emulate_precision_casts": True}),
     "unsafe math": functools.partial(inductor.patch, {"cpp.enable_unsafe_math_opt_flag": True}),
     "not fused": functools.partial(inductor.patch, {"max_fusion_size": 1}),
-    "three threads": functools.partial(_threads, 3),
-    "deterministic": _deterministic,
-    "medium precision": functools.partial(_precision, "medium"),
+    "three threads": functools.partial(threads, 3),
+    "deterministic": deterministic,
+    "medium precision": functools.partial(precision, "medium"),
     "autocast": functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16),
 }
 

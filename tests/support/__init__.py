@@ -19,6 +19,7 @@
 * :mod:`~tests.support.proxy`: a bad link to a server;
 * :mod:`~tests.support.buckets`: buckets, which s3cache itself never makes;
 * :mod:`~tests.support.clock`: a clock that moves when it is told to;
+* :mod:`~tests.support.switches`: settings of torch, and how they were before;
 * :mod:`~tests.support.compiler`: torch's compiler, imported without a word;
 * :mod:`~tests.support.environment`: nothing of the developer's own, as a fixture;
 * :mod:`~tests.support.descriptions`: whether a description says what torch's object says;
