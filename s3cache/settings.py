@@ -60,6 +60,8 @@ class Settings:
         summary: end the process with one line on stderr: what hit, missed and was bypassed.
         shape_profile: share which sizes of a program turned out to change, and start with those
             dynamic.
+        share_sources: leave in entries which lines of the program an operation is from, with the
+            paths of its files, and in kernels what debuggers read.
         local: whether to keep a local tier.
         local_dir: its directory, private to this user.
         local_max_bytes, local_max_files: its bounds. The defaults hold some thousand graphs with
@@ -89,6 +91,7 @@ class Settings:
     recache: bool = option(False, FLAG)
     summary: bool = option(False, FLAG)
     shape_profile: bool = option(True, FLAG)
+    share_sources: bool = option(False, FLAG)
     local: bool = option(True, FLAG)
     local_dir: str = option(_default_local_dir)
     local_max_bytes: int = option(10 << 30, size())
@@ -147,6 +150,7 @@ class Options(StoreOptions, total=False):
     recache: bool | str | None
     summary: bool | str | None
     shape_profile: bool | str | None
+    share_sources: bool | str | None
     local: bool | str | None
     local_dir: str | os.PathLike[str] | None
     local_max_bytes: int | str | None

@@ -4,10 +4,10 @@ from s3cache.artifact._artifact import (
     CONDITIONS,
     SCHEMA,
     Artifact,
-    check_image,
     variant_of,
 )
 from s3cache.artifact._describe import describe, description, packed, unpacked
+from s3cache.artifact._images import check_image, without_places
 from s3cache.artifact._metadata import (
     AOTConfig,
     Backward,
@@ -67,4 +67,5 @@ __all__ = [
     "to_plain",
     "unpacked",
     "variant_of",
+    "without_places",
 ]

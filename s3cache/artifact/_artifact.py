@@ -18,7 +18,6 @@ relies on where inputs lie in their storages ``relies_on`` (text, see ``hooks/_c
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,14 +27,13 @@ from s3cache.frame import Frame
 from s3cache.stats import Level
 from s3cache.store import Buffer
 
-__all__ = ["CONDITIONS", "SCHEMA", "Artifact", "check_image", "variant_of"]
+__all__ = ["CONDITIONS", "SCHEMA", "Artifact", "variant_of"]
 
 SCHEMA = 2
 #: The attribute of torch's result that says what its code relies on beside its key.
 CONDITIONS = "s3cache_conditions"
 _ENTRY = "entry"
 _KERNEL = "kernel/"
-_LOADED = 1  # PT_LOAD of ELF
 
 
 @dataclass(frozen=True)
@@ -138,30 +136,3 @@ def variant_of(guards: str | None, relies_on: str | None = None) -> str:
     """Tells entries under one key apart: those that equal programs may hit are interchangeable."""
     conditions = (guards or "") + ("" if relies_on is None else f"\0{relies_on}")
     return hashlib.sha256(conditions.encode()).hexdigest()[:32] if conditions else ""
-
-
-def check_image(image: Buffer) -> None:
-    """Raises :class:`CorruptError` if the dynamic loader would map what is not in ``image``.
-
-    It checks little by itself: touching a page beyond the end of a library that was cut short ends
-    the process (SIGBUS). Images of another format than 64-bit ELF are left to the loader.
-    """
-    if bytes(image[:5]) != b"\x7fELF\x02":
-        return
-    order = "<" if bytes(image[5:6]) == b"\x01" else ">"
-    try:
-        offset, size, count = _program_headers(image, order)
-        for at in range(offset, offset + size * count, size):
-            kind, _, start, _, _, in_file = struct.unpack_from(f"{order}IIQQQQ", image, at)
-            if kind == _LOADED and start + in_file > len(image):
-                raise CorruptError("kernel", "is cut short")
-    except struct.error:
-        raise CorruptError("kernel", "is cut short") from None
-
-
-def _program_headers(image: Buffer, order: str) -> tuple[int, int, int]:
-    (offset,) = struct.unpack_from(f"{order}Q", image, 32)
-    size, count = struct.unpack_from(f"{order}HH", image, 54)
-    if size < struct.calcsize(f"{order}IIQQQQ") or not count:
-        raise CorruptError("kernel", "has no program headers")
-    return offset, size, count

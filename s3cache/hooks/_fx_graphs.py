@@ -12,6 +12,7 @@ graph, once there is one, supersedes it, and no compile is shared twice.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import pickle
@@ -27,6 +28,7 @@ from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._saves import maker, told
+from s3cache.hooks._sources import without_sources
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
 
@@ -229,9 +231,14 @@ class FxGraphSeam:
 
     def _saver(self, original: Function[None]) -> Function[None]:
         def save_graph(key: str, graph: CompiledGraph, *args: object, **kwargs: object) -> None:
-            if self._keys.is_shared(key):
+            shared = self._keys.is_shared(key)
+            if shared:
                 graph._fx_graph_cache_debug_lines = []  # the header of the entry has them
-            with self._calls.entered(Save(graph)) as saving:
+            hidden = shared and not self._engine.settings.share_sources
+            with (
+                self._calls.entered(Save(graph)) as saving,
+                without_sources(graph) if hidden else contextlib.nullcontext(),
+            ):
                 original(key, graph, *args, **kwargs)
                 if saving.error is not None and self._engine.settings.strict:
                     raise saving.error

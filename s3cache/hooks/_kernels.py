@@ -27,9 +27,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
-from s3cache.artifact import check_image
+from s3cache.artifact import check_image, without_places
 from s3cache.errors import CorruptError
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._sources import installed_in
 from s3cache.store import Buffer
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -59,7 +60,8 @@ class UnusableKernelError(Exception):
 class Kernels:
     """Native kernels of this process: those that arrived, and those that were compiled here."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, share_sources: bool = False) -> None:
+        self._share_sources = share_sources
         self._thread = _Thread()
         self._arrived: dict[tuple[str, str], object] = {}  # from entries; by id and digest
         self._images: dict[str, Buffer | str] = {}  # of every kernel loaded; or the path of it
@@ -118,7 +120,7 @@ class Kernels:
             check_image(image)
         except CorruptError as exc:
             raise UnsharableKernelError(str(exc)) from exc
-        return image
+        return image if self._share_sources else without_places(image, *installed_in())
 
     def _module_loader(self, original: LoadModule) -> LoadModule:
         def load_by_key_path(

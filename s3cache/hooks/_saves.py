@@ -11,6 +11,7 @@ import logging
 import platform
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from s3cache.artifact import Artifact, describe, packed, variant_of
@@ -23,6 +24,7 @@ from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._sources import without_sources
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ class SaveSeam:
 
     def _pickler(self, original: Function[bytes | None]) -> Function[bytes | None]:
         def pickle_entry(entry: AOTResult, *args: object, **kwargs: object) -> bytes | None:
-            content = original(entry, *args, **kwargs)
+            with self._told_of(entry):
+                content = original(entry, *args, **kwargs)
             if content is None:  # torch has logged what it met
                 field = internals.find_unpicklable_field.get()(entry) or "as a whole"
                 message = f"what it was compiled to cannot be pickled ({field})"
@@ -107,6 +110,13 @@ class SaveSeam:
             return content
 
         return pickle_entry
+
+    def _told_of(self, entry: AOTResult) -> AbstractContextManager[None]:
+        if self._engine.settings.share_sources:
+            return nullcontext()
+        halves = (entry.compiled_fw, entry.compiled_bw)
+        graphs = [half.result for half in halves if half is not None]
+        return without_sources(entry, entry.runtime_metadata, *graphs)
 
     def _writer(self, original: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
         def write_to_local_cache(key: str, content: bytes) -> None:
@@ -162,6 +172,8 @@ class SaveSeam:
         first_call = self._bundling.outputs(key)
         if FIRST_CALL in components and first_call is None:
             raise UndescribedError("torch has not said what its first call returns")
+        with self._told_of(entry):
+            runtime = packed(describe(entry))
         return Artifact(
             kind="aot",
             entry=content,
@@ -170,7 +182,7 @@ class SaveSeam:
             relies_on=saving.relies_on,
             forward_ns=int(entry.forward_time_taken_ns),
             backward_ns=int(entry.backward_time_taken_ns),
-            runtime=packed(describe(entry)),
+            runtime=runtime,
             components=told(components),
             made_by=maker(compiled=bool(kernels)),
             first_call=first_call,

@@ -80,7 +80,8 @@ class Session:
 
     def _install_seams(self) -> None:
         """In the order in which torch calls them."""
-        calls, kernels, backwards = CacheCalls(), Kernels(), Backwards()
+        calls, backwards = CacheCalls(), Backwards()
+        kernels = Kernels(share_sources=self._engine.settings.share_sources)
         bundling = Bundling(backwards)
         bypasses = Bypasses(self._engine)
         keys = KeySeam(registry, calls)

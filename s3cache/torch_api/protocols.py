@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence, Sized
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    from dataclasses import Field
     from traceback import FrameSummary
     from types import CodeType, ModuleType
 
@@ -28,6 +29,7 @@ __all__ = [
     "Config",
     "ConfigEntry",
     "CppLibraries",
+    "CudagraphInfo",
     "CustomOperator",
     "CustomPass",
     "DeviceMesh",
@@ -47,6 +49,7 @@ __all__ = [
     "Operator",
     "OperatorPacket",
     "OutputInfo",
+    "PlaceholderInfo",
     "PythonModules",
     "Reducer",
     "RuntimeMetadata",
@@ -118,6 +121,22 @@ class CompiledGraph(Protocol):
     _time_taken_ns: int | None
     _fx_graph_cache_key: str | None
     _fx_graph_cache_debug_lines: list[str] | None
+
+
+class PlaceholderInfo(Protocol):
+    """What messages about CUDA graphs say of an input."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+    users: Sequence[PlaceholderInfo]
+
+
+class CudagraphInfo(Protocol):
+    """What is kept of a graph for CUDA graphs."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+    placeholders: Sequence[PlaceholderInfo]
+    stack_traces: Sequence[str | None]
+    cudagraph_fail_reasons: Sequence[str]
 
 
 class CompiledHalf(Protocol):

@@ -1,0 +1,86 @@
+"""Shared libraries as bytes: whether one can be mapped, and what it says of where it was made."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from s3cache.errors import CorruptError
+from s3cache.store import Buffer
+
+__all__ = ["check_image", "without_places"]
+
+_ELF_64 = b"\x7fELF\x02"
+_LOADED = 1  # PT_LOAD
+_NO_SECTION = 0  # SHT_NULL
+_IN_MEMORY = 2  # SHF_ALLOC
+_DEBUG = (b".debug", b".zdebug")
+
+
+def check_image(image: Buffer) -> None:
+    """Raises :class:`CorruptError` if the dynamic loader would map what is not in ``image``.
+
+    It checks little by itself: touching a page beyond the end of a library that was cut short ends
+    the process (SIGBUS). Images of another format than 64-bit ELF are left to the loader.
+    """
+    if bytes(image[:5]) != _ELF_64:
+        return
+    order = _order(image)
+    try:
+        for at in _headers(image, order, table=32, counts=54, least="IIQQQQ"):
+            kind, _, start, _, _, in_file = struct.unpack_from(f"{order}IIQQQQ", image, at)
+            if kind == _LOADED and start + in_file > len(image):
+                raise CorruptError("kernel", "is cut short")
+    except struct.error:
+        raise CorruptError("kernel", "is cut short") from None
+
+
+def without_places(image: Buffer, *prefixes: str) -> Buffer:
+    """``image`` without what debuggers read, and with dots for paths that begin with ``prefixes``.
+
+    Both name directories of the machine that compiled it. Nothing moves: what is left out becomes
+    zeros, which take no room once compressed, in sections that say that they are none; a path keeps
+    its length and its end, for linkers share the ends of strings. An image of another format than
+    64-bit ELF, or one that is not understood, keeps its debugging sections.
+    """
+    mended = bytearray(image)
+    if bytes(image[:5]) == _ELF_64:
+        try:
+            for at, start, size in list(_debugging(image)):
+                mended[start : start + size] = bytes(size)
+                struct.pack_into(f"{_order(image)}I", mended, at + 4, _NO_SECTION)
+        except (struct.error, IndexError, CorruptError):
+            mended = bytearray(image)
+    for prefix in filter(None, map(str.encode, prefixes)):
+        hidden = b"/".ljust(len(prefix), b".")
+        mended = mended.replace(prefix + b"/", hidden + b"/")
+    return bytes(mended)
+
+
+def _debugging(image: Buffer) -> Iterator[tuple[int, int, int]]:
+    """Where the header of each such section is, where the section begins, and its size."""
+    order = _order(image)
+    headers = list(_headers(image, order, table=40, counts=58, least="IIQQQQ"))
+    (of_names,) = struct.unpack_from(f"{order}H", image, 62)
+    if not headers:
+        return
+    names_at, names_size = struct.unpack_from(f"{order}QQ", image, headers[of_names] + 24)
+    names = bytes(image[names_at : names_at + names_size])
+    for at in headers:
+        name, _, flags, _, start, size = struct.unpack_from(f"{order}IIQQQQ", image, at)
+        is_debugging = names[name:].startswith(_DEBUG) and not flags & _IN_MEMORY
+        if is_debugging and start + size <= len(image):
+            yield at, start, size
+
+
+def _order(image: Buffer) -> str:
+    return "<" if bytes(image[5:6]) == b"\x01" else ">"
+
+
+def _headers(image: Buffer, order: str, *, table: int, counts: int, least: str) -> Iterator[int]:
+    """Where each header of a table begins; ``table`` and ``counts`` are where ELF says that."""
+    (offset,) = struct.unpack_from(f"{order}Q", image, table)
+    size, count = struct.unpack_from(f"{order}HH", image, counts)
+    if size < struct.calcsize(f"{order}{least}") or (not count and table == 32):
+        raise CorruptError("kernel", "has no program headers")
+    yield from range(offset, offset + size * count, size)

@@ -1,0 +1,86 @@
+"""Entries do not say where a program is written, unless they are asked to."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import frame
+from s3cache.hooks._sources import without_sources
+from tests.hooks.telling import WORD
+
+if TYPE_CHECKING:
+    from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(400)
+
+# Of the program, and of all that it is run by.
+PATHS = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
+
+
+def _said(site: Site) -> bytes:
+    """All that is shared, not compressed."""
+    said = []
+    for path in site.entries():
+        entry = frame.decode(path.read_bytes())
+        said += [repr(entry.header).encode(), *(bytes(entry.section(n)) for n in entry.names)]
+    return b"\n".join(said)
+
+
+def test_no_line_and_no_path_is_shared(site: Site) -> None:
+    site.machine("first").run("telling:share", site.url)
+    said = _said(site)
+    for word in (WORD, *PATHS, str(site.root)):
+        at = said.find(word.encode())
+        assert at < 0, (word, said[max(0, at - 300) : at + 100].decode(errors="replace"))
+    assert b"addmm" in said or b"mm.default" in said  # the text of graphs is there
+    second = site.machine("second").run("telling:share", site.url)
+    assert second["misses"] == {"absent": 1}  # the graph without a backward, whose half hits
+    assert (second["saved"], second["halves"]) == (0, 1)
+
+
+def test_lines_are_shared_where_that_is_asked_for(site: Site) -> None:
+    site.machine("first", S3CACHE_SHARE_SOURCES="yes").run("telling:share", site.url)
+    said = _said(site)
+    assert WORD.encode() in said
+    assert __file__.replace("test_sources", "telling").encode() in said
+
+
+TRACE = """  File "/home/me/train.py", line 7, in forward
+    x = secret(x)  # confidential
+        ^^^^^^^^^
+"""
+
+
+def test_what_cuda_graphs_are_told_of_a_program_is_not_shared() -> None:
+    """Where there are no accelerators torch notes none of it."""
+    from torch._inductor.cudagraph_utils import CudagraphCachedInfo, PlaceholderInfo
+
+    user = PlaceholderInfo("mul", TRACE, [], TRACE)
+    reason = f"skipping cudagraphs due to mutated inputs. Found from : \n {TRACE}and so on"
+    graph = SimpleNamespace(
+        source_code="# File: what is run stays as it is",
+        cudagraph_info=CudagraphCachedInfo(
+            placeholders=[PlaceholderInfo("x", TRACE, [user], None)],
+            stack_traces=[TRACE, None],
+            cudagraph_fail_reasons=[reason],
+        ),
+        disabled_cudagraphs_reason=reason,
+        cache_linemap=[(3, TRACE)],
+    )
+    before = pickle.dumps(vars(graph))
+    with without_sources(graph):
+        shared = pickle.dumps(vars(graph))
+        assert b"confidential" not in shared
+        assert b"/home/me" not in shared
+        assert graph.source_code == "# File: what is run stays as it is"
+        assert graph.cudagraph_info.stack_traces == [None, None]
+        (placeholder,) = graph.cudagraph_info.placeholders
+        assert [placeholder.name, placeholder.users[0].name] == ["x", "mul"]
+        assert graph.disabled_cudagraphs_reason.endswith("Found from : \nand so on")
+    assert pickle.dumps(vars(graph)) == before

@@ -1,0 +1,41 @@
+"""Settings of torch, and how they were before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+__all__ = ["deterministic", "precision", "threads"]
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def _switched(get: Callable[[], T], switch: Callable[[T], object], value: T) -> Iterator[None]:
+    before = get()
+    switch(value)
+    try:
+        yield
+    finally:
+        switch(before)
+
+
+def deterministic() -> contextlib.AbstractContextManager[None]:
+    return _switched(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+    )
+
+
+def precision(precision: str) -> contextlib.AbstractContextManager[None]:
+    """Of products of float32."""
+    return _switched(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision
+    )
+
+
+def threads(count: int) -> contextlib.AbstractContextManager[None]:
+    """How many work on one operator."""
+    return _switched(torch.get_num_threads, torch.set_num_threads, count)
