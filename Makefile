@@ -26,7 +26,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route test-infra test-rgw test-busy fuzz fuzz-hits bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route test-infra test-rgw test-busy soak fuzz fuzz-hits bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -124,6 +124,11 @@ test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no 
 
 test-perturb: $(READY) ## all of 2,400 changes to programs: each a miss or the right answer; 11 minutes
 	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
+
+SOAK_TIME ?= 1800
+soak: $(READY) ## 8 processes at full rate for SOAK_TIME seconds, under all faults; writes docs/reliability.md
+	infra/rgw/run.sh --if-possible $(BIN)/python -m tests.soak --seconds $(SOAK_TIME) \
+		--page docs/reliability.md $(ARGS)
 
 fuzz-hits: $(READY) ## random programs, changed in one thing: look for wrong hits for FUZZ_TIME seconds
 	$(BIN)/python -m tests.hits --seconds $(FUZZ_TIME) $(ARGS)

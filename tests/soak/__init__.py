@@ -1,0 +1,1 @@
+"""Many processes, all faults, for a long time: nothing lost, nothing wrong, nothing that grows."""

@@ -1,0 +1,82 @@
+"""Processes at full rate under faults drawn at random: what is lost, wrong, slow, or grows.
+
+    python -m tests.soak [--seconds 1800] [--seed 0] [--page docs/reliability.md]
+
+Uses the Ceph RGW that ``infra/rgw/run.sh`` starts, which is killed and restarted on the way;
+without one a moto server, which is not. Ends with 1 if anything was lost or wrong, grew, or failed.
+With ``--page`` the table goes there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.render import fill
+from s3cache.store import S3Options
+from s3cache.testing import MotoServer
+from tests.soak.chaos import Server
+from tests.soak.run import soak
+from tests.soak.table import complaints, table
+from tests.support.buckets import make_bucket, moto_place
+
+RESTART = Path(__file__).parents[2] / "infra" / "rgw" / "restart.sh"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page", type=Path)
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        place, server, told = _server(stack)
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-soak-")))
+        port = urlsplit(str(place.endpoint_url)).port or 80
+        account = soak(root, port, _to_open(place), server, options.seconds, options.seed)
+    text = table(account, told, options.seed)
+    print(text)
+    if options.page:
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(fill(page, "soak", text), encoding="utf-8")
+    bad = list(complaints(account))
+    for complaint in bad:
+        print(f"BAD: {complaint}")
+    return int(bool(bad))
+
+
+def _server(stack: ExitStack) -> tuple[S3Options, Server, str]:
+    endpoint = os.environ.get("S3CACHE_TEST_RGW_ENDPOINT")
+    if endpoint is None:
+        moto = stack.enter_context(MotoServer())
+        return moto_place(moto), Server(None), "a moto server (no Ceph RGW was to be had)"
+    place = S3Options(
+        f"s3cache-soak-{uuid.uuid4().hex[:12]}",
+        endpoint_url=endpoint,
+        region="us-east-1",
+        access_key=os.environ["S3CACHE_TEST_RGW_ACCESS_KEY"],
+        secret_key=os.environ["S3CACHE_TEST_RGW_SECRET_KEY"],
+    )
+    asyncio.run(make_bucket(place))
+    return place, Server(RESTART), "Ceph RGW"
+
+
+def _to_open(place: S3Options) -> dict[str, Any]:
+    return {
+        "url": f"s3://{place.bucket}/soak",
+        "region": place.region,
+        "access_key": place.access_key,
+        "secret_key": place.secret_key,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
