@@ -1,0 +1,294 @@
+"""A training step under each class of fault: what it comes to, and how long it took."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from s3cache import frame
+
+Fault = Callable[[str], contextlib.AbstractContextManager[dict[str, Any]]]
+
+KEYS = {"access_key": "testing", "secret_key": "testing", "region": "us-east-1"}
+
+
+def _step() -> list[Any]:
+    """The losses and gradients of two steps."""
+    import torch
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
+    compiled = torch.compile(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    seen: list[Any] = []
+    for number in range(2):
+        loss = compiled(torch.linspace(-1, 1 + number, 32).view(4, 8)).square().mean()
+        loss.backward()
+        gradients = [parameter.grad for parameter in network.parameters()]
+        seen.append([loss.item(), [each.tolist() for each in gradients if each is not None]])
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen
+
+
+# -- the network, and servers that are none
+
+
+@contextlib.contextmanager
+def _listening(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port on which each connection is answered so."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    held.append(connection)
+                    answer(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        for connection in held:
+            connection.close()
+
+
+def _at(port: int) -> dict[str, Any]:
+    return {"url": "s3://bucket/x", "endpoint_url": f"http://127.0.0.1:{port}", **KEYS}
+
+
+@contextlib.contextmanager
+def _refuses(_: str) -> Iterator[dict[str, Any]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    yield _at(port)
+
+
+@contextlib.contextmanager
+def _hangs(_: str) -> Iterator[dict[str, Any]]:
+    with _listening(lambda _: None) as port:
+        yield {**_at(port), "lookup_timeout_s": 1, "attempt_timeout_s": 1}
+
+
+@contextlib.contextmanager
+def _hangs_up(_: str) -> Iterator[dict[str, Any]]:
+    with _listening(lambda connection: connection.close()) as port:
+        yield _at(port)
+
+
+def _answering(status: int, body: bytes, **headers: str) -> Fault:
+    class Answer(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_HEAD = do_POST = _answer  # noqa: N815 - as http.server asks for
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    @contextlib.contextmanager
+    def fault(_: str) -> Iterator[dict[str, Any]]:
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield _at(server.server_address[1])
+            server.shutdown()
+
+    return fault
+
+
+def _says(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+
+
+@contextlib.contextmanager
+def _no_credentials(_: str) -> Iterator[dict[str, Any]]:
+    yield {"url": "s3://bucket/x", "endpoint_url": "http://127.0.0.1:9", "region": "us-east-1"}
+
+
+# -- entries that are not what they should be
+
+
+def _entries(of: Callable[[bytes], bytes]) -> Fault:
+    """The remote, with something done to each object."""
+
+    @contextlib.contextmanager
+    def fault(remote: str) -> Iterator[dict[str, Any]]:
+        copy = Path(f"{remote}-damaged")
+        shutil.copytree(remote, copy)
+        for path in (copy / "objects").rglob("*"):
+            if path.is_file():
+                path.write_bytes(of(path.read_bytes()))
+        yield {"url": f"file://{copy}", "local": False}
+        shutil.rmtree(copy)
+
+    return fault
+
+
+def _flipped(data: bytes) -> bytes:
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+
+
+def _renamed(data: bytes) -> bytes:
+    return _again(data, key="a" * 64)
+
+
+def _unpicklable(data: bytes) -> bytes:
+    return _again(data, entry=b"\x80\x04cos\nsystem\n")
+
+
+def _without_kernels(data: bytes) -> bytes:
+    return _again(data, kernels=False)
+
+
+def _again(data: bytes, key: str = "", entry: bytes = b"", kernels: bool = True) -> bytes:
+    """A frame with digests that are right, and something else in it."""
+    old = frame.decode(data)
+    sections = {name: bytes(old.section(name)) for name in old.names}
+    if entry:
+        sections["entry"] = entry
+    return frame.encode(
+        kind=old.header.kind,
+        key=key or old.header.key,
+        variant=old.header.variant,
+        schema=old.header.schema,
+        sections={
+            name: content for name, content in sections.items() if kernels or name == "entry"
+        },
+        meta=old.header.meta,
+    )
+
+
+# -- what the machine lacks
+
+
+@contextlib.contextmanager
+def _no_room(remote: str) -> Iterator[dict[str, Any]]:
+    """The local tier's file system is full. Where none may be mounted, one that is too small."""
+    place = Path(f"{remote}-full")
+    place.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=0700", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    few = {} if mounted else {"local_max_bytes": 4096}
+    try:
+        yield {"url": f"file://{remote}", "local_dir": str(place / "tier"), **few}
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@contextlib.contextmanager
+def _no_directory(remote: str) -> Iterator[dict[str, Any]]:
+    """Its place is taken by a file while it is in use."""
+    place = Path(f"{remote}-place")
+    yield {"url": f"file://{remote}", "local_dir": str(place), "before": lambda: _taken(place)}
+
+
+def _taken(place: Path) -> None:
+    shutil.rmtree(place)
+    place.write_bytes(b"")
+
+
+@contextlib.contextmanager
+def _no_temporary_directory(remote: str) -> Iterator[dict[str, Any]]:
+    import tempfile
+
+    before, tempfile.tempdir = tempfile.tempdir, "/nowhere"
+    try:
+        yield {"url": f"file://{remote}", "local": False}
+    finally:
+        tempfile.tempdir = before
+
+
+@contextlib.contextmanager
+def _no_threads(remote: str) -> Iterator[dict[str, Any]]:
+    """As where the number of processes is limited."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = threading.Thread.start
+    threading.Thread.start = start  # type: ignore[method-assign]
+    try:
+        yield {"url": f"file://{remote}", "local": False}
+    finally:
+        threading.Thread.start = before  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, Fault] = {
+    "nobody listens": _refuses,
+    "the server hangs": _hangs,
+    "the server hangs up": _hangs_up,
+    "the server fails": _answering(500, _says("InternalError")),
+    "the server is busy": _answering(503, _says("SlowDown")),
+    "the server refuses": _answering(403, _says("AccessDenied")),
+    "the clock is wrong": _answering(403, _says("RequestTimeTooSkewed")),
+    "a token has expired": _answering(400, _says("ExpiredToken")),
+    "there is no bucket": _answering(404, _says("NoSuchBucket")),
+    "the server leads elsewhere": _answering(301, b"", Location="http://127.0.0.1:9/x"),
+    "a portal answers": _answering(200, b"<html>Please log in</html>", Content_Type="text/html"),
+    "no credentials": _no_credentials,
+    "a bit of an entry is another": _entries(_flipped),
+    "an entry is cut short": _entries(lambda data: data[:-100]),
+    "an entry is empty": _entries(lambda _: b""),
+    "an entry is another one's": _entries(_renamed),
+    "an entry holds no graph": _entries(_unpicklable),
+    "an entry lacks its kernels": _entries(_without_kernels),
+    "the disk is full": _no_room,
+    "the directory is gone": _no_directory,
+    "there is no temporary directory": _no_temporary_directory,
+    "no thread can start": _no_threads,
+}
+
+
+def under_faults(remote: str) -> dict[str, Any]:
+    """For each fault: whether the steps were as without a cache, and what was counted."""
+    import torch._functorch.config as functorch
+
+    import s3cache
+    from tests.hooks.jobs import account
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        os.environ.pop(name, None)
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+    with functorch.patch(enable_autograd_cache=False):
+        expected = _step()
+    with s3cache.enabled(f"file://{remote}?create=1", local=False) as cache:
+        assert _step() == expected
+        assert not cache.flush(30).remaining
+        assert account(cache)["saved"] > 0
+    came_to = {}
+    for name, fault in FAULTS.items():
+        began = time.monotonic()
+        with fault(remote) as options:
+            before = options.pop("before", None)
+            with s3cache.enabled(**{"exit_timeout_s": 1, **options}) as cache:
+                if before is not None:
+                    before()
+                right = _step() == expected
+                told = account(cache)
+        took = time.monotonic() - began
+        print(f"{name}: {took:.1f} s", file=sys.stderr)
+        came_to[name] = {"right": right, "seconds": took, **told}
+    with s3cache.enabled(f"file://{remote}", local=False) as cache:
+        assert _step() == expected
+        came_to["none"] = account(cache)
+    return came_to
