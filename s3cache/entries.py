@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Container
+from typing import Literal
 
 from s3cache import frame
 from s3cache.errors import (
@@ -153,12 +154,15 @@ class Replaceable:
         return self._everything or header in self._headers
 
 
-async def publish(store: Store, entry: Frame, *, replaceable: Container[Header]) -> None:
+async def publish(store: Store, entry: Frame, *, replaceable: Container[Header]) -> bool:
     """Make ``entry`` readable for everybody, next to the other variants under its key.
 
     If the same variant is there already it is left alone, unless its header is among the
     ``replaceable``. What no reader can use, a damaged header or an entry that belongs
     elsewhere, is overwritten anyway; another variant never is.
+
+    Returns:
+        Whether anything was written, which proves that we may write; all was there if not.
 
     Raises:
         StoreError: the store could not do it.
@@ -168,14 +172,18 @@ async def publish(store: Store, entry: Frame, *, replaceable: Container[Header])
     if not await store.atomic_create():
         # Of several writers that race for the first name there, the last one wins: what the
         # others wrote must also be elsewhere.
-        await _put(store, own, entry, replaceable)
-        await _put(store, first, entry, replaceable)
-    elif not await _put(store, first, entry, replaceable):
-        await _put(store, own, entry, replaceable)
+        outcomes = [await _put(store, name, entry, replaceable) for name in (own, first)]
+        return "written" in outcomes
+    outcome = await _put(store, first, entry, replaceable)
+    if outcome == "taken":
+        outcome = await _put(store, own, entry, replaceable)
+    return outcome == "written"
 
 
-async def _put(store: Store, name: str, entry: Frame, replaceable: Container[Header]) -> bool:
-    """Whether, now, ``name`` holds the entry's variant."""
+async def _put(
+    store: Store, name: str, entry: Frame, replaceable: Container[Header]
+) -> Literal["written", "there", "taken"]:
+    """Have ``name`` hold the entry's variant, unless another variant has taken it."""
     metadata = {
         "s3cache-kind": entry.header.kind,
         "s3cache-variant": entry.header.variant,
@@ -187,11 +195,11 @@ async def _put(store: Store, name: str, entry: Frame, replaceable: Container[Hea
         there = await _read_header(store, name)
         if there is not None and name in names_of(there):
             if there.variant != entry.header.variant:
-                return False
+                return "taken"
             if there not in replaceable:
-                return True
+                return "there"
         await store.put(name, entry.data, metadata=metadata)
-    return True
+    return "written"
 
 
 async def _read_header(store: Store, name: str) -> Header | None:

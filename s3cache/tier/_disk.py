@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
@@ -63,6 +63,7 @@ class DiskTier:
     Args:
         namespace: keeps this tier's names apart from those of others in the same root, which share
             its bounds. Objects of different places need not be equally trusted.
+        note: what each record made here says to whoever uploads the object.
 
     Raises:
         ConfigError: the root is not a private directory of this user.
@@ -76,12 +77,13 @@ class DiskTier:
         max_bytes: int,
         max_files: int,
         namespace: str = "",
+        note: bytes = b"",
     ) -> None:
         self._files = ObjectFiles(root)
         self.root = self._files.root
         self.url = self._files.url
         self._namespace = f"{namespace}/" if namespace else ""
-        self._pending = Pending(os.path.join(self.root, "pending"))
+        self._pending = Pending(os.path.join(self.root, "pending"), note)
         self._bounds = Bounds(
             self._files,
             max_bytes=max_bytes,
@@ -269,15 +271,31 @@ class DiskTier:
         with os_errors("pending", self.url):
             return self._ours(self._pending.mine(self._namespace))
 
-    def adopt(self) -> list[str]:
+    def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]:
         """Take over what processes that are gone have left to upload; returns the names.
 
         Of any number of processes that try at once, exactly one gets each name.
+
+        Args:
+            limit: so many at most.
+            but: names to leave to others.
         """
         # With the accounts locked, for whoever is about to evict must not overlook a record that
         # is on its way from one owner to the other.
         with os_errors("adopt", self.url), self._bounds.locked():
-            return self._ours(self._pending.adopt(self._namespace))
+            keys = {self._namespace + name for name in but}
+            return self._ours(self._pending.adopt(self._namespace, limit, keys))
+
+    def give_back(self, name: str) -> None:
+        """Leave what was adopted, or recorded here, for another process to adopt at once."""
+        key = self._namespace + name
+        with os_errors("give_back", self.url, key), self._bounds.locked():
+            self._pending.give_back(key)
+
+    def note(self, name: str) -> bytes:
+        """What our record of the object says to whoever uploads it; empty if there is none."""
+        with os_errors("note", self.url, name):
+            return self._pending.note_of(self._namespace + name)
 
     def close(self) -> None:
         """Let go of what is not uploaded, for another process to adopt; record nothing more."""

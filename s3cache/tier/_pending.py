@@ -2,11 +2,11 @@
 
 Each process has a directory ``pending/<owner>/`` and holds a lock on the file ``.lock`` in it for
 as long as it lives. One file beside the lock is one record; its name is the object's,
-percent-encoded (255 bytes at most), so that it never begins with a dot. What is in it does not
-matter: it is a link to the object where there can be one, which spares the file system a file that
-soon goes again (ext4 without a journal is slow at making files after many went). Whoever can take
-the lock of another's directory knows that its owner is gone, and while holding it moves the records
-to its own.
+percent-encoded (255 bytes at most), so that it never begins with a dot. In it is a note on how the
+object is to be uploaded. Most need none: then it is a link to the object where there can be one,
+which spares the file system a file that soon goes again (ext4 without a journal is slow at making
+files after many went). Whoever can take the lock of another's directory knows that its owner is
+gone, and while holding it moves the records to its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -28,6 +28,9 @@ from s3cache.store import make_private
 __all__ = ["Pending"]
 
 _LOCK = ".lock"
+# What a note begins with, and no frame does.
+_NOTE = b"s3cache note\n"
+_MAX_NOTE_BYTES = 64 << 10
 # A new owner locks its directory right after making it; a directory without a lock file is left
 # alone for that long.
 _GRACE_S = 60.0
@@ -43,10 +46,14 @@ class Pending:
     """The records below ``root``.
 
     Every method may raise ``OSError``, and those that make records ``ClosedError``.
+
+    Args:
+        note: kept in each record made here, for whoever uploads the object; a link has none.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, note: bytes = b"") -> None:
         self.root = root
+        self.note = note
         self._mutex = threading.Lock()
         self._owner: _Owner | None = None
         self._closed = False
@@ -57,6 +64,9 @@ class Pending:
         path = os.path.join(self._own().path, _record(name))
         try:
             try:
+                if self.note:
+                    self._write_note(path)
+                    return True
                 os.link(file, path)
             except (FileExistsError, FileNotFoundError):
                 raise
@@ -64,8 +74,39 @@ class Pending:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 os.close(os.open(path, flags, 0o600))
         except FileExistsError:
+            if self.note_of(name) != self.note:
+                # Another one's, adopted: who saves it last says how it is to be uploaded.
+                os.unlink(path)
+                self.add(name, file)
             return False
         return True
+
+    def _write_note(self, path: str) -> None:
+        # Complete or not there, also after a power failure: without it the object would go up in
+        # a way that its saver did not want.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        staged = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}")
+        fd = os.open(staged, flags, 0o600)
+        try:
+            os.write(fd, _NOTE + self.note)
+            os.fsync(fd)
+            os.link(staged, path)
+        finally:
+            os.close(fd)
+            os.unlink(staged)
+
+    def note_of(self, name: str) -> bytes:
+        """The note in our record of ``name``; empty if it has none."""
+        owner = self._owner
+        if owner is None:
+            return b""
+        try:
+            with open(os.path.join(owner.path, _record(name)), "rb") as file:
+                if file.read(len(_NOTE)) != _NOTE:  # a link to the object
+                    return b""
+                return file.read(_MAX_NOTE_BYTES)
+        except FileNotFoundError:
+            return b""
 
     def remove(self, name: str) -> None:
         """Forget our record of ``name``, if there is one."""
@@ -83,10 +124,14 @@ class Pending:
         """Names that any process, living or dead, has recorded."""
         return {name for path in self._owners() for name in _records(path, "")}
 
-    def adopt(self, prefix: str) -> list[str]:
+    def adopt(self, prefix: str, limit: int | None = None, but: Container[str] = ()) -> list[str]:
         """Take over the records of dead owners; returns the names that became ours.
 
         Any number of processes may try at once: each record goes to exactly one of them.
+
+        Args:
+            limit: so many at most.
+            but: names to leave alone.
         """
         adopted: list[str] = []
         for path in self._owners():
@@ -98,6 +143,10 @@ class Pending:
                 continue
             try:
                 for name in _records(path, prefix):
+                    if name in but:
+                        continue
+                    if limit is not None and len(adopted) >= limit:
+                        return adopted
                     os.replace(
                         os.path.join(path, _record(name)),
                         os.path.join(self._own().path, _record(name)),
@@ -113,6 +162,26 @@ class Pending:
             finally:
                 close_unshared(fd)
         return adopted
+
+    def give_back(self, name: str) -> None:
+        """Move our record of ``name``, if there is one, to where another process adopts it."""
+        owner = self._owner
+        while owner is not None:
+            # As of an owner that is gone: whoever looks may take the lock. One who does before the
+            # record is there removes the directory.
+            path = os.path.join(self.root, secrets.token_hex(8))
+            make_private(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.close(os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_CLOEXEC, 0o600))
+            record = os.path.join(owner.path, _record(name))
+            try:
+                os.replace(record, os.path.join(path, _record(name)))
+            except FileNotFoundError:
+                if os.path.isdir(path):  # then it is the record that is not there
+                    _remove_if_empty(path)
+                    return
+            else:
+                return
 
     def release(self) -> None:
         """Let the records go: another process may adopt what is left of them."""

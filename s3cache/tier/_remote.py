@@ -247,12 +247,12 @@ class RemoteTier:
 
     # -- on the loop: uploads
 
-    async def _publish(self, name: str, data: Buffer) -> None:
+    async def _publish(self, name: str, data: Buffer, note: bytes | None) -> bool:
         if memoryview(data).nbytes > SMALL_BYTES:
             entry = await asyncio.to_thread(entries.verify, name, data)
         else:
             entry = entries.verify(name, data)
-        await entries.publish(self._writer, entry, replaceable=self._replaceable)
+        return await entries.publish(self._writer, entry, replaceable=self._replaceable)
 
     def _upload_failed(self, error: Exception) -> None:
         self._counters.upload_failed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, deque
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from typing import Protocol
 
 from s3cache.errors import ClosedError, NoSpaceError, S3CacheError
@@ -28,7 +28,9 @@ class RecordingDisk(Protocol):
     def quarantine(self, name: str) -> None: ...
     def uploaded(self, name: str) -> None: ...
     def pending(self) -> list[str]: ...
-    def adopt(self) -> list[str]: ...
+    def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]: ...
+    def give_back(self, name: str) -> None: ...
+    def note(self, name: str) -> bytes: ...
 
 
 class Backlog:
@@ -144,12 +146,16 @@ class Backlog:
                     self._disk.quarantine(name)
         self.finish(name, version, data)
 
+    def known(self) -> set[str]:
+        """Names of what this process has put here and not uploaded yet; asks nobody."""
+        return {*self._versions, *self._held.names()}
+
     def recorded(self) -> set[str]:
         """Names of what this process has put here or has on record, and not uploaded yet.
 
         As far as the disk tells.
         """
-        known = set(self._versions)  # at once: no other thread runs meanwhile
+        known = self.known()
         if self._disk is not None:
             with contextlib.suppress(S3CacheError):
                 known.update(self._disk.pending())
@@ -167,13 +173,43 @@ class Backlog:
         names = [] if self._disk is None else self._disk.pending()
         return self._sized([name for name in names if name not in but])
 
-    def adopt(self) -> dict[str, int]:
+    def adopt(self, limit: int | None, but: Collection[str]) -> dict[str, int]:
         """Take over what processes that are gone have left to upload, by name with its size.
+
+        Args:
+            limit: so many at most.
+            but: names to leave alone.
 
         Raises:
             StoreError: the disk fails.
         """
-        return {} if self._disk is None else self._sized(self._disk.adopt())
+        return {} if self._disk is None else self._sized(self._disk.adopt(limit, but))
+
+    def give_back(self, name: str) -> bool:
+        """Leave what was adopted to another process; false if it has become our own meanwhile.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        if self._disk is None:
+            return False
+        with self._record_lock(name):
+            if self.is_own(name):
+                return False
+            self._disk.give_back(name)
+        return True
+
+    def is_own(self, name: str) -> bool:
+        """Whether this process has put it here, and not uploaded it yet."""
+        return self._versions[name] > 0
+
+    def note(self, name: str) -> bytes:
+        """What the record says to whoever uploads the object, see :class:`RecordingDisk`.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        return b"" if self._disk is None else self._disk.note(name)
 
     def close(self) -> None:
         """Take nothing any more. Records stay, for others to adopt."""
@@ -202,7 +238,7 @@ class UploadQueue:
     Attributes:
         sizes: bytes of all that is queued or active.
         active: what is under way.
-        parked: what was given up until a flush or a later process, with its bytes.
+        parked: what was refused and waits to be tried again, with its bytes; in that order.
         overflowed: there are records that did not fit.
     """
 
@@ -302,6 +338,9 @@ class _HeldBytes:
 
     def __contains__(self, name: str) -> bool:
         return name in self._objects
+
+    def names(self) -> list[str]:
+        return [*self._objects]
 
     def get(self, name: str) -> bytes | None:
         return self._objects.get(name)

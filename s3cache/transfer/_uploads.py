@@ -9,9 +9,16 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from s3cache.errors import ClosedError, CorruptError, S3CacheError, TransientError
+from s3cache.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    S3CacheError,
+    TransientError,
+)
 from s3cache.stats import Listeners, Step, TransferEvent
 from s3cache.store import Buffer
 from s3cache.transfer._backlog import Backlog, RecordingDisk, UploadQueue
@@ -28,6 +35,10 @@ __all__ = ["FlushReport", "UploadLimits", "Uploads"]
 # After a failure that may pass, uploads pause this long, twice as long after the next one.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+# What was refused is tried again so much later, then twice as much later, and so on: somebody may
+# have renewed credentials, set a clock, made a bucket or made room.
+_FIRST_RETRY_S = 2.0
+_LONGEST_RETRY_S = 300.0
 # How often a process looks for what its dead neighbours have left.
 _ADOPT_EVERY_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
@@ -80,8 +91,12 @@ class Uploads:
     Objects come with a record on the disk, which holds their bytes, or as bytes in memory.
     :meth:`put` and :meth:`put_in_memory` never wait for the network.
 
+    What other processes have left is adopted a few at a time until an upload proves that this one
+    may write, and given back where it turns out that it may not: whoever can upload it shall.
+
     Args:
-        publish: uploads the bytes of the object of that name.
+        publish: uploads the bytes of the object of that name, with the note of its record if this
+            process adopted it; says whether it wrote anything, or found all there.
         disk: holds bytes and records; ``None`` if there is no local tier.
         on_problem: told, on the loop's thread, of each error that ends an attempt.
 
@@ -89,12 +104,13 @@ class Uploads:
         backlog: what is still to upload.
         pause_s: how long the last failure that may pass made uploads pause; each one in a row
             doubles it.
+        retry_s: how long what was refused waits to be tried again; doubled by each time in vain.
     """
 
     def __init__(
         self,
         loop: BackgroundLoop,
-        publish: Callable[[str, Buffer], Awaitable[None]],
+        publish: Callable[[str, Buffer, bytes | None], Awaitable[bool]],
         *,
         disk: RecordingDisk | None,
         limits: UploadLimits,
@@ -125,17 +141,30 @@ class Uploads:
         self._picking_up = 0  # how many are looking for records that did not fit just now
         self._workers: list[asyncio.Task[None]] = []
         self._keeper: asyncio.Task[None] | None = None
+        self._keeps_records = False
         self._changed = asyncio.Event()
         self._pause: asyncio.TimerHandle | None = None
         self.pause_s = 0.0
+        self._retry: asyncio.TimerHandle | None = None
+        self.retry_s = 0.0
+        self._on_trial: set[str] = set()  # of what was refused: tried again, to see
+        # Of others, not uploaded yet. A name is discarded where it is put anew, on any thread.
+        self._adopted: set[str] = set()
+        self._may_write = False  # proven, and not refused since
+        self._adopt_at_once = 1  # until that is proven
+        self._given_back: set[str] = set()  # not to be adopted again right away
         self._error: Exception | None = None
         self._stopped = False
 
     # -- on the caller's thread
 
     def start(self) -> None:
-        """Begin to upload what processes that are gone have left, now and from time to time."""
-        if self._has_records:
+        """Begin to upload what processes that are gone have left, now and from time to time.
+
+        Where no thread can be started now, that begins with the first upload.
+        """
+        self._keeps_records = self._has_records
+        with contextlib.suppress(ClosedError):
             self._loop.call(self._keep_records)
 
     def put(self, name: str, data: Buffer) -> None:
@@ -146,6 +175,7 @@ class Uploads:
             ClosedError: uploads were closed; nothing was written.
         """
         self.backlog.put(name, data)
+        self._adopted.discard(name)
         with contextlib.suppress(ClosedError):  # at interpreter exit: a later process uploads it
             self._hand_over(name, memoryview(data).nbytes)
 
@@ -157,6 +187,7 @@ class Uploads:
             ClosedError: uploads were closed.
         """
         self.backlog.put_in_memory(name, data)
+        self._adopted.discard(name)
         try:
             self._hand_over(name, memoryview(data).nbytes)
         except ClosedError:
@@ -182,6 +213,7 @@ class Uploads:
         except Exception:
             self._held_back.pop(name, None)
             raise
+        self._adopted.discard(name)
         with contextlib.suppress(ClosedError):
             self._loop.call(lambda: self._release_later(name, seconds))
 
@@ -209,7 +241,10 @@ class Uploads:
         return self._wait_for(self._drain(), timeout_s)
 
     def flush_while_it_works(self, timeout_s: float) -> FlushReport:
-        """Like :meth:`flush`, but end where uploads pause after a failure: for the exit."""
+        """Like :meth:`flush`, but end where uploads pause after a failure: for the exit.
+
+        Of what was refused some is tried again, and all if that is not.
+        """
         return self._wait_for(self._finish_while_it_works(), timeout_s)
 
     def close(self) -> None:
@@ -223,22 +258,34 @@ class Uploads:
         self._handed_over.append((name, size))
         if not self._told:
             self._told = True
-            self._loop.call(self._take_over)
+            try:
+                self._loop.call(self._take_over)
+            except BaseException:
+                self._told = False  # the next one tries again
+                raise
 
     def _wait_for(self, work: Coroutine[Any, Any, None], timeout_s: float | None) -> FlushReport:
         try:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._loop.wait(work, timeout_s)
             return self._loop.wait(self._report(), _REPORT_TIMEOUT_S)
-        except ClosedError as exc:
-            return FlushReport(self.pending, self.backlog.in_memory, exc)
+        except ClosedError as exc:  # or there is no thread to be had
+            left = {*self._known(), *self.backlog.recorded()}
+            return FlushReport(len(left), self.backlog.in_memory, exc)
         except concurrent.futures.TimeoutError:  # the disk or a name server hangs
-            return FlushReport(self.pending, self.backlog.in_memory, self._error)
+            return FlushReport(len(self._known()), self.backlog.in_memory, self._error)
+
+    def _known(self) -> set[str]:
+        """All that is not uploaded, as far as memory tells; for any thread."""
+        handed_over = {name for name, _ in [*self._handed_over]}
+        queued = {*self._queue.sizes, *self._queue.parked, *self._held_back}
+        return handed_over | queued | self.backlog.known()
 
     # -- on the loop: the queue
 
     def _take_over(self) -> None:
         self._told = False  # first: what is appended from now on may come too late for this round
+        self._keep_records()
         while self._handed_over:
             self._accept(*self._handed_over.popleft())
 
@@ -264,27 +311,36 @@ class Uploads:
             self._release(name)
 
     async def _finish_while_it_works(self) -> None:
+        self._take_over()
         self._release_all()
+        self._try_some_again()
         await self._until(lambda: self._is_idle() or self._is_pausing())
 
     async def _drain(self) -> None:
+        self._take_over()
         self._release_all()
-        await self._adopt()
-        for name, size in [*self._queue.parked.items()]:
-            self._accept(name, size)
-        await self._pick_up()
-        self._resume()
-        await self._until(self._is_idle)
+        self._try_all_again()
+        while True:
+            more = await self._adopt()
+            await self._pick_up()
+            self._resume()
+            await self._until(self._is_idle)
+            if not more or self._given_back or self._stopped:
+                return
 
     async def _report(self) -> FlushReport:
-        recorded = await asyncio.to_thread(self.backlog.recorded)
-        remaining = {*self._queue.sizes, *self._queue.parked, *self._held_back, *recorded}
+        try:
+            recorded = await asyncio.to_thread(self.backlog.recorded)
+        except RuntimeError:  # no thread can be started
+            recorded = self.backlog.recorded()
+        remaining = {*self._known(), *recorded}
         return FlushReport(len(remaining), self.backlog.in_memory, self._error)
 
     async def _stop(self) -> None:
         self._stopped = True
-        if self._pause is not None:
-            self._pause.cancel()
+        for timer in (self._pause, self._retry):
+            if timer is not None:
+                timer.cancel()
         await cancel_all([*self._workers, *([self._keeper] if self._keeper else [])])
         self._wake()
 
@@ -332,18 +388,25 @@ class Uploads:
             self._fail("retried", name, exc)
             return
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other uploads go on
-            if not isinstance(exc, CorruptError):
-                self._queue.park(name)
+            if isinstance(exc, CorruptError):
+                self._adopted.discard(name)
+            else:
+                await self._refused(name, exc)
             self._fail("failed", name, exc)
         else:
             self._error, self.pause_s = None, 0.0
             self._emit("done" if there else "absent", name)
+            if there and name in self._on_trial:
+                self.retry_s = 0.0
+                self._try_all_again()
+        self._on_trial.discard(name)
         size, replaced = self._queue.end(name)
         if replaced:
             self._accept(name, size)
 
     async def _attempt(self, name: str) -> bool:
         """Upload the object and forget it; false if there is none (any more)."""
+        is_adopted = name in self._adopted
         version = self.backlog.version(name)
         data = self.backlog.bytes_in_memory(name)
         if data is None:
@@ -351,12 +414,15 @@ class Uploads:
         if data is not None:
             self._queue.sizes[name] = memoryview(data).nbytes
             try:
-                await self._publish(name, data)
+                note = await asyncio.to_thread(self.backlog.note, name) if is_adopted else None
+                if await self._publish(name, data, note):
+                    self._may_write = True
             except CorruptError:
                 # Damaged on our own disk: nobody may get it, and there is nothing to try again.
                 await asyncio.to_thread(self.backlog.set_aside, name, version, data)
                 raise
         await self._finish((name, version, data))
+        self._adopted.discard(name)
         return data is not None
 
     async def _read_back(self, name: str) -> Buffer | None:
@@ -385,21 +451,67 @@ class Uploads:
             self._pause = None
         self._wake()
 
+    # -- on the loop: what was refused
+
+    async def _refused(self, name: str, error: Exception) -> None:
+        """Keep for later what is ours to upload, and leave to others what was theirs."""
+        if not isinstance(error, ConfigError):  # which is about one object
+            self._may_write = False
+        if name in self._adopted:
+            with contextlib.suppress(S3CacheError):  # the disk fails: then it stays ours
+                if await asyncio.to_thread(self.backlog.give_back, name):
+                    self._adopted.discard(name)
+                    self._given_back.add(name)
+                    return
+        self._queue.park(name)
+        if self._retry is None and not self._stopped:
+            self.retry_s = min(2 * self.retry_s or _FIRST_RETRY_S, _LONGEST_RETRY_S)
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(self.retry_s, self._try_some_again)
+
+    def _try_some_again(self) -> None:
+        """A few tell whether the refusal has passed; the one refused last is tried last."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        for name, size in [*islice(self._queue.parked.items(), self._concurrency)]:
+            self._on_trial.add(name)
+            self._accept(name, size)
+
+    def _try_all_again(self) -> None:
+        for name, size in [*self._queue.parked.items()]:
+            self._accept(name, size)
+
     # -- on the loop: records of others, and of our own that the queue does not know
 
     def _keep_records(self) -> None:
-        if not self._stopped:
+        if self._keeps_records and self._keeper is None and not self._stopped:
             self._keeper = asyncio.ensure_future(self._adopt_regularly())
 
     async def _adopt_regularly(self) -> None:
         while True:
-            await self._adopt()
+            more = await self._adopt()
             await self._pick_up()
-            await asyncio.sleep(_ADOPT_EVERY_S)
+            if more:
+                await self._until(lambda: not self._adopted)
+            if not more or self._given_back:
+                await asyncio.sleep(_ADOPT_EVERY_S)
 
-    async def _adopt(self) -> None:
+    async def _adopt(self) -> bool:
+        """Take over some of what others have left; false if nothing was there for us."""
+        if self._given_back:
+            self._adopt_at_once = 1
+        limit = None if self._may_write else self._adopt_at_once
+        adopted: dict[str, int] = {}
         with self._records_read():
-            self._accept_records(await asyncio.to_thread(self.backlog.adopt))
+            adopted = await asyncio.to_thread(self.backlog.adopt, limit, self._given_back.copy())
+            self._adopted.update(name for name in adopted if not self.backlog.is_own(name))
+            self._accept_records(adopted)
+        # What was refused comes last, but it does come again.
+        self._given_back.clear()
+        if adopted:
+            self._adopt_at_once *= 2
+        return bool(adopted)
 
     async def _pick_up(self) -> None:
         """Queue records of ours that did not fit, or were made before there was a queue."""

@@ -24,12 +24,13 @@ class Remote:
         self.is_open = True
         self.objects: dict[str, bytes] = {}
         self.puts: Counter[str] = Counter()
+        self.notes: dict[str, bytes | None] = {}
         self.errors: dict[str, list[Exception]] = {}
         self.waiting: set[str] = set()
         self.waiting_bytes = 0
         self.most_waiting = self.most_waiting_bytes = 0
 
-    async def publish(self, name: str, data: Buffer) -> None:
+    async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> bool:
         self.waiting.add(name)
         self.waiting_bytes += len(data)
         self.most_waiting = max(self.most_waiting, len(self.waiting))
@@ -45,6 +46,8 @@ class Remote:
             raise errors.pop(0)
         self.puts[name] += 1
         self.objects[name] = bytes(data)
+        self.notes[name] = note
+        return True
 
 
 class Site:

@@ -89,13 +89,17 @@ def test_only_so_many_bytes_at_once_also_of_what_is_found(
     for number in range(6):
         first.put(f"{number}", bytes(1000))
     first.close()
-    remote.most_waiting_bytes = 0
     second = new_site(max_bytes=3000)  # a quarter of it is for what is put there
+    remote.is_open = True
+    second.put("own", b"")
+    eventually(lambda: "own" in remote.objects)  # which proves that it may write
+    remote.is_open = False
+    remote.most_waiting_bytes = 0
     second.uploads.start()
     eventually(lambda: len(remote.waiting) == 2)
     remote.is_open = True
     assert second.uploads.flush(20).complete
-    assert len(remote.objects) == 6
+    assert len(remote.objects) == 7
     assert remote.most_waiting_bytes == 2000
 
 

@@ -83,7 +83,7 @@ def test_closing_insists_where_a_cancellation_gets_lost() -> None:
     lost: list[str] = []
 
     class Losing(Remote):
-        async def publish(self, name: str, data: Buffer) -> None:
+        async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> bool:
             try:
                 entered.set()
                 await asyncio.Event().wait()
@@ -92,6 +92,7 @@ def test_closing_insists_where_a_cancellation_gets_lost() -> None:
                     raise
                 lost.append(name)
             await asyncio.Event().wait()
+            return True
 
     site = Site(None, Losing())
     site.uploads.put_in_memory("one", b"data")
