@@ -22,8 +22,10 @@ files over directories.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+import threading
 from collections.abc import Container
 from typing import Literal
 
@@ -35,7 +37,7 @@ from s3cache.errors import (
     TransientError,
     TruncatedError,
 )
-from s3cache.frame import Frame, Header
+from s3cache.frame import Frame, Head, Header
 from s3cache.store import Buffer, Store
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "check_key",
     "check_place",
     "first_name",
+    "key_of",
     "name_prefix",
     "names_of",
     "publish",
@@ -88,6 +91,11 @@ def name_prefix(key: str) -> str:
     return f"v1/{hashlib.sha256(key.encode()).hexdigest()[:3]}/{key}."
 
 
+def key_of(name: str) -> str:
+    """The key of the entries that may lie at ``name``."""
+    return name.rpartition("/")[2].partition(".")[0]
+
+
 def first_name(key: str) -> str:
     """The object that holds the entry saved first under ``key``."""
     return name_prefix(key) + "0"
@@ -123,7 +131,8 @@ def check_place(name: str, header: Header) -> None:
 
     Without this, whoever renames an object in the bucket would make a wrong hit.
     """
-    if name not in names_of(header):
+    is_legal = _KEY.fullmatch(header.key) and _VARIANT.fullmatch(header.variant)
+    if not is_legal or name not in names_of(header):
         raise CorruptError(
             f"object {name}", f"holds key {header.key!r}, variant {header.variant!r}"
         )
@@ -133,33 +142,43 @@ def check_place(name: str, header: Header) -> None:
 
 
 class Replaceable:
-    """The entries in the remote that the next one of the same variant replaces.
+    """The entries in the remote that the next one of the same variant replaces, by digest.
 
-    Any thread may use it.
+    Any thread may use it. It remembers so many entries, the last ones.
 
     Args:
         everything: all of them.
     """
 
+    MAX_COUNT = 4096
+
     def __init__(self, *, everything: bool) -> None:
         self._everything = everything
-        self._headers: list[Header] = []
+        self._mutex = threading.Lock()
+        self._digests: dict[bytes, None] = {}
 
-    def add(self, header: Header) -> None:
-        """Have the entry with this header replaced by the next save: it cannot be used."""
-        if header not in self._headers:
-            self._headers.append(header)
+    def add(self, digest: bytes) -> None:
+        """Have the entry with this digest replaced by the next save: it cannot be used."""
+        with self._mutex:
+            self._digests.pop(digest, None)
+            self._digests[digest] = None
+            while len(self._digests) > self.MAX_COUNT:
+                del self._digests[next(iter(self._digests))]
 
-    def __contains__(self, header: object) -> bool:
-        return self._everything or header in self._headers
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __contains__(self, digest: object) -> bool:
+        return self._everything or digest in self._digests
 
 
-async def publish(store: Store, entry: Frame, *, replaceable: Container[Header]) -> bool:
+async def publish(store: Store, entry: Frame, *, replaceable: Container[bytes]) -> bool:
     """Make ``entry`` readable for everybody, next to the other variants under its key.
 
-    If the same variant is there already it is left alone, unless its header is among the
-    ``replaceable``. What no reader can use, a damaged header or an entry that belongs
-    elsewhere, is overwritten anyway; another variant never is.
+    If the same variant is there already, and whole, it is left alone, unless its digest is among
+    the ``replaceable``. What no reader can use is overwritten anyway: a damaged header, one that
+    says another size than the object has, an entry that belongs elsewhere. Another variant is only
+    overwritten if its digest is among the ``replaceable`` and all of it, read again, is damaged.
 
     Returns:
         Whether anything was written, which proves that we may write; all was there if not.
@@ -181,7 +200,7 @@ async def publish(store: Store, entry: Frame, *, replaceable: Container[Header])
 
 
 async def _put(
-    store: Store, name: str, entry: Frame, replaceable: Container[Header]
+    store: Store, name: str, entry: Frame, replaceable: Container[bytes]
 ) -> Literal["written", "there", "taken"]:
     """Have ``name`` hold the entry's variant, unless another variant has taken it."""
     metadata = {
@@ -192,18 +211,37 @@ async def _put(
     try:
         await store.put(name, entry.data, mode="create", metadata=metadata)
     except PreconditionError:
-        there = await _read_header(store, name)
-        if there is not None and name in names_of(there):
-            if there.variant != entry.header.variant:
-                return "taken"
-            if there not in replaceable:
+        there = await _read_head(store, name)
+        if there is not None and name in names_of(there.header):
+            is_suspect = there.digest in replaceable
+            if there.header.variant != entry.header.variant:
+                if not (is_suspect and await _is_damaged(store, name)):
+                    return "taken"
+            elif not is_suspect and await _has_size(store, name, there.size):
                 return "there"
         await store.put(name, entry.data, metadata=metadata)
     return "written"
 
 
-async def _read_header(store: Store, name: str) -> Header | None:
-    """The header of the frame at ``name``, or ``None`` if there is no sound one.
+async def _has_size(store: Store, name: str, size: int) -> bool:
+    info = await store.head(name)
+    return info is not None and info.size == size
+
+
+async def _is_damaged(store: Store, name: str) -> bool:
+    """Whether what is stored at ``name``, and not only what came from there once, is no entry."""
+    data = await store.get(name)
+    if data is None:
+        return True
+    try:
+        await asyncio.to_thread(verify, name, data)
+    except CorruptError:
+        return True
+    return False
+
+
+async def _read_head(store: Store, name: str) -> Head | None:
+    """The head of the frame at ``name``, or ``None`` if there is no sound one.
 
     Raises:
         TransientError: two reads differ, so the damage is not in what is stored.
@@ -215,7 +253,7 @@ async def _read_header(store: Store, name: str) -> Header | None:
         if data is None:
             return None
         try:
-            return frame.decode_header(data)
+            return frame.decode_head(data)
         except CorruptError as exc:
             if isinstance(exc, TruncatedError) and exc.needed > length:
                 length = exc.needed

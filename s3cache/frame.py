@@ -38,7 +38,7 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgpack  # type: ignore[import-untyped]
 import zstandard
@@ -53,9 +53,11 @@ __all__ = [
     "Buffer",
     "Codec",
     "Frame",
+    "Head",
     "Header",
     "Section",
     "decode",
+    "decode_head",
     "decode_header",
     "encode",
 ]
@@ -295,6 +297,20 @@ def decode(data: Buffer) -> Frame:
     if len(view) > end:
         raise CorruptError("frame end", f"{len(view) - end} bytes follow the last section")
     return Frame(data, view, header, digest, start)
+
+
+class Head(NamedTuple):
+    """What the first bytes of a frame tell: its header, its digest, and its size in bytes."""
+
+    header: Header
+    digest: bytes
+    size: int
+
+
+def decode_head(first_bytes: Buffer) -> Head:
+    """Like :func:`decode_header`, and what tells this frame from every other."""
+    header, digest, start = _read_header(_bytes_view("frame", first_bytes))
+    return Head(header, digest, start + sum(section.stored_size for section in header.sections))
 
 
 def decode_header(first_bytes: Buffer) -> Header:

@@ -109,13 +109,13 @@ def test_only_sound_bytes_in_their_place_become_an_entry(damage: Callable[[Frame
 
 def test_what_may_be_replaced_is_what_was_found_of_no_use_or_everything() -> None:
     some, every = Replaceable(everything=False), Replaceable(everything=True)
-    bad = entry(variant="bad").header
+    bad = entry(variant="bad").digest
     assert bad not in some
     some.add(bad)
     some.add(bad)
     assert bad in some
-    assert entry(variant="good").header not in some
-    assert entry(variant="good").header in every
+    assert entry(variant="good").digest not in some
+    assert entry(variant="good").digest in every
 
 
 # -- publishing
@@ -237,3 +237,88 @@ async def test_a_damaged_payload_is_kept_unless_told() -> None:
     await store.put(entries.first_name(KEY), damaged)
     await publish(store, entry())
     assert await store.get(entries.first_name(KEY)) == damaged
+
+
+# -- what is damaged there
+
+
+def renamed(found: Frame, meta: dict[str, float]) -> Frame:
+    return frame.decode(
+        frame.encode(
+            kind="test",
+            key=found.header.key,
+            variant=found.header.variant,
+            sections={"code": payload(found)},
+            codec="none",
+            meta=meta,
+        )
+    )
+
+
+async def test_a_damaged_entry_that_holds_a_nan_is_replaced() -> None:
+    """A number that differs from itself: entries are told apart by their digest."""
+    store = MemoryStore()
+    odd = renamed(entry(), {"loss": float("nan")})
+    await store.put(entries.first_name(KEY), broken(odd))
+    replaceable = Replaceable(everything=False)
+    replaceable.add(odd.digest)
+    fresh = entry(payload=b"fresh")
+    assert await entries.publish(store, fresh, replaceable=replaceable)
+    assert await store.get(entries.first_name(KEY)) == fresh.data
+
+
+def test_what_is_remembered_of_damaged_entries_is_bounded() -> None:
+    replaceable = Replaceable(everything=False)
+    digests = [number.to_bytes(32, "big") for number in range(10 * Replaceable.MAX_COUNT)]
+    for digest in digests:
+        replaceable.add(digest)
+        replaceable.add(digests[0])  # met again and again: that one stays
+    assert len(replaceable) == Replaceable.MAX_COUNT
+    assert digests[0] in replaceable
+    assert digests[1] not in replaceable
+    assert digests[-1] in replaceable
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-1], lambda data: data[:-200], lambda data: data + b"<html>"],
+    ids=["cut", "cut more", "something behind it"],
+)
+async def test_an_object_of_another_size_than_it_says_is_replaced(
+    damage: Callable[[bytes], bytes],
+) -> None:
+    """Its header is sound: whoever saves the same variant, knowing nothing of it, mends it."""
+    store = MemoryStore()
+    there = entry()
+    await store.put(entries.first_name(KEY), damage(bytes(there.data)))
+    await publish(store, there)
+    assert await store.get(entries.first_name(KEY)) == there.data
+
+
+async def test_a_damaged_entry_of_another_variant_is_replaced_once_it_was_seen() -> None:
+    """It is read again first: damage on the way must not cost a sound entry its place."""
+    store = MemoryStore()
+    other, ours = entry(variant="a"), entry(variant="b")
+    replaceable = Replaceable(everything=False)
+    replaceable.add(other.digest)
+    await store.put(entries.first_name(KEY), other.data)
+    await entries.publish(store, ours, replaceable=replaceable)
+    assert await variants(store) == {"a", "b"}
+    await store.put(entries.first_name(KEY), broken(other))
+    await entries.publish(store, ours, replaceable=replaceable)
+    assert await store.get(entries.first_name(KEY)) == ours.data
+
+
+async def test_publishing_says_whether_anything_was_written() -> None:
+    for store in (MemoryStore(), RacyStore()):
+        assert await entries.publish(store, entry(), replaceable=())
+        assert not await entries.publish(store, entry(), replaceable=())
+
+
+@pytest.mark.parametrize("variant", ["0", "_"])
+def test_a_variant_that_nobody_may_save_is_no_entry(variant: str) -> None:
+    """It would stand in the place of another one."""
+    odd = entry(variant=variant)
+    for name in entries.names_of(odd.header):
+        with pytest.raises(CorruptError, match="holds key"):
+            entries.verify(name, odd.data)

@@ -158,7 +158,7 @@ class Engine:
         it in the remote.
         """
         self._problems.warn("entry", "an entry cannot be used and is set aside", error)
-        self._replaceable.add(entry.header)
+        self._replaceable.add(entry.digest)
         self._disk.set_aside(entry)
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:

@@ -97,6 +97,8 @@ class RemoteTier:
             self._metered, _policy(settings, settings.upload_timeout_s, settings.upload_timeout_s)
         )
         self._arrival = _Arrival(disk, replaceable, counters)
+        self._disk = disk
+        self._may_upload = settings.mode not in ("off", "read-only")
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAdmitted | None]] = {}
         self._stopped = False
@@ -214,6 +216,7 @@ class RemoteTier:
 
     async def _download(self, name: str, admit: Admit | None) -> Frame | NotAdmitted | None:
         self._listeners.emit(TransferEvent("download", "started", name))
+        data: Buffer | NotAdmitted | None = None
         try:
             data = await self._reader.get(name, admit)
             if isinstance(data, NotAdmitted):  # it will be started anew
@@ -221,12 +224,29 @@ class RemoteTier:
             entry = None if data is None else await self._arrive(name, data)
         except Exception as exc:
             self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
+            if isinstance(exc, CorruptError) and self._may_upload and data is not None:
+                assert not isinstance(data, NotAdmitted)
+                await asyncio.to_thread(self._repair, name, data)
             raise
         if entry is None:
             self._listeners.emit(TransferEvent("download", "absent", name))
         else:
             self._listeners.emit(TransferEvent("download", "done", name, entry.size))
         return entry
+
+    def _repair(self, name: str, damaged: Buffer) -> None:
+        """Upload a good copy of a damaged object, if there is one on the disk."""
+        try:
+            variant = frame.decode_header(damaged).variant
+        except CorruptError:  # then whatever is under that key will do
+            variant = None
+        with contextlib.suppress(S3CacheError):
+            for local in self._disk.names(entries.key_of(name)):
+                entry = self._disk.load(local)
+                if entry is not None and variant in (None, entry.header.variant):
+                    own = entries.variant_name(entry.header.key, entry.header.variant)
+                    self.uploads.put(own, entry.data)
+                    return
 
     async def _arrive(self, name: str, data: Buffer) -> Frame:
         # The digest of a large one is worth a thread; a single one need not wait for others.
@@ -304,7 +324,7 @@ class _Arrival:
         except CorruptError:
             self._counters.set_aside("remote")
             with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
-                self._replaceable.add(frame.decode_header(data))
+                self._replaceable.add(frame.decode_head(data).digest)
             raise
 
 

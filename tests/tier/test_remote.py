@@ -168,8 +168,8 @@ def test_damage_is_counted_kept_off_the_disk_and_may_be_overwritten(
         joins.pop()()
     assert all(join() is not None for join in joins)
     assert remote.set_aside() == 1
-    assert damaged.header in remote.replaceable
-    assert entry("one", "w").header not in remote.replaceable
+    assert damaged.digest in remote.replaceable
+    assert entry("one", "w").digest not in remote.replaceable
     assert {info.key for info in disk.objects()} == set(map(entries.first_name, sound))
 
 
