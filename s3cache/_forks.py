@@ -17,7 +17,6 @@ from __future__ import annotations
 # Before ours, so that its lock, which a thread that we wait for may need, is taken after the wait:
 # what is registered first is called last before a fork.
 import asyncio
-import concurrent.futures.thread  # noqa: F401
 import contextlib
 import logging
 import os
@@ -29,6 +28,10 @@ import traceback
 import weakref
 from collections.abc import Callable
 from types import MethodType
+
+# It registers a hook for the exit, which is refused once that has begun: no thread starts then.
+with contextlib.suppress(RuntimeError):
+    import concurrent.futures.thread  # noqa: F401
 
 __all__ = ["call_in_child", "close_unshared", "new_event_loop", "open_unshared"]
 

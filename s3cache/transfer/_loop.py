@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import concurrent.futures.thread
 import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from s3cache._forks import call_in_child, new_event_loop
 from s3cache.errors import ClosedError
+
+if TYPE_CHECKING:
+    from s3cache.transfer._workers import Workers
 
 __all__ = [
     "SMALL_BYTES",
@@ -37,21 +39,6 @@ _CANCEL_AGAIN_S = 0.1
 logger = logging.getLogger("s3cache")
 
 
-class _Workers(concurrent.futures.ThreadPoolExecutor):
-    """Threads for files and name lookups, which still serve when no more can be started.
-
-    From Python 3.12 none can once the interpreter exits, which is when the last uploads are waited
-    for. What comes then waits for a thread that is there; the loop starts the first one early.
-    """
-
-    def _adjust_thread_count(self) -> None:
-        try:
-            super()._adjust_thread_count()
-        except RuntimeError:
-            if not getattr(self, "_threads", ()):
-                raise
-
-
 class BackgroundLoop:
     """An asyncio event loop on a daemon thread, started by the first call that needs it.
 
@@ -65,7 +52,7 @@ class BackgroundLoop:
         self._mutex = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._executor = _Workers(thread_name_prefix="s3cache")
+        self._workers: Workers | None = None
         self._stopped = False
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
@@ -114,29 +101,36 @@ class BackgroundLoop:
             with contextlib.suppress(RuntimeError):  # stopped before
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
-        _abandon(self._executor)
+        if self._workers is not None:
+            from s3cache.transfer._workers import abandon
+
+            abandon(self._workers)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._stopped:
             raise ClosedError("the background thread was stopped: the interpreter is exiting")
         if self._loop is None:
             loop = new_event_loop()
-            loop.set_default_executor(self._executor)
-            ready = threading.Event()
-            thread = threading.Thread(
-                target=_run, args=(loop, self._executor, ready), name="s3cache", daemon=True
-            )
             try:
+                # Here, for it cannot be imported for the first time while the interpreter exits.
+                from s3cache.transfer._workers import Workers
+
+                workers = Workers(thread_name_prefix="s3cache")
+                loop.set_default_executor(workers)
+                ready = threading.Event()
+                thread = threading.Thread(
+                    target=_run, args=(loop, workers, ready), name="s3cache", daemon=True
+                )
                 thread.start()
             except RuntimeError as exc:  # no more threads, or none so late
                 loop.close()
                 raise ClosedError(f"the background thread cannot be started: {exc}") from exc
             ready.wait()  # else the program may end, and the interpreter refuse the first worker
-            self._loop, self._thread = loop, thread
+            self._loop, self._thread, self._workers = loop, thread, workers
         return self._loop
 
 
-def _run(loop: asyncio.AbstractEventLoop, workers: _Workers, ready: threading.Event) -> None:
+def _run(loop: asyncio.AbstractEventLoop, workers: Workers, ready: threading.Event) -> None:
     # From this thread, a daemon: the worker is then one too, and no exit waits for it.
     with contextlib.suppress(RuntimeError):  # so late that there is none
         workers.submit(bool)
@@ -168,17 +162,6 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in done:
             if not task.cancelled():
                 task.exception()  # nobody else will ask for it
-
-
-def _abandon(executor: concurrent.futures.ThreadPoolExecutor) -> None:
-    """Have the interpreter exit without waiting for the executor's threads.
-
-    One may hang in a name lookup or on a dead mount. They are daemons, as is the thread that
-    started them, but concurrent.futures joins what is in this private table all the same.
-    """
-    queues = getattr(concurrent.futures.thread, "_threads_queues", {})
-    for thread in getattr(executor, "_threads", ()):
-        queues.pop(thread, None)
 
 
 # -- one loop for the process

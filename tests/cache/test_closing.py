@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.cache import Cache, NotSaved
+from s3cache.cache import Cache, Hit, NotSaved
 from s3cache.stats import Reason
 from s3cache.store import LatencyStore, MemoryStore
 from tests.cache.answers import FIRST, miss
@@ -109,3 +111,42 @@ def test_a_closed_cache_is_collected(tmp_path: Path) -> None:
         return gone() is None
 
     eventually(collected)
+
+
+_FIRST_USE = """
+import atexit, sys, threading
+
+def use():
+    from s3cache import Cache, frame
+    with Cache.open(f"file://{sys.argv[1]}?create=1", local_dir=sys.argv[2]) as cache:
+        print(type(cache.lookup("key")).__name__)
+        saved = cache.save("key", frame.encode(kind="t", key="key", sections={"a": b"x"}))
+        print(saved.durable, type(cache.lookup("key")).__name__)
+        print(cache.prefetch(["other"]).wait(3).complete, cache.flush(3).complete)
+
+def late():
+    threading.main_thread().join()
+    use()
+
+"""
+
+
+@pytest.mark.parametrize("when", ["atexit.register(use)", "threading.Thread(target=late).start()"])
+def test_a_cache_that_is_first_used_while_the_interpreter_exits_misses(
+    tmp_path: Path, when: str
+) -> None:
+    """There are no threads any more: nothing is raised, and a later process uploads the rest."""
+    places = (str(tmp_path / "remote"), str(tmp_path / "local"))
+    done = subprocess.run(
+        [sys.executable, "-c", _FIRST_USE + when, *places],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["Miss", "True Hit", "True False"]
+    assert "Traceback" not in done.stderr
+    with Cache.open(f"file://{places[0]}?create=1", local_dir=places[1]) as cache:
+        assert cache.flush(20).complete
+    with Cache.open(f"file://{places[0]}", local_dir=str(tmp_path / "other")) as cache:
+        assert isinstance(cache.lookup("key"), Hit)

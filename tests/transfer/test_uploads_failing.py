@@ -11,11 +11,13 @@ import pytest
 
 from s3cache.errors import AccessDeniedError, CorruptError, TransientError
 from s3cache.transfer import FlushReport
+from tests.support.scripts import run_script
 from tests.support.waiting import eventually, in_thread
 from tests.transfer.sites import Remote, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def test_a_failure_that_may_pass_is_tried_again_after_a_pause(site: Site, remote: Remote) -> None:
@@ -175,3 +177,50 @@ def test_an_object_that_is_gone_is_forgotten(site: Site, remote: Remote) -> None
     assert site.uploads.flush(20).complete
     assert site.steps("gone") == ["queued", "started", "absent"]
     assert remote.objects == {}
+
+
+_NO_THREADS = """
+from s3cache.tier import DiskTier
+
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+
+start, threading.Thread.start = threading.Thread.start, refuse
+cache = open_cache(sys.argv[1], MemoryStore("place"))
+for number in range(3):
+    print(type(cache.save(f"key{number}", entry(f"key{number}"))).__name__)
+report = cache.flush(5)
+print(report.remaining, report.complete, report.error)
+threading.Thread.start = start
+print(cache.flush(20).complete)
+print(cache.lookup("key0").tier)
+cache.close(0)
+"""
+
+
+def test_a_flush_that_gets_no_thread_says_what_remains(tmp_path: Path) -> None:
+    """And uploads go on as soon as there is one."""
+    said = run_script(_NO_THREADS, tmp_path).stdout.splitlines()
+    assert said[:3] == ["Saved"] * 3
+    assert said[3].startswith("3 False ")
+    assert "can't start new thread" in said[3]
+    assert said[4:] == ["True", "local"]
+
+
+def test_a_flush_whose_thread_gets_no_workers_says_what_remains(tmp_path: Path) -> None:
+    """There is a loop, but nothing that reads files for it."""
+    code = """
+    import concurrent.futures
+    submit = concurrent.futures.ThreadPoolExecutor.submit
+    def refuse(*_, **more):
+        raise RuntimeError("can't start new thread")
+    concurrent.futures.ThreadPoolExecutor.submit = refuse
+    cache = open_cache(sys.argv[1], MemoryStore("place"))
+    print(type(cache.save("key", entry("key", payload=bytes(10 << 20)))).__name__)
+    report = cache.flush(5)
+    print(report.remaining)
+    concurrent.futures.ThreadPoolExecutor.submit = submit
+    print(cache.flush(20).complete)
+    cache.close(0)
+    """
+    assert run_script(code, tmp_path).stdout.splitlines() == ["Saved", "1", "True"]
