@@ -20,7 +20,7 @@ from s3cache.errors import ConfigError, StoreError
 from s3cache.frame import Frame
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, Reason
-from s3cache.store import Buffer, Store, open_store, store_identity
+from s3cache.store import Buffer, Store, open_store, store_identity, store_note
 from s3cache.tier import DiskTier, RemoteTier, RestingDisk
 from s3cache.transfer import FlushReport, Prefetch, before_exit
 
@@ -49,6 +49,8 @@ class Engine:
         open_remote: makes the remote store, once in each process. ``None`` for no remote.
         identity: a canonical name of the place behind ``open_remote``. The local tier keeps
             entries of different places apart: they need not be equally trusted.
+        note: how ``open_remote``'s store writes objects, for other processes that upload what was
+            saved here; see :attr:`s3cache.store.S3Options.note`.
 
     Raises:
         ConfigError: the local directory is not safe to use, and was named; with ``strict`` the
@@ -62,12 +64,13 @@ class Engine:
         *,
         open_remote: Callable[[], Store] | None = None,
         identity: str = "",
+        note: bytes = b"",
     ) -> None:
         self.settings = settings
         self._open_remote = open_remote
         self._closed = False
         namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._begin(_open_disk(settings, namespace))
+        self._begin(_open_disk(settings, namespace, note))
         call_in_child(self._begin_in_child)
 
     @classmethod
@@ -88,6 +91,7 @@ class Engine:
             settings,
             open_remote=lambda: open_store(where, **store_options),
             identity=store_identity(where, **store_options),
+            note=store_note(where, **store_options),
         )
         engine.start()
         return engine
@@ -398,7 +402,7 @@ class Engine:
 _inherited: list[RemoteTier | None] = []
 
 
-def _open_disk(settings: Settings, namespace: str) -> DiskTier | None:
+def _open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | None:
     if not settings.local or settings.mode == "off":
         return None
 
@@ -408,6 +412,7 @@ def _open_disk(settings: Settings, namespace: str) -> DiskTier | None:
             namespace=namespace,
             max_bytes=settings.local_max_bytes,
             max_files=settings.local_max_files,
+            note=note,
         )
 
     problems = Problems(strict=settings.strict)

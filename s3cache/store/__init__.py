@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         open_store,
         parse_url,
         store_identity,
+        store_note,
     )
     from s3cache.store.s3 import S3Options, S3Store
 else:
@@ -65,7 +66,7 @@ else:
         _resilience="BreakerPolicy BreakerState BreakingStore MeteredStore RetryPolicy "
         "RetryingStore",
         _url="STORE_OPTIONS FileLocation Location MemoryLocation StoreOptions open_store "
-        "parse_url store_identity",
+        "parse_url store_identity store_note",
         s3="S3Options S3Store",
     )
 
@@ -106,4 +107,5 @@ __all__ = [
     "os_errors",
     "parse_url",
     "store_identity",
+    "store_note",
 ]

@@ -35,6 +35,7 @@ __all__ = [
     "open_store",
     "parse_url",
     "store_identity",
+    "store_note",
 ]
 
 _SCHEMES = ("s3", "file", "memory")
@@ -120,6 +121,12 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
 def store_identity(url: str, **options: Unpack[StoreOptions]) -> str:
     """A canonical name of where the bytes of ``url`` are; see :attr:`S3Options.identity`."""
     return parse_url(url, **options).identity
+
+
+def store_note(url: str, **options: Unpack[StoreOptions]) -> bytes:
+    """How objects are written at ``url``; see :attr:`S3Options.note`. Empty for most."""
+    location = parse_url(url, **options)
+    return location.note if isinstance(location, S3Options) else b""
 
 
 def parse_url(url: str, **options: Unpack[StoreOptions]) -> Location:

@@ -292,8 +292,8 @@ class DiskTier:
         with os_errors("give_back", self.url, key), self._bounds.locked():
             self._pending.give_back(key)
 
-    def note(self, name: str) -> bytes:
-        """What our record of the object says to whoever uploads it; empty if there is none."""
+    def note(self, name: str) -> bytes | None:
+        """What our record of the object says to whoever uploads it; ``None`` without a record."""
         with os_errors("note", self.url, name):
             return self._pending.note_of(self._namespace + name)
 

@@ -95,18 +95,18 @@ class Pending:
             os.close(fd)
             os.unlink(staged)
 
-    def note_of(self, name: str) -> bytes:
-        """The note in our record of ``name``; empty if it has none."""
+    def note_of(self, name: str) -> bytes | None:
+        """The note in our record of ``name``; empty if it has none, ``None`` without a record."""
         owner = self._owner
         if owner is None:
-            return b""
+            return None
         try:
             with open(os.path.join(owner.path, _record(name)), "rb") as file:
                 if file.read(len(_NOTE)) != _NOTE:  # a link to the object
                     return b""
                 return file.read(_MAX_NOTE_BYTES)
         except FileNotFoundError:
-            return b""
+            return None
 
     def remove(self, name: str) -> None:
         """Forget our record of ``name``, if there is one."""
@@ -173,15 +173,18 @@ class Pending:
             make_private(path)
             with contextlib.suppress(FileNotFoundError):
                 os.close(os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_CLOEXEC, 0o600))
-            record = os.path.join(owner.path, _record(name))
+            fd = _try_lock(path)
+            if fd is None:
+                continue
             try:
-                os.replace(record, os.path.join(path, _record(name)))
-            except FileNotFoundError:
-                if os.path.isdir(path):  # then it is the record that is not there
-                    _remove_if_empty(path)
-                    return
-            else:
-                return
+                with contextlib.suppress(FileNotFoundError):  # the record is not there
+                    os.replace(
+                        os.path.join(owner.path, _record(name)), os.path.join(path, _record(name))
+                    )
+                _remove_if_empty(path)
+            finally:
+                close_unshared(fd)
+            return
 
     def release(self) -> None:
         """Let the records go: another process may adopt what is left of them."""
@@ -239,8 +242,10 @@ def _records(path: str, prefix: str) -> Iterator[str]:
 def _remove_if_empty(path: str) -> None:
     """Remove an owner's directory, its lock held, unless there are records in it."""
     with contextlib.suppress(OSError):  # NFS keeps the name of an open file: a later adopter can
-        if os.listdir(path) == [_LOCK]:
-            os.unlink(os.path.join(path, _LOCK))
+        present = os.listdir(path)
+        if _LOCK in present and all(name[0] == "." for name in present):  # and no half note
+            for name in present:
+                os.unlink(os.path.join(path, name))
             os.rmdir(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import copy
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -272,7 +273,21 @@ class RemoteTier:
             entry = await asyncio.to_thread(entries.verify, name, data)
         else:
             entry = entries.verify(name, data)
-        return await entries.publish(self._writer, entry, replaceable=self._replaceable)
+        writer = self._writer if note is None else self._writer_as(note)
+        return await entries.publish(writer, entry, replaceable=self._replaceable)
+
+    def _writer_as(self, note: bytes) -> Store:
+        """The writer of what another process saved, in the way that one's options say.
+
+        Raises:
+            ConfigError: that is not possible here.
+        """
+        written_as = getattr(self._store, "written_as", None)
+        if written_as is None:
+            return self._writer
+        metered = copy.copy(self._metered)  # the counts are shared
+        metered.inner = written_as(note)
+        return RetryingStore(metered, self._writer.policy)
 
     def _upload_failed(self, error: Exception) -> None:
         self._counters.upload_failed()

@@ -30,7 +30,7 @@ class RecordingDisk(Protocol):
     def pending(self) -> list[str]: ...
     def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]: ...
     def give_back(self, name: str) -> None: ...
-    def note(self, name: str) -> bytes: ...
+    def note(self, name: str) -> bytes | None: ...
 
 
 class Backlog:
@@ -200,16 +200,16 @@ class Backlog:
         return True
 
     def is_own(self, name: str) -> bool:
-        """Whether this process has put it here, and not uploaded it yet."""
-        return self._versions[name] > 0
+        """Whether this process has put it here, and not uploaded it yet; else it was adopted."""
+        return self._versions[name] > 0 or name in self._held
 
-    def note(self, name: str) -> bytes:
-        """What the record says to whoever uploads the object, see :class:`RecordingDisk`.
+    def note(self, name: str) -> bytes | None:
+        """What our record says to whoever uploads the object; ``None`` if we have no record.
 
         Raises:
             StoreError: the disk fails.
         """
-        return b"" if self._disk is None else self._disk.note(name)
+        return None if self._disk is None else self._disk.note(name)
 
     def close(self) -> None:
         """Take nothing any more. Records stay, for others to adopt."""

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -148,11 +149,10 @@ class Uploads:
         self._retry: asyncio.TimerHandle | None = None
         self.retry_s = 0.0
         self._on_trial: set[str] = set()  # of what was refused: tried again, to see
-        # Of others, not uploaded yet. A name is discarded where it is put anew, on any thread.
-        self._adopted: set[str] = set()
         self._may_write = False  # proven, and not refused since
         self._adopt_at_once = 1  # until that is proven
         self._given_back: set[str] = set()  # not to be adopted again right away
+        self._refusals = 0  # of what was adopted
         self._error: Exception | None = None
         self._stopped = False
 
@@ -175,7 +175,6 @@ class Uploads:
             ClosedError: uploads were closed; nothing was written.
         """
         self.backlog.put(name, data)
-        self._adopted.discard(name)
         with contextlib.suppress(ClosedError):  # at interpreter exit: a later process uploads it
             self._hand_over(name, memoryview(data).nbytes)
 
@@ -187,7 +186,6 @@ class Uploads:
             ClosedError: uploads were closed.
         """
         self.backlog.put_in_memory(name, data)
-        self._adopted.discard(name)
         try:
             self._hand_over(name, memoryview(data).nbytes)
         except ClosedError:
@@ -213,7 +211,6 @@ class Uploads:
         except Exception:
             self._held_back.pop(name, None)
             raise
-        self._adopted.discard(name)
         with contextlib.suppress(ClosedError):
             self._loop.call(lambda: self._release_later(name, seconds))
 
@@ -321,11 +318,12 @@ class Uploads:
         self._release_all()
         self._try_all_again()
         while True:
-            more = await self._adopt()
+            refusals = self._refusals
+            taken = await self._adopt()
             await self._pick_up()
             self._resume()
             await self._until(self._is_idle)
-            if not more or self._given_back or self._stopped:
+            if not taken or self._refusals > refusals or self._stopped:
                 return
 
     async def _report(self) -> FlushReport:
@@ -388,9 +386,7 @@ class Uploads:
             self._fail("retried", name, exc)
             return
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other uploads go on
-            if isinstance(exc, CorruptError):
-                self._adopted.discard(name)
-            else:
+            if not isinstance(exc, CorruptError):
                 await self._refused(name, exc)
             self._fail("failed", name, exc)
         else:
@@ -406,15 +402,19 @@ class Uploads:
 
     async def _attempt(self, name: str) -> bool:
         """Upload the object and forget it; false if there is none (any more)."""
-        is_adopted = name in self._adopted
+        is_adopted = self._is_adopted(name)
         version = self.backlog.version(name)
         data = self.backlog.bytes_in_memory(name)
         if data is None:
             data = await self._read_back(name)
         if data is not None:
             self._queue.sizes[name] = memoryview(data).nbytes
+            note: bytes | None = None
+            if is_adopted:
+                note = await asyncio.to_thread(self.backlog.note, name)
+                if note is None:  # it is somebody else's by now
+                    return False
             try:
-                note = await asyncio.to_thread(self.backlog.note, name) if is_adopted else None
                 if await self._publish(name, data, note):
                     self._may_write = True
             except CorruptError:
@@ -422,7 +422,6 @@ class Uploads:
                 await asyncio.to_thread(self.backlog.set_aside, name, version, data)
                 raise
         await self._finish((name, version, data))
-        self._adopted.discard(name)
         return data is not None
 
     async def _read_back(self, name: str) -> Buffer | None:
@@ -457,11 +456,12 @@ class Uploads:
         """Keep for later what is ours to upload, and leave to others what was theirs."""
         if not isinstance(error, ConfigError):  # which is about one object
             self._may_write = False
-        if name in self._adopted:
+        if self._is_adopted(name):
+            self._refusals += 1
+            self._adopt_at_once = 1
+            self._given_back.add(name)
             with contextlib.suppress(S3CacheError):  # the disk fails: then it stays ours
                 if await asyncio.to_thread(self.backlog.give_back, name):
-                    self._adopted.discard(name)
-                    self._given_back.add(name)
                     return
         self._queue.park(name)
         if self._retry is None and not self._stopped:
@@ -488,30 +488,30 @@ class Uploads:
         if self._keeps_records and self._keeper is None and not self._stopped:
             self._keeper = asyncio.ensure_future(self._adopt_regularly())
 
+    def _is_adopted(self, name: str) -> bool:
+        return self._has_records and not self.backlog.is_own(name)
+
     async def _adopt_regularly(self) -> None:
         while True:
-            more = await self._adopt()
+            refusals = self._refusals
+            taken = await self._adopt()
             await self._pick_up()
-            if more:
-                await self._until(lambda: not self._adopted)
-            if not more or self._given_back:
+            await self._until(partial(taken.isdisjoint, self._queue.sizes))
+            if not taken or self._refusals > refusals:
                 await asyncio.sleep(_ADOPT_EVERY_S)
 
-    async def _adopt(self) -> bool:
-        """Take over some of what others have left; false if nothing was there for us."""
-        if self._given_back:
-            self._adopt_at_once = 1
+    async def _adopt(self) -> set[str]:
+        """Take over some of what others have left; returns the names."""
         limit = None if self._may_write else self._adopt_at_once
+        # What was refused comes last, but it does come again.
+        but, self._given_back = self._given_back, set()
         adopted: dict[str, int] = {}
         with self._records_read():
-            adopted = await asyncio.to_thread(self.backlog.adopt, limit, self._given_back.copy())
-            self._adopted.update(name for name in adopted if not self.backlog.is_own(name))
+            adopted = await asyncio.to_thread(self.backlog.adopt, limit, but)
             self._accept_records(adopted)
-        # What was refused comes last, but it does come again.
-        self._given_back.clear()
         if adopted:
             self._adopt_at_once *= 2
-        return bool(adopted)
+        return {*adopted}
 
     async def _pick_up(self) -> None:
         """Queue records of ours that did not fit, or were made before there was a queue."""

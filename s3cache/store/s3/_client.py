@@ -12,6 +12,7 @@ from typing import Any
 
 from s3cache._forks import new_event_loop
 from s3cache._version import __version__
+from s3cache.store.s3._credentials import bounded_session
 from s3cache.store.s3._models import model_loader
 from s3cache.store.s3._options import S3Options
 
@@ -80,7 +81,6 @@ async def _entered(options: S3Options) -> Any:
     import aioboto3.s3.inject  # what the first client would import
     from aiobotocore.config import AioConfig
     from aiobotocore.httpsession import AIOHTTPSession
-    from aiobotocore.session import get_session
     from botocore import UNSIGNED
 
     class Session(AIOHTTPSession):  # type: ignore[misc]
@@ -117,7 +117,7 @@ async def _entered(options: S3Options) -> Any:
         parameter_validation=False,  # ours are right
         http_session_cls=Session,
     )
-    botocore_session = get_session()
+    botocore_session = bounded_session(options.read_timeout_s)
     botocore_session.register_component("data_loader", model_loader())
     parsers = botocore_session.get_component("response_parser_factory")
     parsers.set_parser_defaults(timestamp_parser=parse_time)

@@ -5,10 +5,12 @@ Reading options must not import botocore (0.5 s with the GIL held); only opening
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal, TypeAlias, TypedDict, get_args
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import quote, urlsplit
 
 from s3cache import _options
@@ -115,6 +117,51 @@ class S3Options:
         place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
         endpoint = endpoint_in_use(self.endpoint_url, self.profile)
         return place + place_query(endpoint, self.region, self.profile)
+
+    @property
+    def note(self) -> bytes:
+        """How objects are written, for whoever uploads one that was saved here; empty if plainly.
+
+        There is no key of SSE-C in it, only what tells whether somebody has the same.
+        """
+        said = {
+            "sse": None if self.sse == "none" else self.sse,
+            "sse_kms_key_id": self.sse_kms_key_id,
+            "sse_c_key_digest": self._sse_c_key_digest,
+            "storage_class": self.storage_class,
+        }
+        said = {name: value for name, value in said.items() if value is not None}
+        return json.dumps(said, sort_keys=True).encode() if said else b""
+
+    def as_noted(self, note: bytes) -> S3Options:
+        """These options, but objects are written as ``note`` says.
+
+        Raises:
+            ConfigError: it cannot be read, or needs an SSE-C key that is not ours.
+        """
+        try:
+            said = json.loads(note or b"{}")
+            digest = said.pop("sse_c_key_digest", None)
+            plain: dict[str, Any] = {"sse": "none", "sse_kms_key_id": None, "storage_class": None}
+            if digest is None:
+                return replace(self, **{**plain, **said}, sse_c_key=None)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                "record of an upload", f"cannot be read ({error})", "leave it to whoever made it"
+            ) from None
+        if digest != self._sse_c_key_digest:
+            raise ConfigError(
+                "upload of an entry that another process saved",
+                "needs the SSE-C key which that one had: keys are not written to disk",
+                "set S3CACHE_SSE=C and S3CACHE_SSE_C_KEY to that key in a process on this machine",
+            )
+        return replace(self, **{**plain, **said})
+
+    @property
+    def _sse_c_key_digest(self) -> str | None:
+        if self.sse_c_key is None:
+            return None
+        return hashlib.sha256(b"s3cache sse-c" + self.sse_c_key).hexdigest()
 
     @property
     def url(self) -> str:

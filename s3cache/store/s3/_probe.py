@@ -37,6 +37,7 @@ class ServerProbe:
         self._target = target
         self._condition: _Condition | None = None
         self._asking: asyncio.Task[_Condition] | None = None
+        self._asked_with: Any = None
         self.is_swift = False
         self.completes_conditionally = False
 
@@ -70,13 +71,18 @@ class ServerProbe:
             await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _ask(self, client: Any) -> _Condition:
-        """Ask the server once, however many writers wait; failing to is not remembered."""
-        if self._condition is not None:
+        """Ask the server once, however many writers wait; failing to is not remembered.
+
+        A refusal is, until another client comes with other credentials.
+        """
+        is_outdated = self._condition == "assumed" and client is not self._asked_with
+        if self._condition is not None and not is_outdated:
             return self._condition
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._probe(client))
             self._asking.add_done_callback(_mark_as_seen)
-        self._condition = answer = await asyncio.shield(self._asking)
+        answer = await asyncio.shield(self._asking)
+        self._condition, self._asked_with = answer, client
         return answer
 
     async def _probe(self, client: Any) -> _Condition:

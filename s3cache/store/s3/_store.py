@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+import copy
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, overload
 
 from s3cache.errors import (
-    ClosedError,
+    AccessDeniedError,
     ConfigError,
     PreconditionError,
     S3CacheError,
@@ -25,7 +26,8 @@ from s3cache.store._base import (
     check_range,
     is_key,
 )
-from s3cache.store.s3._client import S3Body, new_client
+from s3cache.store.s3._client import S3Body
+from s3cache.store.s3._clients import Clients
 from s3cache.store.s3._errors import is_absent, refuses_condition, translate
 from s3cache.store.s3._options import S3Options
 from s3cache.store.s3._parts import read_range, read_whole, require_stored, write_parts
@@ -43,7 +45,8 @@ class S3Store:
     """A :class:`~s3cache.store._base.Store` in one bucket, under one prefix.
 
     The client is opened by the first call (about 0.8 s, see :meth:`connect`) and belongs to the
-    event loop that made it. Nothing is retried here: wrap the store for that.
+    event loop that made it. Where its credentials are refused the next call looks for others, as
+    far as they were left to botocore. Nothing is retried here: wrap the store for that.
 
     The server verifies the SHA-256 of every uploaded body, as it is part of the signature. A
     download is one version of an object: parts of two versions are never joined.
@@ -59,12 +62,12 @@ class S3Store:
         self._options = options
         self._url = options.url
         self._prefix = f"{options.prefix}/" if options.prefix else ""
-        self._client: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
-        self._closed = False
-        self._aborting: set[asyncio.Task[Any]] = set()
+        self._clients = Clients(options)
+        self._cleaning: set[asyncio.Task[Any]] = set()
+        self._describe_requests(options)
+        self._probe = ServerProbe({**self._for_write, "Key": self._prefix + PROBE_NAME})
 
+    def _describe_requests(self, options: S3Options) -> None:
         payer = {"RequestPayer": options.request_payer} if options.request_payer else {}
         customer_key: dict[str, Any] = {}
         if options.sse_c_key is not None:
@@ -78,7 +81,23 @@ class S3Store:
             self._for_write["SSEKMSKeyId"] = options.sse_kms_key_id
         if options.storage_class is not None:
             self._for_write["StorageClass"] = options.storage_class
-        self._probe = ServerProbe({**self._for_write, "Key": self._prefix + PROBE_NAME})
+
+    def written_as(self, note: bytes) -> S3Store:
+        """This store, but what is put there is encrypted and kept as ``note`` says.
+
+        The two share everything else; closing this one closes both.
+
+        Args:
+            note: what :attr:`S3Options.note` was where the object was saved.
+
+        Raises:
+            ConfigError: it needs an SSE-C key that was not given here.
+        """
+        if note == self._options.note:
+            return self
+        other = copy.copy(self)
+        other._describe_requests(self._options.as_noted(note))
+        return other
 
     def __repr__(self) -> str:
         return f"S3Store({self._url!r})"
@@ -219,35 +238,38 @@ class S3Store:
 
     async def aclose(self) -> None:
         """Close all connections; calls under way fail. Calling it twice does nothing."""
-        self._closed = True
-        async with self._opening:
-            await self._probe.aclose()
-            for task in self._aborting:
-                task.cancel()
-            await asyncio.gather(*self._aborting, return_exceptions=True)
-            client, self._client = self._client, None
-            if client is not None:
-                await client.close()
+        await self._probe.aclose()
+        for task in self._cleaning:
+            task.cancel()
+        await asyncio.gather(*self._cleaning, return_exceptions=True)
+        await self._clients.aclose()
 
     # -- client ------------------------------------------------------------------------------
 
     async def _open(self) -> Any:
-        loop = asyncio.get_running_loop()
-        if self._client is not None:
-            if loop is not self._loop:
-                raise ClosedError(f"{self._url} is in use on another event loop; open one for each")
-            return self._client
-        async with self._opening:
-            if self._closed:
-                raise ClosedError(f"{self._url} is closed")
-            if self._client is None:
-                with self._errors("connect", ""):
-                    self._client = await new_client(self._options)
-                self._loop = loop
-            return self._client
+        try:
+            return await self._clients.get()
+        except S3CacheError:
+            raise
+        except Exception as error:
+            raise translate(error, op="connect", store=self._url) from error
 
     @contextmanager
     def _errors(self, op: str, key: str) -> Iterator[None]:
+        self._clients.calls += 1
+        try:
+            with self._translated(op, key):
+                yield
+        except AccessDeniedError:
+            self._clients.refuse()
+            raise
+        finally:
+            self._clients.calls -= 1
+            if self._clients.former_are_idle:
+                self._clean(self._clients.close_former())
+
+    @contextmanager
+    def _translated(self, op: str, key: str) -> Iterator[None]:
         try:
             yield
         except S3CacheError as error:
@@ -331,13 +353,17 @@ class S3Store:
     async def _abort(self, client: Any, upload: dict[str, str]) -> None:
         """Free the parts, as far as it goes: what is left is for the bucket's lifecycle rule."""
         # a task of its own, so that a cancelled writer still gets it sent
-        task = asyncio.ensure_future(client.abort_multipart_upload(**upload, **self._common))
-        self._aborting.add(task)
-        task.add_done_callback(self._forget)
+        task = self._clean(client.abort_multipart_upload(**upload, **self._common))
         await asyncio.wait({task}, timeout=_ABORT_TIMEOUT_S)
 
+    def _clean(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._cleaning.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._aborting.discard(task)
+        self._cleaning.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen
 

@@ -1,0 +1,106 @@
+"""Who uploads what others have left: only who may, and as those others wanted it."""
+
+from __future__ import annotations
+
+import base64
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import entries
+from tests.support.proxy import Link, Proxy
+from tests.support.worker import keys
+
+if TYPE_CHECKING:
+    from tests.faults.conftest import NewMachine
+    from tests.support.processes import Machine
+
+SIZE = 1_000
+QUICK = {"exit_timeout_s": 2.0, "lookup_timeout_s": 20.0}
+NAMES = keys(0, 5)
+SSE_C = {"sse": "C", "sse_c_key": base64.b64encode(b"k" * 32).decode()}
+
+
+def left_behind(machine: Machine, proxy: Proxy, **options: Any) -> None:
+    """A process with these options saves ``NAMES`` and is killed before it has uploaded any."""
+    proxy.link = Link(flows=False)
+    process = machine.start(["save", NAMES, SIZE], ["hear"], **options)
+    process.until("saved", len(NAMES))
+    process.kill()
+    assert len(machine.pending()) == len(NAMES)
+    proxy.heal()
+
+
+def headers(moto_port: int, url: str, key: str) -> dict[str, str]:
+    """What the server says of the entry."""
+    place = url.removeprefix("s3://")
+    signed = (
+        "Credential=testing/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+    )
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{moto_port}/{place}/{entries.first_name(key)}",
+        headers={"Authorization": f"AWS4-HMAC-SHA256 {signed}"},
+        method="HEAD",
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return {name.lower(): value for name, value in answer.headers.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"sse": "aws:kms", "sse_kms_key_id": "arn:aws:kms:us-east-1:123456789012:key/k"},
+            {
+                "x-amz-server-side-encryption": "aws:kms",
+                "x-amz-server-side-encryption-aws-kms-key-id": (
+                    "arn:aws:kms:us-east-1:123456789012:key/k"
+                ),
+            },
+        ),
+        ({"storage_class": "STANDARD_IA"}, {"x-amz-storage-class": "STANDARD_IA"}),
+    ],
+    ids=["kms", "storage class"],
+)
+def test_an_heir_uploads_as_the_saver_would_have(
+    proxy: Proxy,
+    new_machine: NewMachine,
+    moto_port: int,
+    url: str,
+    options: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    """Whatever its own options are: the policy of the one who saved holds for what it saved."""
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    left_behind(machine, proxy, **options)
+    assert machine.run(["save", ["key-own"], SIZE], ["flush"]) == ["saved key-own -", "flushed 0"]
+    for key in NAMES:
+        found = headers(moto_port, url, key)
+        assert {name: found.get(name) for name in expected} == expected
+    assert "x-amz-storage-class" not in headers(moto_port, url, "key-own")
+    assert machine.leftovers() == []
+
+
+def test_what_was_saved_with_a_key_of_ones_own_waits_for_who_has_it(
+    proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """A key of SSE-C is never on the disk; what it protects is not uploaded without it."""
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    left_behind(machine, proxy, **SSE_C)
+    for path in machine.tier.rglob("*"):
+        if path.is_file():
+            assert b"k" * 32 not in path.read_bytes()
+            assert SSE_C["sse_c_key"].encode() not in path.read_bytes()
+    heir = machine.start(["save", ["key-own"], SIZE], ["flush"])
+    assert heir.finish() == ["saved key-own -", "flushed 0"]
+    assert "needs the SSE-C key" in heir.errors
+    assert len(machine.pending()) == len(NAMES)
+    other = base64.b64encode(b"o" * 32).decode()
+    machine.run(["flush"], sse="C", sse_c_key=other)
+    assert len(machine.pending()) == len(NAMES)
+    machine.let_a_minute_pass()
+    assert machine.run(["flush"], **SSE_C) == ["flushed 0"]
+    assert machine.leftovers() == []
+    lines = new_machine(**SSE_C).run(["check", NAMES])
+    assert [line.split()[0] for line in lines] == ["hit"] * len(NAMES)
