@@ -10,6 +10,14 @@ used.
 
 from __future__ import annotations
 
+import sys
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("s3cache", "-ms3cache"):
+    # For `python -m s3cache run`, before anything is imported that may lie in this directory too.
+    from s3cache._programs import leave_directory
+
+    leave_directory()
+
 from typing import TYPE_CHECKING
 
 from s3cache import errors

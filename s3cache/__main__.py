@@ -1,7 +1,8 @@
 """``python -m s3cache run train.py ...``: run a program with the cache turned on, unchanged.
 
-Also ``run -m module ...``. The processes that the program starts have the cache too: ``run -m
-torch.distributed.run ... train.py`` and ``torchrun ... -m s3cache run train.py`` come to the same.
+Also ``run -m module ...``, ``run -c code ...`` and ``run - ...``. The processes that the program
+starts have the cache too: ``run -m torch.distributed.run ... train.py`` and ``torchrun ... -m
+s3cache run train.py`` come to the same.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import os
 import sys
 
-from s3cache._programs import run_program
+from s3cache._programs import run_command, run_input, run_module, run_path
 from s3cache.errors import ConfigError
 
 
@@ -19,14 +20,19 @@ def main(arguments: list[str]) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     if not options.program:
-        parser.error(f"there is no {'module' if options.module else 'script'} to run")
-    if not options.module and not os.path.exists(options.program[0]):
-        parser.error(f"script {options.program[0]}: no such file")
+        kind = "module" if options.module else "code" if options.command else "script"
+        parser.error(f"there is no {kind} to run")
+    program = options.program
+    run = run_module if options.module else run_command if options.command else run_path
+    if run is run_path and program[0] == "-":
+        run = run_input
+    elif run is run_path and not os.path.exists(program[0]):
+        parser.error(f"script {program[0]}: no such file")
     try:
         _enable(options.url)
     except ConfigError as exc:
         parser.error(str(exc))
-    run_program(options.program, module=options.module)
+    run(program)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,11 +50,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     run.add_argument("--url", help="where the cache is, such as s3://bucket/prefix")
-    run.add_argument("-m", dest="module", action="store_true", help="a module, not a script")
+    kinds = run.add_mutually_exclusive_group()
+    kinds.add_argument("-m", dest="module", action="store_true", help="a module, not a script")
+    kinds.add_argument("-c", dest="command", action="store_true", help="code, not a script")
     run.add_argument(
         "program",
         nargs=argparse.REMAINDER,
-        help="the script or module, and arguments for it, which are passed on as they are",
+        help="what python runs too: a script, a .pyc, a directory or zip file with a __main__, '-' "
+        "for standard input; and arguments for it, which are passed on as they are",
     )
     return parser
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from s3cache._programs import run_program
+from s3cache._programs import leave_directory, run_module, run_path
 
 _report: dict[str, Any] = {"result": None, "stats": None}
 
@@ -27,7 +27,9 @@ def _main(path: str, how: str, *program: str) -> None:
         function, arguments = program
         _report["result"] = _call(function, json.loads(arguments))
     else:
-        run_program([*program], module=how == "module")
+        leave_directory()
+        run = run_module if how == "module" else run_path
+        run([*program])
 
 
 def _call(name: str, arguments: list[Any]) -> object:

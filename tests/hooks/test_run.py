@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import py_compile
+import shutil
+import subprocess
+import sys
 import textwrap
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.density import dense
+from tests.support import machines
+from tests.support.density import cases, dense
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,6 +107,97 @@ def test_a_module_runs_as_if_python_had_started_it(machine: Machine) -> None:
         del each["enabled"]
     assert found == expected
     assert found[0]["spec"] == "package.train"
+
+
+_KINDS = """\
+import os, sys
+here = sys.modules["__main__"]
+print(sys.argv[1:], sys.path[0], __name__, here.__dict__ is globals())
+print([str(globals().get(name, "none")) for name in ("__file__", "__cached__", "__package__")])
+print(getattr(__spec__, "name", None), "Loader" in str(__loader__), "helper" in sys.modules)
+try:
+    import helper
+    print(os.path.basename(helper.__file__))
+except ImportError:
+    print("no helper")
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["script", "pyc", "pyc of another name", "directory", "archive", "-", "-c", "-m"]
+)
+@pytest.mark.parametrize("flag", cases(["", "-I", "-P"], dense_ones=["-I", "-P"]))
+def test_what_python_runs_runs_as_python_runs_it(
+    machine: Machine, tmp_path: Path, how: str, flag: str
+) -> None:
+    """The same path, names and file, whatever kind of program and however safe the path."""
+    if flag == "-P" and sys.version_info < (3, 11):
+        pytest.skip("-P is of Python 3.11")
+    flags = [flag] if flag else []
+    script = _write(tmp_path / "programs" / "train.py", _KINDS)
+    _write(tmp_path / "programs" / "helper.py", "")
+    _write(machine.root / "helper.py", "")
+    _write(machine.root / "train_here.py", _KINDS)
+    compiled = tmp_path / "programs" / "other.pyc"
+    py_compile.compile(str(script), str(compiled))
+    shutil.copy(compiled, compiled.with_name("other"))
+    packed = _write(tmp_path / "programs" / "packed" / "__main__.py", _KINDS).parent
+    _write(packed / "helper.py", "")
+    with zipfile.ZipFile(tmp_path / "programs" / "app", "w") as archive:
+        archive.writestr("__main__.py", _KINDS)
+        archive.writestr("helper.py", "")
+    program: list[str] = {
+        "script": [str(script)],
+        "pyc": [str(compiled)],
+        "pyc of another name": [str(compiled.with_name("other"))],
+        "directory": ["../programs/packed"],
+        "archive": [str(tmp_path / "programs" / "app")],
+        "-": ["-"],
+        "-c": ["-c", _KINDS],
+        "-m": ["-m", "train_here"],
+    }[how]
+
+    def run(*command: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, *flags, *command, "--lr", "1"],
+            input=_KINDS,
+            env=machines.Machine(machine.root, **machine.environment).environment,
+            cwd=machine.root,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    expected = run(*program)
+    assert run("-m", "s3cache", "run", *program) == expected
+    assert expected[0] == 0 or (how == "-m" and flags)  # which then finds no module here
+
+
+def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_path: Path) -> None:
+    """As with ``python train.py``: what lies there is somebody's, and may be named as anything."""
+    script = _write(tmp_path / "programs" / "train.py", "print('ran')")
+    for name in (
+        "json",
+        "typing",
+        "argparse",
+        "logging",
+        "msgpack",
+        "tenacity",
+        "torch",
+        "botocore",
+    ):
+        _write(
+            machine.root / f"{name}.py",
+            f"print('{name} of the working directory')\nraise SystemExit(7)",
+        )
+    for name in ("asyncio", "concurrent", "aioboto3", "s3cache"):
+        (machine.root / name).mkdir(parents=True)
+        if name != "s3cache":  # which with an __init__.py is what `python -m s3cache` runs
+            _write(machine.root / name / "__init__.py", "raise SystemExit(8)")
+    done = machine.start("-m", "s3cache", "run", str(script))
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
 @pytest.mark.parametrize(
