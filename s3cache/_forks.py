@@ -33,7 +33,13 @@ from types import MethodType
 with contextlib.suppress(RuntimeError):
     import concurrent.futures.thread  # noqa: F401
 
-__all__ = ["call_in_child", "close_unshared", "new_event_loop", "open_unshared"]
+__all__ = [
+    "call_in_child",
+    "close_unshared",
+    "new_event_loop",
+    "open_unshared",
+    "threads_are_greenlets",
+]
 
 # A thread that gets no further for so long may need a lock that the forking thread holds.
 PATIENCE_S = 1.0
@@ -43,6 +49,26 @@ _LOOK_EVERY_S = 0.0001
 _COMPARE_EVERY_S = 0.01
 
 logger = logging.getLogger("s3cache")
+
+
+def threads_are_greenlets() -> bool:
+    """Whether gevent has taken the place of threads: all of them are one to the system then.
+
+    Raises:
+        RuntimeError: that happened after this module was imported, whose locks and selectors are
+            the system's: one greenlet that waits would stop all.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    are_greenlets = monkey is not None and bool(monkey.is_module_patched("threading"))
+    if are_greenlets and not _were_greenlets:
+        raise RuntimeError(
+            "gevent.monkey.patch_all() was called after s3cache was imported: call it first"
+        )
+    return are_greenlets
+
+
+_were_greenlets = True
+_were_greenlets = threads_are_greenlets()
 
 
 # -- open files that are not shared

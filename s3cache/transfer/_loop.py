@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from s3cache._forks import call_in_child, new_event_loop
+from s3cache._forks import call_in_child, new_event_loop, threads_are_greenlets
 from s3cache.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class BackgroundLoop:
         if self._loop is None:
             loop = new_event_loop()
             try:
+                threads_are_greenlets()  # or become so too late
                 # Here, for it cannot be imported for the first time while the interpreter exits.
                 from s3cache.transfer._workers import Workers
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from s3cache._forks import new_event_loop
+from s3cache._forks import new_event_loop, threads_are_greenlets
 from s3cache._version import __version__
 from s3cache.store.s3._credentials import bounded_session
 from s3cache.store.s3._models import model_loader
@@ -62,6 +62,8 @@ async def new_client(options: S3Options) -> Any:
     models takes 0.7 s, during which the caller's loop goes on. Nothing in a client is bound to a
     loop before its first request, which opens the connection pool.
     """
+    if threads_are_greenlets():  # which share one thread, where no second loop can run
+        return await _entered(options)
     return await asyncio.to_thread(_make_client, options)
 
 

@@ -1,0 +1,95 @@
+"""Under gevent, whose greenlets take the place of threads, the cache works, or says why not."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.buckets import moto_place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from s3cache.testing import MotoServer
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("gevent") is None, reason="gevent is not installed"
+)
+
+_PROGRAM = """
+import os, sys
+{first}
+from gevent import monkey
+monkey.patch_all()
+import gevent
+from s3cache import Cache, frame
+
+def entry(key):
+    return frame.encode(kind="t", key=key, sections={{"a": b"x" * 100}})
+
+turns = 0
+def others():
+    global turns
+    while True:
+        turns += 1
+        gevent.sleep(0.001)
+
+def work(number):
+    for key in (f"{{number}}-{{each}}" for each in range(3)):
+        assert not hasattr(cache.lookup(key), "entry")
+        assert cache.save(key, entry(key)).durable
+
+def open_cache(name):
+    where = os.path.join(sys.argv[1], name)
+    return Cache.open(
+        sys.argv[2], local_dir=where, endpoint_url=sys.argv[3], region="us-east-1",
+        access_key="testing", secret_key="testing", lookup_timeout_s=20,
+    )
+
+gevent.spawn(others)
+with open_cache("a") as cache:
+    gevent.joinall([gevent.spawn(work, number) for number in range(3)], raise_error=True)
+    print(cache.flush(20).complete, turns > 10)
+with open_cache("b") as cache:
+    print(type(cache.lookup("1-1")).__name__, cache.prefetch(["0-0", "2-2"]).wait(20).found)
+    child = os.fork()
+    if child == 0:
+        print(type(cache.lookup("2-1")).__name__, cache.flush(20).complete, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def run(server: MotoServer, root: Path, first: str) -> subprocess.CompletedProcess[str]:
+    place = moto_place(server)
+    program = [_PROGRAM.format(first=first), str(root), f"s3://{place.bucket}/{root.name}"]
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", *program, f"http://127.0.0.1:{server.port}"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_it_works_where_gevent_comes_first(s3cache_moto_server: MotoServer, tmp_path: Path) -> None:
+    """Saves, uploads, lookups, prefetches and forks; other greenlets go on meanwhile."""
+    done = run(s3cache_moto_server, tmp_path, "import asyncio, concurrent.futures, selectors")
+    assert done.stdout.splitlines() == ["True True", "Hit 2", "Hit True"], done.stderr
+    assert done.stderr == ""
+
+
+def test_it_says_so_where_gevent_comes_later(
+    s3cache_moto_server: MotoServer, tmp_path: Path
+) -> None:
+    """With one message; nothing hangs, and what is saved is on record for another process."""
+    done = run(s3cache_moto_server, tmp_path, "import s3cache.cache, s3cache.transfer")
+    assert done.stdout.splitlines()[0].startswith("False")
+    said = "gevent.monkey.patch_all() was called after s3cache was imported: call it first"
+    assert done.stderr.count("a lookup failed") == 3  # of each cache, and of the child's
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
