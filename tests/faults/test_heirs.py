@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import entries
+from tests.support.gate import Gate, refusal
 from tests.support.proxy import Link, Proxy
 from tests.support.worker import keys
 
@@ -20,6 +21,34 @@ SIZE = 1_000
 QUICK = {"exit_timeout_s": 2.0, "lookup_timeout_s": 20.0}
 NAMES = keys(0, 5)
 SSE_C = {"sse": "C", "sse_c_key": base64.b64encode(b"k" * 32).decode()}
+
+
+def test_who_may_not_write_is_no_heir(new_machine: NewMachine, moto_port: int) -> None:
+    """However long it lives: the entries go up as soon as somebody comes who may."""
+    with Gate(moto_port) as gate:
+        url = f"http://127.0.0.1:{gate.port}"
+        gate.rule = lambda method, *_: refusal(503, "SlowDown") if method == "PUT" else None
+        machine = new_machine(endpoint_url=url, **QUICK)
+        saver = machine.start(["save", NAMES, SIZE], ["hear"])
+        saver.until("saved", len(NAMES))
+        saver.kill()
+        gate.rule = lambda method, _, who: (
+            refusal(403, "AccessDenied") if (method, who) == ("PUT", "reader") else None
+        )
+        # It finds the records when it opens its cache, and is refused.
+        reader = machine.start(
+            ["save", ["key-own"], SIZE], ["flush", 10.0], ["hear"], access_key="reader"
+        )
+        reader.until("flushed")
+        assert reader.lines[-1] == "flushed 1"  # its own
+        assert machine.run(["flush"]) == ["flushed 0"]
+        assert machine.pending() == [f"{entries.name_prefix('key-own')}_"]
+        reader.kill()
+        machine.run(["flush"])
+        assert machine.pending() == []
+    # The same bucket, by its own address.
+    lines = new_machine().run(["check", [*NAMES, "key-own"]])
+    assert [line.split()[0] for line in lines] == ["hit"] * (len(NAMES) + 1)
 
 
 def left_behind(machine: Machine, proxy: Proxy, **options: Any) -> None:

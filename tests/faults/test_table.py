@@ -1,0 +1,453 @@
+"""What each operation comes to under each fault, wherever it strikes, and within which time.
+
+A row of ``FAULTS`` is a fault, at its place; a column is an operation; in the cell is the outcome.
+After each of them the fault ends, and then everything that was saved arrives: nothing is lost, and
+nothing that was read was wrong. What the disk does is in tests/cache/test_failing_disk.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache.cache import Cache, Engine, Hit, Saved, cache_over
+from s3cache.errors import TransientError
+from s3cache.settings import Settings
+from s3cache.store import WrapperStore, open_store, store_identity
+from s3cache.tier import DiskTier
+from tests.support.density import dense
+from tests.support.gate import Answer, Gate, refusal
+from tests.support.processes import KEYS
+from tests.support.proxy import Link, Proxy
+from tests.support.waiting import eventually, join_child
+from tests.support.worker import entry, keys
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from pathlib import Path
+
+    from s3cache import TransferEvent
+
+SIZE = 20_000
+THERE = keys(0, 3, "there")
+OURS = keys(0, 5, "ours")
+LEFT = keys(0, 6, "left")
+WARM = "key-warm"
+# Nothing that waits for the network may take longer, whatever happens; a busy machine included.
+BOUND_S = 20.0
+
+
+class Failing(WrapperStore):
+    """A store that meets what a machine lacks: raises ``error`` from every call, if set."""
+
+    error: Callable[[], Exception] | None = None
+
+    async def _around(self, verb: Any, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if self.error is not None:
+            raise self.error()
+        return await call()
+
+
+@dataclass
+class Site:
+    """A server behind a gate and a link, and machines that use it."""
+
+    root: Path
+    url: str
+    gate: Gate
+    proxy: Proxy
+    failing: list[Failing] = field(default_factory=list)
+    caches: list[Cache] = field(default_factory=list)
+    error: Callable[[], Exception] | None = None
+
+    def options(self) -> dict[str, Any]:
+        return {"endpoint_url": self.proxy.url, "read_timeout_s": 5.0, **KEYS}
+
+    def _store(self) -> Failing:
+        store = Failing(open_store(self.url, **self.options()))
+        store.error = self.error
+        self.failing.append(store)
+        return store
+
+    def cache(self, machine: str, **changes: Any) -> Cache:
+        quick: dict[str, Any] = {
+            "lookup_timeout_s": 1.0,
+            "attempt_timeout_s": 2.0,
+            "retry_timeout_s": 3.0,
+            "upload_timeout_s": 3.0,
+            "retry_attempts": 2,
+            "exit_timeout_s": 1.0,
+            "breaker_failures": 100,
+        }
+        settings = Settings(**{**quick, "local_dir": str(self.root / machine), **changes})
+        identity = store_identity(self.url, **self.options())
+        engine = Engine(settings, open_remote=self._store, identity=identity)
+        self.caches.append(cache_over(engine))
+        return self.caches[-1]
+
+    def strike(self, error: Callable[[], Exception] | None) -> None:
+        """Have each store raise it."""
+        self.error = error
+        for store in self.failing:
+            store.error = error
+
+    def heal(self) -> None:
+        self.gate.open()
+        self.proxy.heal()
+        self.strike(None)
+
+
+@pytest.fixture
+def site(tmp_path: Path, url: str, moto_port: int) -> Iterator[Site]:
+    with Gate(moto_port) as gate, Proxy(gate.port) as proxy:
+        site = Site(tmp_path, url, gate, proxy)
+        writer = site.cache("writer", upload_timeout_s=BOUND_S)
+        for key in [*THERE, WARM]:
+            writer.save(key, entry(key, SIZE))
+        assert writer.flush(BOUND_S).complete
+        writer.close()
+        yield site
+        site.heal()
+        for cache in site.caches:
+            cache.close(0)
+
+
+# -- operations: each tells its outcome
+
+
+def lookup(site: Site, cache: Cache) -> str:
+    found = cache.lookup(THERE[0])
+    if isinstance(found, Hit):
+        assert bytes(found.entry.data) == entry(THERE[0], SIZE)
+        return "hit"
+    return str(found.reason)
+
+
+def save(site: Site, cache: Cache) -> str:
+    results = [cache.save(key, entry(key, SIZE)) for key in OURS]
+    assert all(isinstance(each, Saved) and each.durable for each in results)
+    assert all(isinstance(cache.lookup(key), Hit) for key in OURS)
+    return "durable"
+
+
+def upload(site: Site, cache: Cache) -> str:
+    steps = _steps(cache, "upload")
+    save(site, cache)
+    return _first(steps)
+
+
+def download(site: Site, cache: Cache) -> str:
+    steps = _steps(cache, "download")
+    cache.lookup(THERE[1])
+    return _first(steps)
+
+
+def prefetch(site: Site, cache: Cache) -> str:
+    report = cache.prefetch(THERE).wait(BOUND_S)
+    assert report.complete
+    return "found" if report.found == len(THERE) else f"{report.failed} failed"
+
+
+def flush(site: Site, cache: Cache) -> str:
+    save(site, cache)
+    report = cache.flush(3.0)
+    assert report.in_memory == 0
+    assert report.complete == (report.remaining == 0)
+    return f"{report.remaining} remain"
+
+
+def leave(site: Site, cache: Cache) -> str:
+    """The exit."""
+    save(site, cache)
+    return f"{cache.close(3.0).remaining} remain"
+
+
+def adopt(site: Site, cache: Cache) -> str:
+    """What a process that is gone has left, and what becomes of that while the fault lasts."""
+    cache.close(0)
+    dead = _tier(site)
+    for key in LEFT:
+        dead.put_pending(f"v1/{_spread(key)}/{key}._", entry(key, SIZE))
+    dead.close()
+    heir = site.cache("machine")
+    steps = _steps(heir, "upload")
+    heir.start()
+    outcome = _first(steps)
+    if outcome == "done":
+        eventually(lambda: steps.count("done") == len(LEFT))
+        return "uploaded"
+
+    def free() -> int:
+        other = _tier(site)
+        try:
+            return len(other.adopt())
+        finally:
+            other.close()
+
+    if outcome == "failed":
+        eventually(lambda: free() == len(LEFT))
+        return "left to others"
+    return "one is held" if free() == len(LEFT) - 1 else "held"
+
+
+def evict(site: Site, cache: Cache) -> str:
+    """Within its bounds the tier gives up what others have, and never what is to be uploaded."""
+    cache.close()
+    small = site.cache("machine", local_max_files=8)
+    for key in OURS:
+        assert isinstance(small.save(key, entry(key, SIZE)), Saved)
+    for number in range(30):
+        key = f"more-{number}"
+        small.save(key, entry(key, SIZE))
+        usage = small.stats().local
+        assert usage is not None
+        assert usage.files <= 8
+    small.close(0)
+    return "bounded"
+
+
+def _steps(cache: Cache, direction: str) -> list[str]:
+    steps: list[str] = []
+
+    def note(event: TransferEvent) -> None:
+        if event.direction == direction and event.step not in ("queued", "started"):
+            steps.append(event.step)
+
+    cache.subscribe(note)
+    return steps
+
+
+def _first(steps: list[str]) -> str:
+    """How the first transfer ended, or its first try."""
+    eventually(lambda: steps)
+    return steps[0]
+
+
+def _tier(site: Site) -> DiskTier:
+    import hashlib
+
+    identity = store_identity(site.url, **site.options())
+    return DiskTier(
+        site.root / "machine",
+        max_bytes=1 << 30,
+        max_files=10_000,
+        namespace=hashlib.sha256(identity.encode()).hexdigest()[:16],
+    )
+
+
+def _spread(key: str) -> str:
+    from s3cache.entries import name_prefix
+
+    return name_prefix(key).split("/")[1]
+
+
+OPERATIONS: dict[str, Callable[[Site, Cache], str]] = {
+    "lookup": lookup,
+    "save": save,
+    "upload": upload,
+    "download": download,
+    "prefetch": prefetch,
+    "flush": flush,
+    "exit": leave,
+    "adoption": adopt,
+    "eviction": evict,
+}
+
+# -- faults
+
+
+def link(**ways: Any) -> Callable[[Site], None]:
+    def start(site: Site) -> None:
+        site.proxy.link = Link(**ways)
+
+    return start
+
+
+def refuse(site: Site) -> None:
+    site.proxy.refuse()
+
+
+def answers(answer: Answer, *methods: str) -> Callable[[Site], None]:
+    def start(site: Site) -> None:
+        site.gate.rule = lambda method, *_: answer if not methods or method in methods else None
+
+    return start
+
+
+def changes(change: Callable[[bytes], bytes]) -> Callable[[Site], None]:
+    """Of each body that is an entry."""
+
+    def start(site: Site) -> None:
+        site.gate.change = lambda body: change(body) if len(body) > SIZE else body
+
+    return start
+
+
+def lacks(error: Callable[[], Exception]) -> Callable[[Site], None]:
+    return lambda site: site.strike(error)
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What ``work`` comes to in a forked child, which then ends as children do."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of any fork where there are threads
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, work().encode())
+        except BaseException as exc:
+            os.write(writer, repr(exc).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    assert join_child(child) == 0
+    with open(reader, encoding="utf-8") as said:
+        return said.read()
+
+
+def _no_descriptors() -> Exception:
+    error = TransientError("the connection broke")
+    error.__cause__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return error
+
+
+FORKED = ("process", "is a child of one that uses it")
+
+PASSING = {
+    "lookup": "unavailable",
+    "save": "durable",
+    "upload": "retried",
+    "download": "failed",
+    "prefetch": "3 failed",
+    "flush": "5 remain",
+    "exit": "5 remain",
+    "adoption": "one is held",
+    "eviction": "bounded",
+}
+REFUSING = {**PASSING, "upload": "failed", "adoption": "left to others"}
+READ_ONLY = {**REFUSING, "lookup": "hit", "download": "done", "prefetch": "found"}
+WORKING = {
+    **READ_ONLY,
+    "upload": "done",
+    "flush": "0 remain",
+    "exit": "0 remain",
+    "adoption": "uploaded",
+}
+UNREADABLE = {**WORKING, "lookup": "unavailable", "download": "failed", "prefetch": "3 failed"}
+
+PORTAL = (200, {"Content-Type": "text/html"}, b"<html>Welcome to the guest network</html>" * 9)
+# place, fault: how it begins, and what each operation comes to
+FAULTS: dict[tuple[str, str], tuple[Callable[[Site], None], dict[str, str]]] = {
+    ("network", "refuses"): (refuse, PASSING),
+    ("network", "hangs"): (link(flows=False), {**PASSING, "lookup": "timeout"}),
+    ("network", "resets"): (link(reset_down=10), PASSING),
+    ("server", "500"): (answers(refusal(500, "InternalError")), PASSING),
+    ("server", "503"): (answers(refusal(503, "SlowDown")), PASSING),
+    ("server", "507"): (answers(refusal(507, "InsufficientStorage"), "PUT"), READ_ONLY),
+    ("server", "no bucket"): (answers(refusal(404, "NoSuchBucket")), REFUSING),
+    ("server", "another region"): (answers(refusal(301, "PermanentRedirect")), REFUSING),
+    ("server", "a portal"): (answers(PORTAL), {**PASSING, "lookup": "corrupt"}),
+    ("server", "cuts bodies"): (changes(lambda body: body[:-99]), {**UNREADABLE}),
+    ("server", "damages bodies"): (
+        changes(lambda body: body[:-1] + bytes([body[-1] ^ 1])),
+        {**UNREADABLE, "lookup": "corrupt"},
+    ),
+    ("credentials", "denied"): (
+        answers(refusal(403, "AccessDenied")),
+        {**REFUSING, "lookup": "denied"},
+    ),
+    ("credentials", "expired"): (
+        answers(refusal(400, "ExpiredToken")),
+        {**REFUSING, "lookup": "denied"},
+    ),
+    ("credentials", "may not write"): (answers(refusal(403, "AccessDenied"), "PUT"), READ_ONLY),
+    ("memory", "none left"): (lacks(MemoryError), {**REFUSING, "lookup": "error"}),
+    ("descriptors", "none left"): (lacks(_no_descriptors), PASSING),
+    ("clock", "is off"): (answers(refusal(403, "RequestTimeTooSkewed")), REFUSING),
+    ("process", "is whole"): (lambda site: None, WORKING),
+    FORKED: (lambda site: None, WORKING),
+}
+# One of each place, and of each operation; make test-all has the others.
+ALWAYS = {
+    ("network", "hangs", "lookup"),
+    ("network", "refuses", "eviction"),
+    ("server", "500", "upload"),
+    ("server", "a portal", "download"),
+    ("server", "cuts bodies", "prefetch"),
+    ("credentials", "may not write", "adoption"),
+    ("credentials", "expired", "flush"),
+    ("memory", "none left", "save"),
+    ("descriptors", "none left", "exit"),
+    ("clock", "is off", "exit"),
+    ("process", "is whole", "adoption"),
+    (*FORKED, "flush"),
+}
+CELLS = [
+    pytest.param(
+        fault,
+        operation,
+        marks=[] if (*fault, operation) in ALWAYS else [dense],
+        id=f"{': '.join(fault)}: {operation}",
+    )
+    for fault in FAULTS
+    for operation in OPERATIONS
+]
+
+
+def test_the_table_is_whole() -> None:
+    for _, expected in FAULTS.values():
+        assert expected.keys() == OPERATIONS.keys()
+    assert {place for place, _ in FAULTS} == {
+        "network",
+        "server",
+        "credentials",
+        "memory",
+        "descriptors",
+        "clock",
+        "process",
+    }
+
+
+@pytest.mark.parametrize(("fault", "operation"), CELLS)
+def test_cell(
+    fault: tuple[str, str], operation: str, site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, expected = FAULTS[fault]
+    cache = site.cache("machine")
+    eventually(lambda: isinstance(cache.lookup(WARM), Hit))  # the client is made
+    caplog.clear()
+    start(site)
+    began = time.monotonic()
+    operate = OPERATIONS[operation]
+    outcome = in_child(lambda: operate(site, cache)) if fault == FORKED else operate(site, cache)
+    assert time.monotonic() - began < BOUND_S
+    assert outcome == expected[operation]
+    said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(said) == len({*said}), "each problem is told once"
+
+    # Nothing is lost, and nothing was harmed.
+    site.heal()
+    for each in site.caches:
+        each.close(0)
+    after = site.cache("machine")
+    after.start()
+    eventually(lambda: after.flush(BOUND_S).complete)
+    expected_there = [*THERE]
+    if operation not in ("lookup", "download", "prefetch", "adoption"):
+        expected_there += OURS
+    if operation == "adoption":
+        expected_there += LEFT
+    other = site.cache("other", lookup_timeout_s=BOUND_S)
+    for key in expected_there:
+        found = other.lookup(key)
+        assert isinstance(found, Hit), (key, found)
+        assert bytes(found.entry.data) == entry(key, SIZE)

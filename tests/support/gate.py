@@ -1,0 +1,101 @@
+"""A gate before an S3 server: it lets requests through, or answers what it is told to."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeAlias
+
+__all__ = ["Answer", "Gate", "refusal"]
+
+#: Status, headers and body.
+Answer: TypeAlias = "tuple[int, dict[str, str], bytes]"
+
+_HOP = {"connection", "content-length", "transfer-encoding", "date", "server"}
+
+
+def refusal(status: int, code: str) -> Answer:
+    """What S3 says where it refuses."""
+    text = f"<Error><Code>{code}</Code><Message>as told</Message></Error>"
+    return status, {"Content-Type": "application/xml"}, text.encode()
+
+
+class Gate:
+    """Runs on threads of its own, between clients and the server on ``server_port``.
+
+    Attributes:
+        rule: asked with the method, the target and who signed each request; gives the answer, or
+            ``None`` to have the server give it.
+        change: what becomes of each body that comes from the server.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self.rule: Callable[[str, str, str], Answer | None] = lambda method, target, who: None
+        self.change: Callable[[bytes], bytes] = lambda body: body
+        gate = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except ConnectionError:
+                    self.close_connection = True
+
+            def _serve(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                signed = self.headers.get("Authorization", "").partition("Credential=")[2]
+                answer = gate.rule(self.command, self.path, signed.partition("/")[0])
+                if answer is None:
+                    answer = self._ask(body)
+                status, headers, said = answer
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                if self.command != "HEAD":
+                    self.send_header("Content-Length", str(len(said)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(said)
+
+            def _ask(self, body: bytes) -> Answer:
+                server = http.client.HTTPConnection("127.0.0.1", server_port, timeout=20)
+                try:
+                    server.request(self.command, self.path, body, dict(self.headers.items()))
+                    answer = server.getresponse()
+                    said = gate.change(answer.read())
+                    drop = _HOP - ({"content-length"} if self.command == "HEAD" else set())
+                    kept = {k: v for k, v in answer.getheaders() if k.lower() not in drop}
+                    return answer.status, kept, said
+                finally:
+                    server.close()
+
+            do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _serve  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> Gate:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def open(self) -> None:
+        """Let everything through again."""
+        self.rule = lambda method, target, who: None
+        self.change = lambda body: body
