@@ -18,6 +18,7 @@ import platform
 import sys
 from collections.abc import Callable
 
+import _bound
 import _import
 import _lookup
 import _memory
@@ -25,7 +26,7 @@ import _save
 from _harness import Gateway, Result
 
 # Lookups last: ext4 without a journal makes files slowly after 100,000 were removed.
-PARTS = ("import", "save", "throughput", "memory", "lookup")
+PARTS = ("import", "save", "throughput", "memory", "lookup", "bound")
 NEED_GATEWAY = ("throughput", "memory")
 
 
@@ -59,6 +60,7 @@ def main() -> int:
 
 def _measure(part: str, gateway: Gateway | None, options: argparse.Namespace) -> Result:
     measure: dict[str, Callable[[], Result]] = {
+        "bound": lambda: _bound.measure(options.processes, options.saves_each),
         "import": lambda: _import.measure(options.imports, options.seed),
         "lookup": lambda: _lookup.measure(options.lookups, options.entries, options.seed),
         "save": lambda: _save.measure(gateway, options.saves, options.seed),
@@ -92,6 +94,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lookups", type=int, default=501)
     parser.add_argument("--entries", type=int, default=100_000, help="in the larger local tier")
     parser.add_argument("--saves", type=int, default=300, help="of each kind and condition")
+    parser.add_argument("--processes", type=int, default=64, help="that save at the bound")
+    parser.add_argument("--saves-each", type=int, default=20, help="... at the bound")
     parser.add_argument("--imports", type=int, default=15)
     parser.add_argument("--memory-bytes", type=int, default=2 << 30)
     parser.add_argument("--seed", type=int, default=0)

@@ -23,11 +23,12 @@ import contextlib
 import fcntl
 import itertools
 import os
+import random
 import re
 import secrets
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import overload
 from urllib.parse import quote, unquote
 
@@ -53,6 +54,8 @@ PIECE_BYTES = 200  # file names may have 255 bytes; the rest is room for the suf
 
 # A writer locks its staged file right after creating it; the sweep leaves it that long to do so.
 _SWEEP_GRACE_S = 60.0
+# Of one directory, so many objects are looked at before others get their turn.
+_SAMPLED_TOGETHER = 128
 
 
 class ObjectFiles:
@@ -155,6 +158,22 @@ class ObjectFiles:
             for path, info in _walk(os.path.join(self._objects, *parts), done, done + last):
                 if is_key(info.key) and self.path(info.key) == path:
                     yield info
+
+    def sample(self, at_least: int) -> tuple[list[ObjectInfo], bool]:
+        """Some of the objects, drawn at random by directories, and whether these are all.
+
+        Costs as much as there are objects in it, and not as much as there are in all.
+        """
+        found: list[ObjectInfo] = []
+        chance = random.Random()  # noqa: S311 - of its own: programs count on what theirs draws
+        with os_errors("list", self.url):
+            for batch in _in_any_order(self._objects, "", chance):
+                found += (
+                    info for path, info in batch if is_key(info.key) and self.path(info.key) == path
+                )
+                if len(found) >= at_least:
+                    return found, False
+        return found, True
 
     # -- writing
 
@@ -423,18 +442,60 @@ def _walk(path: str, done: str, prefix: str) -> Iterator[tuple[str, ObjectInfo]]
     """
     with _absent_is_fine(), os.scandir(path) as found:
         for entry in found:
-            last = entry.name[-1]
             name = done + entry.name.removeprefix("~")
-            if last in "+~":
-                deeper = name[:-1] + ("/" if last == "+" else "")
+            if entry.name[-1] in "+~":
+                deeper = _deeper(done, entry.name)
                 if deeper.startswith(prefix) or prefix.startswith(deeper):
                     yield from _walk(entry.path, deeper, prefix)
             elif name.startswith(prefix) and entry.name[0] != ".":
-                with _absent_is_fine():
-                    status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode):
-                        info = ObjectInfo(unquote(name), status.st_size, status.st_mtime)
-                        yield entry.path, info
+                yield from _objects_of([entry], done)
+
+
+def _in_any_order(
+    path: str, done: str, chance: random.Random
+) -> Iterator[list[tuple[str, ObjectInfo]]]:
+    """Like :func:`_walk`, a few at a time, each from a directory that is drawn by lot."""
+    files: list[os.DirEntry[str]] = []
+    unopened: list[os.DirEntry[str]] = []
+    with _absent_is_fine(), os.scandir(path) as found:
+        for entry in found:
+            if entry.name[-1] in "+~":
+                unopened.append(entry)
+            elif entry.name[0] != ".":
+                files.append(entry)
+    chance.shuffle(files)
+    for start in range(0, len(files), _SAMPLED_TOGETHER):
+        yield [*_objects_of(files[start : start + _SAMPLED_TOGETHER], done)]
+    opened: list[Iterator[list[tuple[str, ObjectInfo]]]] = []
+    while unopened or opened:
+        drawn = chance.randrange(len(unopened) + len(opened))
+        if drawn < len(unopened):
+            unopened[drawn], unopened[-1] = unopened[-1], unopened[drawn]
+            entry = unopened.pop()
+            opened.append(_in_any_order(entry.path, _deeper(done, entry.name), chance))
+            drawn = -1
+        else:
+            drawn -= len(unopened)
+        batch = next(opened[drawn], None)
+        if batch is None:
+            opened[drawn] = opened[-1]
+            opened.pop()
+        else:
+            yield batch
+
+
+def _deeper(done: str, name: str) -> str:
+    """The escaped key so far, in the directory called ``name``."""
+    return done + name.removeprefix("~")[:-1] + ("/" if name[-1] == "+" else "")
+
+
+def _objects_of(entries: Iterable[os.DirEntry[str]], done: str) -> Iterator[tuple[str, ObjectInfo]]:
+    for entry in entries:
+        with _absent_is_fine():
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                key = unquote(done + entry.name.removeprefix("~"))
+                yield entry.path, ObjectInfo(key, status.st_size, status.st_mtime)
 
 
 def _read_exactly(fd: int, size: int, start: int) -> bytes:

@@ -8,8 +8,11 @@ The file ``usage`` holds one record of :data:`_RECORD` layout (little-endian)::
 (-1: it was not there). Settling means: look at what is there now, book the difference, clear the
 name. A writer settles after its change; if it was killed, the next one to take the lock does.
 
-An object's modification time is its last use. Evicting in that order needs a scan of all objects;
-one scan finds the oldest tenth, which lasts for as many evictions.
+An object's modification time is its last use. Where there are a thousand objects or fewer, they are
+evicted in exactly that order: a scan of all finds the oldest tenth, which lasts for as many
+evictions. Where there are more, a writer that needs room looks at a thousand, drawn at random, and
+evicts of their oldest tenth; trimming in the background looks at all, and keeps writers from having
+to. Nobody scans with the lock held, but where the books prove wrong.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from s3cache._forks import call_in_child, close_unshared, open_unshared
 from s3cache.errors import NoSpaceError, TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles, ObjectInfo
+from s3cache.tier._victims import Victims
 
 __all__ = ["Accounts", "Books", "Bounds"]
 
@@ -34,7 +39,7 @@ _RECORD = struct.Struct("<8sqqqHI")
 _MAGIC = b"s3cuse1\n"
 _MAX_RECORD = 2048
 _ABSENT = -1
-LOCK_TIMEOUT_S = 5.0
+LOCK_TIMEOUT_S = 4.0
 
 # Trimming starts above the first fraction of a bound and ends at the second, so that a writer
 # seldom has to make room itself.
@@ -44,7 +49,17 @@ _SCAN_YIELDS_AT_LEAST = 64
 # Trimming is due after this part of a bound has been written.
 _TRIM_EVERY = 0.02
 # A trim counts anew where what it found is off the books by this fraction of a bound.
-_TOLERANCE = 0.01
+_TOLERANCE = 0.05
+# A writer without room looks at so many objects, and evicts the oldest tenth of them, one by one:
+# with 50,000 of them, looking at all took it a second.
+_SAMPLE = 1_024
+# ... which others wait for, so long at a time, and in all.
+_SEARCH_S = 0.005
+_SEARCH_AT_MOST_S = 0.5
+# After each object that it removes, a trim lets the others go on: it is in no hurry.
+_TRIM_PAUSE_S = 0.0005
+# No more than this part of a sample goes, or it would take what is not old.
+_OLD_PART = 4
 
 
 class Accounts:
@@ -67,21 +82,39 @@ class Accounts:
             OSError: the file cannot be opened or written.
         """
         mutex = self._mutex  # a child forked in the block has another one
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         if not mutex.acquire(timeout=LOCK_TIMEOUT_S):
             raise self._busy("another thread")
         try:
-            with self._file_locked() as books:
+            with self._file_locked(deadline) as books:
                 yield books
         finally:
             mutex.release()
+
+    @contextlib.contextmanager
+    def alone(self, task: str) -> Iterator[bool]:
+        """Whether this process is the only one that is at ``task``, until the end of the block."""
+        fd = open_unshared(f"{self._path}.{task}", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            chosen = False
+        except OSError:  # no locks here: then several may
+            chosen = True
+        else:
+            chosen = True
+        try:
+            yield chosen
+        finally:
+            close_unshared(fd)
 
     def _forget(self) -> None:
         # The lock is the parent's, whose thread may hold it.
         self._mutex = threading.Lock()
 
     @contextlib.contextmanager
-    def _file_locked(self) -> Iterator[Books]:
-        fd = self._open_locked()
+    def _file_locked(self, deadline: float) -> Iterator[Books]:
+        fd = self._open_locked(deadline)
         try:
             books = Books(self._files, fd)
             books.load()
@@ -90,11 +123,11 @@ class Accounts:
             fcntl.flock(fd, fcntl.LOCK_UN)
             close_unshared(fd)
 
-    def _open_locked(self) -> int:
+    def _open_locked(self, deadline: float) -> int:
         while True:
             fd = self._open()
             try:
-                self._lock(fd)
+                self._lock(fd, deadline)
                 if os.fstat(fd).st_nlink:
                     return fd
             except BaseException:
@@ -109,8 +142,7 @@ class Accounts:
             self._files.ensure()
             return open_unshared(self._path, os.O_RDWR | os.O_CREAT)
 
-    def _lock(self, fd: int) -> None:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
+    def _lock(self, fd: int, deadline: float) -> None:
         pause_s = 0.0001
         while True:
             try:
@@ -191,6 +223,16 @@ class Books:
         os.pwrite(self._fd, _RECORD.pack(_MAGIC, *fields, crc) + text, 0)
 
 
+@dataclass(frozen=True)
+class _Sample:
+    objects: list[ObjectInfo]
+    is_all: bool
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(sum(info.size for info in self.objects), len(self.objects))
+
+
 class Bounds:
     """At most ``max_bytes`` and ``max_files`` of objects; the least recently used go first.
 
@@ -213,61 +255,98 @@ class Bounds:
         self._files = files
         self._pinned = pinned
         self._accounts = Accounts(files)
+        self._victims = Victims(os.path.join(files.root, "usage.victims"))
         # Touched only with the accounts locked.
-        self._victims: list[ObjectInfo] = []  # with their last use, latest first
         self._written = Usage(0, 0)  # in this process, since a trim was due
+        self._searched = False  # ... and whether anybody had to search for victims
 
     def locked(self) -> contextlib.AbstractContextManager[Books]:
         """The settled books; see :meth:`Accounts.locked`."""
         return self._accounts.locked()
 
-    def make_room(self, books: Books, name: str, size: int) -> int | None:
-        """Evict until object ``name`` can have ``size`` bytes; returns how many it has now.
+    @contextlib.contextmanager
+    def room(self, name: str, size: int) -> Iterator[tuple[Books, int | None]]:
+        """The books, locked, with room for object ``name``; and how many bytes it has now.
+
+        Who goes is found out while others may have the lock.
 
         Raises:
             NoSpaceError: evicting everything that may go were not enough.
         """
-        before = books.size_of(name)
-        growth = Usage(size, 1) if before is None else Usage(size - before, 0)
-        chosen_now = False
+        wanted = _SAMPLE
+        sample: _Sample | None = None
+        waits_until = time.monotonic() + _SEARCH_AT_MOST_S
+        while True:
+            with self.locked() as books:
+                has_room = self.has_room(books, name, size)
+                if sample is not None and not has_room:
+                    if self._choose_victims(books, sample, name, size):
+                        has_room = self.has_room(books, name, size)
+                    else:
+                        wanted *= 8
+                if has_room:
+                    yield books, self._book_written(books, name, size)
+                    return
+            self._searched = True
+            with self._accounts.alone("search") as chosen:
+                searches = chosen or time.monotonic() > waits_until  # who does may be stopped
+                sample = _Sample(*self._files.sample(wanted)) if searches else None
+            if sample is None:  # somebody else searches, for all
+                time.sleep(_SEARCH_S)
+
+    def room_at_hand(self, books: Books, name: str, size: int) -> tuple[bool, int | None]:
+        """Like :meth:`room`, if that takes no search: whether there is room, and its bytes now."""
+        if not self.has_room(books, name, size):
+            return False, None
+        return True, self._book_written(books, name, size)
+
+    def has_room(self, books: Books, name: str, size: int) -> bool:
+        """Evict what was chosen until object ``name`` fits; false where more have to be chosen."""
+        growth = self._growth(books, name, size)
         while not self._fits(books.usage, growth):
-            if not self._victims:
-                if not self._choose_victims(books, name, growth):
-                    raise NoSpaceError(
-                        f"{size} bytes do not fit: {books.bytes} of {self.max_bytes} bytes and "
-                        f"{books.files} of {self.max_files} files are taken and may not be evicted",
-                        op="put",
-                        store=self._files.url,
-                        key=name,
-                    )
-                chosen_now = True
-                continue  # files removed by hand may have left room
             victim = self._victims.pop()
-            if chosen_now or not (victim.key == name or self._has_changed(victim)):
+            if victim is None:
+                return False
+            if victim.key != name and not self._has_changed(victim):
                 self._evict(books, victim)
+        return True
+
+    def _book_written(self, books: Books, name: str, size: int) -> int | None:
         self._written = Usage(self._written.bytes + size, self._written.files + 1)
-        return before
+        return books.size_of(name)
+
+    def _growth(self, books: Books, name: str, size: int) -> Usage:
+        before = books.size_of(name)
+        return Usage(size, 1) if before is None else Usage(size - before, 0)
 
     def is_trim_due(self) -> bool:
-        """Whether a good part of a bound was written here since this was last true."""
-        due = self._is_above(self._written, _TRIM_EVERY)
+        """Whether a good part of a bound was written here since this was last true.
+
+        Or a writer had to search for who goes, which a trim in time spares all of them.
+        """
+        due = self._searched or self._is_above(self._written, _TRIM_EVERY)
         if due:
-            self._written = Usage(0, 0)
+            self._written, self._searched = Usage(0, 0), False
         return due
 
     def trim(self) -> int:
         """Evict down to the low-water mark if above the high one; returns how many objects.
 
-        For a background thread: the scan it takes then does not happen in a writer.
+        For a background thread: the scan it takes then does not happen in a writer. Of several
+        processes that would, one does.
         """
         with self.locked() as books:
             if not self._is_above(books.usage, _HIGH_WATER):
                 return 0
-        present = list(self._files.walk())
+        with self._accounts.alone("trim") as chosen:
+            return self._trim() if chosen else 0
+
+    def _trim(self) -> int:
+        present = sorted(self._files.walk(), key=_last_use, reverse=True)
         removed = 0
         with self.locked() as books:
             if self._is_off(books, present):  # files came or went by hand
-                present = books.count()
+                present = sorted(books.count(), key=_last_use, reverse=True)
             above = self._is_above(books.usage, _HIGH_WATER)
             victims = self._evictable(present) if above else []
         while victims:
@@ -279,34 +358,59 @@ class Bounds:
                 if not self._has_changed(victim):
                     self._evict(books, victim)
                     removed += 1
+            time.sleep(_TRIM_PAUSE_S)
         return removed
 
-    def _choose_victims(self, books: Books, name: str, growth: Usage) -> bool:
-        """Count anew and pick enough victims for ``growth`` to fit, and for some time to come.
+    def _choose_victims(self, books: Books, sample: _Sample, name: str, size: int) -> bool:
+        """Pick enough victims for object ``name`` to fit, and for some time to come.
 
-        False, and none, if evicting everything that may go were not enough.
+        False, and none, where the sample is too small to tell who has not been used for long.
+
+        Raises:
+            NoSpaceError: evicting everything that may go were not enough.
         """
-        free = self._evictable([info for info in books.count() if info.key != name])
-        after = books.usage
+        present = sample.objects
+        if sample.is_all and sample.usage != books.usage:
+            # Few as they are, or files came or went by hand: what is on the disk counts.
+            present = books.count()
+        free = self._evictable(
+            sorted((info for info in present if info.key != name), key=_last_use, reverse=True)
+        )
+        growth, after = self._growth(books, name, size), books.usage
         needed = 0
         while not self._fits(after, growth):
             needed += 1
             if needed > len(free):
-                return False
+                break
             after = Usage(after.bytes - free[-needed].size, after.files - 1)
-        batch = max(needed, len(free) // 10, _SCAN_YIELDS_AT_LEAST)
-        self._victims = free[-batch:]
+        if sample.is_all:
+            if needed > len(free):
+                raise self._no_space(books, name, size)
+            batch = max(needed, len(free) // 10, _SCAN_YIELDS_AT_LEAST)
+        else:
+            if needed > len(free) // _OLD_PART:
+                return False
+            batch = max(needed, len(free) // 10)
+        self._victims.replace(free[-batch:])
         return True
 
+    def _no_space(self, books: Books, name: str, size: int) -> NoSpaceError:
+        return NoSpaceError(
+            f"{size} bytes do not fit: {books.bytes} of {self.max_bytes} bytes and "
+            f"{books.files} of {self.max_files} files are taken and may not be evicted",
+            op="put",
+            store=self._files.url,
+            key=name,
+        )
+
     def _evictable(self, present: list[ObjectInfo]) -> list[ObjectInfo]:
-        """Those of the objects present that may go, least recently used last.
+        """Those of the objects present that may go, in the same order.
 
         With the accounts locked no record of what is pinned moves from one owner to another. What
         was pinned after ``present`` was made has a later time than it says.
         """
         pinned = self._pinned()
-        free = (info for info in present if info.key not in pinned)
-        return sorted(free, key=lambda info: info.modified, reverse=True)
+        return [info for info in present if info.key not in pinned]
 
     def _evict(self, books: Books, victim: ObjectInfo) -> None:
         with books.changing(victim.key, victim.size, None):
@@ -329,6 +433,10 @@ class Bounds:
         off_bytes = abs(books.bytes - sum(info.size for info in present))
         off_files = abs(books.files - len(present))
         return off_bytes > _TOLERANCE * self.max_bytes or off_files > _TOLERANCE * self.max_files
+
+
+def _last_use(info: ObjectInfo) -> float:
+    return info.modified
 
 
 def _parse(data: bytes) -> tuple[int, int, str, int | None] | None:

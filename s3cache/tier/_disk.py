@@ -3,6 +3,8 @@
 Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), its root holds::
 
     usage               how much is in objects/            (s3cache.tier._bounds)
+    usage.victims       who is to go next                  (s3cache.tier._victims)
+    usage.search, .trim locked by whoever looks for them
     pending/<owner>/    what is not uploaded yet           (s3cache.tier._pending)
     quarantine/         the last few files found corrupt
     CACHEDIR.TAG        tells backup programs to leave all this out
@@ -160,8 +162,8 @@ class DiskTier:
         Raises:
             NoSpaceError: it is larger than the tier, or what is there may not be evicted.
         """
-        with self._staged(name, data, durable=False) as staged, self._bounds.locked() as books:
-            self._replace(books, name, staged, data, _unrecorded)
+        with self._staged(name, data, durable=False) as staged, self._room(name, data) as room:
+            self._replace(*room, name, staged, data, _unrecorded)
 
     def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> dict[str, StoreError]:
         """Like :meth:`put` for each; returns what failed, by name.
@@ -176,13 +178,25 @@ class DiskTier:
                 return {name: exc}
             return {}
         failed: dict[str, StoreError] = {}
+        later: list[tuple[str, Buffer]] = []
         with os_errors("put", self.url), self._bounds.locked() as books:
             for name, data in objects:
                 try:
                     with self._staged(name, data, durable=False) as staged:
-                        self._replace(books, name, staged, data, _unrecorded)
+                        key, size = self._namespace + name, memoryview(data).nbytes
+                        has_room, before = self._bounds.room_at_hand(books, key, size)
+                        if not has_room:
+                            os.unlink(staged)
+                            later.append((name, data))
+                            continue
+                        self._replace(books, before, name, staged, data, _unrecorded)
                 except StoreError as exc:
                     failed[name] = exc
+        for name, data in later:
+            try:
+                self.put(name, data)
+            except StoreError as exc:
+                failed[name] = exc
         return failed
 
     def delete(self, name: str) -> None:
@@ -221,10 +235,22 @@ class DiskTier:
         ):
             yield staged
 
-    def _replace(self, books: Books, name: str, staged: str, data: Buffer, around: _Around) -> None:
-        """Move a staged file to its place, with room made for it."""
+    def _room(
+        self, name: str, data: Buffer
+    ) -> contextlib.AbstractContextManager[tuple[Books, int | None]]:
+        return self._bounds.room(self._namespace + name, memoryview(data).nbytes)
+
+    def _replace(
+        self,
+        books: Books,
+        before: int | None,
+        name: str,
+        staged: str,
+        data: Buffer,
+        around: _Around,
+    ) -> None:
+        """Move a staged file to its place, in which there are ``before`` bytes now."""
         key, size = self._namespace + name, memoryview(data).nbytes
-        before = self._bounds.make_room(books, key, size)
         with around(key, staged), books.changing(key, before, size):
             _mark_used(staged)
             self._files.rename(staged, key)
@@ -239,8 +265,8 @@ class DiskTier:
         gets the record from :meth:`adopt`. A power failure may take object and record, but never
         leaves a part. Where this fails, an earlier record of the same name stays.
         """
-        with self._staged(name, data, durable=True) as staged, self._bounds.locked() as books:
-            self._replace(books, name, staged, data, self._recorded)
+        with self._staged(name, data, durable=True) as staged, self._room(name, data) as room:
+            self._replace(*room, name, staged, data, self._recorded)
 
     @contextlib.contextmanager
     def _recorded(self, key: str, staged: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from s3cache.errors import ConfigError, NoSpaceError
 from s3cache.stats import Usage
+from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 from tests.tier.disks import exact, names
 
@@ -258,3 +260,98 @@ def test_trim_takes_notice_of_files_removed_by_hand(open_tier: OpenTier, root: P
         (root / "objects" / f"{i:02d}").unlink()
     assert tier.trim() == 0
     assert tier.usage() == Usage(50, 50)
+
+
+def fill(root: Path, count: int) -> None:
+    """Objects by hand, in directories of 50, used in the order of their numbers."""
+    files = ObjectFiles(root)
+    for i in range(count):
+        path = Path(files.path(f"{i * 7 % (count // 50)}/{i:04d}"))
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_bytes(b"x")
+        os.utime(path, (1_000_000 + i, 1_000_000 + i))
+
+
+def test_of_very_many_the_old_ones_go(open_tier: OpenTier, root: Path) -> None:
+    """Not all are looked at, and so it need not be the oldest."""
+    fill(root, 3_000)
+    tier = open_tier(max_files=3_000)
+    for i in range(100):
+        tier.put(f"new/{i}", b"x")
+    left = {name.partition("/")[2] for name in names(tier)}
+    gone = [i for i in range(3_000) if f"{i:04d}" not in left]
+    assert len(gone) == 100
+    assert max(gone) < 1_000
+    assert exact(tier)
+
+
+def test_an_object_as_large_as_half_of_very_many_takes_the_older_half(
+    open_tier: OpenTier, root: Path
+) -> None:
+    fill(root, 3_000)
+    tier = open_tier(max_bytes=3_000)
+    tier.put("large", b"x" * 1_500)
+    assert names(tier) == sorted(["large", *(f"{i * 7 % 60}/{i:04d}" for i in range(1_500, 3_000))])
+    with pytest.raises(NoSpaceError, match="allowed"):
+        tier.put("larger", b"x" * 3_001)
+    assert exact(tier)
+
+
+def test_nobody_is_kept_waiting_by_a_scan(
+    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks for what may go, in a writer or in a trim, does not hold the lock."""
+    fill(root, 3_000)
+    tier = open_tier(max_files=3_000)
+    scandir = os.scandir
+    was_free: list[bool] = []
+
+    def watched(path: Any) -> Any:
+        scanned = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else str(path)
+        if scanned.startswith(str(root / "objects")):
+            was_free.append(is_lock_free(root))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", watched)
+    for i in range(100):
+        (tier.put if i % 2 else tier.put_pending)(f"new/{i}", b"x")
+    assert len(was_free) > 20
+    searched = len(was_free)
+    tier.trim()
+    assert len(was_free) - searched > 60
+    assert all(was_free)
+
+
+def is_lock_free(root: Path) -> bool:
+    with open(root / "usage", "rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("damage", [b"", b"\n", b"x" * 9_000, b'["a"]\n', b'["0/0000", 1, 5.0'])
+def test_a_list_of_victims_that_cannot_be_read_is_made_anew(
+    open_tier: OpenTier, root: Path, damage: bytes
+) -> None:
+    tier = open_tier(max_files=100)
+    for i in range(101):
+        tier.put(f"{i:03d}", b"x")
+    (root / "usage.victims").write_bytes(damage)
+    tier.put("new", b"x")
+    assert names(tier) == sorted([*(f"{i:03d}" for i in range(2, 101)), "new"])
+
+
+def test_processes_share_what_one_of_them_found(open_tier: OpenTier, root: Path) -> None:
+    """Each has its turn at the list; what others have used since stays."""
+    one, other = open_tier(max_files=100), open_tier(max_files=100)
+    for i in range(100):
+        one.put(f"{i:03d}", b"x")
+    one.put("a", b"x")
+    listed = (root / "usage.victims").read_bytes().count(b"\n")
+    other.get("001")
+    other.put("b", b"x")
+    assert (root / "usage.victims").read_bytes().count(b"\n") == listed - 2
+    assert "001" in names(one)
+    assert "002" not in names(one)

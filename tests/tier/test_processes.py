@@ -192,6 +192,42 @@ def test_one_of_many_processes_creates(start: Start, root: Path) -> None:
     finish(*racers)
 
 
+@pytest.mark.parametrize("verb", ["trim", "put"])
+def test_a_process_stopped_while_it_looks_for_what_may_go_keeps_nobody_from_saving(
+    start: Start, root: Path, verb: str
+) -> None:
+    """However long it takes it: the others save, durably."""
+    script = """
+        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
+        for i in range(100):
+            tier.put(f"{i:02d}", b"x")
+        scandir = os.scandir
+
+        def stopped(path):
+            os.scandir = scandir
+            say("scanning")
+            hear()
+            return scandir(path)
+
+        os.scandir = stopped
+        tier.trim() if sys.argv[2] == "trim" else tier.put("theirs", b"x")
+        """
+    other = start(script, verb)
+    heard(other)
+    stop(other)
+    tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
+    for i in range(20):
+        tier.put_pending(f"ours/{i}", b"x")
+    assert len(tier.pending()) == 20
+    assert tier.usage().files == 100
+    other.send_signal(signal.SIGCONT)
+    tell(other)
+    finish(other)
+    assert len(tier.pending()) == 20
+    assert tier.usage().files <= 100
+    tier.close()
+
+
 MAX_BYTES, MAX_FILES = 200_000, 50
 
 

@@ -1,0 +1,129 @@
+"""Saves by many processes into one local directory that is at its bound of files.
+
+Run as a program it is one of the processes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NoReturn
+
+from _harness import Bar, Result, key_of, percentile
+
+from s3cache import Cache, frame
+from s3cache.entries import first_name
+from s3cache.errors import TransientError
+from s3cache.settings import Settings
+from s3cache.store import Store
+from s3cache.tier import DiskTier
+
+FILES = Settings.local_max_files
+P99_AT_MOST_S = 0.250
+_ENTRY_BYTES = 20_000
+# Each compiles meanwhile: this is how far apart the graphs of a job are, or less.
+_PAUSE_S = 1.0
+
+
+def measure(processes: int, saves: int) -> Result:
+    result = Result(
+        f"Saves by {processes} processes into one local directory at its {FILES:,} files",
+        ["saves", "durable", "p50", "p99", "max", "files after"],
+        notes=[
+            f"{saves} saves of {_ENTRY_BYTES / 1e3:.0f} KB by each, {_PAUSE_S:g} s apart.",
+            "The directory is full when they begin: nobody has trimmed it.",
+        ],
+    )
+    with tempfile.TemporaryDirectory() as root:
+        tier = DiskTier(root, namespace="before", max_bytes=1 << 40, max_files=FILES)
+        for number in range(FILES):
+            tier.put(first_name(key_of(number)), b"x")
+        tier.close()
+        seconds, durable = _save_all(root, processes, saves)
+        files = DiskTier(root, max_bytes=1 << 40, max_files=FILES).usage().files
+    p99 = percentile(seconds, 99)
+    figures = (statistics.median(seconds), p99, max(seconds))
+    result.rows.append(
+        [
+            str(len(seconds)),
+            str(durable),
+            *(f"{figure * 1e3:.1f} ms" for figure in figures),
+            f"{files:,}",
+        ]
+    )
+    result.samples["save, s"] = seconds
+    at = f"{processes} processes at the bound"
+    result.bars += [
+        Bar(f"durable saves, {at}", durable, "at least", processes * saves),
+        Bar(f"p99 of save, {at}", p99 * 1e3, "at most", P99_AT_MOST_S * 1e3, "ms"),
+        Bar(f"files, {at}", files, "at most", FILES),
+    ]
+    return result
+
+
+def _save_all(root: str, processes: int, saves: int) -> tuple[list[float], int]:
+    command = [sys.executable, __file__, root, str(saves)]
+    started = [
+        subprocess.Popen(
+            [*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(processes)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    seconds: list[float] = []
+    durable = 0
+    for process in started:
+        answer = json.loads(process.communicate()[0])
+        seconds += answer["seconds"]
+        durable += answer["durable"]
+    return seconds, durable
+
+
+def _work(root: str, saves: int, number: int) -> None:
+    def unreachable() -> Store:
+        raise TransientError("no network yet")
+
+    logging.getLogger("s3cache").setLevel(logging.ERROR)
+    cache = Cache(Settings(local_dir=root), open_remote=unreachable, identity="bench")
+    keys = [key_of(1_000_000 + number * saves + save) for save in range(saves)]
+    entries = [
+        frame.encode(
+            kind="bench",
+            key=key,
+            sections={"0": os.urandom(_ENTRY_BYTES)},
+            codec="none",
+        )
+        for key in keys
+    ]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    seconds: list[float] = []
+    durable = 0
+    for key, entry in zip(keys, entries, strict=True):
+        time.sleep(int.from_bytes(os.urandom(2), "big") / (1 << 16) * 2 * _PAUSE_S)
+        started = time.perf_counter()
+        saved = cache.save(key, entry)
+        seconds.append(time.perf_counter() - started)
+        durable += bool(getattr(saved, "durable", False))
+    print(json.dumps({"seconds": seconds, "durable": durable}), flush=True)
+
+
+def _main() -> NoReturn:
+    _work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    os._exit(0)  # what is not uploaded is of no interest
+
+
+if __name__ == "__main__":
+    _main()
