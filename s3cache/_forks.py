@@ -18,6 +18,7 @@ from __future__ import annotations
 # what is registered first is called last before a fork.
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import selectors
@@ -74,6 +75,7 @@ _were_greenlets = threads_are_greenlets()
 # -- open files that are not shared
 
 _descriptors: set[int] = set()
+_forks = 0  # of this process, begun so far
 # Held by whoever forks: a child must know every descriptor it got. Reentrant, for a signal handler
 # may fork.
 _mutex = threading.RLock()
@@ -81,17 +83,29 @@ _mutex = threading.RLock()
 
 def open_unshared(path: str, flags: int) -> int:
     """Open ``path``, a private file; every child forked from now on closes it at once."""
-    with _mutex:
+    while True:
+        # A file system that hangs must not keep anybody from forking.
+        forks = _forks
         fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-        _descriptors.add(fd)
-    return fd
+        with _mutex:
+            if forks == _forks:
+                _descriptors.add(fd)
+                return fd
+        os.close(fd)  # a child may have it, unknown: nothing was locked through it, nor will be
 
 
 def close_unshared(fd: int) -> None:
-    """Close what :func:`open_unshared` opened."""
+    """Unlock and close what :func:`open_unshared` opened."""
+    with contextlib.suppress(OSError):  # before a child can keep a copy that is not closed
+        fcntl.flock(fd, fcntl.LOCK_UN)
     with _mutex:
         _descriptors.discard(fd)
-        os.close(fd)
+    os.close(fd)
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
 
 
 def _close_in_child() -> None:
@@ -102,6 +116,7 @@ def _close_in_child() -> None:
     _mutex.release()
 
 
+os.register_at_fork(before=_count_fork)  # with the mutex, which is registered later: taken earlier
 os.register_at_fork(
     before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_close_in_child
 )

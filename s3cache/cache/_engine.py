@@ -21,7 +21,7 @@ from s3cache.frame import Frame
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, Reason
 from s3cache.store import Buffer, Store, open_store, store_identity, store_note
-from s3cache.tier import DiskTier, RemoteTier, RestingDisk
+from s3cache.tier import DiskTier, PatientDiskTier, RemoteTier, RestingDisk
 from s3cache.transfer import FlushReport, Prefetch, before_exit
 
 if TYPE_CHECKING:
@@ -407,7 +407,7 @@ def _open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | No
         return None
 
     def at(place: str) -> DiskTier:
-        return DiskTier(
+        return PatientDiskTier(
             place,
             namespace=namespace,
             max_bytes=settings.local_max_bytes,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from s3cache.store._latency import LatencyStore
     from s3cache.store._limiting import LimitingStore
     from s3cache.store._memory import MemoryStore
+    from s3cache.store._patience import Patience
     from s3cache.store._readonly import ReadOnlyStore
     from s3cache.store._resilience import (
         BreakerPolicy,
@@ -62,6 +63,7 @@ else:
         _latency="LatencyStore",
         _limiting="LimitingStore",
         _memory="MemoryStore",
+        _patience="Patience",
         _readonly="ReadOnlyStore",
         _resilience="BreakerPolicy BreakerState BreakingStore MeteredStore RetryPolicy "
         "RetryingStore",
@@ -89,6 +91,7 @@ __all__ = [
     "NotAdmitted",
     "ObjectFiles",
     "ObjectInfo",
+    "Patience",
     "PutMode",
     "ReadOnlyStore",
     "RetryPolicy",

@@ -45,6 +45,7 @@ from s3cache.store._base import (
     is_key,
     os_errors,
 )
+from s3cache.store._patience import Patience
 
 __all__ = ["FileStore", "ObjectFiles", "make_private"]
 
@@ -303,13 +304,15 @@ class FileStore:
 
     Raises:
         ConfigError: ``root`` is not a private directory of this user.
-        StoreError: ``root`` cannot be created.
+        StoreError: ``root`` cannot be created, or its file system hangs.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
-        self._files = ObjectFiles(root, create=create)
-        with contextlib.suppress(ReadOnlyError):  # it can be read all the same
-            self._files.sweep()
+        patience = Patience.of(os.path.abspath(os.fspath(root)))
+        try:
+            self._files = patience.call(lambda: _opened(root, create))
+        finally:
+            patience.release()
 
     def __repr__(self) -> str:
         return f"FileStore({self.url!r})"
@@ -361,6 +364,13 @@ class FileStore:
 
     async def aclose(self) -> None:
         """Nothing is held open."""
+
+
+def _opened(root: str | os.PathLike[str], create: bool) -> ObjectFiles:
+    files = ObjectFiles(root, create=create)
+    with contextlib.suppress(ReadOnlyError):  # it can be read all the same
+        files.sweep()
+    return files
 
 
 def make_private(path: str) -> None:

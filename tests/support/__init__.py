@@ -16,6 +16,7 @@
 * :mod:`~tests.support.waiting`: until something holds, until a thread or a child ends;
 * :mod:`~tests.support.locks`: every lock there is in an object;
 * :mod:`~tests.support.moments`: something happens between two file system calls;
+* :mod:`~tests.support.hanging`: file systems that hang;
 * :mod:`~tests.support.proxy`: a bad link to a server, :mod:`~tests.support.gate`: a gate before it;
 * :mod:`~tests.support.buckets`: buckets, which s3cache itself never makes;
 * :mod:`~tests.support.clock`: a clock that moves when it is told to;

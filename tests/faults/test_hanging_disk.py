@@ -1,0 +1,232 @@
+"""A disk that hangs, as a frozen file system or a dead NFS, holds nobody up for long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.cache import Hit, Miss, Saved
+from s3cache.errors import S3CacheError
+from s3cache.store import FileStore, MemoryStore, Patience
+from s3cache.tier import PatientDiskTier
+from tests.support.caching import KEY, OTHER, entry, open_cache
+from tests.support.density import cases
+from tests.support.hanging import FreezableDisk, dead_mount
+from tests.support.waiting import LONG_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreezableDisk]:
+    with FreezableDisk.mounted(tmp_path_factory.mktemp("freezable")) as disk:
+        yield disk
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Patience, "limit_s", 0.3)
+
+
+OPERATIONS: dict[str, Callable[[PatientDiskTier], object]] = {
+    "put": lambda tier: tier.put("new", b"x"),
+    "put_all": lambda tier: tier.put_all([("a", b"x"), ("b", b"x")]),
+    "put_pending": lambda tier: tier.put_pending("new", b"x"),
+    "delete": lambda tier: tier.delete("old"),
+    "quarantine": lambda tier: tier.quarantine("old"),
+    "uploaded": lambda tier: tier.uploaded("old"),
+    "get": lambda tier: tier.get("old"),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.usefixtures("impatient")
+def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
+    disk: FreezableDisk, operation: str
+) -> None:
+    """One call waits, the others are told at once; thawed, what was begun is done."""
+    tier = PatientDiskTier(disk.path / operation, max_bytes=1 << 20, max_files=100)
+    tier.put_pending("old", b"x")
+    began = time.monotonic()
+    with disk.frozen():
+        with pytest.raises(S3CacheError, match="file system of"):
+            OPERATIONS[operation](tier)
+        for _ in range(100):
+            with pytest.raises(S3CacheError, match="hangs"):
+                tier.put("more", b"x")
+            with pytest.raises(S3CacheError, match="hangs"):
+                tier.get("old")
+    assert time.monotonic() - began < LONG_S / 2
+    eventually(lambda: succeeds(lambda: tier.put("later", b"x")))
+    assert tier.get("later") == b"x"
+    assert tier.usage().files == len([*tier.objects()])
+    tier.close()
+
+
+def succeeds(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except S3CacheError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("impatient")
+def test_on_a_frozen_disk_a_cache_is_one_without_a_disk(
+    disk: FreezableDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Saves go through memory and are not durable, lookups ask the remote, and it is said once."""
+    remote = MemoryStore()
+    cache = open_cache(disk.path / "cache", remote)
+    cache.save(KEY, entry())
+    assert cache.flush(LONG_S).complete
+    began = time.monotonic()
+    with disk.frozen():
+        for number in range(20):
+            saved = cache.save(f"key{number}", entry(f"key{number}"))
+            assert isinstance(saved, Saved)
+            assert not saved.durable
+        for _ in range(20):
+            assert isinstance(cache.lookup(KEY), Hit)
+            assert isinstance(cache.lookup("absent"), Miss)
+        assert cache.flush(LONG_S).complete
+        assert cache.stats().uploaded == 21
+        cache.close(LONG_S)
+    assert time.monotonic() - began < LONG_S
+    assert len(caplog.records) == 1
+    assert "file system" in caplog.text
+
+
+def test_a_fork_does_not_wait_for_a_frozen_disk(disk: FreezableDisk) -> None:
+    """... on which another thread opens the files that no child may keep."""
+    script = """
+        from s3cache.store import Patience
+        from s3cache.tier import PatientDiskTier
+
+        Patience.limit_s = 0.3
+        tier = PatientDiskTier(sys.argv[1], max_bytes=1 << 20, max_files=100)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            tier.usage()
+        except Exception as exc:
+            print(exc, flush=True)
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        """
+    with started(script, disk.path / "forks") as process:
+        assert line(process) == "ready"
+        (disk.path / "forks" / "usage").unlink()
+        with disk.frozen():
+            tell(process)
+            assert "has not answered" in line(process)
+            assert line(process) == "7"
+
+
+LEAVING = """
+    import atexit, time
+    from s3cache import Cache, frame
+    from s3cache.store import MemoryStore
+    from s3cache.settings import Settings
+
+    began = 0.0
+    atexit.register(lambda: print("bye", time.monotonic() - began, flush=True))
+    cache = Cache(Settings(local_dir=sys.argv[1]), open_remote=MemoryStore, identity="place")
+    for number in range(4):
+        key = f"key{number}"
+        cache.save(key, frame.encode(kind="test", key=key, sections={"code": b"x"}))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began = time.monotonic()
+    if sys.argv[2] == "save":
+        print(cache.save("late", frame.encode(kind="test", key="late", sections={})), flush=True)
+    """
+
+
+@pytest.mark.parametrize("last", cases(["nothing", "save"], dense_ones=["nothing"]))
+def test_an_exit_does_not_wait_for_a_frozen_disk(disk: FreezableDisk, last: str) -> None:
+    """The interpreter comes to its end in ten seconds; then it is the kernel that waits."""
+    with started(LEAVING, disk.path / f"exits-{last}", last) as process:
+        assert line(process) == "ready"
+        with disk.frozen():
+            tell(process)
+            if last == "save":
+                assert "durable=False" in line(process)
+            word, seconds = line(process).split()
+        assert word == "bye"
+        assert float(seconds) < LONG_S / 2
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_directory_that_hangs_from_the_start_is_done_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "dead").mkdir()
+    with dead_mount(tmp_path / "dead"):
+        cache = open_cache(tmp_path / "dead" / "cache", MemoryStore())
+        saved = cache.save(OTHER, entry(OTHER))
+        assert isinstance(saved, Saved)
+        assert not saved.durable
+        assert isinstance(cache.lookup(KEY), Miss)
+        assert cache.flush(LONG_S).complete
+        assert "there is no local tier" in caplog.text
+        with pytest.raises(S3CacheError, match="file system of"):
+            FileStore(tmp_path / "dead" / "store")
+        cache.close()
+
+
+def test_a_process_on_a_dead_directory_ends(tmp_path: Path) -> None:
+    """Whatever its threads wait for, where the kernel lets them be killed."""
+    script = """
+        from s3cache import Cache
+        from s3cache.store import Patience
+
+        Patience.limit_s = 0.3
+        cache = Cache.open(local_dir=sys.argv[1])
+        print(type(cache.lookup("key")).__name__, flush=True)
+        """
+    (tmp_path / "dead").mkdir()
+    with dead_mount(tmp_path / "dead"), started(script, tmp_path / "dead" / "cache") as process:
+        assert line(process) == "Miss"
+
+
+@contextlib.contextmanager
+def started(script: str, *args: object) -> Iterator[subprocess.Popen[str]]:
+    """A process with a script; it has ended well at the end of the block."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import os, sys\n" + textwrap.dedent(script), *map(str, args)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    ) as process:
+        try:
+            yield process
+            assert process.wait(LONG_S) == 0
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()

@@ -1,0 +1,165 @@
+"""Nobody waits for long for a file system that hangs; when it is back, all is as before."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.errors import CircuitOpenError, TransientError
+from s3cache.store import Patience
+from s3cache.store import _patience as module
+from tests.support.waiting import LONG_S, eventually, join_child
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patience]:
+    monkeypatch.setattr(Patience, "limit_s", 0.05)
+    patience = Patience.of("/some/where")
+    yield patience
+    patience.release()
+
+
+@pytest.fixture
+def hang() -> Iterator[threading.Event]:
+    """Whoever waits for it hangs, until the end of the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def disk_threads() -> int:
+    return sum(thread.name == "s3cache-disk" for thread in threading.enumerate())
+
+
+def test_a_call_is_what_it_calls(patience: Patience) -> None:
+    assert patience.call(lambda: 7) == 7
+    with pytest.raises(KeyError):
+        patience.call(lambda: dict[str, int]()["a"])
+    assert patience.call(lambda: threading.current_thread().daemon)
+    assert patience.call(lambda: patience.call(threading.get_ident) == threading.get_ident())
+
+
+def test_calls_in_a_row_share_a_thread(patience: Patience) -> None:
+    assert len({patience.call(threading.get_ident) for _ in range(50)}) == 1
+
+
+def test_what_hangs_is_waited_for_once(patience: Patience, hang: threading.Event) -> None:
+    with pytest.raises(TransientError, match="the file system of /some/where has not answered"):
+        patience.call(hang.wait)
+    called: list[int] = []
+    for _ in range(3):
+        with pytest.raises(CircuitOpenError, match="hangs"):
+            patience.call(lambda: called.append(1))
+    assert called == []
+
+
+def test_when_what_hung_has_ended_all_is_as_before(
+    patience: Patience, hang: threading.Event
+) -> None:
+    with pytest.raises(TransientError):
+        patience.call(hang.wait)
+    hang.set()
+    eventually(lambda: answers(patience))
+    assert patience.call(lambda: 7) == 7
+
+
+def answers(patience: Patience) -> bool:
+    try:
+        return patience.call(lambda: True)
+    except CircuitOpenError:
+        return False
+
+
+def test_what_hangs_for_ever_does_not_keep_the_others_away_for_ever(
+    patience: Patience, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a server that was mounted anew: it is tried again now and then."""
+    monkeypatch.setattr(module, "PROBE_AFTER_S", 0.1)
+    with pytest.raises(TransientError):
+        patience.call(hang.wait)
+    assert not answers(patience)
+    eventually(lambda: answers(patience))
+    assert patience.call(lambda: 7) == 7
+
+
+def test_few_threads_hang_however_many_call(
+    patience: Patience, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PROBE_AFTER_S", 0.0)
+    before = disk_threads()
+    failed: list[Exception] = []
+
+    def call() -> None:
+        try:
+            patience.call(hang.wait)
+        except TransientError as exc:
+            failed.append(exc)
+
+    callers = [threading.Thread(target=call) for _ in range(60)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(failed) == 60
+    assert disk_threads() - before <= 16
+    hang.set()
+    eventually(lambda: answers(patience))
+
+
+def test_all_who_use_a_path_share_what_is_known_of_it(
+    patience: Patience, hang: threading.Event
+) -> None:
+    with pytest.raises(TransientError):
+        patience.call(hang.wait)
+    other, elsewhere = Patience.of("/some/where"), Patience.of("/elsewhere")
+    assert not answers(other)
+    assert answers(elsewhere)
+    other.release()
+    elsewhere.release()
+
+
+def test_threads_end_with_the_last_user() -> None:
+    users = [Patience.of("/gone") for _ in range(2)]
+    thread = users[0].call(threading.current_thread)
+    users.pop().release()
+    assert users[0].call(threading.current_thread) is thread
+    users[0].release()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    late = users[0].call(threading.current_thread)
+    late.join(LONG_S)
+    assert not late.is_alive()
+    known = weakref.ref(users.pop())
+    gc.collect()
+    assert known() is None
+
+
+def test_what_was_written_is_not_kept_in_memory(patience: Patience) -> None:
+    class Data:
+        pass
+
+    data = Data()
+    known = weakref.ref(data)
+    patience.call(lambda data=data: None)  # type: ignore[misc]
+    del data
+    eventually(lambda: known() is None)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_waits_for_nothing_of_its_parents(
+    patience: Patience, hang: threading.Event
+) -> None:
+    with pytest.raises(TransientError):
+        patience.call(hang.wait)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if answers(patience) else 1)
+    assert join_child(child) == 0
