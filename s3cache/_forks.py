@@ -81,12 +81,12 @@ _forks = 0  # of this process, begun so far
 _mutex = threading.RLock()
 
 
-def open_unshared(path: str, flags: int) -> int:
+def open_unshared(path: str, flags: int, *, dir_fd: int | None = None) -> int:
     """Open ``path``, a private file; every child forked from now on closes it at once."""
     while True:
         # A file system that hangs must not keep anybody from forking.
         forks = _forks
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=dir_fd)
         with _mutex:
             if forks == _forks:
                 _descriptors.add(fd)

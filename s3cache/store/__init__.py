@@ -30,7 +30,8 @@ from s3cache.store._base import (
 )
 
 if TYPE_CHECKING:
-    from s3cache.store._file import FileStore, ObjectFiles, make_private
+    from s3cache.store._directory import Directory
+    from s3cache.store._file import FileStore, ObjectFiles, Staged, mark_used
     from s3cache.store._latency import LatencyStore
     from s3cache.store._limiting import LimitingStore
     from s3cache.store._memory import MemoryStore
@@ -59,7 +60,8 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
-        _file="FileStore ObjectFiles make_private",
+        _directory="Directory",
+        _file="FileStore ObjectFiles Staged mark_used",
         _latency="LatencyStore",
         _limiting="LimitingStore",
         _memory="MemoryStore",
@@ -80,6 +82,7 @@ __all__ = [
     "BreakerState",
     "BreakingStore",
     "Buffer",
+    "Directory",
     "FileLocation",
     "FileStore",
     "LatencyStore",
@@ -98,6 +101,7 @@ __all__ = [
     "RetryingStore",
     "S3Options",
     "S3Store",
+    "Staged",
     "Store",
     "StoreOptions",
     "WrapperStore",
@@ -105,7 +109,7 @@ __all__ = [
     "check_range",
     "is_key",
     "listing",
-    "make_private",
+    "mark_used",
     "open_store",
     "os_errors",
     "parse_url",

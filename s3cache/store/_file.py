@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
-import itertools
 import os
 import random
 import re
@@ -29,7 +29,7 @@ import secrets
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import overload
+from typing import TypeAlias, TypeVar, overload
 from urllib.parse import quote, unquote
 
 from s3cache.errors import ConfigError, PreconditionError, ReadOnlyError
@@ -45,9 +45,19 @@ from s3cache.store._base import (
     is_key,
     os_errors,
 )
+from s3cache.store._directory import Directory, make_parents
 from s3cache.store._patience import Patience
 
-__all__ = ["FileStore", "ObjectFiles", "make_private"]
+__all__ = ["FileStore", "ObjectFiles", "Staged", "mark_used"]
+
+_T = TypeVar("_T")
+_Names: TypeAlias = tuple[str, ...]
+
+_OBJECTS: _Names = ("objects",)
+_STAGING: _Names = ("staging",)
+# Directories above those of objects stay open: so deep below the root, and so many.
+_HELD_DEPTH = 4
+_HELD_AT_MOST = 16
 
 _PLAIN = re.compile(r"[a-z0-9_=-][a-z0-9_.=-]*")
 _MUST_ESCAPE = re.compile(r"[^a-z0-9_.=-]")
@@ -77,30 +87,68 @@ class ObjectFiles:
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self.url = f"file://{quote(self.root)}"
-        self._objects = os.path.join(self.root, "objects")
-        self._staging = os.path.join(self.root, "staging")
+        # By their names below the root, that of the root itself being empty.
+        self._held: dict[_Names, Directory] = {}
         with os_errors("open", self.url):
             if create:
                 self.ensure()
             else:
-                check_private(self.root)
+                self._held[()] = Directory.at(self.root)
 
     def ensure(self) -> None:
         """Make the root and what belongs in it, as far as it is missing; check that it is ours."""
-        _make_parents(self.root)
-        make_private(self.root)
-        check_private(self.root)
-        for inside in (self._objects, self._staging):
-            make_private(inside)
-            check_private(inside)
+        make_parents(self.root)
+        for inside in (_OBJECTS, _STAGING):
+            self._enter(inside, make=True)
+
+    def directory(self, name: str = "", *, make: bool = False) -> Directory:
+        """The root, or a directory in it, to work in by its descriptor.
+
+        Raises:
+            FileNotFoundError: it is missing, and ``make`` does not say to make it.
+            ConfigError: it is not ours alone.
+        """
+        names = (name,) if name else ()
+        self._forget_removed()
+        return self._enter(names, make=make)
+
+    def _enter(self, names: _Names, *, make: bool = False) -> Directory:
+        if (held := self._held.get(names)) is not None:
+            return held
+        if not names:
+            if make:
+                make_parents(self.root)
+            directory = Directory.at(self.root, make=make)
+        else:
+            directory = self._enter(names[:-1], make=make).enter(names[-1], make=make)
+        # Those that hold objects are many, those above them few.
+        if len(names) < _HELD_DEPTH and len(self._held) < _HELD_AT_MOST:
+            self._held[names] = directory
+        return directory
+
+    def _forget_removed(self) -> bool:
+        """Whether a directory that is held was removed under us; it is looked for anew then."""
+        removed = [names for names, held in [*self._held.items()] if held.is_removed()]
+        for names in removed:
+            self._held.pop(names, None)
+        if () in removed:
+            self._held.clear()
+        return bool(removed)
+
+    def _at(self, names: _Names, act: Callable[[Directory, str], _T]) -> _T:
+        """What ``act`` gives for the directory and the name of a file."""
+        try:
+            return act(self._enter(names[:-1]), names[-1])
+        except FileNotFoundError:
+            if not self._forget_removed():
+                raise
+        return act(self._enter(names[:-1]), names[-1])
 
     # -- reading
 
     def path(self, key: str) -> str:
         """The file that holds (or would hold) ``key``."""
-        *parents, last = map(_escape, key.split("/"))
-        parts = [part for segment in parents for part in _parts(segment, "+")]
-        return os.path.join(self._objects, *parts, *_parts(last, ""))
+        return os.path.join(self.root, *_names(key))
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
         """The object's bytes, or ``length`` of them from ``start``; ``None`` where absent."""
@@ -119,18 +167,33 @@ class ObjectFiles:
                 return None
             return NotAdmitted(size) if size > at_most else _read_exactly(fd, size, 0)
 
+    def use(self, key: str) -> bytes | None:
+        """Like :meth:`read`, and marks the object as used just now."""
+        with self._opened(key) as (fd, size):
+            if fd is None:
+                return None
+            data = _read_exactly(fd, size, 0)
+            # On a disk that became read-only the bytes are good all the same.
+            with contextlib.suppress(OSError):
+                mark_used(fd)
+            return data
+
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int | None, int]]:
         """A descriptor of the object's file, and its size; no descriptor where there is none."""
         check_key(key)
         with os_errors("get", self.url, key):
             try:
-                fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                fd = self._at(_names(key), _open_to_read)
             except (FileNotFoundError, NotADirectoryError):
                 yield None, 0
                 return
             try:
-                yield fd, os.fstat(fd).st_size
+                status = os.fstat(fd)
+                if _is_object(status):
+                    yield fd, status.st_size
+                else:
+                    yield None, 0
             finally:
                 os.close(fd)
 
@@ -139,10 +202,10 @@ class ObjectFiles:
         check_key(key)
         with os_errors("head", self.url, key):
             try:
-                status = os.stat(self.path(key), follow_symlinks=False)
+                status = self._at(_names(key), _stat)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return ObjectInfo(key, status.st_size, status.st_mtime)
+        return ObjectInfo(key, status.st_size, status.st_mtime) if _is_object(status) else None
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with ``prefix``; those deleted meanwhile may be missing.
@@ -155,9 +218,11 @@ class ObjectFiles:
         *parents, last = map(_escape, prefix.split("/"))
         parts = [part for segment in parents for part in _parts(segment, "+")]
         done = "".join(f"{segment}/" for segment in parents)
-        with os_errors("list", self.url, prefix):
-            for path, info in _walk(os.path.join(self._objects, *parts), done, done + last):
-                if is_key(info.key) and self.path(info.key) == path:
+        with os_errors("list", self.url, prefix), _absent_is_fine():
+            self._forget_removed()
+            directory = self._enter((*_OBJECTS, *parts))
+            for names, info in _walk(directory, (*_OBJECTS, *parts), done, done + last):
+                if is_key(info.key) and _names(info.key) == names:
                     yield info
 
     def sample(self, at_least: int) -> tuple[list[ObjectInfo], bool]:
@@ -167,10 +232,12 @@ class ObjectFiles:
         """
         found: list[ObjectInfo] = []
         chance = random.Random()  # noqa: S311 - of its own: programs count on what theirs draws
-        with os_errors("list", self.url):
-            for batch in _in_any_order(self._objects, "", chance):
+        with os_errors("list", self.url), _absent_is_fine():
+            self._forget_removed()
+            directory = self._enter(_OBJECTS)
+            for batch in _in_any_order(directory, _OBJECTS, "", chance):
                 found += (
-                    info for path, info in batch if is_key(info.key) and self.path(info.key) == path
+                    info for names, info in batch if is_key(info.key) and _names(info.key) == names
                 )
                 if len(found) >= at_least:
                     return found, False
@@ -181,9 +248,7 @@ class ObjectFiles:
     def write(self, key: str, data: Buffer) -> None:
         """Write or replace the object, atomically; bytes and name have reached the disk then."""
         with self.staged(key, data, durable=True) as staged:
-            target = self.path(key)
-            made = self._into_place(os.replace, staged, target)
-            self._flush_name(target, made)
+            self._flush_name(key, made=self._into_place(staged.replace, key))
 
     def create(self, key: str, data: Buffer) -> None:
         """Write the object durably unless it exists; exactly one of several creators wins.
@@ -192,107 +257,144 @@ class ObjectFiles:
             PreconditionError: the object exists; it was left alone.
         """
         with self.staged(key, data, durable=True) as staged:
-            target = self.path(key)
             try:
                 # Unlike rename, link refuses an existing name, on NFS too.
-                made = self._into_place(os.link, staged, target)
+                made = self._into_place(staged.link, key)
             except FileExistsError:
                 raise PreconditionError(
                     "already exists", op="put", store=self.url, key=key
                 ) from None
-            os.unlink(staged)
-            self._flush_name(target, made)
+            staged.remove()
+            self._flush_name(key, made=made)
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
         check_key(key)
         with os_errors("delete", self.url, key), _absent_is_fine():
-            os.unlink(self.path(key))
+            self._at(_names(key), lambda directory, name: os.unlink(name, dir_fd=directory.fd))
+
+    def move(self, key: str, target: Directory, name: str) -> None:
+        """Move the object to another directory, in which it is called ``name``."""
+        self._at(
+            _names(key),
+            lambda directory, file: os.replace(
+                file, name, src_dir_fd=directory.fd, dst_dir_fd=target.fd
+            ),
+        )
 
     @contextlib.contextmanager
-    def staged(self, key: str, data: Buffer, *, durable: bool) -> Iterator[str]:
-        """Write ``data`` to a staged file and give its path, for the block to move or remove.
+    def staged(self, key: str, data: Buffer, *, durable: bool) -> Iterator[Staged]:
+        """Write ``data`` to a staged file, for the block to move or remove.
 
         With ``durable`` the bytes have reached the disk. If the block fails nothing is left.
         """
         check_key(key)
         with os_errors("put", self.url, key):
             try:
-                path, fd = self._open_staged()
+                staged = self._open_staged()
             except FileNotFoundError:  # the root was removed under us: begin anew
+                self._forget_removed()
                 self.ensure()
-                path, fd = self._open_staged()
+                staged = self._open_staged()
             try:
-                _write_all(fd, data)
+                _write_all(staged.fd, data)
                 if durable:
-                    _flush_data(fd)
-                yield path
+                    _flush_data(staged.fd)
+                yield staged
             except BaseException:
                 with contextlib.suppress(OSError):  # moved, or left to the sweep
-                    os.unlink(path)
+                    staged.remove()
                 raise
             finally:
-                os.close(fd)
+                os.close(staged.fd)
 
-    def _open_staged(self) -> tuple[str, int]:
+    def _open_staged(self) -> Staged:
         """A new file in staging, locked so that no sweep takes it as long as we live."""
+        directory = self._enter(_STAGING)
         while True:
-            path = os.path.join(self._staging, secrets.token_hex(8))
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            name = secrets.token_hex(8)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(name, flags, 0o600, dir_fd=directory.fd)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(fd).st_nlink:
-                    return path, fd
+                    return Staged(directory, name, fd)
             except BlockingIOError:
                 pass
             except OSError:  # some network mounts have no locks, and no sweep either
-                return path, fd
+                return Staged(directory, name, fd)
             # Stopped between the two calls for so long that a sweep took the file: another one.
             os.close(fd)
 
-    def rename(self, staged: str, key: str) -> None:
+    def rename(self, staged: Staged, key: str) -> None:
         """Move a staged file to its place, making directories as needed."""
-        self._into_place(os.replace, staged, self.path(key))
+        self._into_place(staged.replace, key)
 
-    def _into_place(self, move: Callable[[str, str], None], staged: str, target: str) -> bool:
+    def _into_place(self, move: Callable[[Directory, str], None], key: str) -> bool:
         """Whether directories had to be made for it."""
+        names = _names(key)
         try:
-            move(staged, target)
+            move(self._enter(names[:-1]), names[-1])
         except FileNotFoundError:
-            self._make_parents(target)
-            move(staged, target)
+            self._forget_removed()
+            move(self._enter(names[:-1], make=True), names[-1])
             return True
         return False
 
-    def _make_parents(self, path: str) -> None:
-        """The directories that ``path`` is in: seldom more than the last is missing."""
-        parent = os.path.dirname(path)
-        try:
-            make_private(parent)
-        except FileNotFoundError:
-            if parent == self._objects:
-                self.ensure()
-            else:
-                self._make_parents(parent)
-                make_private(parent)
-
-    def _flush_name(self, target: str, made: bool) -> None:
-        """Flush the directory ``target`` is in, and those it is in if they are new."""
-        path = os.path.dirname(target)
-        _flush_directory(path)
-        while made and path != self.root:
-            path = os.path.dirname(path)
-            _flush_directory(path)
+    def _flush_name(self, key: str, *, made: bool) -> None:
+        """Flush the directory of the object, and those that one is in if they are new."""
+        names = _names(key)[:-1]
+        self._enter(names).flush()
+        while made and names:
+            names = names[:-1]
+            self._enter(names).flush()
 
     def sweep(self) -> int:
         """Remove what killed writers left in staging; returns how many files."""
         removed = 0
-        with os_errors("sweep", self.url), _absent_is_fine(), os.scandir(self._staging) as found:
-            for entry in found:
-                with _absent_is_fine():
-                    if time.time() - entry.stat().st_mtime > _SWEEP_GRACE_S:
-                        removed += _remove_unlocked(entry.path)
+        with os_errors("sweep", self.url), _absent_is_fine():
+            self._forget_removed()
+            directory = self._enter(_STAGING)
+            with os.scandir(directory.fd) as found:
+                for entry in found:
+                    with _absent_is_fine():
+                        age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                        if age_s > _SWEEP_GRACE_S:
+                            removed += _remove_unlocked(entry.name, directory)
         return removed
+
+
+class Staged:
+    """A file that is being written, to be moved to its place."""
+
+    __slots__ = ("directory", "fd", "name")
+
+    def __init__(self, directory: Directory, name: str, fd: int) -> None:
+        self.directory = directory
+        self.name = name
+        self.fd = fd
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory.path}/{self.name}"
+
+    def replace(self, directory: Directory, name: str) -> None:
+        """Move it."""
+        os.replace(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=directory.fd)
+
+    def link(self, directory: Directory, name: str) -> None:
+        """Give it another name, unless there is something of that name."""
+        os.link(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=directory.fd)
+
+    def remove(self) -> None:
+        os.unlink(self.name, dir_fd=self.directory.fd)
+
+
+def mark_used(fd: int) -> None:
+    """Have the file's time of last change say now."""
+    # Not by leaving it to the kernel, whose clock for files ticks every few milliseconds.
+    now = time.time_ns()
+    os.utime(fd, ns=(now, now))
 
 
 class FileStore:
@@ -373,51 +475,31 @@ def _opened(root: str | os.PathLike[str], create: bool) -> ObjectFiles:
     return files
 
 
-def make_private(path: str) -> None:
-    """Make a directory that only we can enter, unless there is something of that name."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
+def _names(key: str) -> _Names:
+    """Of the directories that hold the object below the root, and of its file."""
+    *parents, last = map(_escape, key.split("/"))
+    parts = [part for segment in parents for part in _parts(segment, "+")]
+    return (*_OBJECTS, *parts, *_parts(last, ""))
 
 
-def check_private(path: str) -> None:
-    """Raises :class:`ConfigError` unless ``path`` is a directory only its owner, us, can write."""
-    status = os.lstat(path)
-    problem = fix = ""
-    if stat.S_ISLNK(status.st_mode):
-        problem, fix = "is a symbolic link", "give the directory it points to"
-    elif not stat.S_ISDIR(status.st_mode):
-        problem, fix = "is no directory", "remove the file or give another path"
-    elif status.st_uid != os.geteuid():
-        problem = f"belongs to user id {status.st_uid}, not to {os.geteuid()}"
-        fix = "give a directory of your own"
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        problem = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
-        fix = f"run: chmod go-w {path}"
-    if problem:
-        raise ConfigError(f"directory {path}", problem, fix)
-    for above in _above(os.path.realpath(path)):
-        mode = os.lstat(above).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise ConfigError(
-                f"directory {path}",
-                f"lies in {above}, in which anybody may rename it (mode {stat.S_IMODE(mode):04o})",
-                f"run: chmod o-w {above}, or chmod +t {above}",
-            )
+def _open_to_read(directory: Directory, name: str) -> int:
+    try:
+        # Whatever it is that somebody put there: nobody waits for the other end of a pipe.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.open(name, flags, dir_fd=directory.fd)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:  # a symbolic link is no object
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from exc
+        raise
 
 
-def _above(path: str) -> Iterator[str]:
-    """The directories that ``path`` lies in, the innermost first."""
-    while (above := os.path.dirname(path)) != path:
-        yield above
-        path = above
+def _stat(directory: Directory, name: str) -> os.stat_result:
+    return os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
 
 
-def _make_parents(path: str) -> None:
-    """Make the directories that ``path`` is to lie in, which others may never write."""
-    missing = itertools.takewhile(lambda above: not os.path.isdir(above), _above(path))
-    for above in reversed(list(missing)):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(above, 0o755)
+def _is_object(status: os.stat_result) -> bool:
+    """Whether it is a file, and ours: what others planted, while they could, is none."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _absent_is_fine() -> contextlib.suppress:
@@ -445,44 +527,52 @@ def _parts(escaped: str, suffix: str) -> list[str]:
     return [*(parent + "~" for parent in parents), last + suffix]
 
 
-def _walk(path: str, done: str, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
-    """Files below ``path`` with the keys that their names stand for.
+def _walk(
+    directory: Directory, names: _Names, done: str, prefix: str
+) -> Iterator[tuple[_Names, ObjectInfo]]:
+    """Files below the directory, with the keys that their names stand for.
 
     ``done`` is the escaped key so far, ``prefix`` is escaped too.
     """
-    with _absent_is_fine(), os.scandir(path) as found:
+    with _absent_is_fine(), os.scandir(directory.fd) as found:
         for entry in found:
             name = done + entry.name.removeprefix("~")
             if entry.name[-1] in "+~":
                 deeper = _deeper(done, entry.name)
                 if deeper.startswith(prefix) or prefix.startswith(deeper):
-                    yield from _walk(entry.path, deeper, prefix)
+                    below = _entered(directory, entry.name)
+                    if below is not None:
+                        yield from _walk(below, (*names, entry.name), deeper, prefix)
             elif name.startswith(prefix) and entry.name[0] != ".":
-                yield from _objects_of([entry], done)
+                yield from _objects_of([entry], names, done)
 
 
 def _in_any_order(
-    path: str, done: str, chance: random.Random
-) -> Iterator[list[tuple[str, ObjectInfo]]]:
+    directory: Directory, names: _Names, done: str, chance: random.Random
+) -> Iterator[list[tuple[_Names, ObjectInfo]]]:
     """Like :func:`_walk`, a few at a time, each from a directory that is drawn by lot."""
     files: list[os.DirEntry[str]] = []
-    unopened: list[os.DirEntry[str]] = []
-    with _absent_is_fine(), os.scandir(path) as found:
+    unopened: list[str] = []
+    with _absent_is_fine(), os.scandir(directory.fd) as found:
         for entry in found:
             if entry.name[-1] in "+~":
-                unopened.append(entry)
+                unopened.append(entry.name)
             elif entry.name[0] != ".":
                 files.append(entry)
     chance.shuffle(files)
     for start in range(0, len(files), _SAMPLED_TOGETHER):
-        yield [*_objects_of(files[start : start + _SAMPLED_TOGETHER], done)]
-    opened: list[Iterator[list[tuple[str, ObjectInfo]]]] = []
+        yield [*_objects_of(files[start : start + _SAMPLED_TOGETHER], names, done)]
+    opened: list[Iterator[list[tuple[_Names, ObjectInfo]]]] = []
     while unopened or opened:
         drawn = chance.randrange(len(unopened) + len(opened))
         if drawn < len(unopened):
             unopened[drawn], unopened[-1] = unopened[-1], unopened[drawn]
-            entry = unopened.pop()
-            opened.append(_in_any_order(entry.path, _deeper(done, entry.name), chance))
+            name = unopened.pop()
+            below = _entered(directory, name)
+            if below is None:
+                continue
+            deeper = _deeper(done, name)
+            opened.append(_in_any_order(below, (*names, name), deeper, chance))
             drawn = -1
         else:
             drawn -= len(unopened)
@@ -494,18 +584,28 @@ def _in_any_order(
             yield batch
 
 
+def _entered(directory: Directory, name: str) -> Directory | None:
+    """A directory to scan, unless it is gone or not ours."""
+    with _absent_is_fine(), contextlib.suppress(ConfigError):
+        return directory.enter(name)
+    return None
+
+
 def _deeper(done: str, name: str) -> str:
     """The escaped key so far, in the directory called ``name``."""
     return done + name.removeprefix("~")[:-1] + ("/" if name[-1] == "+" else "")
 
 
-def _objects_of(entries: Iterable[os.DirEntry[str]], done: str) -> Iterator[tuple[str, ObjectInfo]]:
+def _objects_of(
+    entries: Iterable[os.DirEntry[str]], names: _Names, done: str
+) -> Iterator[tuple[_Names, ObjectInfo]]:
     for entry in entries:
         with _absent_is_fine():
             status = entry.stat(follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode):
+            if _is_object(status):
                 key = unquote(done + entry.name.removeprefix("~"))
-                yield entry.path, ObjectInfo(key, status.st_size, status.st_mtime)
+                info = ObjectInfo(key, status.st_size, status.st_mtime)
+                yield (*names, entry.name), info
 
 
 def _read_exactly(fd: int, size: int, start: int) -> bytes:
@@ -531,23 +631,16 @@ def _flush_data(fd: int) -> None:
     (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
 
 
-def _flush_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)  # fdatasync need not write names: they are not what a directory's size counts
-    finally:
-        os.close(fd)
-
-
-def _remove_unlocked(path: str) -> int:
+def _remove_unlocked(name: str, directory: Directory) -> int:
     # NFS locks exclusively only what is open for writing: flock(2)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(name, flags, dir_fd=directory.fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # its writer lives, or nobody can tell
         return 0
     else:
-        os.unlink(path)
+        os.unlink(name, dir_fd=directory.fd)
         return 1
     finally:
         os.close(fd)

@@ -39,6 +39,7 @@ _RECORD = struct.Struct("<8sqqqHI")
 _MAGIC = b"s3cuse1\n"
 _MAX_RECORD = 2048
 _ABSENT = -1
+_NAME = "usage"
 LOCK_TIMEOUT_S = 4.0
 
 # Trimming starts above the first fraction of a bound and ends at the second, so that a writer
@@ -67,7 +68,7 @@ class Accounts:
 
     def __init__(self, files: ObjectFiles) -> None:
         self._files = files
-        self._path = os.path.join(files.root, "usage")
+        self._path = os.path.join(files.root, _NAME)
         # Threads of one process queue up here, where waiting costs nothing: for the file's lock one
         # has to ask again and again.
         self._mutex = threading.Lock()
@@ -94,7 +95,7 @@ class Accounts:
     @contextlib.contextmanager
     def alone(self, task: str) -> Iterator[bool]:
         """Whether this process is the only one that is at ``task``, until the end of the block."""
-        fd = open_unshared(f"{self._path}.{task}", os.O_RDWR | os.O_CREAT)
+        fd = self._open(f"{_NAME}.{task}")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -135,12 +136,15 @@ class Accounts:
                 raise
             close_unshared(fd)  # removed while we waited: others use another one by now
 
-    def _open(self) -> int:
+    def _open(self, name: str = _NAME) -> int:
+        flags = os.O_RDWR | os.O_CREAT
         try:
-            return open_unshared(self._path, os.O_RDWR | os.O_CREAT)
+            root = self._files.directory()
+            return open_unshared(name, flags, dir_fd=root.fd)
         except FileNotFoundError:  # the root was removed under us: begin anew
             self._files.ensure()
-            return open_unshared(self._path, os.O_RDWR | os.O_CREAT)
+            root = self._files.directory()
+            return open_unshared(name, flags, dir_fd=root.fd)
 
     def _lock(self, fd: int, deadline: float) -> None:
         pause_s = 0.0001
@@ -255,7 +259,7 @@ class Bounds:
         self._files = files
         self._pinned = pinned
         self._accounts = Accounts(files)
-        self._victims = Victims(os.path.join(files.root, "usage.victims"))
+        self._victims = Victims(files)
         # Touched only with the accounts locked.
         self._written = Usage(0, 0)  # in this process, since a trim was due
         self._searched = False  # ... and whether anybody had to search for victims

@@ -33,7 +33,7 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame
 from s3cache.stats import Counters, Usage
-from s3cache.store import Buffer, ObjectFiles, ObjectInfo, make_private, os_errors
+from s3cache.store import Buffer, Directory, ObjectFiles, ObjectInfo, Staged, mark_used, os_errors
 from s3cache.tier._bounds import Books, Bounds
 from s3cache.tier._pending import Pending
 from s3cache.transfer import background
@@ -41,7 +41,7 @@ from s3cache.transfer import background
 __all__ = ["DiskTier", "RestingDisk"]
 
 #: Entered around the moment a staged file, the second argument, becomes the object.
-_Around: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
+_Around: TypeAlias = Callable[[str, Staged], AbstractContextManager[None]]
 
 _T = TypeVar("_T")
 
@@ -85,16 +85,19 @@ class DiskTier:
         self.root = self._files.root
         self.url = self._files.url
         self._namespace = f"{namespace}/" if namespace else ""
-        self._pending = Pending(os.path.join(self.root, "pending"), note)
+        self._pending = Pending(
+            os.path.join(self.root, "pending"),
+            lambda make: self._files.directory("pending", make=make),
+            note,
+        )
         self._bounds = Bounds(
             self._files,
             max_bytes=max_bytes,
             max_files=max_files,
             pinned=self._pending.everybodys,
         )
-        self._quarantine = os.path.join(self.root, "quarantine")
         with contextlib.suppress(ReadOnlyError), os_errors("open", self.url):
-            _tag_as_cache(self.root)
+            _tag_as_cache(self._files.directory())
             self._files.sweep()
         self.usage()  # counts what is there if nobody has yet; fails now if it cannot be kept
 
@@ -132,12 +135,7 @@ class DiskTier:
 
     def get(self, name: str) -> bytes | None:
         """The object's bytes, or ``None``; marks it as used just now."""
-        data = self._files.read(self._namespace + name)
-        if data is not None:
-            # Evicted meanwhile, or a disk that became read-only: the bytes are good all the same.
-            with contextlib.suppress(OSError):
-                _mark_used(self._files.path(self._namespace + name))
-        return data
+        return self._files.use(self._namespace + name)
 
     def peek(self, name: str) -> bytes | None:
         """The object's bytes, or ``None``; does not count as a use."""
@@ -186,7 +184,7 @@ class DiskTier:
                         key, size = self._namespace + name, memoryview(data).nbytes
                         has_room, before = self._bounds.room_at_hand(books, key, size)
                         if not has_room:
-                            os.unlink(staged)
+                            staged.remove()
                             later.append((name, data))
                             continue
                         self._replace(books, before, name, staged, data, _unrecorded)
@@ -216,15 +214,15 @@ class DiskTier:
             before = books.size_of(key)
             if before is None:
                 return
-            make_private(self._quarantine)
+            quarantine = self._files.directory("quarantine", make=True)
             aside = f"{time.time_ns():020d}-{quote(key, safe='')}"[:255]
             with books.changing(key, before, None):
-                os.replace(self._files.path(key), os.path.join(self._quarantine, aside))
-            for old in sorted(os.listdir(self._quarantine))[:-_QUARANTINED_FILES]:
-                os.unlink(os.path.join(self._quarantine, old))
+                self._files.move(key, quarantine, aside)
+            for old in sorted(os.listdir(quarantine.fd))[:-_QUARANTINED_FILES]:
+                os.unlink(old, dir_fd=quarantine.fd)
 
     @contextlib.contextmanager
-    def _staged(self, name: str, data: Buffer, *, durable: bool) -> Iterator[str]:
+    def _staged(self, name: str, data: Buffer, *, durable: bool) -> Iterator[Staged]:
         key, size = self._namespace + name, memoryview(data).nbytes
         if size > self._bounds.max_bytes:
             problem = f"{size} bytes are more than the {self._bounds.max_bytes} allowed"
@@ -245,14 +243,14 @@ class DiskTier:
         books: Books,
         before: int | None,
         name: str,
-        staged: str,
+        staged: Staged,
         data: Buffer,
         around: _Around,
     ) -> None:
         """Move a staged file to its place, in which there are ``before`` bytes now."""
         key, size = self._namespace + name, memoryview(data).nbytes
         with around(key, staged), books.changing(key, before, size):
-            _mark_used(staged)
+            mark_used(staged.fd)
             self._files.rename(staged, key)
 
     # -- what is still to upload
@@ -269,7 +267,7 @@ class DiskTier:
             self._replace(*room, name, staged, data, self._recorded)
 
     @contextlib.contextmanager
-    def _recorded(self, key: str, staged: str) -> Iterator[None]:
+    def _recorded(self, key: str, staged: Staged) -> Iterator[None]:
         """Record ``key`` as pending before the block; undo that if it fails.
 
         First the record: one without an object is dropped by whoever would upload it, but an
@@ -475,20 +473,14 @@ class RestingDisk:
 
 
 @contextlib.contextmanager
-def _unrecorded(key: str, staged: str) -> Iterator[None]:
+def _unrecorded(key: str, staged: Staged) -> Iterator[None]:
     yield
 
 
-def _mark_used(path: str) -> None:
-    # Not by leaving it to the kernel, whose clock for files ticks every few milliseconds.
-    now = time.time_ns()
-    os.utime(path, ns=(now, now))
-
-
-def _tag_as_cache(root: str) -> None:
+def _tag_as_cache(root: Directory) -> None:
     with contextlib.suppress(FileExistsError):
-        path = os.path.join(root, "CACHEDIR.TAG")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open("CACHEDIR.TAG", flags, 0o600, dir_fd=root.fd)
         try:
             os.write(fd, _CACHEDIR_TAG)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from s3cache.errors import StoreError
@@ -39,13 +39,18 @@ class PatientDiskTier(DiskTier):
         max_bytes: int,
         max_files: int,
         namespace: str = "",
+        note: bytes = b"",
     ) -> None:
         self._patience = Patience.of(os.path.abspath(os.fspath(root)))
         open_tier = super().__init__
         try:
             self._patience.call(
                 lambda: open_tier(
-                    root, max_bytes=max_bytes, max_files=max_files, namespace=namespace
+                    root,
+                    max_bytes=max_bytes,
+                    max_files=max_files,
+                    namespace=namespace,
+                    note=note,
                 )
             )
         except BaseException:
@@ -110,8 +115,17 @@ class PatientDiskTier(DiskTier):
     def pending(self) -> list[str]:
         return self._wait(super().pending)
 
-    def adopt(self) -> list[str]:
-        return self._wait(super().adopt)
+    def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]:
+        adopt = super().adopt
+        return self._wait(lambda: adopt(limit, but))
+
+    def give_back(self, name: str) -> None:
+        give_back = super().give_back
+        self._wait(lambda: give_back(name))
+
+    def note(self, name: str) -> bytes | None:
+        note = super().note
+        return self._wait(lambda: note(name))
 
     def close(self) -> None:
         """Let go as :meth:`DiskTier.close` does, unless the disk hangs: then when it is back."""

@@ -17,13 +17,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from s3cache._forks import call_in_child, close_unshared, open_unshared
-from s3cache.errors import ClosedError
-from s3cache.store import make_private
+from s3cache.errors import ClosedError, ConfigError
+from s3cache.store import Directory, Staged
 
 __all__ = ["Pending"]
 
@@ -38,8 +38,9 @@ _GRACE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    path: str
-    fd: int
+    name: str
+    directory: Directory
+    fd: int  # of the lock
 
 
 class Pending:
@@ -48,52 +49,61 @@ class Pending:
     Every method may raise ``OSError``, and those that make records ``ClosedError``.
 
     Args:
+        open_root: gives the directory at ``root``, made if it is missing and the argument says so.
         note: kept in each record made here, for whoever uploads the object; a link has none.
     """
 
-    def __init__(self, root: str, note: bytes = b"") -> None:
+    def __init__(
+        self,
+        root: str,
+        open_root: Callable[[bool], Directory] | None = None,
+        note: bytes = b"",
+    ) -> None:
         self.root = root
         self.note = note
+        self._open_root = open_root or (lambda make: Directory.at(root, make=make))
         self._mutex = threading.Lock()
         self._owner: _Owner | None = None
         self._closed = False
         call_in_child(self._forget)
 
-    def add(self, name: str, file: str) -> bool:
+    def add(self, name: str, file: Staged | str) -> bool:
         """Record ``name`` as ours to upload, with a link to ``file``; false if it was already."""
-        path = os.path.join(self._own().path, _record(name))
+        owner = self._own().directory
         try:
             try:
                 if self.note:
-                    self._write_note(path)
-                    return True
-                os.link(file, path)
+                    self._write_note(owner, _record(name))
+                elif isinstance(file, Staged):
+                    file.link(owner, _record(name))
+                else:
+                    os.link(file, _record(name), dst_dir_fd=owner.fd)
             except (FileExistsError, FileNotFoundError):
                 raise
             except OSError:  # no links on this file system, or too many
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                os.close(os.open(path, flags, 0o600))
+                os.close(os.open(_record(name), flags, 0o600, dir_fd=owner.fd))
         except FileExistsError:
             if self.note_of(name) != self.note:
                 # Another one's, adopted: who saves it last says how it is to be uploaded.
-                os.unlink(path)
+                os.unlink(_record(name), dir_fd=owner.fd)
                 self.add(name, file)
             return False
         return True
 
-    def _write_note(self, path: str) -> None:
+    def _write_note(self, owner: Directory, record: str) -> None:
         # Complete or not there, also after a power failure: without it the object would go up in
         # a way that its saver did not want.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        staged = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}")
-        fd = os.open(staged, flags, 0o600)
+        staged = f".{secrets.token_hex(8)}"
+        fd = os.open(staged, flags, 0o600, dir_fd=owner.fd)
         try:
             os.write(fd, _NOTE + self.note)
             os.fsync(fd)
-            os.link(staged, path)
+            os.link(staged, record, src_dir_fd=owner.fd, dst_dir_fd=owner.fd)
         finally:
             os.close(fd)
-            os.unlink(staged)
+            os.unlink(staged, dir_fd=owner.fd)
 
     def note_of(self, name: str) -> bytes | None:
         """The note in our record of ``name``; empty if it has none, ``None`` without a record."""
@@ -101,28 +111,29 @@ class Pending:
         if owner is None:
             return None
         try:
-            with open(os.path.join(owner.path, _record(name)), "rb") as file:
-                if file.read(len(_NOTE)) != _NOTE:  # a link to the object
-                    return b""
-                return file.read(_MAX_NOTE_BYTES)
+            fd = os.open(_record(name), os.O_RDONLY | os.O_CLOEXEC, dir_fd=owner.directory.fd)
         except FileNotFoundError:
             return None
+        with os.fdopen(fd, "rb") as file:
+            if file.read(len(_NOTE)) != _NOTE:  # a link to the object
+                return b""
+            return file.read(_MAX_NOTE_BYTES)
 
     def remove(self, name: str) -> None:
         """Forget our record of ``name``, if there is one."""
         owner = self._owner
         if owner is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(owner.path, _record(name)))
+                os.unlink(_record(name), dir_fd=owner.directory.fd)
 
     def mine(self, prefix: str) -> list[str]:
         """Names starting with ``prefix`` that this process is to upload."""
         owner = self._owner
-        return [] if owner is None else list(_records(owner.path, prefix))
+        return [] if owner is None else list(_records(owner.directory, prefix))
 
     def everybodys(self) -> set[str]:
         """Names that any process, living or dead, has recorded."""
-        return {name for path in self._owners() for name in _records(path, "")}
+        return {name for _, directory in self._owners() for name in _records(directory, "")}
 
     def adopt(self, prefix: str, limit: int | None = None, but: Container[str] = ()) -> list[str]:
         """Take over the records of dead owners; returns the names that became ours.
@@ -134,25 +145,22 @@ class Pending:
             but: names to leave alone.
         """
         adopted: list[str] = []
-        for path in self._owners():
+        for owner, directory in self._owners():
             own = self._owner
-            if own is not None and path == own.path:
+            if own is not None and owner == own.name:
                 continue
-            fd = _try_lock(path)
+            fd = self._try_lock(owner, directory)
             if fd is None:
                 continue
             try:
-                for name in _records(path, prefix):
+                for name in _records(directory, prefix):
                     if name in but:
                         continue
                     if limit is not None and len(adopted) >= limit:
                         return adopted
-                    os.replace(
-                        os.path.join(path, _record(name)),
-                        os.path.join(self._own().path, _record(name)),
-                    )
+                    _move(name, directory, self._own().directory)
                     adopted.append(name)
-                _remove_if_empty(path)
+                self._remove_if_empty(owner, directory)
             except FileNotFoundError:  # the directory was removed under us
                 continue
             except OSError:
@@ -169,19 +177,15 @@ class Pending:
         while owner is not None:
             # As of an owner that is gone: whoever looks may take the lock. One who does before the
             # record is there removes the directory.
-            path = os.path.join(self.root, secrets.token_hex(8))
-            make_private(path)
-            with contextlib.suppress(FileNotFoundError):
-                os.close(os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_CLOEXEC, 0o600))
-            fd = _try_lock(path)
+            other = secrets.token_hex(8)
+            directory = self._make(other)
+            fd = self._try_lock(other, directory)
             if fd is None:
                 continue
             try:
                 with contextlib.suppress(FileNotFoundError):  # the record is not there
-                    os.replace(
-                        os.path.join(owner.path, _record(name)), os.path.join(path, _record(name))
-                    )
-                _remove_if_empty(path)
+                    _move(name, owner.directory, directory)
+                self._remove_if_empty(other, directory)
             finally:
                 close_unshared(fd)
             return
@@ -191,7 +195,7 @@ class Pending:
         with self._mutex:
             owner, self._owner = self._owner, None
         if owner is not None:
-            _remove_if_empty(owner.path)
+            self._remove_if_empty(owner.name, owner.directory)
             close_unshared(owner.fd)
 
     def close(self) -> None:
@@ -205,21 +209,63 @@ class Pending:
             if self._closed:
                 raise ClosedError("the local tier was closed")
             while self._owner is None:
-                path = os.path.join(self.root, secrets.token_hex(8))
-                make_private(self.root)
-                make_private(path)
-                with contextlib.suppress(FileNotFoundError):
-                    os.close(os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_CLOEXEC, 0o600))
+                name = secrets.token_hex(8)
+                directory = self._make(name)
                 # An adopter may have taken the lock first and removed the directory: then again.
-                fd = _try_lock(path)
+                fd = self._try_lock(name, directory)
                 if fd is not None:
-                    self._owner = _Owner(path, fd)
+                    self._owner = _Owner(name, directory, fd)
             return self._owner
 
-    def _owners(self) -> Iterator[str]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as found:
-            for entry in found:
-                yield entry.path
+    def _make(self, owner: str) -> Directory:
+        """An owner's directory, with a lock that nobody holds yet."""
+        directory = self._open_root(True).enter(owner, make=True)
+        with contextlib.suppress(FileNotFoundError):
+            flags = os.O_CREAT | os.O_CLOEXEC
+            os.close(os.open(_LOCK, flags, 0o600, dir_fd=directory.fd))
+        return directory
+
+    def _owners(self) -> Iterator[tuple[str, Directory]]:
+        """All directories of owners; what else lies there, or is somebody else's, is none."""
+        with contextlib.suppress(FileNotFoundError):
+            root = self._open_root(False)
+            for name in os.listdir(root.fd):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, ConfigError):
+                    yield name, root.enter(name)
+
+    def _remove_if_empty(self, owner: str, directory: Directory) -> None:
+        """Remove an owner's directory, its lock held, unless there are records in it."""
+        with contextlib.suppress(OSError):  # NFS keeps the name of an open file: an adopter can
+            present = os.listdir(directory.fd)
+            if _LOCK in present and all(name[0] == "." for name in present):  # and no half note
+                for name in present:
+                    os.unlink(name, dir_fd=directory.fd)
+                self._remove(owner)
+
+    def _remove(self, owner: str) -> None:
+        root = self._open_root(False)
+        os.rmdir(owner, dir_fd=root.fd)
+
+    def _try_lock(self, owner: str, directory: Directory) -> int | None:
+        """Lock the owner's directory, or ``None``: it lives, or it is gone or not ready."""
+        try:
+            fd = open_unshared(_LOCK, os.O_RDWR, dir_fd=directory.fd)
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):
+                if time.time() - os.fstat(directory.fd).st_mtime > _GRACE_S:
+                    self._remove(owner)
+            return None
+        locked = False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            there = os.stat(_LOCK, dir_fd=directory.fd, follow_symlinks=False)
+            locked = os.path.samestat(there, os.fstat(fd))
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        finally:
+            if not locked:
+                close_unshared(fd)
+        return fd if locked else None
 
     def _forget(self) -> None:
         # The lock and the records stay the parent's.
@@ -232,42 +278,13 @@ def _record(name: str) -> str:
     return "%2E" + record[1:] if record[:1] == "." else record
 
 
-def _records(path: str, prefix: str) -> Iterator[str]:
+def _move(name: str, source: Directory, target: Directory) -> None:
+    record = _record(name)
+    os.replace(record, record, src_dir_fd=source.fd, dst_dir_fd=target.fd)
+
+
+def _records(directory: Directory, prefix: str) -> Iterator[str]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for record in os.listdir(path):
+        for record in os.listdir(directory.fd):
             if record[0] != "." and (name := unquote(record)).startswith(prefix):
                 yield name
-
-
-def _remove_if_empty(path: str) -> None:
-    """Remove an owner's directory, its lock held, unless there are records in it."""
-    with contextlib.suppress(OSError):  # NFS keeps the name of an open file: a later adopter can
-        present = os.listdir(path)
-        if _LOCK in present and all(name[0] == "." for name in present):  # and no half note
-            for name in present:
-                os.unlink(os.path.join(path, name))
-            os.rmdir(path)
-
-
-def _try_lock(path: str) -> int | None:
-    """Lock the owner's directory, or ``None``: the owner lives, or it is gone or not ready."""
-    lock = os.path.join(path, _LOCK)
-    try:
-        fd = open_unshared(lock, os.O_RDWR)
-    except NotADirectoryError:  # somebody's file, not an owner's directory
-        return None
-    except FileNotFoundError:
-        with contextlib.suppress(OSError):
-            if time.time() - os.stat(path).st_mtime > _GRACE_S:
-                os.rmdir(path)
-        return None
-    locked = False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        locked = os.path.samestat(os.stat(lock), os.fstat(fd))
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    finally:
-        if not locked:
-            close_unshared(fd)
-    return fd if locked else None

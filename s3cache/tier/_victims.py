@@ -14,18 +14,19 @@ import json
 import os
 
 from s3cache._forks import close_unshared, open_unshared
-from s3cache.store import ObjectInfo
+from s3cache.store import ObjectFiles, ObjectInfo
 
 __all__ = ["Victims"]
 
+_NAME = "usage.victims"
 _MAX_LINE = 8_192  # a name has 900 bytes at most, each six in JSON at most
 
 
 class Victims:
-    """The list in the file at ``path``. Used with the accounts locked only."""
+    """The list in the root of ``files``. Used with the accounts locked only."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, files: ObjectFiles) -> None:
+        self._files = files
         self._unwritten: list[ObjectInfo] = []  # where the disk took no list
 
     def replace(self, infos: list[ObjectInfo]) -> None:
@@ -33,7 +34,7 @@ class Victims:
         lines = (json.dumps([info.key, info.size, info.modified]) + "\n" for info in infos)
         self._unwritten = []
         try:
-            fd = open_unshared(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            fd = self._open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
                 data = memoryview("".join(lines).encode())
                 while data:
@@ -43,14 +44,15 @@ class Victims:
         except OSError:  # a full disk, which is to get emptier now
             self._unwritten = infos
             with contextlib.suppress(OSError):
-                os.unlink(self._path)
+                root = self._files.directory()
+                os.unlink(_NAME, dir_fd=root.fd)
 
     def pop(self) -> ObjectInfo | None:
         """The next one, which is taken off the list; ``None`` at its end."""
         if self._unwritten:
             return self._unwritten.pop()
         try:
-            fd = open_unshared(self._path, os.O_RDWR)
+            fd = self._open(os.O_RDWR)
         except FileNotFoundError:
             return None
         try:
@@ -63,6 +65,10 @@ class Victims:
             return info
         finally:
             close_unshared(fd)
+
+    def _open(self, flags: int) -> int:
+        root = self._files.directory()
+        return open_unshared(_NAME, flags, dir_fd=root.fd)
 
 
 def _parse(line: bytes) -> ObjectInfo | None:

@@ -178,7 +178,7 @@ def test_opening_a_store_sweeps(directory: ObjectFiles, root: Path) -> None:
 
 def test_a_locked_file_is_not_swept_however_old(directory: ObjectFiles, root: Path) -> None:
     with directory.staged("key", b"x", durable=False) as staged:
-        os.utime(staged, (0, 0))
+        os.utime(staged.path, (0, 0))
         assert directory.sweep() == 0
         directory.rename(staged, "key")
     assert directory.read("key") == b"x"

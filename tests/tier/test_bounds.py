@@ -217,6 +217,9 @@ def test_no_descriptor_is_left_open(
 ) -> None:
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.001)
     tier = DiskTier(directory.root, max_bytes=1 << 20, max_files=100)
+    tier.put("first", b"x")
+    tier.quarantine("first")
+    tier.adopt()  # directories that are used stay open
     before = len(os.listdir("/proc/self/fd"))
     with accounts.locked():
         for _ in range(20):

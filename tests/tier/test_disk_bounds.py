@@ -112,7 +112,7 @@ def count_scans(monkeypatch: pytest.MonkeyPatch, root: Path) -> Callable[[], int
     scans = []
 
     def counted(path: Any) -> Any:
-        if os.fspath(path) == str(root / "objects"):
+        if os.readlink(f"/proc/self/fd/{path}") == str(root / "objects"):
             scans.append(path)
         return scandir(path)
 
@@ -307,8 +307,7 @@ def test_nobody_is_kept_waiting_by_a_scan(
     was_free: list[bool] = []
 
     def watched(path: Any) -> Any:
-        scanned = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else str(path)
-        if scanned.startswith(str(root / "objects")):
+        if os.readlink(f"/proc/self/fd/{path}").startswith(str(root / "objects")):
             was_free.append(is_lock_free(root))
         return scandir(path)
 

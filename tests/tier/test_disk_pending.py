@@ -78,7 +78,7 @@ def test_a_put_pending_that_cannot_rename_takes_only_its_own_record_back(
     tier = open_tier()
     tier.put_pending("a", b"old")
 
-    def fails(source: str, target: str) -> None:
+    def fails(source: str, target: str, **_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "replace", fails)
@@ -100,9 +100,9 @@ def test_put_pending_reaches_the_disk_before_it_gets_its_name(
     for call in ("fdatasync", "replace"):
         original = getattr(os, call)
 
-        def watched(*args: Any, call: str = call, original: Any = original) -> None:
+        def watched(*args: Any, call: str = call, original: Any = original, **fds: int) -> None:
             order.append(f"{call}, {len(tier.pending())} pending, there: {tier.holds('a')}")
-            original(*args)
+            original(*args, **fds)
 
         monkeypatch.setattr(os, call, watched)
     (Path(tier.root) / "objects").mkdir(exist_ok=True)

@@ -250,10 +250,10 @@ def test_adopting_tells_what_it_got_before_it_failed(
     heir = another()
     replace, calls = os.replace, itertools.count()
 
-    def full(source: str, target: str) -> None:
+    def full(source: str, target: str, **fds: int) -> None:
         if next(calls) == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(source, target)
+        replace(source, target, **fds)
 
     monkeypatch.setattr(os, "replace", full)
     first = heir.adopt("")
@@ -266,7 +266,7 @@ def test_adopting_tells_what_it_got_before_it_failed(
     assert sorted(first + heir.adopt("")) == ["a", "b", "c"]
 
 
-def full_always(source: str, target: str) -> None:
+def full_always(source: str, target: str, **_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -276,7 +276,7 @@ def test_an_owner_that_cannot_be_removed_is_no_error(
 ) -> None:
     """NFS keeps a file that is open under another name: the directory is not empty then."""
 
-    def not_empty(path: str) -> None:
+    def not_empty(path: str, **_: int) -> None:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
     add(pending, "a")

@@ -112,7 +112,7 @@ def test_a_stopped_writer_keeps_its_staged_file(start: Start, root: Path) -> Non
     script = """
         directory = ObjectFiles(root)
         with directory.staged("key", b"x" * 1000, durable=False) as staged:
-            say(staged)
+            say(staged.path)
             hear()
             directory.rename(staged, "key")
         """

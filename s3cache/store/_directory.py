@@ -1,0 +1,132 @@
+"""Directories that are held by their descriptors: whatever becomes of their names, they stay.
+
+A directory was checked when it was opened, as were those it was come by, so what is done in it by
+its descriptor (``openat`` and its kin) is done where nobody else may write: a directory that is
+renamed, or replaced by a symbolic link, does not lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat
+from collections.abc import Iterator
+
+from s3cache.errors import ConfigError
+
+__all__ = ["Directory", "make_parents"]
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Directory:
+    """An open directory that only its owner, us, can write in; closed with its last user.
+
+    Who uses ``fd`` holds the object until the call has returned.
+    """
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            os.close(self.fd)
+
+    @classmethod
+    def at(cls, path: str, *, make: bool = False) -> Directory:
+        """The directory at ``path``, made with mode 0700 if it is missing.
+
+        Raises:
+            ConfigError: it is a symbolic link, no directory, another user's, or writable by group
+                or others; or anybody may rename what is in a directory above it.
+        """
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+        try:
+            fd = os.open(path, _FLAGS)
+        except OSError as exc:
+            if exc.errno in (errno.ELOOP, errno.ENOTDIR):
+                _check(os.lstat(path), path)
+            raise
+        directory = cls(fd, path)
+        _check(os.fstat(fd), path)
+        _check_above(path)
+        return directory
+
+    def enter(self, name: str, *, make: bool = False) -> Directory:
+        """The directory called ``name`` in this one, made with mode 0700 if it is missing.
+
+        Raises:
+            ConfigError: it is a symbolic link, another user's, or writable by group or others.
+        """
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.fd)
+        path = f"{self.path}/{name}"
+        try:
+            fd = os.open(name, _FLAGS, dir_fd=self.fd)
+        except OSError as exc:
+            if exc.errno in (errno.ELOOP, errno.ENOTDIR):
+                status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                if stat.S_ISLNK(status.st_mode) or make:
+                    _check(status, path)
+            raise
+        directory = Directory(fd, path)
+        _check(os.fstat(fd), path)
+        return directory
+
+    def flush(self) -> None:
+        """Have the names in it reach the disk."""
+        os.fsync(self.fd)  # fdatasync need not: names are not what a directory's size counts
+
+    def is_removed(self) -> bool:
+        """Whether it has no name any more: nothing can be made in it."""
+        return not os.fstat(self.fd).st_nlink
+
+
+def make_parents(path: str) -> None:
+    """Make the directories that ``path`` is to lie in, which others may never write."""
+    missing = itertools.takewhile(lambda above: not os.path.isdir(above), _above(path))
+    for above in reversed(list(missing)):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(above, 0o755)
+
+
+def _check(status: os.stat_result, path: str) -> None:
+    problem = fix = ""
+    if stat.S_ISLNK(status.st_mode):
+        problem, fix = "is a symbolic link", "give the directory it points to"
+    elif not stat.S_ISDIR(status.st_mode):
+        problem, fix = "is no directory", "remove the file or give another path"
+    elif status.st_uid != os.geteuid():
+        problem = f"belongs to user id {status.st_uid}, not to {os.geteuid()}"
+        fix = "give a directory of your own"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        fix = f"run: chmod go-w {path}"
+    if problem:
+        raise ConfigError(f"directory {path}", problem, fix)
+
+
+def _check_above(path: str) -> None:
+    for above in _above(os.path.realpath(path)):
+        mode = os.lstat(above).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"directory {path}",
+                f"lies in {above}, in which anybody may rename it (mode {stat.S_IMODE(mode):04o})",
+                f"run: chmod o-w {above}, or chmod +t {above}",
+            )
+
+
+def _above(path: str) -> Iterator[str]:
+    """The directories that ``path`` lies in, the innermost first."""
+    while (above := os.path.dirname(path)) != path:
+        yield above
+        path = above

@@ -1,0 +1,239 @@
+"""Work goes on in the directories that were checked, whatever others make of their names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.errors import ConfigError
+from s3cache.store import Directory, ObjectFiles
+from s3cache.tier import DiskTier
+from tests.support.waiting import join_child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VICTIM, ATTACKER = 12_001, 12_002
+needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+
+
+def as_user(user: int, work: Callable[[], object]) -> None:
+    """Do the work in a child process of that user; it must end well."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            work()
+            status = 0
+        os._exit(status)
+    assert join_child(child) == 0
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A directory that all users can reach, which the attacker owns."""
+    path = Path(tempfile.mkdtemp())  # pytest's own are closed to others
+    path.chmod(0o755)
+    os.chown(path, ATTACKER, ATTACKER)
+    yield path
+    shutil.rmtree(path)
+
+
+def test_a_root_that_is_moved_and_replaced_by_a_link_leads_nowhere(
+    root: Path, tmp_path: Path
+) -> None:
+    tier = DiskTier(root, max_bytes=1 << 20, max_files=4)
+    tier.put_pending("old", b"x")
+    (tmp_path / "elsewhere").mkdir()
+    root.rename(tmp_path / "moved")
+    root.symlink_to(tmp_path / "elsewhere")
+    for i in range(8):
+        tier.put(f"a/{i}", b"x")
+        assert tier.get(f"a/{i}") == b"x"
+    tier.quarantine("a/7")
+    tier.put_pending("new", b"x")
+    tier.trim()
+    assert sorted(tier.pending()) == ["new", "old"]
+    tier.close()
+    assert os.listdir(tmp_path / "elsewhere") == []
+    heir = DiskTier(tmp_path / "moved", max_bytes=1 << 20, max_files=4)
+    assert sorted(heir.adopt()) == ["new", "old"]
+    assert heir.usage().files == len([*heir.objects()]) <= 4
+    heir.close()
+
+
+@pytest.mark.parametrize("depth", ["objects", "objects/one+", "objects/one+/two+"])
+def test_a_link_inside_is_refused(root: Path, tmp_path: Path, depth: str) -> None:
+    """Whoever planted it while they could: nothing is read, written or removed behind it."""
+    ObjectFiles(root).write("one/two/three/key", b"ours")
+    shutil.move(root / depth, tmp_path / "theirs")
+    (root / depth).symlink_to(tmp_path / "theirs")
+    before = {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("key")}
+    with pytest.raises(ConfigError, match="symbolic link"):
+        ObjectFiles(root).read("one/two/three/key")
+    with contextlib.suppress(ConfigError):
+        assert [*ObjectFiles(root).walk()] == []
+    for call in (
+        lambda files: files.write("one/two/three/key", b"new"),
+        lambda files: files.delete("one/two/three/key"),
+        lambda files: files.stat("one/two/three/key"),
+    ):
+        with pytest.raises(ConfigError, match="symbolic link"):
+            call(ObjectFiles(root))
+    assert {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("key")} == before
+
+
+@pytest.mark.parametrize("planted", ["a pipe", "a link", "a directory"])
+def test_what_is_no_file_is_no_object(root: Path, tmp_path: Path, planted: str) -> None:
+    """... and nobody waits for the other end of a pipe."""
+    files = ObjectFiles(root)
+    files.write("a/key", b"x")
+    place = root / "objects" / "a+" / "key"
+    place.unlink()
+    (tmp_path / "target").write_bytes(b"theirs")
+    if planted == "a pipe":
+        os.mkfifo(place)
+    elif planted == "a link":
+        place.symlink_to(tmp_path / "target")
+    else:
+        place.mkdir()
+    assert files.read("a/key") is None
+    assert files.stat("a/key") is None
+    assert [*files.walk()] == []
+    if planted != "a directory":
+        files.write("a/key", b"ours")
+        assert files.read("a/key") == b"ours"
+    assert (tmp_path / "target").read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o077])
+def test_modes_do_not_depend_on_the_umask(root: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        tier = DiskTier(root / "deep" / "root", max_bytes=1 << 20, max_files=2)
+        for i in range(4):
+            tier.put(f"a/{i}", b"x")
+        tier.put_pending("b", b"x")
+        tier.quarantine("a/3")
+        tier.trim()
+        tier.close()
+    finally:
+        os.umask(before)
+    for path in (root / "deep" / "root").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert not stat.S_IMODE(root.stat().st_mode) & 0o022
+
+
+def test_a_directory_lives_as_long_as_whoever_uses_it(tmp_path: Path) -> None:
+    directory = Directory.at(str(tmp_path / "a"), make=True)
+    inner = directory.enter("b", make=True)
+    fd = directory.fd
+    del directory
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(fd)
+    assert not inner.is_removed()
+    shutil.rmtree(tmp_path / "a")
+    assert inner.is_removed()
+
+
+@needs_users
+def test_what_belongs_to_another_user_is_no_object(root: Path) -> None:
+    """It was planted while others could write there, under the name of a good one."""
+    tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
+    tier.put("a/key", b"ours")
+    os.chown(root / "objects" / "a+" / "key", ATTACKER, ATTACKER)
+    assert tier.get("a/key") is None
+    assert not tier.holds("a/key")
+    assert [*tier.objects()] == []
+    tier.put("a/key", b"new")
+    assert tier.get("a/key") == b"new"
+    os.chown(root / "objects" / "a+", ATTACKER, ATTACKER)
+    with pytest.raises(ConfigError, match="belongs to user id"):
+        DiskTier(root, max_bytes=1 << 20, max_files=100).get("a/key")
+
+
+@needs_users
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_another_user_who_owns_the_directory_above_gets_nothing(common: Path) -> None:
+    """They rename the root of a process that runs, and lead its name to a place of their own."""
+    root, theirs = common / "root", common / "theirs"
+    root.mkdir(mode=0o700)
+    os.chown(root, VICTIM, VICTIM)
+    there, swapped = os.pipe()
+
+    def swap() -> None:
+        for attempt in (
+            lambda: os.listdir(root),
+            lambda: os.mkdir(root / "objects"),
+            lambda: (root / "usage").write_bytes(b""),
+        ):
+            with contextlib.suppress(PermissionError):
+                attempt()
+                raise AssertionError("others can use the root")
+        theirs.mkdir()
+        theirs.chmod(0o777)
+        root.rename(common / "moved")
+        root.symlink_to(theirs)
+
+    def use() -> None:
+        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
+        tier.put_pending("before", b"x")
+        os.write(swapped, b"x")
+        os.read(go, 1)
+        tier.put_pending("after", b"x")
+        tier.put("more/1", b"x")
+        assert tier.get("before") == tier.get("after") == b"x"
+        with contextlib.suppress(ConfigError):  # a new process finds a link, and does not follow
+            DiskTier(root, max_bytes=1 << 20, max_files=100)
+            raise AssertionError("a link was followed")
+
+    go, told = os.pipe()
+    victim = os.fork()
+    if victim == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            os.setgroups([])
+            os.setgid(VICTIM)
+            os.setuid(VICTIM)
+            use()
+            status = 0
+        os._exit(status)
+    os.read(there, 1)
+    as_user(ATTACKER, swap)
+    os.write(told, b"x")
+    assert join_child(victim) == 0
+    for fd in (there, swapped, go, told):
+        os.close(fd)
+    assert os.listdir(theirs) == []
+    names = {path.name for path in (common / "moved").rglob("*")}
+    assert {"before", "after", "1"} <= names
+
+
+@needs_users
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("inside", ["objects", "staging"])
+def test_a_directory_that_another_user_planted_earlier_is_refused(
+    common: Path, inside: str
+) -> None:
+    root = common / "root"
+    root.mkdir()
+    root.chmod(0o777)
+    as_user(ATTACKER, lambda: os.mkdir(root / inside))
+    root.chmod(0o700)
+    os.chown(root, VICTIM, VICTIM)
+
+    def refused() -> None:
+        with pytest.raises(ConfigError, match=f"belongs to user id {ATTACKER}"):
+            ObjectFiles(root)
+
+    as_user(VICTIM, refused)
