@@ -27,6 +27,9 @@ logger = logging.getLogger("s3cache")
 
 def reason_for(error: Exception) -> Reason:
     """The reason that a miss, or a refused save, gives for ``error``."""
+    cause = error.__cause__
+    if isinstance(error, StoreError) and isinstance(cause, OSError) and cause.errno in _LACKING:
+        return Reason.MACHINE
     for kind, reason in _REASONS:
         if isinstance(error, kind):
             return reason
@@ -49,6 +52,8 @@ def is_machines_trouble(error: BaseException | None) -> bool:
     return False
 
 
+# Of these there are enough for others, or a moment later: that says nothing of the store.
+_LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _TROUBLE = frozenset(
     {
         errno.EMFILE,

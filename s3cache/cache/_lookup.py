@@ -150,6 +150,8 @@ class JudgedLookup:
         remote = self._guard(self._open_remote)
         if remote is not None:
             yield from self._elsewhere(remote)
+        elif self._reason is Reason.ABSENT and (error := self._disk.unread) is not None:
+            self._error, self._reason = error, reason_for(error)  # nobody knows whether it is there
 
     def _on_disk(self, name: str) -> Iterator[tuple[Frame, TierName]]:
         entry = self._guard(lambda: self._disk.load(name))

@@ -349,6 +349,11 @@ class RestingDisk:
         self.error: Exception | None = None
 
     @property
+    def unread(self) -> Exception | None:
+        """Why nothing is read for now, if reading failed just now."""
+        return self.error if time.monotonic() < self._unread_until else None
+
+    @property
     def readable(self) -> DiskTier | None:
         """The tier, unless reading it failed just now."""
         return self.tier if time.monotonic() >= self._unread_until else None

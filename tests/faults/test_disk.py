@@ -1,0 +1,264 @@
+"""Faults of the disk, each with each operation: what comes of it, and that nothing is lost by it.
+
+A fault is an error of the system calls that would meet it on a real disk, in the local directory
+only. Hangs are in ``test_hanging_disk.py``; full and read-only file systems, mounted, in
+``tests/tier/test_disk_full.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+import pytest
+
+from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
+from s3cache.entries import first_name
+from s3cache.stats import Reason
+from s3cache.store import MemoryStore
+from s3cache.tier import DiskTier
+from tests.support.caching import KEY, OTHER, entry, open_cache, payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+
+CREATING = {"creat", "mkdir", "link", "replace"}
+WRITING = {*CREATING, "write", "pwrite", "fdatasync"}
+CHANGING = {*WRITING, "unlink", "utime", "rmdir"}
+OPENING = {"open", "creat", "scandir", "listdir"}
+ALL = {*CHANGING, *OPENING, "pread", "stat"}
+
+
+class Fault(NamedTuple):
+    """What fails, with which error; and what becomes of a lookup and a save without a remote."""
+
+    number: int
+    calls: set[str]
+    lookup: Reason | None  # None: it hits
+    save: Reason
+
+
+FAULTS = {
+    "no space": Fault(errno.ENOSPC, WRITING, None, Reason.FULL),
+    "over the quota": Fault(errno.EDQUOT, WRITING, None, Reason.FULL),
+    "no inodes": Fault(errno.ENOSPC, CREATING - {"replace"}, None, Reason.FULL),
+    "read-only": Fault(errno.EROFS, CHANGING, None, Reason.UNAVAILABLE),
+    "broken": Fault(errno.EIO, ALL, Reason.UNAVAILABLE, Reason.UNAVAILABLE),
+    "broken for writing": Fault(errno.EIO, WRITING, None, Reason.UNAVAILABLE),
+    "no descriptors": Fault(errno.EMFILE, OPENING, Reason.MACHINE, Reason.MACHINE),
+    "names too long": Fault(errno.ENAMETOOLONG, CREATING, None, Reason.UNAVAILABLE),
+}
+faults = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+
+_NAMES = (
+    "open", "mkdir", "link", "replace", "write", "pwrite", "fdatasync", "unlink", "utime", "rmdir",
+    "scandir", "listdir", "pread", "stat",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def failing(fault: Fault, root: Path) -> Iterator[list[str]]:
+    """All calls of the fault fail within ``root``; gives their names, as they do."""
+    failed: list[str] = []
+
+    def is_inside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        fds = [*args[:1], *(kwargs.get(name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))]
+        for fd in fds:
+            if isinstance(fd, int) and readlink(f"/proc/self/fd/{fd}").startswith(str(root)):
+                return True
+        return False
+
+    readlink = os.readlink
+
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            there = name in ("open", "mkdir") and exists(*args, **kwargs)
+            if name == "mkdir" and there:
+                return original(*args, **kwargs)  # which is an error in itself, the first to be
+            creates = name == "open" and args[1] & os.O_CREAT and not there
+            kind = "creat" if creates else name
+            if kind in fault.calls and is_inside(args, kwargs):
+                failed.append(kind)
+                raise OSError(fault.number, os.strerror(fault.number))
+            return original(*args, **kwargs)
+
+        return call
+
+    stat = os.stat
+
+    def exists(path: Any, *_: Any, dir_fd: int | None = None) -> bool:
+        with contextlib.suppress(OSError):
+            stat(path, dir_fd=dir_fd, follow_symlinks=False)
+            return True
+        return False
+
+    with contextlib.ExitStack() as stack:
+        for name in _NAMES:
+            stack.enter_context(mock.patch.object(os, name, watched(name, getattr(os, name))))
+        yield failed
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "local"
+
+
+class Counting(MemoryStore):
+    """A remote that says how often something was written to it."""
+
+    puts = 0
+
+    async def put(self, *args: Any, **kwargs: Any) -> None:
+        self.puts += 1
+        await super().put(*args, **kwargs)
+
+
+@pytest.fixture
+def remote() -> Counting:
+    return Counting()
+
+
+def filled(root: Path, remote: MemoryStore | None, **changes: Any) -> Cache:
+    cache = open_cache(root, remote, **changes)
+    assert isinstance(cache.save(KEY, entry()), Saved)
+    assert cache.flush(20).complete
+    return cache
+
+
+def check_as_before(root: Path, remote: Counting | None) -> None:
+    """The entry is on the disk, whole, the accounts are right, and its remote copy is the first."""
+    with contextlib.closing(open_cache(root, remote)) as cache:
+        hit = cache.lookup(KEY)
+        assert isinstance(hit, Hit)
+        assert (hit.tier, payload(hit.entry)) == ("local", payload(entry()))
+        files = [path for path in (root / "objects").rglob("*") if path.is_file()]
+        local = cache.stats().local
+        assert local is not None
+        assert local.files == len(files)
+    assert not (root / "quarantine").exists()
+    assert os.listdir(root / "staging") == []
+
+
+@faults
+def test_lookup(root: Path, fault: Fault) -> None:
+    """What can be read is; what cannot is a miss that says so, and stays."""
+    cache = filled(root, None)
+    with failing(fault, root) as failed:
+        found = cache.lookup(KEY)
+        if fault.lookup is None:
+            assert isinstance(found, Hit)
+        else:
+            assert failed
+            assert isinstance(found, Miss)
+            assert found.reason == fault.lookup
+            again = cache.lookup(KEY)
+            assert isinstance(again, Miss)
+            assert again.reason == fault.lookup
+    cache.close()
+    check_as_before(root, None)
+
+
+@faults
+def test_lookup_with_a_remote(root: Path, remote: Counting, fault: Fault) -> None:
+    """The remote has it, and its copy is not written over."""
+    cache = filled(root, remote)
+    assert remote.puts == 1
+    with failing(fault, root):
+        for _ in range(3):
+            found = cache.lookup(KEY)
+            assert isinstance(found, Hit)
+            assert found.tier == ("local" if fault.lookup is None else "remote")
+            assert payload(found.entry) == payload(entry())
+    cache.close()
+    assert remote.puts == 1
+    check_as_before(root, remote)
+
+
+@faults
+def test_save(root: Path, fault: Fault) -> None:
+    """It is refused with the reason, and one warning; the entry that was there stays."""
+    cache = filled(root, None)
+    with failing(fault, root) as failed:
+        for key in (OTHER, KEY):
+            saved = cache.save(key, entry(key))
+            assert failed
+            assert isinstance(saved, NotSaved)
+            assert saved.reason == fault.save
+    cache.close()
+    check_as_before(root, None)
+
+
+@faults
+def test_save_with_a_remote(
+    root: Path, remote: Counting, fault: Fault, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not durable, and arrives."""
+    cache = filled(root, remote)
+    with failing(fault, root) as failed:
+        saved = cache.save(OTHER, entry(OTHER))
+        assert failed
+        assert isinstance(saved, Saved)
+        assert not saved.durable
+        assert cache.flush(20).complete
+    cache.close()
+    assert first_name(OTHER) in remote_names(remote)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    check_as_before(root, remote)
+
+
+def remote_names(remote: MemoryStore) -> list[str]:
+    with contextlib.closing(open_cache(None, remote)) as cache:
+        return [first_name(key) for key in (KEY, OTHER) if isinstance(cache.lookup(key), Hit)]
+
+
+@faults
+def test_eviction(root: Path, fault: Fault) -> None:
+    """At the bound, where a save has to remove another entry: all or nothing, and in the books."""
+    with contextlib.closing(filled(root, None)) as cache:
+        for number in range(9):
+            assert isinstance(cache.save(f"key{number}", entry(f"key{number}")), Saved)
+        assert isinstance(cache.lookup(KEY), Hit)
+    cache = open_cache(root, None, local_max_files=10)
+    with failing(fault, root):
+        saved = cache.save(OTHER, entry(OTHER))
+        assert isinstance(saved, NotSaved)
+        assert saved.reason == fault.save
+    cache.close()
+    check_as_before(root, None)
+
+
+@faults
+def test_adoption(root: Path, remote: Counting, fault: Fault) -> None:
+    """What a process left is on record until one uploads it, though this one cannot."""
+    dead = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
+    dead.put_pending("left/1", b"x")
+    dead.put_pending("left/2", b"x")
+    dead.close()
+    heir = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
+    adopted: list[str] = []
+    with failing(fault, root), contextlib.suppress(Exception):
+        adopted = heir.adopt()
+    assert sorted(adopted) == sorted(heir.pending())
+    heir.close()
+    last = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
+    assert sorted(last.adopt()) == ["left/1", "left/2"]
+    assert last.get("left/1") == last.get("left/2") == b"x"
+    last.close()
+
+
+@faults
+def test_opening(root: Path, fault: Fault) -> None:
+    """A directory that is there: as much as can be done with it is, and it is never an error."""
+    filled(root, None).close()
+    with failing(fault, root):
+        cache = open_cache(root, None)
+        found = cache.lookup(KEY)
+        assert isinstance(found, Hit) or (isinstance(found, Miss) and fault.lookup is not None)
+        cache.close()
+    check_as_before(root, None)
