@@ -57,6 +57,8 @@ class S3Options:
         request_payer: ``"requester"`` to pay for requests to somebody else's bucket.
         ca_bundle: a PEM file that replaces the system's certificate authorities.
         proxy: URL of an HTTP proxy; ``None`` is ``HTTP_PROXY`` and its kin.
+        read_timeout_s: silence for so long ends a request; getting or renewing credentials may take
+            as long all in all.
         part_bytes: size of one range of a download, and of one part of an upload (5 MiB at
             least there).
         multipart_bytes: objects larger than this are uploaded in parts.
