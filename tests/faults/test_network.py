@@ -278,7 +278,7 @@ def test_what_is_saved_over_a_bad_link_arrives_by_itself_when_it_heals(
     eventually(lambda: len(retried) >= 2)
     proxy.heal()
     eventually(lambda: cache.stats().pending == 0)
-    assert cache.stats().uploaded == 5
+    assert cache.stats().uploaded >= 5  # again, where its record was found before it was queued
     (warning,) = warnings(caplog)
     assert "an upload failed" in warning
     other = open_cache()
