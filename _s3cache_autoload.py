@@ -5,6 +5,29 @@ a process that names no cache imports this file and nothing else.
 """
 
 import os
+import sys
+from typing import Any
+
+#: What ``import torch`` has put where programs may put something else and torch itself looks while
+#: it compiles: namespaces, classes and tables by their places. As torch itself left them.
+pristine: dict[str, dict[Any, Any]] = {}
+
+# Here and not with the other names of torch's: to import those takes longer than all of this.
+_MODULES = """
+    torch torch.functional torch.nn.functional torch._VF torch._C._nn torch._C._linalg
+    torch._C._fft torch._C._special torch._C._sparse torch._C._nested torch.linalg torch.fft
+    torch.special torch.sparse torch.nested torch._tensor torch._decomp.decompositions
+    torch._decomp torch._refs torch._refs.nn.functional torch._refs.linalg torch._refs.fft
+    torch._refs.special torch._refs._conversions torch._prims torch._prims.rng_prims
+    torch._prims_common torch._prims_common.wrappers torch._meta_registrations
+    torch._subclasses.fake_impls
+"""
+_OTHERS = """
+    torch:Tensor torch.nn:Parameter torch._decomp:decomposition_table torch._decomp:meta_table
+    torch._decomp:pre_autograd_decomposition_table
+    torch._subclasses.fake_impls:op_implementations_dict
+"""
+PLACES = (*_MODULES.split(), *_OTHERS.split())
 
 _WORDS = {"": None, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -14,6 +37,7 @@ def autoload() -> None:
 
     ``S3CACHE_URL`` asks for it; ``S3CACHE_AUTOLOAD`` turns it off, or on without a URL.
     """
+    remember()
     switch = os.environ.get("S3CACHE_AUTOLOAD", "").lower()
     wanted = _WORDS.get(switch, False)
     if switch in _WORDS and not (os.environ.get("S3CACHE_URL") if wanted is None else wanted):
@@ -35,6 +59,16 @@ def autoload() -> None:
     except Exception:
         # torch would make an error of the user's program of it.
         logger.warning("s3cache: not enabled", exc_info=True)
+
+
+def remember() -> None:
+    """Keep what torch has at all of :data:`PLACES` that are imported by now. Takes 0.2 ms."""
+    for place in PLACES:
+        module, _, name = place.partition(":")
+        owner = sys.modules.get(module)
+        found = getattr(owner, name, None) if name else owner
+        if found is not None and place not in pristine:
+            pristine[place] = dict(found if isinstance(found, dict) else vars(found))
 
 
 def _enable() -> None:

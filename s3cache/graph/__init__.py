@@ -2,6 +2,7 @@
 
 from s3cache.graph._code import code_fingerprint
 from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options
+from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._safety import (
     Code,
@@ -29,6 +30,7 @@ __all__ = [
     "is_custom_function",
     "key_of",
     "places",
+    "remember_pristine",
     "sees_places",
     "settings_digest",
     "unpicklable_options",

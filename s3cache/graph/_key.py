@@ -17,7 +17,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from s3cache.graph._code import UntoldError, fingerprint
-from s3cache.graph._operators import function_component, operator_component, registrations
+from s3cache.graph._operators import function_component, operator_component
+from s3cache.graph._overrides import overrides
 from s3cache.graph._passes import described_passes
 from s3cache.graph._safety import Unsafe, graph_modules
 from s3cache.graph._stable import Component, StableBytes
@@ -83,13 +84,12 @@ def key_of(
         components["graph.subclasses"] = component
     components.update(input_components(details.gm, details.example_inputs))
     try:
-        user = registrations()
+        replaced = overrides(vouched)
     except UntoldError as exc:
-        message = f"a decomposition or lowering that is not torch's {exc}"
-        unsafe.append(Unsafe("custom-operator", message))
+        unsafe.append(Unsafe("override", str(exc), _OVERRIDE_FIX))
     else:
-        if user is not None:
-            components["torch.registrations"] = user
+        if replaced is not None:
+            components["torch.overrides"] = replaced
     return unsafe or Key(components)
 
 
@@ -113,8 +113,12 @@ def settings_digest(*, of_threads: bool) -> str | None:
     components.update(machine_components())
     if of_threads:
         components["torch.num_threads"] = Component.of_text(str(torch.get_num_threads()))
-    if (user := registrations()) is not None:
-        components["torch.registrations"] = user
+    try:
+        replaced = overrides()
+    except UntoldError:
+        return None
+    if replaced is not None:
+        components["torch.overrides"] = replaced
     components["autocast"] = Component.of_text(str(_autocast()))
     return Key(components).digest
 
@@ -138,6 +142,9 @@ def _autocast() -> list[tuple[str, bool]]:
     return [(device, torch.is_autocast_enabled(device)) for device in devices]
 
 
+_OVERRIDE_FIX = (
+    "put torch's own back, or vouch for what is there: s3cache.register_cacheable(it, version='1')"
+)
 _USERS_CODE = {"graph.operators": operator_component, "graph.functions": function_component}
 
 

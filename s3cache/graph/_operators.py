@@ -12,7 +12,7 @@ import hashlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from s3cache.graph._code import Parts, UntoldError, fingerprint
@@ -23,9 +23,9 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from s3cache.torch_api.protocols import CustomOperator, Function, Operator
+    from s3cache.torch_api.protocols import CustomOperator, Operator
 
-__all__ = ["function_component", "operator_component", "registrations"]
+__all__ = ["function_component", "operator_component"]
 
 _FIX = "import s3cache, torch; s3cache.register_cacheable({}, version='1')  # if you vouch for it"
 # Keys under which a kernel runs when the graph runs. What is registered under any other is run,
@@ -209,52 +209,3 @@ def _file_digest(path: str) -> str:
             return hashlib.sha256(file.read()).hexdigest()
     except OSError as exc:
         raise UntoldError(f"what registers it cannot be read: {exc}") from exc
-
-
-# -- decompositions and lowerings
-
-
-def registrations() -> Component | None:
-    """A component for decompositions and lowerings that are not torch's own, if there are any."""
-    users = [
-        f"{table}.{target}: {fingerprint(function)}"
-        for table, entries in _imported_tables()
-        for target, function in list(entries.items())
-        if function not in _torchs and not _is_torchs_own(function)
-    ]
-    return Component.of_text(" ".join(sorted(users))) if users else None
-
-
-def _imported_tables() -> Iterator[tuple[str, Mapping[object, Function[object]]]]:
-    """Those that there are yet, with their names: a module comes when it is first needed."""
-    for table in (internals.decompositions, internals.lowerings):
-        module, _, name = table.place.partition(":")
-        if module in sys.modules:
-            yield name, table.get()
-
-
-_torchs: set[object] = set()  # thousands, and they stay
-
-
-def _is_torchs_own(function: Function[object]) -> bool:
-    inner = _unwrapped(function)
-    if isinstance(inner, types.FunctionType):
-        known = internals.is_of_torch(inner) or internals.lowers_builtin(inner)
-    else:
-        known = str(getattr(inner, "__module__", None)).startswith("torch")
-    if known:
-        _torchs.add(function)
-    return known
-
-
-def _unwrapped(function: object) -> object:
-    """What is inside of partials, and of what wraps a partial and so bears the name functools."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif getattr(function, "__module__", None) == "functools" and hasattr(
-            function, "__wrapped__"
-        ):
-            function = function.__wrapped__
-        else:
-            return function

@@ -58,6 +58,7 @@ Code: TypeAlias = Literal[
     "node-kind",
     "checkpoint-context",
     "custom-operator",
+    "override",
     "subclass",
     "frozen-parameters",
     "backward-state",  # its inputs
@@ -81,6 +82,7 @@ _IN_ANY_FORM: frozenset[Code] = frozenset(
         "custom-pass",
         "config",
         "custom-operator",
+        "override",
         "higher-order-op",
         "input",
         "error",

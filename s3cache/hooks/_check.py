@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from s3cache.graph import Component, Unsafe
+from s3cache.graph import Component, Unsafe, remember_pristine
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, Registry
 from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
@@ -119,6 +119,7 @@ def checked(
     import torch
 
     watch = _Watch(registry)
+    remember_pristine()
     # What is compiled already keeps the options that it was given.
     compiled = function if _is_compiled(function) else torch.compile(function)
     torch.compiler.reset()

@@ -15,6 +15,7 @@ from s3cache import _autoload
 from s3cache._importing import when_imported
 from s3cache.cache import Cache, Engine, cache_over
 from s3cache.errors import S3CacheError
+from s3cache.graph import remember_pristine
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
@@ -63,6 +64,7 @@ class Session:
         self._engine = engine
         self.cache = cache_over(engine)
         self._patches = Patches()
+        self._forget_pristine = remember_pristine()
         self._withdraw = when_imported(internals.COMPILER, self._install)
 
     def _install(self) -> None:
@@ -97,6 +99,7 @@ class Session:
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""
         self._withdraw()
+        self._forget_pristine()
         self._patches.undo()
         self._engine.close()
 

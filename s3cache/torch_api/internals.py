@@ -8,6 +8,7 @@ the torch that is installed.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import dataclasses
@@ -15,6 +16,7 @@ import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -82,6 +84,7 @@ NEWEST: Release = (2, 15)
 
 #: The module whose import means that something will be compiled; it imports the others here.
 COMPILER = "torch._inductor.compile_fx"
+TORCH = "torch"
 
 logger = logging.getLogger("s3cache")
 
@@ -121,6 +124,21 @@ def is_of_torch(function: FunctionType) -> bool:
 def has_code_of_torch(function: FunctionType) -> bool:
     """Whether the code lies in a file of torch's, whatever names the function bears."""
     return function.__code__.co_filename.startswith(torch_directory())
+
+
+_keeping_from_dynamo: Internal[Function[object]] = Internal("torch._compile:_disable_dynamo")
+
+
+def is_kept_from_dynamo(function: object, inner: object) -> bool:
+    """Whether ``function`` does what ``inner`` does, and Dynamo does not look into it.
+
+    torch makes such a one of ``torch.manual_seed`` when Dynamo is imported.
+    """
+    if not isinstance(function, FunctionType):
+        return False
+    codes = _keeping_from_dynamo.get().__code__.co_consts
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    return function.__code__ in codes and any(each is inner for each in cells)
 
 
 def name_of(function: object) -> str:
@@ -804,6 +822,54 @@ decompositions: Internal[Mapping[object, Function[object]]] = Internal(
 lowerings: Internal[Mapping[object, Function[object]]] = Internal(
     "torch._inductor.lowering:lowerings"
 )
+#: Where programs may put functions in place of torch's, beside ``_s3cache_autoload.PLACES``: what
+#: is imported with the compiler.
+LATER_PLACES = (
+    "torch._inductor.decomposition:decompositions",
+    "torch._inductor.lowering:lowerings",
+    "torch._inductor.lowering:user_lowerings",
+    "torch._inductor.lowering:_maybe_layout_constraints",
+    "torch._inductor.decomposition",
+    "torch._inductor.lowering",
+)
+#: What is in there and computes nothing while something is compiled; programs replace these often.
+NOT_COMPILED = frozenset(
+    """
+    __deepcopy__ __dir__ __format__ __reduce_ex__ __repr__ __setstate__ __str__ backward compile
+    initial_seed load manual_seed save seed set_printoptions share_memory_ typename
+    """.split()  # noqa: SIM905 - nobody reads one word a line
+)
+#: What ``torch._VF`` finds its functions in, if nobody has put one of the same name into itself.
+_variable_functions: Internal[type] = Internal("torch._C:_VariableFunctionsClass")
+
+
+def contents(place: str) -> Mapping[object, object] | None:
+    """What is in a namespace, a class or a table now; ``None`` until it is imported."""
+    module, _, name = place.partition(":")
+    found: object = sys.modules.get(module)
+    if name:
+        found = getattr(found, name, None)
+    if found is None or isinstance(found, dict):
+        return cast("dict[object, object] | None", found)
+    return cast("Mapping[object, object]", vars(found))
+
+
+def is_table(place: str) -> bool:
+    """Whether all that is in it is used, by whatever name it is in there."""
+    return isinstance(contents(place), dict) and ":" in place
+
+
+def is_shadowed(place: str, name: str) -> bool:
+    """Whether torch would find something else under ``name`` if it were not in that namespace."""
+    module, _, kind = place.partition(":")
+    if kind:
+        bases = getattr(sys.modules[module], kind).__mro__[1:]
+        return any(name in vars(base) for base in bases)
+    return hasattr(builtins, name) or (
+        module == "torch._VF" and hasattr(_variable_functions.get(), name)
+    )
+
+
 #: How the dispatcher tells the key and the source file of each kernel of an operator, and its own.
 REGISTERED_AT = re.compile(r"^(\S+): registered at (.+?):\d+ ", re.MULTILINE)
 DEFINED_AT = re.compile(r"^debug: registered at (.+?):\d+$", re.MULTILINE)

@@ -180,6 +180,24 @@ def known(x: Any) -> Any:
     return x * 14
 
 
+@case("safety", graphs=1, bypassed=1, reasons=("override",), lowered=1, dense=True)
+def a_function_of_torch_that_was_replaced(compile_it: Compile) -> Any:
+    """By one that can be followed, and by one that cannot, below a function that torch calls."""
+    import torch
+
+    original = torch.layer_norm
+    x = _matrix()
+    function = compile_it(lambda x: torch.nn.functional.layer_norm(x, (3,)))
+    try:
+        torch.layer_norm = lambda *args: original(*args) * 2
+        doubled = function(x)
+        torch.layer_norm = lambda *args: original(*args) * (time.time() > 0)
+        timed = compile_it(lambda x: torch.nn.functional.layer_norm(x + 1, (3,)))(x)
+    finally:
+        torch.layer_norm = original
+    return x, doubled, timed
+
+
 @case("safety", graphs=0, bypassed=1, reasons=("module",), halves=1)
 def unknown_module(compile_it: Compile) -> Any:
     """A module that is called as a whole: nothing says what its code is."""

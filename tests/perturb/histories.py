@@ -58,6 +58,8 @@ class History:
         must_hit: whether the second has to hit: what differs does not matter.
         undefined: whether the second has no right answer, so that it must not be a hit's. Compiled
             code that reads past a storage gives what lies there, where eager refuses.
+        around: what surrounds the second program from before the cache is enabled.
+        as_cold: whether it has to do what a cold compile does, where that is not what eager does.
     """
 
     family: str
@@ -68,6 +70,8 @@ class History:
     options: dict[str, Any] = field(default_factory=dict)
     must_hit: bool = False
     undefined: bool = False
+    around: Context = contextlib.nullcontext
+    as_cold: bool = False
 
     def __str__(self) -> str:
         return f"{self.family}: {self.name}"
@@ -76,12 +80,14 @@ class History:
 def judge_histories(histories: Iterable[History], verdicts: Verdicts) -> None:
     """Judge each: the second program does on the first one's cache what it does without a cache."""
     for history in histories:
-        expected = [_observed(call, history.function) for call in history.second]
-        cold, compiles = _without_a_cache(history)
         with tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as directory:
             _with_a_cache(directory, history, history.first)
-            found, recompiles, hits = _with_a_cache(directory, history, history.second)
-        why = None if history.undefined else _why_wrong(found, cold, expected)
+            with history.around():
+                expected = [_observed(call, history.function) for call in history.second]
+                cold, compiles = _without_a_cache(history)
+                found, recompiles, hits = _with_a_cache(directory, history, history.second)
+        right = cold if history.as_cold else expected
+        why = None if history.undefined else _why_wrong(found, cold, right)
         if history.undefined and hits:
             why = "hits where there is no right answer"
         if why is None and recompiles != compiles:
