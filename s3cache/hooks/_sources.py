@@ -40,15 +40,24 @@ _RUN = "source_code"
 
 @contextlib.contextmanager
 def without_sources(*results: object) -> Iterator[None]:
-    """While the block runs, torch's entries and compiled graphs do not say where code is from."""
-    before = [dict(vars(result)) for result in results]
-    for result, fields in zip(results, before, strict=True):
-        vars(result).update((name, _hidden(name, value)) for name, value in fields.items())
+    """While the block runs, torch's entries and compiled graphs do not say where code is from.
+
+    What is set on them meanwhile stays.
+    """
+    changed: list[tuple[dict[str, object], str, object, object]] = []
+    for result in results:
+        fields = vars(result)
+        for name, told in [*fields.items()]:
+            hidden = _hidden(name, told)
+            if hidden is not told:
+                fields[name] = hidden
+                changed.append((fields, name, told, hidden))
     try:
         yield
     finally:
-        for result, fields in zip(results, before, strict=True):
-            vars(result).update(fields)
+        for fields, name, told, hidden in changed:
+            if fields.get(name) is hidden:
+                fields[name] = told
 
 
 def _hidden(name: str, value: object) -> object:
