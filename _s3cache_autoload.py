@@ -12,6 +12,9 @@ from typing import Any
 #: it compiles: namespaces, classes and tables by their places. As torch itself left them.
 pristine: dict[str, dict[Any, Any]] = {}
 
+#: Kernels in Python of torch's own operators, as torch itself left them; empty if nobody looked.
+kernels: set[str] = set()
+
 # Here and not with the other names of torch's: to import those takes longer than all of this.
 _MODULES = """
     torch torch.functional torch.nn.functional torch._VF torch._C._nn torch._C._linalg
@@ -69,6 +72,8 @@ def remember() -> None:
         found = getattr(owner, name, None) if name else owner
         if found is not None and place not in pristine:
             pristine[place] = dict(found if isinstance(found, dict) else vars(found))
+    if not kernels:
+        kernels.update(getattr(sys.modules.get("torch.library"), "_impls", ()))
 
 
 def _enable() -> None:

@@ -4,6 +4,7 @@ from s3cache.graph._code import code_fingerprint
 from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options
 from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
+from s3cache.graph._registered import forget_kernels, record_kernel
 from s3cache.graph._safety import (
     Code,
     Unsafe,
@@ -26,10 +27,12 @@ __all__ = [
     "code_fingerprint",
     "context_hashes",
     "described_passes",
+    "forget_kernels",
     "graph_modules",
     "is_custom_function",
     "key_of",
     "places",
+    "record_kernel",
     "remember_pristine",
     "sees_places",
     "settings_digest",

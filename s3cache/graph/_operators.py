@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from s3cache.graph._code import Parts, UntoldError, fingerprint
+from s3cache.graph._registered import is_native, kernel_of
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component, autograd_words
 from s3cache.torch_api import internals
@@ -131,12 +132,17 @@ def _parts(operator: Operator) -> Parts:
     if definition is not None:
         functions += _traced_functions(definition)
         words += sorted(map(str, definition._autocast_dtype.items()))
+    words += sorted(map(str, operator.tags))
     fakes = internals.fake_registry.get().get(name)
+    fake = None
     if fakes is not None:
-        kernel = fakes.fake_impl.kernel
-        functions += [kernel.func] if kernel else []
+        fake = fakes.fake_impl.kernel
+        functions += [fake.func] if fake else []
         functions += fakes.torch_dispatch_rules._data.values()
-    words += _registered_at(name, fake=fakes is not None, defined=definition is not None)
+        words += [f"effect {fakes.effect.effect}"] if fakes.effect.effect else []
+    known = definition is not None or _is_defined_by_torch(name)
+    for each in _registered_at(name, fake=fake is not None, known=known):
+        (words if isinstance(each, str) else functions).append(each)  # type: ignore[arg-type]
     return words, functions
 
 
@@ -152,24 +158,36 @@ def _traced_functions(definition: CustomOperator) -> list[object]:
     return [*given, *definition._torch_dispatch_fns.values()]
 
 
-def _registered_at(name: str, *, fake: bool, defined: bool) -> Iterator[str]:
-    """Digests of the files that register what is traced."""
+def _registered_at(name: str, *, fake: bool, known: bool) -> Iterator[object]:
+    """Functions that are registered to be traced, and digests of libraries that register some.
+
+    Args:
+        name: of the operator.
+        fake: whether it has an implementation for fake tensors.
+        known: whether torch, or a definition in Python, accounts for what torch registers for it.
+    """
     home = internals.torch_directory()
-    for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name)):
-        if key == "debug" or _AT_RUN_TIME.fullmatch(key):
+    registered = internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name))
+    meta = any(key == "Meta" for key, _ in registered)
+    for key, path in registered:
+        # What runs on any device also runs on fake tensors, if there is nothing for those.
+        seen = fake or meta or not key.startswith("Composite")
+        if key == "debug" or (key == "Meta" and fake) or (seen and _AT_RUN_TIME.fullmatch(key)):
             continue
-        if path.startswith(home):
-            # torch registers on behalf of others: a fake implementation and custom_op are seen
-            # above, and the rest is nowhere to be found.
-            if not (defined or (fake and key == "Meta") or _is_defined_by_torch(name)):
-                raise UntoldError(f"what it has for {key} cannot be told")
-        elif path.endswith(".py"):
-            if key != "Meta":  # a formula may be any closure
-                raise UntoldError(f"what it has for {key} cannot be told")
-            yield _file_digest(path)
-        elif not _is_defined_by_torch(name):
-            for library in _libraries_with(name):
-                yield _file_digest(library)
+        if is_native(path):
+            if not known:
+                for library in _libraries_with(name):
+                    yield _file_digest(library)
+            continue
+        function = kernel_of(name, key)
+        of_torch = known and path.startswith(home)
+        if function is not None and not of_torch:
+            yield function
+        elif not of_torch:
+            raise UntoldError(
+                f"what it has for {key} cannot be told: it was registered before s3cache was "
+                "enabled, or by other means than torch.library"
+            )
 
 
 @functools.cache
@@ -183,7 +201,7 @@ def _is_defined_by_torch(name: str) -> bool:
         definition = internals.custom_operators.get().get(name)
         return definition is None or str(definition._init_fn.__module__).startswith("torch.")
     # C++ that torch was built from: its sources are not here, its binaries hold the name.
-    return not path.endswith(".py") and not list(_libraries_with(name))
+    return is_native(path) and not list(_libraries_with(name))
 
 
 def _libraries_with(name: str) -> Iterator[str]:

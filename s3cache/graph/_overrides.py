@@ -23,6 +23,7 @@ from s3cache._importing import when_imported
 from s3cache.graph._code import UntoldError, fingerprint
 from s3cache.graph._homes import home_of
 from s3cache.graph._reads import content_of
+from s3cache.graph._registered import replaced_kernels
 from s3cache.graph._stable import Component
 from s3cache.torch_api import internals
 
@@ -56,19 +57,23 @@ def remember_pristine() -> Callable[[], None]:
     Returns:
         A function that takes back what is still to come.
     """
-    later: dict[str, list[_Watched]] = {}
-    for watched in _watched():
-        if watched.module in sys.modules:
-            watched.survey()
-        else:
-            later.setdefault(watched.module, []).append(watched)
-    waiting = [when_imported(name, partial(_note_all, each)) for name, each in later.items()]
+    waiting = _begin() if internals.TORCH in sys.modules else []
 
     def withdraw() -> None:
         for take_back in waiting:
             take_back()
 
     return withdraw
+
+
+def _begin() -> list[Callable[[], None]]:
+    later: dict[str, list[_Watched]] = {}
+    for watched in _watched():
+        if watched.module in sys.modules:
+            watched.survey()
+        else:
+            later.setdefault(watched.module, []).append(watched)
+    return [when_imported(name, partial(_note_all, each)) for name, each in later.items()]
 
 
 def _note_all(watched: Sequence[_Watched]) -> None:
@@ -90,7 +95,42 @@ def overrides(vouched: Callable[[object], str | None] = lambda _: None) -> Compo
         for watched in _watched()
         for name, value in watched.replaced().items()
     ]
+    lines += _kernels(vouched)
     return Component.of_text("\n".join(sorted(lines))) if lines else None
+
+
+_torchs: set[object] = set()  # kernels, hundreds, and they stay
+
+
+def _kernels(vouched: Callable[[object], str | None]) -> Iterator[str]:
+    """What torch's own operators are registered as in Python by others."""
+    for where, function in (*replaced_kernels().items(), *_fakes()):
+        if function in _torchs:
+            continue
+        if function is None:
+            raise UntoldError(
+                f"{where} was registered before s3cache was enabled, so what it does cannot be told"
+            )
+        if not _is_foreign(function, ""):
+            _torchs.add(function)
+            continue
+        version = vouched(function)
+        try:
+            what = fingerprint(function) if version is None else f"version {version}"
+        except UntoldError as exc:
+            raise UntoldError(f"{where} was registered anew, and {exc}") from exc
+        yield f"{where}={what}"
+
+
+def _fakes() -> Iterator[tuple[str, object]]:
+    """What runs on fake tensors, and on those of other classes, in place of torch's operators."""
+    for name, entry in list(internals.fake_registry.get().items()):
+        if internals.is_of_aten(name):
+            kernel = entry.fake_impl.kernel
+            if kernel is not None:
+                yield f"{name} on fake tensors", kernel.func
+            for rule in entry.torch_dispatch_rules._data.values():
+                yield f"{name} on a class of tensors", rule
 
 
 # -- namespaces and tables
@@ -108,8 +148,6 @@ class _Watched:
         self._pristine: Mapping[object, object] | None = None
         self._values: list[object] = []
         self._replaced: dict[object, object] = {}
-        if (known := _s3cache_autoload.pristine.get(place)) is not None:
-            self.note(known)
 
     def note(self, pristine: Mapping[object, object] | None = None) -> None:
         """What is there now, or ``pristine``, is torch's, unless that is known."""
@@ -121,7 +159,11 @@ class _Watched:
 
     def survey(self) -> None:
         """Somebody may have been here before: of what is there now, torch's is what looks so."""
-        if self._pristine is None:
+        if self._pristine is not None:
+            return
+        if (known := _s3cache_autoload.pristine.get(self.place)) is not None:
+            self.note(known)
+        else:
             now = internals.contents(self.place) or {}
             self.note({name: each for name, each in now.items() if not _is_foreign(each, name)})
 
@@ -215,8 +257,12 @@ def _is_of_torch(value: object) -> bool:
         value = called if isinstance(called, types.FunctionType) else type(value)
     if isinstance(value, types.FunctionType) and internals.has_code_of_torch(value):
         return True
-    home = home_of(value)
-    return home.is_named or home.name.startswith("typing_extensions ")
+    if home_of(value).is_named:
+        return True
+    wrapping = sys.modules.get("typing_extensions")  # torch decorates with it
+    return isinstance(value, types.FunctionType) and (
+        wrapping is not None and value.__globals__ is vars(wrapping)
+    )
 
 
 def _parts(value: object, depth: int) -> Iterator[object]:

@@ -15,7 +15,6 @@ from s3cache import _autoload
 from s3cache._importing import when_imported
 from s3cache.cache import Cache, Engine, cache_over
 from s3cache.errors import S3CacheError
-from s3cache.graph import remember_pristine
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
@@ -27,6 +26,7 @@ from s3cache.hooks._keys import CacheCalls, KeySeam, Registry
 from s3cache.hooks._lookups import LookupSeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._profiles import ProfileSeam
+from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
 from s3cache.settings import is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
@@ -64,7 +64,7 @@ class Session:
         self._engine = engine
         self.cache = cache_over(engine)
         self._patches = Patches()
-        self._forget_pristine = remember_pristine()
+        self._forget_kernels = watch_registrations()
         self._withdraw = when_imported(internals.COMPILER, self._install)
 
     def _install(self) -> None:
@@ -99,7 +99,7 @@ class Session:
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""
         self._withdraw()
-        self._forget_pristine()
+        self._forget_kernels()
         self._patches.undo()
         self._engine.close()
 

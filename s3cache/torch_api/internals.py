@@ -58,6 +58,7 @@ from s3cache.torch_api.protocols import (
     KeyDetails,
     KeyPickler,
     Operator,
+    OperatorLibrary,
     OperatorPacket,
     OutputInfo,
     PythonModules,
@@ -868,6 +869,29 @@ def is_shadowed(place: str, name: str) -> bool:
     return hasattr(builtins, name) or (
         module == "torch._VF" and hasattr(_variable_functions.get(), name)
     )
+
+
+register_kernel: Internal[Function[object]] = Internal("torch.library:Library.impl")
+_python_kernels: Internal[set[str]] = Internal("torch.library:_impls")
+
+
+def registered_kernel(
+    library: OperatorLibrary, op_name: object, fn: object, dispatch_key: str = "", **_: object
+) -> tuple[str, object]:
+    """What a call of :data:`register_kernel` registers: operator and key as torch notes, and it."""
+    whole = op_name if isinstance(op_name, str) else cast("Operator", op_name).name()
+    name = whole.rpartition("::")[2]
+    return f"{library.ns}/{name}/{dispatch_key or library.dispatch_key}", fn
+
+
+def python_kernels() -> set[str]:
+    """Operators and keys for which there is a kernel in Python, as ``aten/silu/AutogradCPU``."""
+    return _python_kernels.get()
+
+
+def is_of_aten(name: str) -> bool:
+    """Whether it names an operator that decompositions reach, or a kernel of one."""
+    return name.startswith(("aten/", "aten::"))
 
 
 #: How the dispatcher tells the key and the source file of each kernel of an operator, and its own.

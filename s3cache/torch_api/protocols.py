@@ -345,6 +345,7 @@ class Operator(Protocol):
     namespace: str
     py_kernels: Mapping[object, Function[object]]
     _schema: object
+    tags: Sequence[object]
 
     def name(self) -> str: ...
 
@@ -381,11 +382,26 @@ class DispatchRules(Protocol):
     _data: Mapping[object, Function[object]]
 
 
+class EffectOfOperator(Protocol):
+    """Whether calls of it are kept in order."""
+
+    @property
+    def effect(self) -> object: ...
+
+
 class FakeRegistration(Protocol):
     """What ``torch.library`` keeps for one operator."""
 
     fake_impl: FakeImplementation
     torch_dispatch_rules: DispatchRules
+    effect: EffectOfOperator
+
+
+class OperatorLibrary(Protocol):
+    """What operators are defined and kernels registered through."""
+
+    ns: str
+    dispatch_key: str
 
 
 class AutogradNode(Protocol):

@@ -18,6 +18,7 @@ import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor.codecache import FxGraphCache
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import s3cache
@@ -122,6 +123,7 @@ def _with_a_cache(
 
 def _compiled(history: History, calls: tuple[Call, ...]) -> tuple[list[Any], int]:
     torch._dynamo.reset()
+    FxGraphCache.clear()  # torch's own, which has what is bypassed here
     before = counters["stats"]["unique_graphs"]
     try:
         function = torch.compile(history.function, **history.options)

@@ -1,0 +1,54 @@
+"""Seeing which Python functions torch's dispatcher is given, from when we are enabled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from s3cache._importing import when_imported
+from s3cache.graph import forget_kernels, record_kernel, remember_pristine
+from s3cache.hooks._patching import Patches
+from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Function, OperatorLibrary
+
+__all__ = ["watch_registrations"]
+
+
+def watch_registrations() -> Callable[[], None]:
+    """Record each, and note what torch has by itself, from the end of ``import torch`` or now.
+
+    Returns:
+        A function that puts torch back as it was, and forgets them.
+    """
+    patches = Patches()
+    waiting: list[Callable[[], None]] = []
+
+    def begin() -> None:
+        waiting.append(remember_pristine())
+        _watch(patches)
+
+    waiting.append(when_imported(internals.TORCH, begin))
+
+    def stop() -> None:
+        for take_back in waiting:
+            take_back()
+        patches.undo()
+        forget_kernels()
+
+    return stop
+
+
+def _watch(patches: Patches) -> None:
+    if internals.is_supported():
+        patches.replace(internals.register_kernel, _recorder)
+
+
+def _recorder(original: Function[object]) -> Function[object]:
+    def impl(
+        library: OperatorLibrary, name: object, function: object, *args: str, **kwargs: str
+    ) -> object:
+        result = original(library, name, function, *args, **kwargs)
+        where, _ = internals.registered_kernel(library, name, function, *args, **kwargs)
+        record_kernel(where, function)
+        return result
+
+    return impl
