@@ -6,11 +6,10 @@ a process that names no cache imports this file and nothing else.
 
 import os
 import sys
-from typing import Any
 
 #: What ``import torch`` has put where programs may put something else and torch itself looks while
 #: it compiles: namespaces, classes and tables by their places. As torch itself left them.
-pristine: dict[str, dict[Any, Any]] = {}
+pristine: dict[str, dict[object, object]] = {}
 
 #: Kernels in Python of torch's own operators, as torch itself left them; empty if nobody looked.
 kernels: set[str] = set()
@@ -40,7 +39,10 @@ def autoload() -> None:
 
     ``S3CACHE_URL`` asks for it; ``S3CACHE_AUTOLOAD`` turns it off, or on without a URL.
     """
-    remember()
+    try:  # noqa: SIM105 - contextlib would be one more import
+        remember()
+    except Exception:  # noqa: BLE001, S110 - of a torch that we do not know: at the first look then
+        pass
     switch = os.environ.get("S3CACHE_AUTOLOAD", "").lower()
     wanted = _WORDS.get(switch, False)
     if switch in _WORDS and not (os.environ.get("S3CACHE_URL") if wanted is None else wanted):
