@@ -73,7 +73,8 @@ def remember() -> None:
         owner = sys.modules.get(module)
         found = getattr(owner, name, None) if name else owner
         if found is not None and place not in pristine:
-            pristine[place] = dict(found if isinstance(found, dict) else vars(found))
+            names = found if isinstance(found, dict) else vars(found)
+            pristine[place] = dict(names)  # type: ignore[assignment]  # of names, most of them
     if not kernels:
         kernels.update(getattr(sys.modules.get("torch.library"), "_impls", ()))
 
