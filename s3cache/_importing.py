@@ -85,7 +85,7 @@ class _Finder(_Watcher):
     def _found(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> importlib.machinery.ModuleSpec | None:
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        spec = importlib.util.find_spec(fullname)  # by all others, who may wait for it as well
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._callback)
         return spec

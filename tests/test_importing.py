@@ -58,3 +58,15 @@ def test_what_an_announcement_raises_the_import_raises(module: str) -> None:
     with pytest.raises(ValueError, match="not now"):
         import_module(module)
     assert import_module(module)
+
+
+def test_whoever_waits_for_a_module_is_told_of_it(module: str) -> None:
+    told: list[str] = []
+    when_imported(module, lambda: told.append("first"))
+    when_imported(module, lambda: told.append("second"))
+    before_import(module, lambda: told.append("before"))
+    loaded = import_module(module)
+    assert sorted(told[1:]) == ["first", "second"]
+    assert told[0] == "before"
+    assert loaded.__loader__ is loaded.__spec__.loader  # type: ignore[union-attr]
+    assert type(loaded.__loader__).__module__ != "s3cache._importing"
