@@ -178,7 +178,7 @@ async def publish(store: Store, entry: Frame, *, replaceable: Container[bytes]) 
     If the same variant is there already, and whole, it is left alone, unless its digest is among
     the ``replaceable``. What no reader can use is overwritten anyway: a damaged header, one that
     says another size than the object has, an entry that belongs elsewhere. Another variant is only
-    overwritten if its digest is among the ``replaceable`` and all of it, read again, is damaged.
+    overwritten if its digest is among the ``replaceable`` and all of it, read twice, is damaged.
 
     Returns:
         Whether anything was written, which proves that we may write; all was there if not.
@@ -229,15 +229,25 @@ async def _has_size(store: Store, name: str, size: int) -> bool:
 
 
 async def _is_damaged(store: Store, name: str) -> bool:
-    """Whether what is stored at ``name``, and not only what came from there once, is no entry."""
-    data = await store.get(name)
-    if data is None:
-        return True
-    try:
-        await asyncio.to_thread(verify, name, data)
-    except CorruptError:
-        return True
-    return False
+    """Whether what is stored at ``name``, and not only what came from there, is no entry.
+
+    Raises:
+        TransientError: reads differ, so the damage is not in what is stored.
+    """
+    damaged = None
+    for _ in range(4):
+        data = await store.get(name)
+        if data is None:
+            return True
+        try:
+            await asyncio.to_thread(verify, name, data)
+        except CorruptError:
+            if data == damaged:
+                return True
+            damaged = data
+        else:
+            return False
+    raise TransientError("reads of one object differ", op="get", store=store.url, key=name)
 
 
 async def _read_head(store: Store, name: str) -> Head | None:

@@ -309,6 +309,20 @@ async def test_a_damaged_entry_of_another_variant_is_replaced_once_it_was_seen()
     assert await store.get(entries.first_name(KEY)) == ours.data
 
 
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+async def test_damage_on_the_way_never_costs_a_sound_entry_its_place(times: int) -> None:
+    store = FaultyStore(MemoryStore(), seed=0)
+    other, ours = entry(variant="a"), entry(variant="b")
+    replaceable = Replaceable(everything=False)
+    replaceable.add(other.digest)
+    await store.put(entries.first_name(KEY), other.data)
+    store.inject("get", "bit_flip", times=times)
+    with contextlib.suppress(TransientError):
+        await entries.publish(store, ours, replaceable=replaceable)
+    store.clear()
+    assert await store.get(entries.first_name(KEY)) == other.data
+
+
 async def test_publishing_says_whether_anything_was_written() -> None:
     for store in (MemoryStore(), RacyStore()):
         assert await entries.publish(store, entry(), replaceable=())
