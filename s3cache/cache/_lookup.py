@@ -141,11 +141,17 @@ class JudgedLookup:
 
     def _candidates(self) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; a directory is only read for the others.
-        tried = [self._first, entries.variant_name(self._key, "")]
-        for name in tried:
-            yield from self._on_disk(name)
-        for name in self._guard(lambda: self._disk.names(self._key)) or ():
-            if name not in tried:
+        usual = [self._first, entries.variant_name(self._key, "")]
+        found = self._guard(lambda: self._disk.search(self._key, usual))
+        if found is not None and found.name:
+            yield from self._read(found.name, lambda: self._disk.verify(found.name, found.data))
+            for name in usual[usual.index(found.name) + 1 :]:
+                yield from self._on_disk(name)
+            others = self._guard(lambda: self._disk.names(self._key)) or []
+        else:
+            others = [] if found is None else [info.key for info in found.others]
+        for name in others:
+            if name not in usual:
                 yield from self._on_disk(name)
         remote = self._guard(self._open_remote)
         if remote is not None:
@@ -154,7 +160,12 @@ class JudgedLookup:
             self._error, self._reason = error, reason_for(error)  # nobody knows whether it is there
 
     def _on_disk(self, name: str) -> Iterator[tuple[Frame, TierName]]:
-        entry = self._guard(lambda: self._disk.load(name))
+        return self._read(name, lambda: self._disk.load(name))
+
+    def _read(
+        self, name: str, read: Callable[[], Frame | None]
+    ) -> Iterator[tuple[Frame, TierName]]:
+        entry = self._guard(read)
         if entry is not None:
             self._has_first |= name == self._first
             yield from self._offer("local", entry)

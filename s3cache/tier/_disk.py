@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -38,7 +39,7 @@ from s3cache.tier._bounds import Books, Bounds
 from s3cache.tier._pending import Pending
 from s3cache.transfer import background
 
-__all__ = ["DiskTier", "RestingDisk"]
+__all__ = ["DiskTier", "Found", "RestingDisk"]
 
 #: Entered around the moment a staged file, the second argument, becomes the object.
 _Around: TypeAlias = Callable[[str, Staged], AbstractContextManager[None]]
@@ -51,6 +52,21 @@ _CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by s3cache
 
 # A disk that failed is left alone for so long: somebody may make room on it meanwhile.
 _REST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        name: of the object that was found; empty if there is none.
+        data: its bytes, not verified.
+        others: where none was found, what there is besides.
+    """
+
+    name: str = ""
+    data: bytes = b""
+    others: tuple[ObjectInfo, ...] = ()
 
 
 class DiskTier:
@@ -132,6 +148,17 @@ class DiskTier:
         """
         data = self.get(name)
         return None if data is None else entries.verify(name, data)
+
+    def search(self, names: Sequence[str], prefix: str) -> Found:
+        """The first of ``names`` that is there, marked as used, or what there is with ``prefix``.
+
+        All in one, for whoever reads the disk through a thread. Nothing is verified.
+        """
+        for name in names:
+            data = self.get(name)
+            if data is not None:
+                return Found(name, data)
+        return Found(others=tuple(self.objects(prefix)))
 
     def get(self, name: str) -> bytes | None:
         """The object's bytes, or ``None``; marks it as used just now."""
@@ -369,21 +396,36 @@ class RestingDisk:
         Raises:
             CorruptError: the file is damaged; it was set aside.
         """
-        tier = self.readable
+        data = self._read(lambda tier: tier.get(name), None)
+        return None if data is None else self.verify(name, data)
+
+    def verify(self, name: str, data: bytes) -> Frame:
+        """The entry that was read from ``name``.
+
+        Raises:
+            CorruptError: the file is damaged; it was set aside.
+        """
         try:
-            return self._read(lambda tier: tier.load(name), None)
+            return entries.verify(name, data)
         except CorruptError:
-            if tier is not None:
-                self._quarantine(tier, name)
+            if self.tier is not None:
+                self._quarantine(self.tier, name)
             raise
+
+    def search(self, key: str, names: Sequence[str]) -> Found:
+        """The first of ``names`` that is there, or what there is of ``key``, the last used first.
+
+        Not verified: see :meth:`verify`.
+        """
+        prefix = entries.name_prefix(key)
+        found = self._read(lambda tier: tier.search(names, prefix), Found())
+        return replace(found, others=_last_used_first(found.others)) if found.others else found
 
     def names(self, key: str) -> list[str]:
         """Names of all entries under ``key``, the last used first."""
-        present = self._read(
-            lambda tier: [*tier.objects(entries.name_prefix(key))], list[ObjectInfo]()
-        )
-        present.sort(key=lambda info: info.modified, reverse=True)
-        return [info.key for info in present]
+        prefix = entries.name_prefix(key)
+        present = self._read(lambda tier: tuple(tier.objects(prefix)), ())
+        return [info.key for info in _last_used_first(present)]
 
     def holds(self, name: str) -> bool:
         """Whether there is something at ``name``; it is not looked at."""
@@ -475,6 +517,10 @@ class RestingDisk:
             tier.trim()
         except Exception as exc:  # noqa: BLE001 - whatever it is, it can be tried again
             self._problems.warn("local", "the local tier cannot be trimmed", exc)
+
+
+def _last_used_first(present: tuple[ObjectInfo, ...]) -> tuple[ObjectInfo, ...]:
+    return tuple(sorted(present, key=lambda info: info.modified, reverse=True))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from s3cache.errors import StoreError
 from s3cache.frame import Frame
 from s3cache.stats import Usage
 from s3cache.store import Buffer, ObjectInfo, Patience
-from s3cache.tier._disk import DiskTier
+from s3cache.tier._disk import DiskTier, Found
 
 __all__ = ["PatientDiskTier"]
 
@@ -69,6 +69,10 @@ class PatientDiskTier(DiskTier):
     def load(self, name: str) -> Frame | None:
         load = super().load
         return self._wait(lambda: load(name))
+
+    def search(self, names: Sequence[str], prefix: str) -> Found:
+        search = super().search
+        return self._wait(lambda: search(names, prefix))
 
     def get(self, name: str) -> bytes | None:
         get = super().get
