@@ -424,7 +424,7 @@ class RestingDisk:
     def names(self, key: str) -> list[str]:
         """Names of all entries under ``key``, the last used first."""
         prefix = entries.name_prefix(key)
-        present = self._read(lambda tier: tuple(tier.objects(prefix)), ())
+        present = self._read(lambda tier: (*tier.objects(prefix),), tuple[ObjectInfo, ...]())
         return [info.key for info in _last_used_first(present)]
 
     def holds(self, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -237,15 +238,23 @@ def test_strict_mode_raises_what_cannot_be_cached(tmp_path: Path) -> None:
     torch._dynamo.reset()
 
 
-def test_custom_operators_are_identified_by_what_is_traced_of_them() -> None:
+def test_custom_operators_are_identified_by_what_is_traced_of_them(tmp_path: Path) -> None:
+    def define(name: str) -> Callable[..., Any]:
+        lib.define(f"{name}(Tensor x) -> Tensor")
+        lib.impl(name, lambda x: x.sin(), "CPU")
+        lib.impl(name, torch.empty_like, "Meta")
+        operator: Callable[..., Any] = getattr(torch.ops.s3cache_check, name)
+        return operator
+
     lib = torch.library.Library("s3cache_check", "FRAGMENT")
-    lib.define("known(Tensor x) -> Tensor")
-    lib.impl("known", lambda x: x.sin(), "CPU")
-    lib.impl("known", torch.empty_like, "Meta")
-    ops = torch.ops.s3cache_check
-    found = s3cache.check(lambda x: ops.known(x), torch.ones(3)).graphs[0]
-    assert found.cacheable
-    assert found.components["graph.operators"].value.startswith("s3cache_check.known.default: ")
+    unseen = define("unseen")
+    with s3cache.enabled(local_dir=str(tmp_path)):
+        seen = define("seen")
+        found = s3cache.check(lambda x: seen(x), torch.ones(3)).graphs[0]
+        assert found.cacheable
+        assert found.components["graph.operators"].value.startswith("s3cache_check.seen.default: ")
+        (reason,) = s3cache.check(lambda x: unseen(x), torch.ones(3)).graphs[0].reasons
+        assert "before s3cache was enabled" in reason.message
 
 
 def test_an_operator_that_is_made_of_others_is_not_cached() -> None:
