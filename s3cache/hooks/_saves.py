@@ -39,12 +39,14 @@ class Save(CacheCall):
     """One call of ``save``, with what is to be saved.
 
     Attributes:
+        is_shared: whether it is ours; what torch keeps to itself stays as torch made it.
         relies_on: see :class:`Artifact`.
     """
 
-    def __init__(self, entry: AOTResult) -> None:
+    def __init__(self, entry: AOTResult, *, is_shared: bool) -> None:
         super().__init__()
         self.entry = entry
+        self.is_shared = is_shared
         self.relies_on: str | None = None
 
 
@@ -76,7 +78,8 @@ class SaveSeam:
 
     def _saver(self, original: Function[None]) -> Function[None]:
         def save(key: str, entry: AOTResult, *args: object, **kwargs: object) -> None:
-            with self._calls.entered(Save(entry)) as saving:
+            is_shared = self._keys.is_shared(key)
+            with self._calls.entered(Save(entry, is_shared=is_shared)) as saving:
                 if self._has_noted(key, entry, saving):
                     original(key, entry, *args, **kwargs)
                 if saving.error is not None and self._engine.settings.strict:
@@ -86,8 +89,8 @@ class SaveSeam:
 
     def _has_noted(self, key: str, entry: AOTResult, saving: Save) -> bool:
         """Put into ``entry`` what its code relies on, without which nobody may use it."""
-        if not self._keys.is_shared(key):
-            return True  # torch's own
+        if not saving.is_shared:
+            return True
         try:
             noted = note_conditions(entry, self._bundling.compile_of(key))
         except UnrecordedError as exc:
@@ -101,6 +104,9 @@ class SaveSeam:
 
     def _pickler(self, original: Function[bytes | None]) -> Function[bytes | None]:
         def pickle_entry(entry: AOTResult, *args: object, **kwargs: object) -> bytes | None:
+            saving = self._calls.current
+            if not (isinstance(saving, Save) and saving.is_shared):
+                return original(entry, *args, **kwargs)
             with self._told_of(entry):
                 content = original(entry, *args, **kwargs)
             if content is None:  # torch has logged what it met
@@ -123,9 +129,7 @@ class SaveSeam:
             saving = self._calls.current
             # Not in a save, this is torch.compiler.load_cache_artifacts.
             if not (
-                isinstance(saving, Save)
-                and self._keys.is_shared(key)
-                and self._share(key, saving, content)
+                isinstance(saving, Save) and saving.is_shared and self._share(key, saving, content)
             ):
                 original(key, content)
 

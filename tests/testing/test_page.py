@@ -20,7 +20,7 @@ def test_the_warm_start_is_that_of_the_example() -> None:
     assert set(FILES) == {name, "test_my_store.py"}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_store_keeps_the_contract(tmp_path: Path) -> None:
     (tmp_path / "test_my_store.py").write_text(FILES["test_my_store.py"], encoding="utf-8")
     done = subprocess.run(
@@ -28,7 +28,7 @@ def test_the_store_keeps_the_contract(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " skipped" not in done.stdout
