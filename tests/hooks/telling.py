@@ -9,8 +9,12 @@ import torch
 WORD = "confidential"
 
 
-def share(url: str, **options: Any) -> dict[str, Any]:
-    """Compile graphs of each kind, and what hits of them."""
+def share(url: str, kinds: str) -> dict[str, Any]:
+    """Compile graphs, and say what hits of them.
+
+    Args:
+        kinds: "all" of them, or "some", which come to one kernel.
+    """
     from torch.utils.checkpoint import checkpoint
 
     import s3cache
@@ -41,15 +45,16 @@ def share(url: str, **options: Any) -> dict[str, Any]:
         return x.add_(1) * 2  # confidential
 
     x = torch.linspace(-1, 1, 32).view(4, 8)
-    with s3cache.enabled(url, local=False, **options) as cache:
-        for function in (trained, recomputed):
-            torch.compile(function)(x.clone().requires_grad_()).backward()
-        torch.compile(trained, dynamic=True)(x.clone().requires_grad_()).backward()
-        compiled = torch.compile(mutated)
-        for size in (4, 3):  # of which another process need not know the first
-            compiled(x[:size].clone())
-        for function in (called, chosen, mutated):
-            torch.compile(function)(x.clone())
+    with s3cache.enabled(url, local=False) as cache:
+        torch.compile(trained)(x.clone().requires_grad_()).backward()
+        if kinds == "all":
+            torch.compile(recomputed)(x.clone().requires_grad_()).backward()
+            torch.compile(trained, dynamic=True)(x.clone().requires_grad_()).backward()
+            compiled = torch.compile(mutated)
+            for size in (4, 3):  # of which another process need not know the first
+                compiled(x[:size].clone())
+            for function in (called, chosen, mutated):
+                torch.compile(function)(x.clone())
         # The backward never comes: its forward is shared alone.
         torch.compile(lambda x: x.exp().sum())(x.clone().requires_grad_())  # confidential
         assert not cache.flush(60).remaining

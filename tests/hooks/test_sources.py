@@ -13,6 +13,7 @@ import pytest
 from s3cache import frame
 from s3cache.hooks._sources import without_sources
 from tests.hooks.telling import WORD
+from tests.support.density import dense
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -32,20 +33,21 @@ def _said(site: Site) -> bytes:
     return b"\n".join(said)
 
 
-def test_no_line_and_no_path_is_shared(site: Site) -> None:
-    site.machine("first").run("telling:share", site.url)
+@pytest.mark.parametrize("kinds", ["some", pytest.param("all", marks=dense)])
+def test_no_line_and_no_path_is_shared(kinds: str, site: Site) -> None:
+    site.machine("first").run("telling:share", site.url, kinds)
     said = _said(site)
     for word in (WORD, *PATHS, str(site.root)):
         at = said.find(word.encode())
         assert at < 0, (word, said[max(0, at - 300) : at + 100].decode(errors="replace"))
     assert b"addmm" in said or b"mm.default" in said  # the text of graphs is there
-    second = site.machine("second").run("telling:share", site.url)
+    second = site.machine("second").run("telling:share", site.url, kinds)
     assert second["misses"] == {"absent": 1}  # the graph without a backward, whose half hits
     assert (second["saved"], second["halves"]) == (0, 1)
 
 
 def test_lines_are_shared_where_that_is_asked_for(site: Site) -> None:
-    site.machine("first", S3CACHE_SHARE_SOURCES="yes").run("telling:share", site.url)
+    site.machine("first", S3CACHE_SHARE_SOURCES="yes").run("telling:share", site.url, "some")
     said = _said(site)
     assert WORD.encode() in said
     assert __file__.replace("test_sources", "telling").encode() in said

@@ -93,7 +93,9 @@ def data_and_metadata_mutated(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, out
 
 
-@case("inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=True))
+@case(
+    "inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=True), dense=True
+)
 def mutated_under_no_grad(compile_it: Compile) -> Any:
     import torch
 
@@ -123,7 +125,7 @@ def non_leaf_mutated_under_no_grad(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, out
 
 
-@case("inputs", shows=_any(mutates_data=True, requires_grad=True))
+@case("inputs", shows=_any(mutates_data=True, requires_grad=True), dense=True)
 def mutated_hidden_from_autograd(compile_it: Compile) -> Any:
     """On the CPU torch takes it for a mutation that autograd sees, and has the same effect."""
 
@@ -183,7 +185,7 @@ def storage_exchanged(compile_it: Compile) -> Any:
     return x, y, compile_it(function)(x, y)
 
 
-@case("inputs", shows=_any(is_leaf=False, mutation_type="NOT_MUTATED"))
+@case("inputs", shows=_any(is_leaf=False, mutation_type="NOT_MUTATED"), dense=True)
 def non_leaf(compile_it: Compile) -> Any:
     leaf = _matrix(True)
     x = leaf * 2

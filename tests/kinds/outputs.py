@@ -98,7 +98,7 @@ def alias_of_intermediate(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("outputs", shows=_has("alias_of_intermediate_base_is_user_output"))
+@case("outputs", shows=_has("alias_of_intermediate_base_is_user_output"), dense=True)
 def alias_of_intermediate_base_is_user_output(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         y = x * x
@@ -107,7 +107,12 @@ def alias_of_intermediate_base_is_user_output(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("outputs", shows=_has("unsafe_view_alias"), differs=("[1][0].base", "[1][0].is_view"))
+@case(
+    "outputs",
+    shows=_has("unsafe_view_alias"),
+    differs=("[1][0].base", "[1][0].is_view"),
+    dense=True,
+)
 def unsafe_view_alias(compile_it: Compile) -> Any:
     """A lone view of an intermediate that nobody else sees: as good as no view."""
 
@@ -121,6 +126,7 @@ def unsafe_view_alias(compile_it: Compile) -> Any:
     "outputs",
     shows=_has("custom_function_view"),
     differs=("[1][0].base", "[1][0].is_view"),
+    dense=True,
 )
 def custom_function_view(compile_it: Compile) -> Any:
     import torch
@@ -151,7 +157,11 @@ def dynamic_dims(compile_it: Compile) -> Any:
     return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 7)]
 
 
-@case("outputs", shows=lambda r: {e["requires_grad"] for e in r["outputs"]} == {True, False})
+@case(
+    "outputs",
+    shows=lambda r: {e["requires_grad"] for e in r["outputs"]} == {True, False},
+    dense=True,
+)
 def some_outputs_require_grad(compile_it: Compile) -> Any:
     import torch
 

@@ -27,7 +27,7 @@ def saved_symints(compile_it: Compile) -> Any:
     return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 6)]
 
 
-@case("runtime")
+@case("runtime", dense=True)
 def saved_tensors(compile_it: Compile) -> Any:
     """An input, an output and an intermediate are saved; the input is checked when it is used."""
 
@@ -187,7 +187,7 @@ def random_numbers_of_the_compiler(compile_it: Compile) -> Any:
     )
 
 
-@case("runtime")
+@case("runtime", dense=True)
 def autocast_outside(compile_it: Compile) -> Any:
     import torch
 
@@ -245,7 +245,7 @@ def autocast_is_part_of_the_key(compile_it: Compile) -> Any:
     return found
 
 
-@case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None)
+@case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None, dense=True)
 def grad_mode_left_changed(compile_it: Compile) -> Any:
     """The graph leaves grad mode other than it found it."""
     import torch
@@ -275,7 +275,7 @@ def grad_mode_is_part_of_the_key(compile_it: Compile) -> Any:
     return found
 
 
-@case("runtime", shows=lambda runtime: bool(runtime["deterministic"]))
+@case("runtime", shows=lambda runtime: bool(runtime["deterministic"]), dense=True)
 def deterministic(compile_it: Compile) -> Any:
     import torch
 

@@ -86,7 +86,7 @@ def _operator() -> Any:
     return triple
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("subclass",), halves=1)
+@case("safety", graphs=1, bypassed=1, reasons=("subclass",), halves=1, dense=True)
 def subclass_that_asks_the_clock(compile_it: Compile) -> Any:
     """What AOTAutograd traced of it can be shared: that asks no more. Another one can be told."""
     import torch

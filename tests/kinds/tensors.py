@@ -50,7 +50,7 @@ def plain(compile_it: Compile) -> Any:
     return [(x, function(x)) for x in inputs]
 
 
-@case("tensors", shows=lambda runtime: bool(runtime["static_input_indices"]))
+@case("tensors", shows=lambda runtime: bool(runtime["static_input_indices"]), dense=True)
 def parameters(compile_it: Compile) -> Any:
     import torch
 
@@ -79,7 +79,9 @@ def shared_parameters_and_an_optimizer(compile_it: Compile) -> Any:
     return losses, list(network.parameters())
 
 
-@case("tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]))
+@case(
+    "tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]), dense=True
+)
 def buffers(compile_it: Compile) -> Any:
     """Running statistics are written to in training."""
     import torch

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 # linear algebra, convolution, pooling, losses, factories, several outputs. Each is one graph, which
 # Dynamo does not break.
 ONE_OF_EACH = (
-    "add", "std", "view", "index_put", "scatter_add", "topk", "addmm", "nn_functional_conv2d",
-    "nn_functional_max_pool2d", "nn_functional_cross_entropy", "arange", "chunk",
+    "add", "view", "index_put", "addmm", "nn_functional_conv2d", "nn_functional_cross_entropy",
+    "arange", "chunk",
 )  # fmt: skip
 OTHERS = (
+    "std", "scatter_add", "topk", "nn_functional_max_pool2d",
     "sigmoid", "clamp", "where", "isnan", "sum", "argmax", "logsumexp", "cumsum",
     "as_strided", "expand", "roll", "gather", "masked_fill",
     "sort", "diagonal", "unfold", "mm", "bmm", "linalg_solve", "linalg_svd",

@@ -92,6 +92,7 @@ def test_another_compiler_has_the_same_keys(keys_with: Callable[[str], dict[str,
     assert keys_with("compiler")["ours"] == keys_with("as it is")["ours"]
 
 
+@dense
 def test_torchs_own_key_does_not_tell_processors_apart(
     keys_with: Callable[[str], dict[str, Any]],
 ) -> None:
