@@ -40,6 +40,7 @@ from s3cache.errors import (
     TransientError,
     TruncatedError,
     UnsupportedTorchError,
+    UntrustedError,
 )
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ __all__ = [
     "TransientError",
     "TruncatedError",
     "UnsupportedTorchError",
+    "UntrustedError",
     "__version__",
     "active",
     "check",

@@ -6,6 +6,7 @@
     ├── ConfigError (ValueError)     a URL, setting or key that cannot be used; nothing was tried
     ├── CorruptError                 bytes that are not what they claim to be; becomes a miss
     │   └── TruncatedError           ... because they end too early
+    ├── UntrustedError               whole, and nobody whom we trust has signed it; a miss
     ├── ClosedError                  used after close()
     ├── UnsupportedTorchError        the installed torch lacks what the compile cache uses of it
     └── StoreError                   a store could not do what it was asked
@@ -41,6 +42,7 @@ __all__ = [
     "TransientError",
     "TruncatedError",
     "UnsupportedTorchError",
+    "UntrustedError",
 ]
 
 
@@ -87,6 +89,23 @@ class TruncatedError(CorruptError):
 
     def __reduce__(self) -> tuple[type[TruncatedError], tuple[str, int, int]]:  # type: ignore[override]
         return type(self), (self.where, self.have, self.needed)
+
+
+class UntrustedError(S3CacheError):
+    """An entry is whole, and not one that the policy lets us use.
+
+    Attributes:
+        cause: in one word, see :data:`s3cache.trust.Cause`.
+        detail: whose it is, where it says so; nothing that it says can be relied on.
+    """
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(f"an entry is not trusted ({cause}): {detail}")
+        self.cause = cause
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[UntrustedError], tuple[str, str]]:
+        return type(self), (self.cause, self.detail)
 
 
 class ClosedError(S3CacheError):

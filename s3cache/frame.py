@@ -2,12 +2,14 @@ r"""The frame: one cache entry as bytes, a header and named sections, all of it 
 
 ::
 
-    frame    = prelude header payload            nothing follows
+    frame    = prelude signatures header payload      nothing follows
     prelude  =  0  magic        8 bytes          89 "S3CF" 0D 0A 0A
-                8  version      u16              1
-               10  reserved     u16              0
+                8  version      u16              1, or 2 where it is signed
+               10  signed_size  u16              bytes of signatures; 0 in version 1
                12  header_size  u32              bytes of header
-               16  digest      32 bytes          SHA-256 of prelude[0:16] and header
+               16  digest      32 bytes          SHA-256 of prelude[0:16], as if signed_size were 0,
+                                                 and header
+    signatures = see s3cache.trust; not a part of what they sign
     header   = msgpack map with exactly these keys, in this order:
                 kind, key       str              what sort of entry this is, and under which key
                 variant         str              tells entries under one key apart; may be ""
@@ -26,8 +28,9 @@ that nothing unverified is ever decompressed. The header holds every section's d
 prelude's digest stands for the whole frame, and signing it signs everything. The header is
 canonical: it must be exactly the bytes that :func:`encode` packs for what it says.
 
-This module decides what is well-formed, not who wrote it: anybody can compute a digest. Frames from
-elsewhere need a signature over :attr:`Frame.digest` as well.
+This module decides what is well-formed, not who wrote it: anybody can compute a digest. Who reads
+frames from elsewhere says in ``admit`` whose they use; it is asked before anything is parsed.
+Version 1 stays as it was: who does not sign shares entries with those who cannot read version 2.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ import hashlib
 import re
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
@@ -50,6 +53,7 @@ __all__ = [
     "HEADER_HINT_BYTES",
     "PRELUDE_BYTES",
     "VERSION",
+    "Admit",
     "Buffer",
     "Codec",
     "Frame",
@@ -60,13 +64,17 @@ __all__ = [
     "decode_head",
     "decode_header",
     "encode",
+    "signed",
 ]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Codec: TypeAlias = Literal["zstd", "none"]
+#: Called with a frame's digest and the bytes of its signatures; raises if it may not be used.
+Admit: TypeAlias = "Callable[[bytes, bytes], object]"
 
 MAGIC: Final = b"\x89S3CF\r\n\n"
 VERSION: Final = 1
+SIGNED_VERSION: Final = 2
 PRELUDE_BYTES: Final = 48
 #: Size of a first ranged read that holds most headers whole; see :func:`decode_header`.
 HEADER_HINT_BYTES: Final = 16 << 10
@@ -74,6 +82,7 @@ HEADER_HINT_BYTES: Final = 16 << 10
 # Every limit on bytes from elsewhere, each checked before anything of that size is allocated.
 MAX_FRAME_BYTES: Final = 2 << 30  # the whole frame, and separately all sections decompressed
 MAX_HEADER_BYTES: Final = 1 << 20
+MAX_SIGNED_BYTES: Final = 8 << 10
 MAX_SECTIONS: Final = 4096
 MAX_NAME_BYTES: Final = 255
 MAX_META_DEPTH: Final = 16
@@ -150,18 +159,21 @@ class Frame:
     Attributes:
         header: the decoded header.
         digest: 32 bytes that stand for the whole frame; what a signature covers.
+        signatures: their bytes; empty where there are none.
         size: bytes of the frame.
         data: the very object that was given to :func:`decode`.
     """
 
-    __slots__ = ("_index", "_verified", "_view", "data", "digest", "header", "size")
+    __slots__ = (
+        "_index", "_verified", "_view", "data", "digest", "header", "signatures", "size",
+    )  # fmt: skip
 
-    def __init__(
-        self, data: Buffer, view: memoryview, header: Header, digest: bytes, start: int
-    ) -> None:
+    def __init__(self, data: Buffer, view: memoryview, header: Header, prelude: _Prelude) -> None:
+        start = prelude.end
         self.data = data
         self.header = header
-        self.digest = digest
+        self.digest = prelude.digest
+        self.signatures = prelude.signatures
         self.size = len(view)
         self._view = view
         self._index: dict[str, tuple[Section, int]] = {}
@@ -281,82 +293,136 @@ def encode(
     return b"".join([prelude, digest, header_bytes, *payload])
 
 
-def decode(data: Buffer) -> Frame:
+def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
+    """``entry`` with signatures, those that it has left out; its header and sections are the same.
+
+    Args:
+        sign: gives the bytes of the signatures for the digest that the frame then has.
+
+    Raises:
+        ConfigError: they are too many.
+    """
+    prelude = _read_prelude(entry._view)
+    header = entry._view[prelude.end - prelude.header_size : prelude.end]
+    fields = _FIELDS.pack(MAGIC, SIGNED_VERSION, 0, len(header))
+    hasher = _sha256(fields)
+    hasher.update(header)
+    signatures = sign(hasher.digest())
+    if not 0 < len(signatures) <= MAX_SIGNED_BYTES:
+        raise ConfigError(
+            "signatures", f"take {len(signatures)} bytes", f"use 1 to {MAX_SIGNED_BYTES}"
+        )
+    fields = _FIELDS.pack(MAGIC, SIGNED_VERSION, len(signatures), len(header))
+    payload = entry._view[prelude.end :]
+    _check_total("frame", len(fields) + len(signatures) + entry.size)
+    return b"".join([fields, hasher.digest(), signatures, header, payload])
+
+
+def decode(data: Buffer, *, admit: Admit | None = None) -> Frame:
     """Read a whole frame: every size and the header's digest are checked, no section is touched.
+
+    Args:
+        admit: decides by whose it is, before the header is parsed.
 
     Raises:
         TruncatedError: the bytes end too early.
-        CorruptError: they are not one well-formed frame of this version.
+        CorruptError: they are not one well-formed frame of these versions.
         ConfigError: ``data`` is no contiguous buffer.
+        Exception: what ``admit`` raises.
     """
     view = _bytes_view("frame", data)
-    header, digest, start = _read_header(view)
-    end = start + sum(section.stored_size for section in header.sections)
+    header, prelude = _read_header(view, admit)
+    end = prelude.end + sum(section.stored_size for section in header.sections)
     if len(view) < end:
         raise TruncatedError("frame payload", len(view), end)
     if len(view) > end:
         raise CorruptError("frame end", f"{len(view) - end} bytes follow the last section")
-    return Frame(data, view, header, digest, start)
+    return Frame(data, view, header, prelude)
 
 
 class Head(NamedTuple):
-    """What the first bytes of a frame tell: its header, its digest, and its size in bytes."""
+    """What the first bytes of a frame tell."""
 
     header: Header
     digest: bytes
+    signatures: bytes
     size: int
 
 
-def decode_head(first_bytes: Buffer) -> Head:
-    """Like :func:`decode_header`, and what tells this frame from every other."""
-    header, digest, start = _read_header(_bytes_view("frame", first_bytes))
-    return Head(header, digest, start + sum(section.stored_size for section in header.sections))
+def decode_head(first_bytes: Buffer, *, admit: Admit | None = None) -> Head:
+    """Like :func:`decode_header`, with what tells this frame from every other, and its size."""
+    header, prelude = _read_header(_bytes_view("frame", first_bytes), admit)
+    size = prelude.end + sum(section.stored_size for section in header.sections)
+    return Head(header, prelude.digest, prelude.signatures, size)
 
 
-def decode_header(first_bytes: Buffer) -> Header:
+def decode_header(first_bytes: Buffer, *, admit: Admit | None = None) -> Header:
     """Read a header from the first bytes of a frame, as they come from a ranged read.
 
     Raises:
         TruncatedError: read at least ``needed`` bytes and call again; two reads are enough from
             48 bytes on, and :data:`HEADER_HINT_BYTES` mostly make it one.
-        CorruptError: this is no well-formed header of this version.
+        CorruptError: this is no well-formed header of these versions.
         ConfigError: ``first_bytes`` is no contiguous buffer.
+        Exception: what ``admit`` raises.
     """
-    return _read_header(_bytes_view("frame", first_bytes))[0]
+    return _read_header(_bytes_view("frame", first_bytes), admit)[0]
 
 
-def _read_header(view: memoryview) -> tuple[Header, bytes, int]:
-    """The verified header, its digest, and where the payload starts."""
+class _Prelude(NamedTuple):
+    """What comes before the header is parsed: it holds whole, and ends at ``end``."""
+
+    digest: bytes
+    signatures: bytes
+    header_size: int
+    end: int
+
+
+def _read_prelude(view: memoryview) -> _Prelude:
     # The magic first: what is no frame at all should not ask for more bytes.
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
         raise CorruptError("frame magic", f"{bytes(view[: len(MAGIC)])!r} is not that of a frame")
     if len(view) < PRELUDE_BYTES:
         raise TruncatedError("frame prelude", len(view), PRELUDE_BYTES)
-    _, version, reserved, header_size = _FIELDS.unpack_from(view)
+    _, version, signed_size, header_size = _FIELDS.unpack_from(view)
     digest = bytes(view[_FIELDS.size : PRELUDE_BYTES])
-    if version != VERSION:
+    if version not in (VERSION, SIGNED_VERSION):
         raise CorruptError(
-            "frame version", f"found {version}, this s3cache reads {VERSION} and nothing else"
+            "frame version",
+            f"found {version}, this s3cache reads {VERSION} and {SIGNED_VERSION} and nothing else",
         )
-    if reserved != 0:
-        raise CorruptError("frame prelude", f"reserved field is {reserved}, not 0")
+    if version == VERSION and signed_size != 0:
+        raise CorruptError("frame prelude", f"reserved field is {signed_size}, not 0")
+    # Without signatures it is version 1: two forms of one entry would have two digests.
+    if version == SIGNED_VERSION and not 0 < signed_size <= MAX_SIGNED_BYTES:
+        raise CorruptError("frame prelude", f"{signed_size} bytes of signatures are out of bounds")
     if header_size > MAX_HEADER_BYTES:
         raise CorruptError(
             "frame prelude", f"header_size is {header_size}, more than {MAX_HEADER_BYTES}"
         )
-    start = PRELUDE_BYTES + header_size
-    if len(view) < start:
-        raise TruncatedError("frame header", len(view), start)
-    hasher = _sha256(view[: _FIELDS.size])
-    hasher.update(view[PRELUDE_BYTES:start])
+    start = PRELUDE_BYTES + signed_size
+    end = start + header_size
+    if len(view) < end:
+        raise TruncatedError("frame header", len(view), end)
+    hasher = _sha256(_FIELDS.pack(MAGIC, version, 0, header_size))
+    hasher.update(view[start:end])
     if hasher.digest() != digest:
         raise CorruptError("frame header", "its bytes do not match their digest")
+    return _Prelude(digest, bytes(view[PRELUDE_BYTES:start]), header_size, end)
+
+
+def _read_header(view: memoryview, admit: Admit | None) -> tuple[Header, _Prelude]:
+    """The header of a frame that is admitted."""
+    prelude = _read_prelude(view)
+    if admit is not None:
+        admit(prelude.digest, prelude.signatures)
+    end = prelude.end
     try:
-        header = _parse_header(view[PRELUDE_BYTES:start])
-        _check_total("frame", start + sum(section.stored_size for section in header.sections))
+        header = _parse_header(view[end - prelude.header_size : end])
+        _check_total("frame", end + sum(section.stored_size for section in header.sections))
     except ConfigError as error:
         raise CorruptError("frame header", f"{error.thing} {error.cause}") from None
-    return header, digest, start
+    return header, prelude
 
 
 def _parse_header(packed: memoryview) -> Header:

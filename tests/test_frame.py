@@ -91,6 +91,71 @@ class TestRoundTrip:
         assert 1_700_000_000_000_000_000 < first.created_ns <= second.created_ns
 
 
+class TestSigned:
+    """Version 2: what :mod:`s3cache.trust` makes of it is tested there."""
+
+    def signed(self, signatures: bytes = b"signatures") -> bytes:
+        return frame.signed(decode(small_frame()), lambda _: signatures)
+
+    def test_nothing_but_the_signatures_is_different(self) -> None:
+        plain, found = decode(small_frame()), decode(self.signed())
+        found.verify()
+        assert (plain.signatures, found.signatures) == (b"", b"signatures")
+        assert found.header == plain.header
+        assert [bytes(found.section(name)) for name in found.names] == [TEXT, NOISE, b""]
+        assert decode_header(self.signed()[:16000]) == found.header
+
+    def test_the_layout_is_the_documented_one(self) -> None:
+        data, plain = self.signed(), small_frame()
+        magic, version, size, header_size, digest = struct.unpack_from(">8sHHI32s", data)
+        assert (magic, version, size) == (b"\x89S3CF\r\n\n", 2, 10)
+        assert data[48:58] == b"signatures"
+        assert data[58:] == plain[48:]
+        header = data[58 : 58 + header_size]
+        assert digest == sha256(data[:10] + b"\0\0" + data[12:16] + header)
+        assert digest != decode(plain).digest  # the version is signed too
+
+    def test_what_is_signed_is_the_digest_and_not_the_signatures(self) -> None:
+        seen: list[bytes] = []
+
+        def sign(digest: bytes) -> bytes:
+            seen.append(digest)
+            return b"bcd"[: 2 * len(seen) - 1]
+
+        first = frame.signed(decode(small_frame()), sign)
+        second = frame.signed(decode(first), sign)
+        assert seen == [decode(first).digest] * 2
+        assert decode(second).signatures == b"bcd"
+
+    @pytest.mark.parametrize("size", [0, 8193])
+    def test_there_are_some_and_not_too_many(self, size: int) -> None:
+        with pytest.raises(ConfigError, match=f"take {size} bytes"):
+            self.signed(bytes(size))
+
+    def test_the_one_who_admits_is_asked_before_anything_is_parsed(self) -> None:
+        asked: list[tuple[bytes, bytes]] = []
+        found = decode(self.signed(), admit=lambda *what: asked.append(what))
+        assert asked == [(found.digest, b"signatures")]
+
+        def refuse(*_: object) -> None:
+            raise KeyError
+
+        fields = frame.MAGIC + struct.pack(">HHI", 1, 0, 1)
+        no_header = fields + sha256(fields + b"\xc1") + b"\xc1"
+        for read in (decode, decode_header, frame.decode_head):
+            with pytest.raises(KeyError):
+                read(no_header, admit=refuse)
+            with pytest.raises(CorruptError, match="not valid msgpack"):
+                read(no_header)
+
+    def test_every_truncation_says_how_much_is_needed(self) -> None:
+        data = self.signed()
+        for size in range(len(data)):
+            with pytest.raises(TruncatedError) as caught:
+                decode(data[:size])
+            assert size < caught.value.needed <= len(data)
+
+
 class TestCodec:
     def test_sections_that_do_not_shrink_are_stored_as_they_are(self) -> None:
         by_name = {section.name: section for section in decode(small_frame()).header.sections}

@@ -66,8 +66,8 @@ class TestDamage:
         assert (str(copy), copy.needed) == (str(caught.value), PRELUDE_BYTES)
 
     def test_a_future_version_is_named_with_the_one_supported(self) -> None:
-        with pytest.raises(CorruptError, match="found 2, this s3cache reads 1"):
-            decode(seal(header_fields(), version=2))
+        with pytest.raises(CorruptError, match="found 3, this s3cache reads 1 and 2"):
+            decode(seal(header_fields(), version=3))
 
     def test_the_reserved_field_must_be_zero(self) -> None:
         with pytest.raises(CorruptError, match="reserved field is 1"):

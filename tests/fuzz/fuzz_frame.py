@@ -5,7 +5,8 @@
 
 Digests stop a fuzzer at the door, so each input is tried three times: as it is, with the prelude's
 digest made right, and with the sections' digests made right as well. Whatever comes in, only
-CorruptError may come out; what is read must survive being written and read again.
+CorruptError may come out; what is read must survive being written and read again. What stands where
+signatures do is read as such: it comes to signatures that are packed to the same bytes, or to none.
 
 It needs atheris, msgpack and zstandard, not torch.
 """
@@ -23,7 +24,8 @@ import msgpack  # type: ignore[import-untyped]
 
 with atheris.instrument_imports(include=["s3cache"]):
     from s3cache.errors import CorruptError
-    from s3cache.frame import MAGIC, PRELUDE_BYTES, decode, decode_header, encode
+    from s3cache.frame import MAGIC, PRELUDE_BYTES, decode, decode_header, encode, signed
+    from s3cache.trust import Algorithm, generate, pack, sign, unpack
 
 # What lies in front of the digest, in the grammar at the top of s3cache/frame.py.
 FIELDS = struct.Struct(">8sHHI")
@@ -47,21 +49,34 @@ def seeds() -> dict[str, bytes]:
         "zstd": {"sections": {"text": text}, "variant": "v"},
         "mixed": {"sections": {"text": text, "small": b"x"}, "meta": meta, "schema": 3},
     }
-    return {
+    frames = {
         name: encode(kind="fuzz", key="k", created_ns=1, **arguments)  # type: ignore[arg-type]
         for name, arguments in cases.items()
     }
+    key = generate("ci", Algorithm.HMAC_SHA256)
+    for count in (1, 3):
+        frames[f"signed {count}"] = signed(
+            decode(frames["mixed"]),
+            lambda digest, count=count: pack(  # type: ignore[misc]
+                [sign(digest, key, audience="main", issued_s=1, ttl_s=0)] * count
+            ),
+        )
+    return frames
 
 
-def seal(header: bytes, payload: bytes) -> bytes:
-    fields = FIELDS.pack(MAGIC, 1, 0, len(header))
-    return fields + hashlib.sha256(fields + header).digest() + header + payload
+def seal(signatures: bytes, header: bytes, payload: bytes) -> bytes:
+    version = 2 if signatures else 1
+    fields = FIELDS.pack(MAGIC, version, 0, len(header))
+    digest = hashlib.sha256(fields + header).digest()
+    fields = FIELDS.pack(MAGIC, version, len(signatures), len(header))
+    return fields + digest + signatures + header + payload
 
 
-def split(data: bytes) -> tuple[bytes, bytes]:
-    """Header and payload, the header cut where the data end."""
-    size = FIELDS.unpack_from(data)[3]
-    return data[PRELUDE_BYTES : PRELUDE_BYTES + size], data[PRELUDE_BYTES + size :]
+def split(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Signatures, header and payload, each cut where the data end."""
+    _, _, signed_size, size = FIELDS.unpack_from(data)
+    start = PRELUDE_BYTES + signed_size
+    return data[PRELUDE_BYTES:start], data[start : start + size], data[start + size :]
 
 
 def with_section_digests(header: bytes, payload: bytes) -> bytes:
@@ -85,6 +100,7 @@ def read(data: bytes) -> None:
         found = decode(data)
         sections = {name: bytes(found.section(name)) for name in found.names}
         found.verify()
+        assert pack(unpack(found.signatures)) == found.signatures
     except CorruptError:
         return
     header = found.header
@@ -108,11 +124,11 @@ def try_one_input(data: bytes) -> None:
     read(data)
     if len(data) < PRELUDE_BYTES:
         return
-    header, payload = split(data)
-    read(seal(header, payload))
+    signatures, header, payload = split(data)
+    read(seal(signatures, header, payload))
     with contextlib.suppress(Exception):
         header = with_section_digests(header, payload)
-    read(seal(header, payload))
+    read(seal(signatures, header, payload))
 
 
 def main() -> None:

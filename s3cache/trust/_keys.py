@@ -1,0 +1,255 @@
+"""Keys that sign entries and that prove signatures, and how they are written down.
+
+Ed25519 keys are written as Nix writes those of its binary caches, and either makes them
+(https://nix.dev/manual/nix/latest/command-ref/new-cli/nix3-key-generate-secret)::
+
+    public   name:base64(32 bytes)
+    secret   name:base64(seed, 32 bytes, and public key, 32 bytes)
+
+A shared secret, for few who all trust each other, is ``name:hmac-sha256:base64(32 bytes or more)``
+for both. ``cryptography`` is imported where an Ed25519 key is first used.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from s3cache.errors import ConfigError
+from s3cache.trust._signatures import Algorithm, Signature, Statement, check_name
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+__all__ = [
+    "Signer",
+    "SigningKey",
+    "VerifyKey",
+    "generate",
+    "read_secret",
+    "sign",
+]
+
+_HMAC: Final = "hmac-sha256"
+_KEY_BYTES: Final = 32
+# A key file is no larger: what is, is another file.
+_MAX_FILE_BYTES: Final = 4096
+
+
+class Signer(Protocol):
+    """What signs: a key that is here, or one that a service keeps.
+
+    ``sign`` may take long and may fail: an entry is then saved without it, and said so.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def algorithm(self) -> Algorithm: ...
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature over ``message``, as long as the algorithm's are."""
+        ...
+
+
+@dataclass(frozen=True)
+class VerifyKey:
+    """Proves signatures of one signer; of a shared secret it can make them too.
+
+    Attributes:
+        text: as it is written down.
+    """
+
+    name: str
+    algorithm: Algorithm
+    text: str = field(repr=False)
+    _bytes: bytes = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> VerifyKey:
+        """Read a public key, or a shared secret.
+
+        Raises:
+            ConfigError: it is none. The message does not repeat what may be secret.
+        """
+        name, algorithm, key = _parse("trusted key", text)
+        if algorithm is Algorithm.ED25519 and len(key) == 2 * _KEY_BYTES:
+            raise ConfigError(
+                f"trusted key {name!r}",
+                "is a secret one, which readers must not have",
+                "give the public key that was printed with it",
+            )
+        if algorithm is Algorithm.ED25519 and len(key) != _KEY_BYTES:
+            raise _wrong_size(f"trusted key {name!r}", len(key), "32")
+        return cls(name, algorithm, text.strip(), key)
+
+    @property
+    def fingerprint(self) -> str:
+        """What a revocation list names it by: 32 hexadecimal digits."""
+        return hashlib.sha256(bytes([self.algorithm]) + self._bytes).hexdigest()[:32]
+
+    def proves(self, signature: Signature, digest: bytes) -> bool:
+        """Whether ``signature`` was made with this key over the entry with that digest."""
+        statement = signature.statement
+        if statement.algorithm is not self.algorithm or statement.signer != self.name:
+            return False
+        message = statement.over(digest)
+        if self.algorithm is Algorithm.HMAC_SHA256:
+            return hmac.compare_digest(_mac(self._bytes, message), signature.value)
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            _public_key(self._bytes).verify(signature.value, message)
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A key that is here and signs."""
+
+    name: str
+    algorithm: Algorithm
+    _bytes: bytes = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> SigningKey:
+        """Read a secret key, or a shared secret.
+
+        Raises:
+            ConfigError: it is none. The message does not repeat what is secret.
+        """
+        name, algorithm, key = _parse("signing key", text)
+        if algorithm is Algorithm.HMAC_SHA256:
+            return cls(name, algorithm, key)
+        if len(key) == _KEY_BYTES:
+            raise ConfigError(
+                f"signing key {name!r}", "is a public one", "give the secret key that belongs to it"
+            )
+        if len(key) != 2 * _KEY_BYTES:
+            raise _wrong_size(f"signing key {name!r}", len(key), "64")
+        found = cls(name, algorithm, key[:_KEY_BYTES])
+        if found._public_bytes() != key[_KEY_BYTES:]:
+            raise ConfigError(
+                f"signing key {name!r}", "holds two keys that are no pair", "make a new one"
+            )
+        return found
+
+    def sign(self, message: bytes) -> bytes:
+        if self.algorithm is Algorithm.HMAC_SHA256:
+            return _mac(self._bytes, message)
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self._bytes).sign(message)
+
+    def secret_text(self) -> str:
+        """As it is written into a file that only its owner reads."""
+        if self.algorithm is Algorithm.HMAC_SHA256:
+            return f"{self.name}:{_HMAC}:{_base64(self._bytes)}"
+        return f"{self.name}:{_base64(self._bytes + self._public_bytes())}"
+
+    def public_text(self) -> str:
+        """What readers are given. Of a shared secret that is the secret itself."""
+        if self.algorithm is Algorithm.HMAC_SHA256:
+            return self.secret_text()
+        return f"{self.name}:{_base64(self._public_bytes())}"
+
+    def _public_bytes(self) -> bytes:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self._bytes).public_key().public_bytes_raw()
+
+
+def generate(name: str, algorithm: Algorithm = Algorithm.ED25519) -> SigningKey:
+    """A new key."""
+    return SigningKey(check_name("key name", name), algorithm, secrets.token_bytes(_KEY_BYTES))
+
+
+def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: int) -> Signature:
+    """The signature of ``signer`` on the entry with that digest.
+
+    Args:
+        ttl_s: for so many seconds it holds; 0 for ever.
+    """
+    expires_s = issued_s + ttl_s if ttl_s else 0
+    statement = Statement(signer.algorithm, signer.name, audience, issued_s, expires_s)
+    return Signature(statement, signer.sign(statement.over(digest)))
+
+
+def read_secret(path: str) -> SigningKey:
+    """The signing key in a file that others neither read nor write.
+
+    Its group may read it: that is how secrets are mounted where programs are not root.
+
+    Raises:
+        ConfigError: there is none, or others may read or write it.
+    """
+    thing = f"signing key file {path}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as exc:
+        raise ConfigError(thing, f"cannot be opened ({exc.strerror})", "name one") from None
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            raise ConfigError(thing, "is no file", "name the file that keygen wrote")
+        if about.st_uid not in (os.geteuid(), 0):
+            raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
+        if about.st_mode & 0o027:
+            mode = stat.S_IMODE(about.st_mode)
+            raise ConfigError(thing, f"has mode {mode:04o}", f"chmod 600 {path}")
+        text = os.read(fd, _MAX_FILE_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(text) > _MAX_FILE_BYTES:
+        raise ConfigError(thing, "is too large to be one", "name the file that keygen wrote")
+    try:
+        return SigningKey.parse(text.decode("ascii"))
+    except UnicodeDecodeError:
+        raise ConfigError(thing, "holds no key", "name the file that keygen wrote") from None
+
+
+def _parse(thing: str, text: str) -> tuple[str, Algorithm, bytes]:
+    name, _, rest = text.strip().partition(":")
+    check_name(f"{thing}: name", name)
+    algorithm = Algorithm.ED25519
+    if rest.startswith(f"{_HMAC}:"):
+        algorithm, rest = Algorithm.HMAC_SHA256, rest.partition(":")[2]
+    try:
+        key = base64.b64decode(rest, validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(
+            f"{thing} {name!r}", "is not base64 behind its name", "copy it as keygen printed it"
+        ) from None
+    if algorithm is Algorithm.HMAC_SHA256 and len(key) < _KEY_BYTES:
+        raise _wrong_size(f"{thing} {name!r}", len(key), "32 or more")
+    return name, algorithm, key
+
+
+def _wrong_size(thing: str, size: int, wanted: str) -> ConfigError:
+    return ConfigError(thing, f"has {size} bytes, and not {wanted}", "copy it as keygen printed it")
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, "sha256")
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+@functools.lru_cache(maxsize=256)
+def _public_key(data: bytes) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    return Ed25519PublicKey.from_public_bytes(data)

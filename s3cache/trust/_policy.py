@@ -1,0 +1,148 @@
+"""Whose entries are used here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from s3cache.errors import ConfigError, CorruptError, UntrustedError
+from s3cache.trust._keys import VerifyKey
+from s3cache.trust._signatures import Signature, check_name, unpack
+
+__all__ = ["Cause", "Level", "Policy", "Trusted", "parse_trusted"]
+
+Level: TypeAlias = Literal["off", "prefer", "require"]
+
+#: Why an entry is not trusted; of several signatures the last of these that is true of one.
+Cause: TypeAlias = Literal[
+    "unsigned", "unknown-key", "other-audience", "expired", "revoked", "bad-signature"
+]
+_CAUSES: Final[tuple[Cause, ...]] = (
+    "unsigned",
+    "unknown-key",
+    "other-audience",
+    "expired",
+    "revoked",
+    "bad-signature",
+)
+# Clocks differ: a signature may have been made so much later than it is here now.
+_SKEW_S: Final = 3600
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """A key, and what it may sign for."""
+
+    audience: str
+    key: VerifyKey
+
+
+def parse_trusted(text: str, *, audience: str) -> tuple[Trusted, ...]:
+    """Keys as settings have them: ``audience=name:base64``, apart by spaces or commas.
+
+    Args:
+        audience: of keys that are written without one.
+
+    Raises:
+        ConfigError: one is no key.
+    """
+    found = []
+    for word in text.replace(",", " ").split():
+        # The padding of base64 is an equals sign too: an audience has no colon before its own.
+        before, equals, after = word.partition("=")
+        named = equals and ":" not in before
+        for_whom = check_name("audience", before) if named else audience
+        found.append(Trusted(for_whom, VerifyKey.parse(after if named else word)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What makes an entry trusted here.
+
+    Attributes:
+        level: ``require`` uses nothing that no trusted key signed; ``prefer`` uses what nobody
+            signed, or nobody known here, but nothing that is signed wrongly; ``off`` does not look.
+        trusted: keys with what each may sign for.
+        revoked_keys: fingerprints of keys whose signatures are worth nothing, whenever made.
+        revoked_digests: of single entries.
+        now: Unix time in seconds.
+    """
+
+    level: Level = "off"
+    trusted: tuple[Trusted, ...] = ()
+    revoked_keys: frozenset[str] = frozenset()
+    revoked_digests: frozenset[bytes] = frozenset()
+    now: Callable[[], float] = field(default=time.time, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.level == "require" and not self.trusted:
+            raise ConfigError(
+                "setting trust",
+                "is 'require', and no key is trusted: nothing could be used",
+                "set trusted_keys",
+            )
+
+    def judge(self, digest: bytes, block: bytes) -> Signature | None:
+        """Decide whether the entry with that digest is used; nothing else of it was looked at.
+
+        Args:
+            block: its signatures, as they lie in it; empty where there are none.
+
+        Returns:
+            The signature that makes it trusted; ``None`` where none is asked for.
+
+        Raises:
+            UntrustedError: it is not used.
+        """
+        if self.level == "off":
+            return None
+        if digest in self.revoked_digests:
+            raise UntrustedError("revoked", "this very entry is on the list of revoked ones")
+        try:
+            signatures = unpack(block)
+        except CorruptError as exc:
+            raise UntrustedError("bad-signature", str(exc)) from None
+        found: dict[Cause, str] = {"unsigned": "nobody signed it"}
+        for signature in signatures:
+            verdict = self._verdict(signature, digest)
+            if verdict is None:
+                return signature
+            statement = signature.statement
+            found[verdict] = f"signed by {statement.signer!r} for {statement.audience!r}"
+        cause = max(found, key=_CAUSES.index)
+        if self.level == "prefer" and cause in ("unsigned", "unknown-key"):
+            return None
+        raise UntrustedError(cause, found[cause])
+
+    def _verdict(self, signature: Signature, digest: bytes) -> Cause | None:
+        """What is wrong with it, if anything is.
+
+        It is proven first: what it says of itself means nothing before.
+        """
+        statement = signature.statement
+        named = [each for each in self.trusted if each.key.name == statement.signer]
+        if not named:
+            return "unknown-key"
+        proving = [each for each in named if each.key.proves(signature, digest)]
+        if not proving:
+            return "bad-signature"
+        if all(each.key.fingerprint in self.revoked_keys for each in proving):
+            return "revoked"
+        if statement.audience not in {
+            each.audience for each in proving if each.key.fingerprint not in self.revoked_keys
+        }:
+            return "other-audience"
+        now = self.now()
+        if statement.issued_s > now + _SKEW_S or 0 < statement.expires_s <= now:
+            return "expired"
+        return None
+
+
+def strongest(levels: Iterable[Level | None], otherwise: Level) -> Level:
+    """The level that asks for most of those that are set; ``otherwise`` if none is."""
+    order: Mapping[Level, int] = {"off": 0, "prefer": 1, "require": 2}
+    given = [level for level in levels if level is not None]
+    return max(given, key=lambda level: order[level]) if given else otherwise

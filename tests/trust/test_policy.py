@@ -1,0 +1,198 @@
+"""Whose entries are used: who has signed for whom, until when, and what was revoked."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s3cache import frame
+from s3cache.errors import ConfigError, CorruptError, UntrustedError
+from s3cache.trust import (
+    Algorithm,
+    Policy,
+    SigningKey,
+    Trusted,
+    VerifyKey,
+    generate,
+    pack,
+    parse_trusted,
+    sign,
+)
+from tests.support.frames import small_frame
+
+if TYPE_CHECKING:
+    from s3cache.trust import Cause, Level
+
+NOW = 1_800_000_000
+MAIN, PULLS, STRANGER = generate("ci-main"), generate("ci-pulls"), generate("stranger")
+SHARED = generate("team", Algorithm.HMAC_SHA256)
+
+
+def public(key: SigningKey) -> VerifyKey:
+    return VerifyKey.parse(key.public_text())
+
+
+def policy(level: Level = "require", **changes: Any) -> Policy:
+    trusted = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
+    return replace(Policy(level, trusted[:1], now=lambda: NOW), **changes)
+
+
+def entry(*keys: SigningKey, audience: str = "main", issued_s: int = NOW, ttl_s: int = 0) -> bytes:
+    found = frame.decode(small_frame())
+    if not keys:
+        return small_frame()
+    return frame.signed(
+        found,
+        lambda digest: pack(
+            [sign(digest, key, audience=audience, issued_s=issued_s, ttl_s=ttl_s) for key in keys]
+        ),
+    )
+
+
+def cause_of(data: bytes, judged_by: Policy) -> Cause | str:
+    try:
+        frame.decode(data, admit=judged_by.judge)
+    except UntrustedError as exc:
+        return exc.cause
+    return "trusted"
+
+
+BOTH = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "cause"),
+    [
+        (entry(MAIN), {}, "trusted"),
+        (entry(STRANGER, MAIN), {}, "trusted"),
+        (entry(), {}, "unsigned"),
+        (entry(STRANGER), {}, "unknown-key"),
+        (entry(PULLS, audience="main"), {}, "unknown-key"),
+        (entry(PULLS, audience="main"), {"trusted": BOTH}, "other-audience"),
+        (entry(PULLS, audience="pulls"), {"trusted": BOTH}, "trusted"),
+        (entry(MAIN, audience="pulls"), {"trusted": BOTH}, "other-audience"),
+        (entry(MAIN, issued_s=NOW - 50, ttl_s=50), {}, "expired"),
+        (entry(MAIN, issued_s=NOW - 50, ttl_s=51), {}, "trusted"),
+        (entry(MAIN, issued_s=NOW + 3601), {}, "expired"),
+        (entry(MAIN, issued_s=NOW + 3599), {}, "trusted"),
+        (entry(MAIN), {"revoked_keys": frozenset({public(MAIN).fingerprint})}, "revoked"),
+        (
+            entry(MAIN),
+            {"revoked_digests": frozenset({frame.decode(entry(MAIN)).digest})},
+            "revoked",
+        ),
+        (entry(generate("ci-main")), {}, "bad-signature"),
+        (entry(SHARED), {"trusted": (Trusted("main", public(SHARED)),)}, "trusted"),
+    ],
+)
+def test_who_is_trusted(data: bytes, changes: dict[str, Any], cause: str) -> None:
+    assert cause_of(data, policy(**changes)) == cause
+    assert cause_of(data, Policy()) == "trusted"  # nobody asks
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (entry(), "trusted"),
+        (entry(STRANGER), "trusted"),
+        (entry(MAIN), "trusted"),
+        (entry(generate("ci-main")), "bad-signature"),
+        (entry(MAIN, issued_s=NOW - 50, ttl_s=50), "expired"),
+        (entry(MAIN, audience="pulls"), "other-audience"),
+    ],
+)
+def test_prefer_uses_what_nobody_signed_and_nothing_signed_wrongly(data: bytes, cause: str) -> None:
+    assert cause_of(data, policy("prefer")) == cause
+
+
+def test_several_keys_of_one_name_are_for_rotation() -> None:
+    old, new = generate("ci-main"), generate("ci-main")
+    both = policy(trusted=(Trusted("main", public(old)), Trusted("main", public(new))))
+    assert {cause_of(entry(key), both) for key in (old, new)} == {"trusted"}
+    revoked = replace(both, revoked_keys=frozenset({public(old).fingerprint}))
+    assert [cause_of(entry(key), revoked) for key in (old, new)] == ["revoked", "trusted"]
+
+
+def test_signatures_can_be_moved_to_nothing_else() -> None:
+    """Another key, variant, header or section is another digest; so is the version."""
+    there = frame.decode(entry(MAIN))
+    others = [
+        frame.encode(kind="test", key=key, variant=variant, sections={"text": text}, created_ns=1)
+        for key, variant, text in (("k2", "v", b"a"), ("k1", "w", b"a"), ("k1", "v", b"b"))
+    ]
+    for other in [*others, small_frame()]:
+        moved = frame.signed(frame.decode(other), lambda _: there.signatures)
+        expected = "trusted" if other == small_frame() else "bad-signature"
+        assert cause_of(moved, policy()) == expected
+
+
+def test_what_is_stripped_or_said_to_be_version_1_is_unsigned_or_damaged() -> None:
+    data = entry(MAIN)
+    size = int.from_bytes(data[10:12], "big")
+    stripped = data[:10] + bytes(2) + data[12:48] + data[48 + size :]
+    with pytest.raises(CorruptError, match="out of bounds"):
+        frame.decode(stripped, admit=policy().judge)
+    downgraded = stripped[:8] + b"\0\1" + stripped[10:]
+    with pytest.raises(CorruptError, match="do not match their digest"):
+        frame.decode(downgraded, admit=policy().judge)
+    assert cause_of(small_frame(), policy()) == "unsigned"
+
+
+def test_nothing_of_the_header_is_parsed_before() -> None:
+    """One that would harm a parser is stopped by its signature."""
+    header = b"\xdd\xff\xff\xff\xff"  # an array of 4 billion
+    fields = frame.MAGIC + b"\0\1\0\0" + len(header).to_bytes(4, "big")
+    data = fields + hashlib.sha256(fields + header).digest() + header
+    with pytest.raises(UntrustedError, match="unsigned"):
+        frame.decode(data, admit=policy().judge)
+    with pytest.raises(CorruptError, match="msgpack"):
+        frame.decode(data)
+    with pytest.raises(UntrustedError):
+        frame.decode_head(data, admit=policy().judge)
+    with pytest.raises(UntrustedError):
+        frame.decode_header(data, admit=policy().judge)
+
+
+SIGNED = entry(MAIN, STRANGER)
+
+
+@given(st.integers(0, 8 * len(SIGNED) - 1))
+def test_no_flipped_bit_is_accepted_but_in_what_proves_nothing(bit: int) -> None:
+    data = bytearray(SIGNED)
+    data[bit // 8] ^= 1 << bit % 8
+    ours = len(pack([sign(bytes(32), MAIN, audience="main", issued_s=NOW, ttl_s=0)]))
+    theirs = range(48 + ours, 48 + int.from_bytes(SIGNED[10:12], "big"))
+    try:
+        frame.decode(bytes(data), admit=policy().judge).verify()
+    except (UntrustedError, CorruptError):
+        return
+    assert bit // 8 in theirs  # the stranger's signature, which nobody relies on
+
+
+def test_a_policy_that_nothing_can_satisfy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="set trusted_keys"):
+        Policy("require")
+
+
+def test_trusted_keys_are_written_with_what_they_sign_for() -> None:
+    text = f"{MAIN.public_text()}, pulls={PULLS.public_text()}\n main={SHARED.public_text()}"
+    found = parse_trusted(text, audience="main")
+    assert [(each.audience, each.key) for each in found] == [
+        ("main", public(MAIN)),
+        ("pulls", public(PULLS)),
+        ("main", public(SHARED)),
+    ]
+    with pytest.raises(ConfigError, match="audience"):
+        parse_trusted(f"a!b={MAIN.public_text()}", audience="main")
+
+
+def test_errors_survive_pickling() -> None:
+    error = UntrustedError("expired", "signed by 'ci'")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.cause, copy.detail, str(copy)) == ("expired", "signed by 'ci'", str(error))
