@@ -1,5 +1,7 @@
 """``python -m s3cache run train.py ...``: run a program with the cache turned on, unchanged.
 
+``python -m s3cache keygen NAME``: make a key that signs entries, and one to trust.
+
 Also ``run -m module ...``, ``run -c code ...`` and ``run - ...``. The processes that the program
 starts have the cache too: ``run -m torch.distributed.run ... train.py`` and ``torchrun ... -m
 s3cache run train.py`` come to the same.
@@ -19,6 +21,12 @@ def main(arguments: list[str]) -> None:
     """Do what the arguments say; bad ones end the program with status 2 and one clear error."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if "program" not in options:
+        try:
+            keygen(options.name, options.to or f"{options.name}.key", shared=options.shared)
+        except ConfigError as exc:
+            parser.error(str(exc))
+        return
     if not options.program:
         kind = "module" if options.module else "code" if options.command else "script"
         parser.error(f"there is no {kind} to run")
@@ -59,7 +67,48 @@ def _parser() -> argparse.ArgumentParser:
         help="what python runs too: a script, a .pyc, a directory or zip file with a __main__, '-' "
         "for standard input; and arguments for it, which are passed on as they are",
     )
+    key = commands.add_parser(
+        "keygen",
+        help="make a key that signs entries, and the public key to trust",
+        epilog="The secret key goes to a file that only you can read. Printed are the settings of "
+        "those who save and of those who read.",
+        allow_abbrev=False,
+    )
+    key.add_argument("name", help="of the key, such as ci-main-1: readers see it")
+    key.add_argument("--to", metavar="FILE", help="for the secret key (NAME.key)")
+    key.add_argument(
+        "--shared",
+        action="store_true",
+        help="one secret for all, who trust each other and all may save",
+    )
     return parser
+
+
+def keygen(name: str, path: str, *, shared: bool) -> None:
+    """Write a new key to ``path``, which must not exist, and print the settings that use it.
+
+    Raises:
+        ConfigError: the name cannot be one, or the file cannot be made.
+    """
+    from s3cache.trust import Algorithm, VerifyKey, generate
+
+    key = generate(name, Algorithm.HMAC_SHA256 if shared else Algorithm.ED25519)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise ConfigError(
+            f"key file {path}", f"cannot be made ({exc.strerror})", "name another"
+        ) from None
+    with open(fd, "w", encoding="ascii") as file:
+        os.fchmod(fd, 0o600)  # whatever the umask
+        file.write(f"{key.secret_text()}\n")
+    file_name = os.path.abspath(path)
+    trusted = f"$(cat {file_name})" if shared else key.public_text()
+    sys.stdout.write(
+        f"S3CACHE_SIGNING_KEY={file_name}  # where entries are saved\n"
+        f'S3CACHE_TRUSTED_KEYS="{trusted}"  # where they are read\n'
+        f"# to revoke it: S3CACHE_REVOKED={VerifyKey.parse(key.public_text()).fingerprint}\n"
+    )
 
 
 def _enable(url: str | None) -> None:

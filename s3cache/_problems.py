@@ -17,6 +17,7 @@ from s3cache.errors import (
     DownloadTimeoutError,
     NoSpaceError,
     StoreError,
+    UntrustedError,
 )
 from s3cache.stats import Reason
 
@@ -77,6 +78,7 @@ _TROUBLE_IN_WORDS = (
 # The first that fits.
 _REASONS: tuple[tuple[type[Exception], Reason], ...] = (
     (CorruptError, Reason.CORRUPT),
+    (UntrustedError, Reason.UNTRUSTED),
     (DownloadTimeoutError, Reason.TIMEOUT),
     (AccessDeniedError, Reason.DENIED),
     (NoSpaceError, Reason.FULL),

@@ -36,8 +36,9 @@ from s3cache.errors import (
     PreconditionError,
     TransientError,
     TruncatedError,
+    UntrustedError,
 )
-from s3cache.frame import Frame, Head, Header
+from s3cache.frame import Frame, Head, Header, Judge
 from s3cache.store import Buffer, Store
 
 __all__ = [
@@ -114,13 +115,17 @@ def names_of(header: Header) -> tuple[str, str]:
 # -- verifying
 
 
-def verify(name: str, data: Buffer) -> Frame:
+def verify(name: str, data: Buffer, *, admit: Judge | None = None) -> Frame:
     """The entry in ``data``, every section checked, and that it belongs at ``name``.
+
+    Args:
+        admit: decides by whose it is, before anything of it is parsed.
 
     Raises:
         CorruptError: it is damaged, or of another key or variant.
+        UntrustedError: it is not admitted.
     """
-    entry = frame.decode(data)
+    entry = frame.decode(data, admit=admit)
     check_place(name, entry.header)
     entry.verify()
     return entry
@@ -172,7 +177,9 @@ class Replaceable:
         return self._everything or digest in self._digests
 
 
-async def publish(store: Store, entry: Frame, *, replaceable: Container[bytes]) -> bool:
+async def publish(
+    store: Store, entry: Frame, *, replaceable: Container[bytes], admit: Judge | None = None
+) -> bool:
     """Make ``entry`` readable for everybody, next to the other variants under its key.
 
     If the same variant is there already, and whole, it is left alone, unless its digest is among
@@ -180,27 +187,32 @@ async def publish(store: Store, entry: Frame, *, replaceable: Container[bytes]) 
     says another size than the object has, an entry that belongs elsewhere. Another variant is only
     overwritten if its digest is among the ``replaceable`` and all of it, read twice, is damaged.
 
+    What is not admitted is as good as nothing where it stands under the entry's own name, and
+    leaves ``.0`` to whoever put it there: nobody keeps an entry that we trust from its readers.
+
     Returns:
         Whether anything was written, which proves that we may write; all was there if not.
 
     Raises:
         StoreError: the store could not do it.
     """
+    if admit is not None and not _is_admitted(admit, entry):
+        admit = None  # who is not trusted judges nobody
     key, variant = entry.header.key, entry.header.variant
     own, first = variant_name(key, variant), first_name(key)
     if not await store.atomic_create():
         # Of several writers that race for the first name there, the last one wins: what the
         # others wrote must also be elsewhere.
-        outcomes = [await _put(store, name, entry, replaceable) for name in (own, first)]
+        outcomes = [await _put(store, name, entry, replaceable, admit) for name in (own, first)]
         return "written" in outcomes
-    outcome = await _put(store, first, entry, replaceable)
+    outcome = await _put(store, first, entry, replaceable, admit)
     if outcome == "taken":
-        outcome = await _put(store, own, entry, replaceable)
+        outcome = await _put(store, own, entry, replaceable, admit)
     return outcome == "written"
 
 
 async def _put(
-    store: Store, name: str, entry: Frame, replaceable: Container[bytes]
+    store: Store, name: str, entry: Frame, replaceable: Container[bytes], admit: Judge | None
 ) -> Literal["written", "there", "taken"]:
     """Have ``name`` hold the entry's variant, unless another variant has taken it."""
     metadata = {
@@ -211,7 +223,12 @@ async def _put(
     try:
         await store.put(name, entry.data, mode="create", metadata=metadata)
     except PreconditionError:
-        there = await _read_head(store, name)
+        try:
+            there = await _read_head(store, name, admit)
+        except UntrustedError:
+            if name == first_name(entry.header.key):
+                return "taken"
+            there = None
         if there is not None and name in names_of(there.header):
             is_suspect = there.digest in replaceable
             if there.header.variant != entry.header.variant:
@@ -221,6 +238,14 @@ async def _put(
                 return "there"
         await store.put(name, entry.data, metadata=metadata)
     return "written"
+
+
+def _is_admitted(admit: Judge, entry: Frame) -> bool:
+    try:
+        admit(entry.digest, entry.signatures)
+    except UntrustedError:
+        return False
+    return True
 
 
 async def _has_size(store: Store, name: str, size: int) -> bool:
@@ -250,10 +275,11 @@ async def _is_damaged(store: Store, name: str) -> bool:
     raise TransientError("reads of one object differ", op="get", store=store.url, key=name)
 
 
-async def _read_head(store: Store, name: str) -> Head | None:
+async def _read_head(store: Store, name: str, admit: Judge | None) -> Head | None:
     """The head of the frame at ``name``, or ``None`` if there is no sound one.
 
     Raises:
+        UntrustedError: it is not admitted.
         TransientError: two reads differ, so the damage is not in what is stored.
     """
     damaged = None
@@ -263,7 +289,7 @@ async def _read_head(store: Store, name: str) -> Head | None:
         if data is None:
             return None
         try:
-            return frame.decode_head(data)
+            return frame.decode_head(data, admit=admit)
         except CorruptError as exc:
             if isinstance(exc, TruncatedError) and exc.needed > length:
                 length = exc.needed

@@ -53,12 +53,12 @@ __all__ = [
     "HEADER_HINT_BYTES",
     "PRELUDE_BYTES",
     "VERSION",
-    "Admit",
     "Buffer",
     "Codec",
     "Frame",
     "Head",
     "Header",
+    "Judge",
     "Section",
     "decode",
     "decode_head",
@@ -69,8 +69,8 @@ __all__ = [
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Codec: TypeAlias = Literal["zstd", "none"]
-#: Called with a frame's digest and the bytes of its signatures; raises if it may not be used.
-Admit: TypeAlias = "Callable[[bytes, bytes], object]"
+#: Given a frame's digest and the bytes of its signatures; raises if it may not be used.
+Judge: TypeAlias = "Callable[[bytes, bytes], object]"
 
 MAGIC: Final = b"\x89S3CF\r\n\n"
 VERSION: Final = 1
@@ -318,7 +318,7 @@ def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
     return b"".join([fields, hasher.digest(), signatures, header, payload])
 
 
-def decode(data: Buffer, *, admit: Admit | None = None) -> Frame:
+def decode(data: Buffer, *, admit: Judge | None = None) -> Frame:
     """Read a whole frame: every size and the header's digest are checked, no section is touched.
 
     Args:
@@ -349,14 +349,14 @@ class Head(NamedTuple):
     size: int
 
 
-def decode_head(first_bytes: Buffer, *, admit: Admit | None = None) -> Head:
+def decode_head(first_bytes: Buffer, *, admit: Judge | None = None) -> Head:
     """Like :func:`decode_header`, with what tells this frame from every other, and its size."""
     header, prelude = _read_header(_bytes_view("frame", first_bytes), admit)
     size = prelude.end + sum(section.stored_size for section in header.sections)
     return Head(header, prelude.digest, prelude.signatures, size)
 
 
-def decode_header(first_bytes: Buffer, *, admit: Admit | None = None) -> Header:
+def decode_header(first_bytes: Buffer, *, admit: Judge | None = None) -> Header:
     """Read a header from the first bytes of a frame, as they come from a ranged read.
 
     Raises:
@@ -411,7 +411,7 @@ def _read_prelude(view: memoryview) -> _Prelude:
     return _Prelude(digest, bytes(view[PRELUDE_BYTES:start]), header_size, end)
 
 
-def _read_header(view: memoryview, admit: Admit | None) -> tuple[Header, _Prelude]:
+def _read_header(view: memoryview, admit: Judge | None) -> tuple[Header, _Prelude]:
     """The header of a frame that is admitted."""
     prelude = _read_prelude(view)
     if admit is not None:

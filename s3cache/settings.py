@@ -20,9 +20,10 @@ from s3cache.store import STORE_OPTIONS, StoreOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Mode", "Options", "Settings"]
+__all__ = ["Mode", "Options", "Settings", "Trust"]
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
+Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
 
 # A time that is not allowed to be nothing.
 _MOMENT_S = 0.001
@@ -62,6 +63,14 @@ class Settings:
             dynamic.
         share_sources: leave in entries which lines of the program an operation is from, with the
             paths of its files, and in kernels what debuggers read.
+        trust: ``require`` uses only what a trusted key has signed, ``prefer`` nothing that is
+            signed wrongly; left out it is ``require`` where any key is trusted, and else ``off``.
+        trusted_keys: public keys as ``keygen`` prints them, apart by spaces or commas, each with
+            ``AUDIENCE=`` before it if it signs for another one than ``audience``.
+        revoked: fingerprints of keys, and digests of entries, that are worth nothing.
+        signing_key: the file of the key that signs what is saved, or that key itself.
+        audience: for whom it is signed.
+        signature_ttl_s: for how long a signature holds; 0 for ever.
         local: whether to keep a local tier.
         local_dir: its directory, private to this user.
         local_max_bytes, local_max_files: its bounds. The defaults hold some thousand graphs with
@@ -92,6 +101,12 @@ class Settings:
     summary: bool = option(False, FLAG)
     shape_profile: bool = option(True, FLAG)
     share_sources: bool = option(False, FLAG)
+    trust: Trust = option("auto", choice(*get_args(Trust)))
+    trusted_keys: str | None = option(None)
+    revoked: str | None = option(None)
+    signing_key: str | None = option(None, secret=True)
+    audience: str = option("main")
+    signature_ttl_s: float = option(0.0, seconds())
     local: bool = option(True, FLAG)
     local_dir: str = option(_default_local_dir)
     local_max_bytes: int = option(10 << 30, size())
@@ -135,7 +150,9 @@ class Settings:
         theirs = {name: given.pop(name) for name in [*given] if name in STORE_OPTIONS}
         if url is not None:
             given["url"] = url
-        environment = _options.from_environment(cls, but=given)
+        # Whoever names keys in code wants them asked for: a variable takes nothing of that back.
+        known = {*given, "trust"} if given.get("trusted_keys") else given
+        environment = _options.from_environment(cls, but=known)
         return cls(**environment, **given), cast("StoreOptions", theirs)
 
 
@@ -151,6 +168,12 @@ class Options(StoreOptions, total=False):
     summary: bool | str | None
     shape_profile: bool | str | None
     share_sources: bool | str | None
+    trust: Trust | None
+    trusted_keys: str | None
+    revoked: str | None
+    signing_key: str | os.PathLike[str] | None
+    audience: str | None
+    signature_ttl_s: float | str | None
     local: bool | str | None
     local_dir: str | os.PathLike[str] | None
     local_max_bytes: int | str | None

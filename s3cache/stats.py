@@ -56,6 +56,7 @@ class Reason(str, Enum):
     ABSENT = "absent"  # nobody has saved it
     GUARD = "guard"  # there are entries, but the caller accepted none
     CORRUPT = "corrupt"  # the bytes were damaged or forged; they were set aside
+    UNTRUSTED = "untrusted"  # there are entries, and nobody whom we trust has signed one
     TIMEOUT = "timeout"  # no answer within the time a lookup may take
     UNAVAILABLE = "unavailable"  # the store cannot be reached, or not now
     DENIED = "denied"  # credentials are missing or not allowed to
@@ -266,6 +267,8 @@ class CacheStats:
         saved_bytes, uploaded_bytes, downloaded_bytes: sizes of the frames.
         hit_latency, miss_latency, save_latency: seconds on the calling thread.
         set_aside: corrupt objects found, by tier.
+        refused: entries that were not used for whose they are, by cause: see
+            :data:`s3cache.trust.Cause`.
         bypassed: graphs that were not looked up because they cannot be cached.
         bypass_reasons: how many of them for which reason; a graph may have several.
         time_saved_s: seconds that compiling what was hit took where it was compiled.
@@ -295,6 +298,7 @@ class CacheStats:
     bypassed: int = 0
     bypass_reasons: Mapping[str, int] = field(default_factory=dict)
     time_saved_s: float = 0.0
+    refused: Mapping[str, int] = field(default_factory=dict)
     local: Usage | None = None
     pending: int = 0
     breaker: str = "none"
@@ -394,6 +398,9 @@ class Counters:
     def set_aside(self, tier: TierName) -> None:
         self._add(("set_aside", tier, 1))
 
+    def refused(self, cause: str) -> None:
+        self._add(("refused", cause, 1))
+
     def level(self) -> LevelStats:
         """The lookups and saves alone."""
         counts = _Counts(self._copied())
@@ -441,6 +448,7 @@ class Counters:
             bypassed=counts.total("bypassed"),
             bypass_reasons=counts.by_label("bypass_reasons"),
             time_saved_s=self._time_saved_s,
+            refused=counts.by_label("refused"),
             local=local,
             pending=pending,
             breaker=breaker,

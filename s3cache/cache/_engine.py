@@ -23,6 +23,7 @@ from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, Reas
 from s3cache.store import Buffer, Store, open_store, store_identity, store_note
 from s3cache.tier import DiskTier, PatientDiskTier, RemoteTier, RestingDisk
 from s3cache.transfer import FlushReport, Prefetch, before_exit
+from s3cache.trust import Policy, SigningKey, check_name, pack, policy_of, sign, signing_key_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,6 +68,7 @@ class Engine:
         note: bytes = b"",
     ) -> None:
         self.settings = settings
+        self._policy, self._signer = _trust(settings)
         self._open_remote = open_remote
         self._closed = False
         namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -105,7 +107,7 @@ class Engine:
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
-        self._disk = RestingDisk(disk, self._counters, self._problems)
+        self._disk = RestingDisk(disk, self._counters, self._problems, self._policy.judge)
         self._replaceable = entries.Replaceable(everything=self.settings.recache)
         self._remote: RemoteTier | None = None
         self._closed_remote: RemoteTier | None = None  # its counts stay readable
@@ -116,6 +118,11 @@ class Engine:
         self._begin(self._disk.tier)
         if self._closed:
             self._forget_exit()
+
+    @property
+    def uses_trusted_only(self) -> bool:
+        """Whether nothing is used that no trusted key has signed, wherever it comes from."""
+        return self._policy.level == "require"
 
     # -- looking up
 
@@ -235,6 +242,7 @@ class Engine:
     def _save(self, entry: Frame, *, provisional: bool) -> Saved | NotSaved:
         if self._closed or self.settings.mode in ("off", "read-only"):
             return NotSaved(Reason.DISABLED, 0.0)
+        entry = self._signed(entry)
         name = entries.variant_name(entry.header.key, entry.header.variant)
         remote: RemoteTier | None = None
         error: Exception | None = None
@@ -255,6 +263,27 @@ class Engine:
             return Saved(False, 0.0)
         error = error or self._disk.error
         return NotSaved(Reason.DISABLED if error is None else reason_for(error), 0.0, error)
+
+    def _signed(self, entry: Frame) -> Frame:
+        """``entry`` with our signature, if we sign.
+
+        Here and nowhere later: what others have left to upload was saved by somebody else.
+        """
+        signer = self._signer
+        if signer is None:
+            return entry
+
+        def block(digest: bytes) -> bytes:
+            made = sign(
+                digest,
+                signer,
+                audience=self.settings.audience,
+                issued_s=int(time.time()),
+                ttl_s=int(self.settings.signature_ttl_s),
+            )
+            return pack([made])
+
+        return frame.decode(frame.signed(entry, block))
 
     def _kept_on_disk(
         self, remote: RemoteTier | None, name: str, entry: Frame, *, provisional: bool
@@ -392,10 +421,26 @@ class Engine:
                     counters=self._counters,
                     listeners=self._listeners,
                     problems=self._problems,
+                    admit=self._policy.judge,
                 )
                 if self.settings.mode != "read-only":
                     self._remote.uploads.start()
             return self._remote
+
+
+def _trust(settings: Settings) -> tuple[Policy, SigningKey | None]:
+    """Whose entries are used, and the key that signs ours.
+
+    Raises:
+        ConfigError: a key or a name cannot be used.
+    """
+    policy = policy_of(
+        None if settings.trust == "auto" else settings.trust,
+        settings.trusted_keys or "",
+        settings.revoked or "",
+        audience=check_name("option audience", settings.audience),
+    )
+    return policy, signing_key_of(settings.signing_key or "")
 
 
 # What a forked child inherits is kept, unused: collecting it would close connections of the parent.

@@ -9,7 +9,7 @@ from typing import TypeVar
 from s3cache import entries
 from s3cache._problems import Problems, is_machines_trouble, reason_for
 from s3cache.cache._results import Hit, Miss
-from s3cache.errors import CorruptError
+from s3cache.errors import CorruptError, UntrustedError
 from s3cache.frame import Frame
 from s3cache.stats import Counters, Reason, TierName
 from s3cache.tier import RemoteTier, RestingDisk
@@ -17,6 +17,9 @@ from s3cache.tier import RemoteTier, RestingDisk
 __all__ = ["JudgedLookup"]
 
 _T = TypeVar("_T")
+
+# Whoever may write can put any number of entries under a key: so many are fetched in vain.
+_REFUSED_AT_MOST = 32
 
 
 class JudgedLookup:
@@ -67,6 +70,7 @@ class JudgedLookup:
         self._reason = skip or Reason.ABSENT
         self._error: Exception | None = None  # the first thing that went wrong
         self._last_error: Exception | None = None
+        self._refused = 0
         self._accepted: Hit | None = None
         self._elapsed_s = 0.0
         self._closed = False
@@ -178,9 +182,11 @@ class JudgedLookup:
             first = self._fetch(remote, self._first)
             if first is not None:
                 yield from self._offer("remote", first)
-            elif not isinstance(self._last_error, CorruptError):
+            elif not isinstance(self._last_error, (CorruptError, UntrustedError)):
                 return  # it is absent, and the others with it, or the remote does not answer
         for name in self._guard(lambda: remote.names(self._key, self._left_s())) or ():
+            if self._refused >= _REFUSED_AT_MOST:
+                return
             # What this machine has under that name has been offered already.
             if name not in self._offered:
                 entry = self._fetch(remote, name)
@@ -205,6 +211,15 @@ class JudgedLookup:
         """The result of ``call``, or ``None`` if it fails: the search goes on elsewhere."""
         try:
             return call()
+        except UntrustedError as exc:
+            # No failure, whatever anybody leaves in a bucket: as if it were not there.
+            self._last_error = exc
+            self._refused += 1
+            self._counters.refused(exc.cause)
+            if self._error is None:
+                self._reason = Reason.UNTRUSTED
+            self._problems.warn("trust", "an entry is not used", exc)
+            return None
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             self.fail(exc)
             return None

@@ -31,8 +31,9 @@ from s3cache.errors import (
     ReadOnlyError,
     S3CacheError,
     StoreError,
+    UntrustedError,
 )
-from s3cache.frame import Frame
+from s3cache.frame import Frame, Judge
 from s3cache.stats import Counters, Usage
 from s3cache.store import Buffer, Directory, ObjectFiles, ObjectInfo, Staged, mark_used, os_errors
 from s3cache.tier._bounds import Books, Bounds
@@ -362,13 +363,23 @@ class RestingDisk:
     Its methods act as if there were nothing on the disk, and no room for anything, where there is
     no tier or where it rests. What fails is not raised, unless the cache is strict.
 
+    Args:
+        admit: decides whose entries are used.
+
     Attributes:
         tier: the tier itself, which raises what fails; ``None`` if there is none.
         error: why it could not be read or written the last time, if it could not.
     """
 
-    def __init__(self, tier: DiskTier | None, counters: Counters, problems: Problems) -> None:
+    def __init__(
+        self,
+        tier: DiskTier | None,
+        counters: Counters,
+        problems: Problems,
+        admit: Judge | None = None,
+    ) -> None:
         self.tier = tier
+        self._admit = admit
         self._counters = counters
         self._problems = problems
         self._unread_until = 0.0
@@ -404,9 +415,10 @@ class RestingDisk:
 
         Raises:
             CorruptError: the file is damaged; it was set aside.
+            UntrustedError: it is not admitted; it stays, for others may trust whose it is.
         """
         try:
-            return entries.verify(name, data)
+            return entries.verify(name, data, admit=self._admit)
         except CorruptError:
             if self.tier is not None:
                 self._quarantine(self.tier, name)
@@ -454,7 +466,7 @@ class RestingDisk:
         """Put every copy of an entry that was loaded from here where nobody looks it up."""
         tier = self.readable
         for name in entries.names_of(entry.header):
-            with contextlib.suppress(CorruptError):
+            with contextlib.suppress(CorruptError, UntrustedError):
                 there = self.load(name)
                 if tier is not None and there is not None and there.digest == entry.digest:
                     self._quarantine(tier, name)

@@ -12,8 +12,14 @@ from typing import Any, TypeVar
 from s3cache import entries, frame
 from s3cache._problems import Problems
 from s3cache.entries import Replaceable
-from s3cache.errors import ClosedError, CorruptError, DownloadTimeoutError, S3CacheError
-from s3cache.frame import Frame
+from s3cache.errors import (
+    ClosedError,
+    CorruptError,
+    DownloadTimeoutError,
+    S3CacheError,
+    UntrustedError,
+)
+from s3cache.frame import Frame, Judge
 from s3cache.settings import Settings
 from s3cache.stats import Counters, Listeners, TransferEvent, Verb, VerbStats
 from s3cache.store import (
@@ -63,6 +69,7 @@ class RemoteTier:
         store: the bare store; this object closes it.
         disk: where downloads land, and where uploads are recorded.
         replaceable: what an upload may overwrite; damage found here is added.
+        admit: decides whose entries are used; what is not admitted does not land.
 
     Attributes:
         uploads: what is saved here goes there.
@@ -78,7 +85,9 @@ class RemoteTier:
         counters: Counters,
         listeners: Listeners,
         problems: Problems,
+        admit: Judge | None = None,
     ) -> None:
+        self._admit = admit
         self._store = store
         self._counters = counters
         self._listeners = listeners
@@ -97,7 +106,7 @@ class RemoteTier:
         self._writer = RetryingStore(
             self._metered, _policy(settings, settings.upload_timeout_s, settings.upload_timeout_s)
         )
-        self._arrival = _Arrival(disk, replaceable, counters)
+        self._arrival = _Arrival(disk, replaceable, counters, admit)
         self._disk = disk
         self._may_upload = settings.mode not in ("off", "read-only")
         # Touched on the loop only.
@@ -274,7 +283,9 @@ class RemoteTier:
         else:
             entry = entries.verify(name, data)
         writer = self._writer if note is None else self._writer_as(note)
-        return await entries.publish(writer, entry, replaceable=self._replaceable)
+        return await entries.publish(
+            writer, entry, replaceable=self._replaceable, admit=self._admit
+        )
 
     def _writer_as(self, note: bytes) -> Store:
         """The writer of what another process saved, in the way that one's options say.
@@ -297,7 +308,14 @@ class RemoteTier:
 class _Arrival:
     """What becomes of downloaded bytes, on a worker thread: verified, kept, and told if damaged."""
 
-    def __init__(self, disk: RestingDisk, replaceable: Replaceable, counters: Counters) -> None:
+    def __init__(
+        self,
+        disk: RestingDisk,
+        replaceable: Replaceable,
+        counters: Counters,
+        admit: Judge | None,
+    ) -> None:
+        self._admit = admit
         self._disk = disk
         self._replaceable = replaceable
         self._counters = counters
@@ -311,6 +329,7 @@ class _Arrival:
 
         Raises:
             CorruptError: it is damaged; the next one saved here replaces it in the remote.
+            UntrustedError: it is not admitted.
             S3CacheError: with ``strict``, the disk failed.
         """
         entry = self._verified(name, data)
@@ -325,7 +344,7 @@ class _Arrival:
             try:
                 landed.append(self._verified(name, data))
                 sound.append((name, data))
-            except CorruptError as exc:
+            except (CorruptError, UntrustedError) as exc:
                 landed.append(exc)
         try:
             self._disk.keep(sound)
@@ -335,7 +354,7 @@ class _Arrival:
 
     def _verified(self, name: str, data: Buffer) -> Frame:
         try:
-            return entries.verify(name, data)
+            return entries.verify(name, data, admit=self._admit)
         except CorruptError:
             self._counters.set_aside("remote")
             with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself

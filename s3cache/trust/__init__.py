@@ -7,11 +7,14 @@ from s3cache.trust._signatures import (
     Algorithm,
     Signature,
     Statement,
+    check_name,
     pack,
     unpack,
 )
+from s3cache.trust._sources import MACHINE_FILE, policy_of, signing_key_of
 
 __all__ = [
+    "MACHINE_FILE",
     "MAX_SIGNATURES",
     "Algorithm",
     "Cause",
@@ -23,10 +26,13 @@ __all__ = [
     "Statement",
     "Trusted",
     "VerifyKey",
+    "check_name",
     "generate",
     "pack",
     "parse_trusted",
+    "policy_of",
     "read_secret",
     "sign",
+    "signing_key_of",
     "unpack",
 ]

@@ -18,7 +18,6 @@ import functools
 import hashlib
 import hmac
 import os
-import secrets
 import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
@@ -172,7 +171,7 @@ class SigningKey:
 
 def generate(name: str, algorithm: Algorithm = Algorithm.ED25519) -> SigningKey:
     """A new key."""
-    return SigningKey(check_name("key name", name), algorithm, secrets.token_bytes(_KEY_BYTES))
+    return SigningKey(check_name("key name", name), algorithm, os.urandom(_KEY_BYTES))
 
 
 def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: int) -> Signature:

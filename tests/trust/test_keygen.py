@@ -1,0 +1,85 @@
+"""``python -m s3cache keygen``: the quick start, as a user goes through it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.trust import read_secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def keygen(place: Path, *arguments: str, umask: int = 0o022) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "s3cache", "keygen", *arguments],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        umask=umask,
+    )
+
+
+PROGRAM = """
+import sys
+from s3cache import Cache, frame
+cache = Cache.open(sys.argv[1], local=False)
+if sys.argv[2] == "save":
+    cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    assert cache.flush(30).complete
+else:
+    found = cache.lookup("k")
+    print(getattr(found, "tier", None) or found.reason)
+cache.close()
+"""
+
+
+@pytest.mark.parametrize("shared", [[], ["--shared"]], ids=["a pair", "a shared secret"])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_what_it_prints_works_when_pasted(shared: list[str], umask: int, tmp_path: Path) -> None:
+    done = keygen(tmp_path, "ci-1", *shared, umask=umask)
+    assert (done.returncode, done.stderr) == (0, "")
+    path = tmp_path / "ci-1.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_secret(str(path)).name == "ci-1"
+    if not shared:
+        assert path.read_text().strip().partition(":")[2] not in done.stdout
+    lines = done.stdout.splitlines()
+    url = f"file://{tmp_path}/remote?create=1"
+
+    def run(what: str, *settings: str) -> str:
+        exports = "".join(f"export {each}\n" for each in settings)
+        script = f'{exports}"{sys.executable}" -c "$PROGRAM" "{url}" {what}'
+        environment = {**os.environ, "PROGRAM": PROGRAM}
+        return subprocess.run(
+            ["sh", "-ec", script], env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    run("save", lines[0])
+    assert run("read", lines[1]) == "remote"
+    revoked = re.sub(".*: ", "", lines[2])
+    assert run("read", lines[1], revoked) == "untrusted"
+    other = keygen(tmp_path, "other", *shared).stdout.splitlines()
+    assert run("read", other[1]) == "untrusted"
+
+
+def test_nothing_is_overwritten_and_mistakes_are_named(tmp_path: Path) -> None:
+    assert keygen(tmp_path, "ci").returncode == 0
+    before = (tmp_path / "ci.key").read_text()
+    again = keygen(tmp_path, "ci")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "key file ci.key: cannot be made (File exists); name another" in again.stderr
+    assert (tmp_path / "ci.key").read_text() == before
+    bad = keygen(tmp_path, "c i")
+    assert bad.returncode == 2
+    assert "key name 'c i'" in bad.stderr
+    assert keygen(tmp_path, "ci", "--to", "elsewhere").returncode == 0
+    assert (tmp_path / "elsewhere").exists()

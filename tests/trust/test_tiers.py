@@ -1,0 +1,317 @@
+"""What a policy lets in wherever bytes become an entry; and that nobody is in its way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import entries, frame
+from s3cache.cache import Hit, Miss, Saved
+from s3cache.errors import ConfigError
+from s3cache.store import MemoryStore
+from s3cache.trust import Algorithm, SigningKey, generate, policy_of
+from tests.support.caching import KEY, OTHER, entry, open_engine, payload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from s3cache.cache import Engine
+    from s3cache.frame import Frame
+
+MAIN, PULLS = generate("ci-main"), generate("ci-pulls", Algorithm.HMAC_SHA256)
+BOTH = f"{MAIN.public_text()} pulls={PULLS.public_text()}"
+
+
+def writes(key: SigningKey = MAIN, **changes: Any) -> dict[str, Any]:
+    return {"signing_key": key.secret_text(), **changes}
+
+
+READS: dict[str, Any] = {"trusted_keys": MAIN.public_text()}
+
+
+def save(store: MemoryStore, *found: Frame, **settings: Any) -> None:
+    """From a machine of its own, with these settings."""
+    engine = open_engine(None, store, **settings)
+    for each in found:
+        assert isinstance(engine.save(each.header.key, each), Saved)
+    assert engine.flush(20).complete
+    engine.close()
+
+
+def outcome(engine: Engine, key: str = KEY) -> str:
+    found = engine.lookup(key)
+    return found.tier if isinstance(found, Hit) else str(found.reason)
+
+
+def read(store: MemoryStore, place: Path | None = None, **settings: Any) -> str:
+    engine = open_engine(place, store, **settings)
+    try:
+        return outcome(engine)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "expected"),
+    [
+        (writes(), READS, "remote"),
+        (writes(), {}, "remote"),
+        ({}, {}, "remote"),
+        ({}, READS, "untrusted"),
+        ({}, {**READS, "trust": "prefer"}, "remote"),
+        ({}, {**READS, "trust": "off"}, "remote"),
+        (writes(generate("ci-main")), READS, "untrusted"),
+        (writes(generate("ci-main")), {**READS, "trust": "prefer"}, "untrusted"),
+        (writes(PULLS), READS, "untrusted"),
+        (writes(PULLS, audience="pulls"), {"trusted_keys": BOTH}, "remote"),
+        (writes(PULLS, audience="main"), {"trusted_keys": BOTH}, "untrusted"),
+        (writes(audience="pulls"), {"trusted_keys": BOTH}, "untrusted"),
+        (writes(), {"trusted_keys": BOTH, "audience": "pulls"}, "untrusted"),
+        (writes(signature_ttl_s=3600), READS, "remote"),
+    ],
+)
+def test_whose_entries_are_used(
+    writer: dict[str, Any], reader: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    save(store, entry(), **writer)
+    assert read(store, tmp_path / "local", **reader) == expected
+    # What was refused did not land; what was used did.
+    there = [path for path in (tmp_path / "local" / "objects").rglob("*") if path.is_file()]
+    assert bool(there) == (expected == "remote")
+
+
+def test_a_refusal_is_counted_warned_of_once_and_never_raised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    save(store, entry(), entry(OTHER))
+    engine = open_engine(None, store, strict=True, **READS)
+    with caplog.at_level(logging.WARNING, "s3cache"):
+        assert [outcome(engine, key) for key in (KEY, OTHER)] == ["untrusted"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "s3cache: an entry is not used: an entry is not trusted (unsigned): nobody signed it"
+    ]
+    stats = engine.stats()
+    assert dict(stats.refused) == {"unsigned": 2}
+    assert {str(reason): count for reason, count in stats.misses.items()} == {"untrusted": 2}
+    engine.close()
+
+
+def test_prefetching_lands_nothing_that_is_refused(tmp_path: Path) -> None:
+    store = MemoryStore()
+    save(store, entry())
+    save(store, entry(OTHER), **writes())
+    engine = open_engine(tmp_path, store, **READS)
+    report = engine.prefetch([KEY, OTHER]).wait(20)
+    assert (report.found, report.failed) == (1, 1)
+    assert [outcome(engine, key) for key in (KEY, OTHER)] == ["untrusted", "local"]
+    engine.close()
+
+
+def test_what_lies_on_the_disk_from_before_is_judged_too(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path, None)
+    engine.save(KEY, entry())
+    engine.close()
+    engine = open_engine(tmp_path, None, **READS)
+    assert outcome(engine) == "untrusted"
+    engine.close()
+    # It is not lost: whoever does not ask still has it, and whoever signs replaces it.
+    engine = open_engine(tmp_path, None)
+    assert outcome(engine) == "local"
+    engine.close()
+    engine = open_engine(tmp_path, None, **READS, **writes())
+    engine.save(KEY, entry(payload=b"signed"))
+    found = engine.lookup(KEY)
+    assert isinstance(found, Hit)
+    assert payload(found.entry) == b"signed"
+    engine.close()
+
+
+@pytest.mark.parametrize("squatted", ["first", "own", "both", "other variants"])
+def test_nobody_stands_in_the_way_of_a_trusted_entry(squatted: str) -> None:
+    store = MemoryStore()
+    ours = entry(variant="v", payload=b"ours")
+    theirs = entry(variant="v", payload=b"theirs").data
+
+    async def squat() -> None:
+        if squatted in ("first", "both"):
+            await store.put(entries.first_name(KEY), theirs)
+        if squatted in ("own", "both"):
+            await store.put(entries.variant_name(KEY, "v"), theirs)
+        if squatted == "other variants":
+            for number in range(20):
+                other = entry(variant=f"x{number}").data
+                await store.put(entries.variant_name(KEY, f"x{number}"), other)
+            await store.put(entries.first_name(KEY), entry(variant="x").data)
+
+    asyncio.run(squat())
+    assert read(store, **READS) == ("absent" if squatted == "own" else "untrusted")
+    save(store, ours, **READS, **writes())
+    engine = open_engine(None, store, **READS)
+    found = engine.lookup(KEY)
+    assert isinstance(found, Hit)
+    assert payload(found.entry) == b"ours"
+    engine.close()
+
+
+def test_what_is_fetched_in_vain_is_bounded() -> None:
+    store = MemoryStore()
+
+    async def flood() -> None:
+        await store.put(entries.first_name(KEY), entry(variant="x").data)
+        for number in range(100):
+            other = entry(variant=f"x{number}").data
+            await store.put(entries.variant_name(KEY, f"x{number}"), other)
+
+    asyncio.run(flood())
+    engine = open_engine(None, store, **READS)
+    assert outcome(engine) == "untrusted"
+    assert dict(engine.stats().refused) == {"unsigned": 32}
+    engine.close()
+
+
+def test_an_heir_signs_nothing(tmp_path: Path) -> None:
+    """It would be an oracle: whoever can leave a record has any entry signed."""
+    store = MemoryStore()
+    gone = open_engine(tmp_path, store)
+    assert isinstance(gone.save(KEY, entry()), Saved)
+    gone.close(0)
+    asyncio.run(_emptied(store))
+    again = open_engine(tmp_path, store)
+    again.save(OTHER, entry(OTHER))
+    again.close(0)
+    asyncio.run(_emptied(store))
+    heir = open_engine(tmp_path, store, **writes())
+    heir.start()
+    assert heir.flush(20).complete
+    heir.close()
+    assert read(store, **READS) in ("absent", "untrusted")
+    assert read(store) in ("absent", "remote")
+    for data in asyncio.run(_all(store)):
+        assert frame.decode(data).signatures == b""
+
+
+async def _emptied(store: MemoryStore) -> None:
+    for key in [info.key async for info in store.list("")]:
+        await store.delete(key)
+
+
+async def _all(store: MemoryStore) -> list[bytes]:
+    names = [info.key async for info in store.list("")]
+    found = [await store.get(name) for name in names]
+    return [bytes(data) for data in found if isinstance(data, (bytes, bytearray, memoryview))]
+
+
+def test_a_reader_without_signatures_reads_what_is_signed_and_the_other_way_round() -> None:
+    store = MemoryStore()
+    save(store, entry(), **writes())
+    save(store, entry(OTHER))
+    engine = open_engine(None, store)
+    assert [outcome(engine, key) for key in (KEY, OTHER)] == ["remote", "remote"]
+    engine.close()
+
+
+def test_revoking_takes_a_key_or_an_entry_back() -> None:
+    from s3cache.trust import VerifyKey
+
+    store = MemoryStore()
+    save(store, entry(), **writes())
+    fingerprint = VerifyKey.parse(MAIN.public_text()).fingerprint
+    (data,) = asyncio.run(_all(store))
+    digest = frame.decode(data).digest.hex()
+    for revoked in (fingerprint, digest, f"{'0' * 32},{digest.upper()}"):
+        assert read(store, revoked=revoked, **READS) == "untrusted"
+    with pytest.raises(ConfigError, match="32 or 64 hexadecimal digits"):
+        read(store, revoked="abc", **READS)
+
+
+def test_requiring_without_a_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match="set trusted_keys"):
+        open_engine(None, None, trust="require")
+
+
+# -- who decides
+
+
+def test_the_environment_takes_back_nothing_that_code_asks_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import s3cache
+
+    monkeypatch.setenv("S3CACHE_TRUST", "off")
+    monkeypatch.setenv("S3CACHE_TRUSTED_KEYS", PULLS.public_text())
+    url = f"file://{tmp_path}/remote?create=1"
+    with s3cache.Cache.open(url, local=False) as cache:
+        cache.save(KEY, entry())
+        assert cache.flush(20).complete
+        assert isinstance(cache.lookup(KEY), Hit)  # code asks for nothing
+    with s3cache.Cache.open(url, local=False, trusted_keys=MAIN.public_text()) as cache:
+        found = cache.lookup(KEY)
+        assert isinstance(found, Miss)
+        assert str(found.reason) == "untrusted"
+
+
+def machine(path: Path, text: str, *, mode: int = 0o644) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_the_machines_file_is_the_least_that_is_asked_for(tmp_path: Path) -> None:
+    import os
+
+    if os.geteuid() != 0:
+        pytest.skip("only root can write a file of root's")
+    path = tmp_path / "trust.json"
+
+    def level(asked: Any, keys: str, content: str) -> tuple[str, list[str]]:
+        found = policy_of(asked, keys, "", audience="main", machine_file=machine(path, content))
+        return found.level, [each.key.name for each in found.trusted]
+
+    main, pulls = MAIN.public_text(), PULLS.public_text()
+    theirs = f'{{"trusted_keys": ["{main}"]}}'
+    assert level(None, "", theirs) == ("require", ["ci-main"])
+    assert level("off", pulls, theirs) == ("require", ["ci-main"])
+    assert level("off", pulls, '{"trust": "require"}') == ("require", ["ci-pulls"])
+    assert level("off", pulls, '{"trust": "prefer"}') == ("prefer", ["ci-pulls"])
+    assert level("require", pulls, '{"trust": "prefer"}') == ("require", ["ci-pulls"])
+    assert level("off", pulls, "{}") == ("off", ["ci-pulls"])
+    revoking = policy_of(
+        None, main, "0" * 32, audience="main",
+        machine_file=machine(path, f'{{"revoked": ["{"1" * 32}"]}}'),
+    )  # fmt: skip
+    assert revoking.revoked_keys == {"0" * 32, "1" * 32}
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "message"),
+    [
+        ("{}", 0o664, "root's alone"),
+        ("{}", 0o646, "root's alone"),
+        ("{", 0o644, "no JSON"),
+        ("[]", 0o644, "something else"),
+        ('{"trusted": []}', 0o644, "something else"),
+        ('{"trust": 1}', 0o644, "trust is no str"),
+        ('{"trust": "maybe"}', 0o644, "'maybe'"),
+        ('{"trusted_keys": [1]}', 0o644, "no text"),
+    ],
+)
+def test_a_machines_file_that_cannot_be_relied_on_is_an_error(
+    text: str, mode: int, message: str, tmp_path: Path
+) -> None:
+    import os
+
+    if os.geteuid() != 0:
+        pytest.skip("only root can write a file of root's")
+    path = machine(tmp_path / "trust.json", text, mode=mode)
+    with pytest.raises(ConfigError, match=message):
+        policy_of(None, "", "", audience="main", machine_file=path)
+
+
+def test_without_a_machines_file_nothing_is_asked_for(tmp_path: Path) -> None:
+    found = policy_of(None, "", "", audience="main", machine_file=str(tmp_path / "absent"))
+    assert found.level == "off"
