@@ -27,6 +27,11 @@ needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be sev
 
 def as_user(user: int, work: Callable[[], object]) -> None:
     """Do the work in a child process of that user; it must end well."""
+    assert join_child(begun_as(user, work)) == 0
+
+
+def begun_as(user: int, work: Callable[[], object]) -> int:
+    """The child process, which ends with 0 if the work does well."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -37,7 +42,7 @@ def as_user(user: int, work: Callable[[], object]) -> None:
             work()
             status = 0
         os._exit(status)
-    assert join_child(child) == 0
+    return child
 
 
 @pytest.fixture
@@ -300,16 +305,7 @@ def test_another_user_who_owns_the_directory_above_gets_nothing(common: Path) ->
             raise AssertionError("a link was followed")
 
     go, told = os.pipe()
-    victim = os.fork()
-    if victim == 0:
-        status = 1
-        with contextlib.suppress(BaseException):
-            os.setgroups([])
-            os.setgid(VICTIM)
-            os.setuid(VICTIM)
-            use()
-            status = 0
-        os._exit(status)
+    victim = begun_as(VICTIM, use)
     os.read(there, 1)
     as_user(ATTACKER, swap)
     os.write(told, b"x")
