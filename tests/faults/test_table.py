@@ -371,7 +371,7 @@ FAULTS: dict[tuple[str, str], tuple[Callable[[Site], None], dict[str, str]]] = {
     ),
     ("credentials", "may not write"): (answers(refusal(403, "AccessDenied"), "PUT"), READ_ONLY),
     ("memory", "none left"): (lacks(MemoryError), {**REFUSING, "lookup": "error"}),
-    ("descriptors", "none left"): (lacks(_no_descriptors), PASSING),
+    ("descriptors", "none left"): (lacks(_no_descriptors), {**PASSING, "lookup": "machine"}),
     ("clock", "is off"): (answers(refusal(403, "RequestTimeTooSkewed")), REFUSING),
     ("process", "is whole"): (lambda site: None, WORKING),
     FORKED: (lambda site: None, WORKING),
