@@ -72,7 +72,7 @@ UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/t
 test-fast: $(READY) ## unit and contract tests only: no server, no compiler; 1 minute
 	$(PYTEST) $(UNIT) $(SHARED) $(ARGS)
 
-BUSY = $(UNIT) tests/faults
+BUSY = $(UNIT) tests/faults tests/trust
 test-busy: $(READY) ## the tests that have threads and processes, 6 times at once; 7 minutes
 	seq 6 | xargs -P 6 -I{} bash -euo pipefail -c \
 		'place=$$(mktemp -d); trap "rm -rf $$place" EXIT; \

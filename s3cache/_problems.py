@@ -28,13 +28,21 @@ logger = logging.getLogger("s3cache")
 
 def reason_for(error: Exception) -> Reason:
     """The reason that a miss, or a refused save, gives for ``error``."""
-    cause = error.__cause__
-    if isinstance(error, StoreError) and isinstance(cause, OSError) and cause.errno in _LACKING:
+    if isinstance(error, StoreError) and _is_lacking(error):
         return Reason.MACHINE
     for kind, reason in _REASONS:
         if isinstance(error, kind):
             return reason
     return Reason.ERROR
+
+
+def _is_lacking(error: BaseException) -> bool:
+    """Whether the system said so to whoever raised this, however many libraries are in between."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        if isinstance(before, OSError) and before.errno in _LACKING:
+            return True
+        error = before
+    return False
 
 
 def is_machines_trouble(error: BaseException | None) -> bool:

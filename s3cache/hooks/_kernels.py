@@ -87,6 +87,10 @@ class Kernels:
         finally:
             self._thread.offered, self._thread.sources = before
 
+    def is_offered(self) -> bool:
+        """Whether this thread is in such a block."""
+        return self._thread.offered is not None
+
     def images_of(self, graphs: Iterable[object]) -> dict[str, Buffer]:
         """Images of the kernels that the generated code of compiled graphs loads, by id.
 

@@ -28,6 +28,7 @@ from s3cache.hooks._patching import Patches
 from s3cache.hooks._profiles import ProfileSeam
 from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
+from s3cache.hooks._triton import TritonSeam
 from s3cache.settings import is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
 from s3cache.torch_api.protocols import Function
@@ -91,7 +92,8 @@ class Session:
         saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses)
         halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling)
         keys.install_fx(self._patches)
-        for seam in (backwards, keys, lookups, kernels, bundling, halves, saves):
+        triton = TritonSeam(kernels.is_offered)
+        for seam in (backwards, keys, lookups, kernels, triton, bundling, halves, saves):
             seam.install(self._patches)
         if self._engine.settings.shape_profile:
             ProfileSeam(self._engine).install(self._patches)

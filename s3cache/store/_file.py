@@ -29,6 +29,7 @@ import secrets
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TypeAlias, TypeVar, overload
 from urllib.parse import quote, unquote
 
@@ -62,6 +63,12 @@ _HELD_AT_MOST = 16
 _PLAIN = re.compile(r"[a-z0-9_=-][a-z0-9_.=-]*")
 _MUST_ESCAPE = re.compile(r"[^a-z0-9_.=-]")
 PIECE_BYTES = 200  # file names may have 255 bytes; the rest is room for the suffix
+
+# A directory elsewhere is given so many times as long as one on this machine, and a second more for
+# so many bytes.
+_TIMES = 3
+_BYTES_A_SECOND = 8 << 20
+_LONGEST_S = 600.0
 
 # A writer locks its staged file right after creating it; the sweep leaves it that long to do so.
 _SWEEP_GRACE_S = 60.0
@@ -402,7 +409,9 @@ class FileStore:
 
     On NFS, EFS or Lustre it is a shared remote: it is safe for any number of processes on any
     number of machines that see the same file system. ``put`` has reached the disk when it returns.
-    Nothing here blocks the event loop: file system calls run on the loop's executor.
+    Nothing here blocks the event loop: file system calls run on other threads. One that hangs (a
+    dead NFS server) fails as a :class:`~s3cache.errors.TransientError` after 15 s, and those after
+    it at once, until the file system answers again.
 
     Raises:
         ConfigError: ``root`` is not a private directory of this user.
@@ -410,11 +419,13 @@ class FileStore:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
-        patience = Patience.of(os.path.abspath(os.fspath(root)))
+        self._patience = Patience.of(os.path.abspath(os.fspath(root)))
+        self._is_closed = False
         try:
-            self._files = patience.call(lambda: _opened(root, create))
-        finally:
-            patience.release()
+            self._files = self._patience.call(lambda: _opened(root, create))
+        except BaseException:
+            self._patience.release()
+            raise
 
     def __repr__(self) -> str:
         return f"FileStore({self.url!r})"
@@ -429,19 +440,19 @@ class FileStore:
     async def get(self, key: str, admit: Admit | None) -> bytes | NotAdmitted | None: ...
     async def get(self, key: str, admit: Admit | None = None) -> bytes | NotAdmitted | None:
         if admit is None:
-            return await asyncio.to_thread(self._files.read, key)
+            return await self._within(lambda: self._files.read(key))
         admitted = 0
         while True:  # once more where a larger one takes the object's place meanwhile
-            answer = await asyncio.to_thread(self._files.read_if, key, admitted)
+            answer = await self._within(partial(self._files.read_if, key, admitted), size=admitted)
             if not isinstance(answer, NotAdmitted) or not admit(answer.size):
                 return answer
             admitted = answer.size
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
-        return await asyncio.to_thread(self._files.read, key, start, length)
+        return await self._within(lambda: self._files.read(key, start, length), size=length)
 
     async def head(self, key: str) -> ObjectInfo | None:
-        return await asyncio.to_thread(self._files.stat, key)
+        return await self._within(lambda: self._files.stat(key))
 
     async def put(
         self,
@@ -452,20 +463,31 @@ class FileStore:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         write = self._files.create if mode == "create" else self._files.write
-        await asyncio.to_thread(write, key, data)
+        await self._within(lambda: write(key, data), size=memoryview(data).nbytes)
 
     async def delete(self, key: str) -> None:
-        await asyncio.to_thread(self._files.delete, key)
+        await self._within(lambda: self._files.delete(key))
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        for info in await asyncio.to_thread(lambda: list(self._files.walk(prefix))):
+        for info in await self._within(lambda: list(self._files.walk(prefix))):
             yield info
 
     async def atomic_create(self) -> bool:
         return True
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Nothing is held open but idle threads."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._patience.release()
+
+    async def _within(self, work: Callable[[], _T], *, size: int = 0) -> _T:
+        """What ``work`` gives, on another thread, where it may hang: none waits for it for long.
+
+        The loop has few threads, and others need them.
+        """
+        more_s = (_TIMES - 1) * self._patience.limit_s + min(size / _BYTES_A_SECOND, _LONGEST_S)
+        return await asyncio.to_thread(self._patience.call, work, more_s=more_s)
 
 
 def _opened(root: str | os.PathLike[str], create: bool) -> ObjectFiles:

@@ -146,7 +146,8 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> Location:
     if parts.scheme not in _SCHEMES:
         fix = _options.did_you_mean(parts.scheme, _SCHEMES, _EXAMPLES)
         raise ConfigError(f"store URL scheme {parts.scheme!r}", "is not known", fix)
-    shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    # What stands before an '@' may be a password, even where nobody would look for one.
+    shown = f"{parts.scheme}://" + ("…" if "@" in parts.path else parts.netloc + parts.path)
     # A secret key may have a '/' in it, so that what follows looks like a path.
     if "@" in parts.netloc or (parts.scheme == "s3" and ":" in parts.netloc):
         raise ConfigError(

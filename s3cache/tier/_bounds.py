@@ -27,10 +27,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from s3cache._forks import call_in_child, close_unshared, open_unshared
+from s3cache._forks import call_in_child, close_unshared
 from s3cache.errors import NoSpaceError, TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles, ObjectInfo
+from s3cache.tier._own import open_own
 from s3cache.tier._victims import Victims
 
 __all__ = ["Accounts", "Books", "Bounds"]
@@ -139,12 +140,10 @@ class Accounts:
     def _open(self, name: str = _NAME) -> int:
         flags = os.O_RDWR | os.O_CREAT
         try:
-            root = self._files.directory()
-            return open_unshared(name, flags, dir_fd=root.fd)
+            return open_own(self._files.directory(), name, flags)
         except FileNotFoundError:  # the root was removed under us: begin anew
             self._files.ensure()
-            root = self._files.directory()
-            return open_unshared(name, flags, dir_fd=root.fd)
+            return open_own(self._files.directory(), name, flags)
 
     def _lock(self, fd: int, deadline: float) -> None:
         pause_s = 0.0001

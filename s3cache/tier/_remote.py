@@ -265,8 +265,9 @@ class RemoteTier:
         return await self._arrival.land_with_others((name, data))
 
     async def _list(self, key: str) -> list[str]:
-        first = entries.first_name(key)
-        present = [info async for info in self._reader.list(entries.name_prefix(key))]
+        first, prefix = entries.first_name(key), entries.name_prefix(key)
+        # Whatever the store lists: an entry of another key, at its own place, is a sound one.
+        present = [info async for info in self._reader.list(prefix) if info.key.startswith(prefix)]
         present.sort(key=lambda info: info.modified, reverse=True)
         return [info.key for info in present if info.key != first]
 

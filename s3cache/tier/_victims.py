@@ -13,8 +13,9 @@ import contextlib
 import json
 import os
 
-from s3cache._forks import close_unshared, open_unshared
+from s3cache._forks import close_unshared
 from s3cache.store import ObjectFiles, ObjectInfo
+from s3cache.tier._own import open_own
 
 __all__ = ["Victims"]
 
@@ -34,8 +35,9 @@ class Victims:
         lines = (json.dumps([info.key, info.size, info.modified]) + "\n" for info in infos)
         self._unwritten = []
         try:
-            fd = self._open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            fd = self._open(os.O_WRONLY | os.O_CREAT)
             try:
+                os.ftruncate(fd, 0)
                 data = memoryview("".join(lines).encode())
                 while data:
                     data = data[os.write(fd, data) :]
@@ -67,8 +69,7 @@ class Victims:
             close_unshared(fd)
 
     def _open(self, flags: int) -> int:
-        root = self._files.directory()
-        return open_unshared(_NAME, flags, dir_fd=root.fd)
+        return open_own(self._files.directory(), _NAME, flags)
 
 
 def _parse(line: bytes) -> ObjectInfo | None:

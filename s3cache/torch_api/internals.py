@@ -1035,6 +1035,13 @@ rebuild_module: Internal[Function[str]] = Internal(
     "torch._inductor.output_code:CompiledFxGraph.after_deserialization"
 )
 path_of_module: Internal[Callable[[str, str], tuple[str, str, str]]] = Internal(f"{_CODE}:get_path")
+#: Writes the kernels of an entry to Triton's directory, and loads some of them from there.
+emit_triton_bundle: Internal[Function[object]] = Internal(
+    "torch._inductor.triton_bundler:TritonBundler.read_and_emit"
+)
+triton_directory: Internal[Callable[[int], str]] = Internal(
+    "torch._inductor.runtime.runtime_utils:triton_cache_dir"
+)
 _loaded_kernels: Internal[set[str]] = Internal(
     f"{_CODE}:CppPythonBindingsCodeCache._loaded_module_names",
     since=(2, 12),

@@ -60,6 +60,8 @@ __all__ = [
     "SubclassMeta",
     "TracingContext",
     "Translator",
+    "TritonBundle",
+    "TritonKernel",
     "ViewSequence",
 ]
 
@@ -121,6 +123,19 @@ class CompiledGraph(Protocol):
     _time_taken_ns: int | None
     _fx_graph_cache_key: str | None
     _fx_graph_cache_debug_lines: list[str] | None
+
+
+class TritonKernel(Protocol):
+    """The files of one of Triton's kernels."""
+
+    kernel_hash: str
+    device: int
+
+
+class TritonBundle(Protocol):
+    """All of them that a compiled graph has."""
+
+    kernel_artifacts: Sequence[TritonKernel]
 
 
 class PlaceholderInfo(Protocol):

@@ -1,7 +1,7 @@
 """Faults of the disk, each with each operation: what comes of it, and that nothing is lost by it.
 
 A fault is an error of the system calls that would meet it on a real disk, in the local directory
-only. Hangs are in ``test_hanging_disk.py``; full and read-only file systems, mounted, in
+only. Hangs are in ``tests/trust/test_hanging_disk.py``; full and read-only ones, mounted, in
 ``tests/tier/test_disk_full.py``.
 """
 

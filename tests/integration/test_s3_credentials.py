@@ -11,7 +11,7 @@ import pytest
 
 from s3cache.errors import AccessDeniedError
 from s3cache.store import S3Options, S3Store
-from tests.integration.conftest import Reply, Request, ScriptedServer, error_reply
+from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

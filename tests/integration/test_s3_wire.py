@@ -18,7 +18,7 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.store import S3Store
-from tests.integration.conftest import Reply, Request, ScriptedServer, error_reply
+from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 
 MIB = 1 << 20
 Open = Callable[..., S3Store]

@@ -25,6 +25,7 @@ _LINKS: dict[str, Callable[[random.Random], Link]] = {
     "answers reset": lambda draw: Link(reset_down=draw.randrange(40_000), times=20),
     "answers cut": lambda draw: Link(cut_down=draw.randrange(40_000), times=20),
 }
+_SERVER_DIES = 0.38
 
 
 class Server:
@@ -46,16 +47,27 @@ class Server:
 
 
 class Chaos:
-    """Something new every few seconds, until :meth:`end`, which puts everything right again."""
+    """Something new every few seconds, until the end of the block; then all is right again.
+
+    Args:
+        dies_by_s: when the server has died once, if it can die.
+    """
 
     def __init__(
-        self, seed: int, proxy: Proxy, server: Server, workers: Callable[[], list[int]]
+        self,
+        seed: int,
+        proxy: Proxy,
+        server: Server,
+        workers: Callable[[], list[int]],
+        *,
+        dies_by_s: float,
     ) -> None:
         self.happened: Counter[str] = Counter()
         self._draw = random.Random(seed)
         self._proxy = proxy
         self._server = server
         self._workers = workers
+        self._dies_by = time.monotonic() + dies_by_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos", daemon=True)
         self._error: BaseException | None = None
@@ -80,11 +92,13 @@ class Chaos:
 
     def _happen(self) -> None:
         drawn = self._draw.random()
+        if not self.happened["server killed"] and time.monotonic() > self._dies_by:
+            drawn = _SERVER_DIES
         if drawn < 0.25:
             self._to_a_process(signal.SIGKILL, "process killed")
         elif drawn < 0.32:
             self._stop_one()
-        elif drawn < 0.38 and self._server.can_die:
+        elif drawn <= _SERVER_DIES and self._server.can_die:
             self.happened["server killed"] += 1
             self._server.die()
             self._over.wait(self._draw.uniform(0.5, 5.0))

@@ -152,7 +152,7 @@ def soak(
         samples: list[list[Vitals]] = [[] for _ in range(MACHINES)]
         fleet.keep_up()
         try:
-            with Chaos(seed, proxy, server, fleet.mortals) as chaos:
+            with Chaos(seed, proxy, server, fleet.mortals, dies_by_s=seconds / 3) as chaos:
                 while time.monotonic() - began < seconds:
                     time.sleep(_SAMPLE_S)
                     for pid, taken in zip(fleet.elders, samples, strict=True):

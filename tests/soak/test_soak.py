@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +15,23 @@ from tests.support.density import dense
 
 pytestmark = pytest.mark.timeout(900)
 
+RUN = Path(__file__).parents[2] / "infra" / "rgw" / "run.sh"
+CANNOT_INSTALL = 75
+
 
 @dense
 def test_nothing_is_lost_or_wrong_or_grows() -> None:
-    command = [sys.executable, "-m", "tests.soak", "--seconds", "120"]
+    """With a gateway of its own: the one that the test run shares must not die under others."""
+    if os.environ.get("S3CACHE_TEST_RGW") == "off":
+        pytest.skip("S3CACHE_TEST_RGW=off, and the server has to die on the way")
+    command = [str(RUN), sys.executable, "-m", "tests.soak", "--seconds", "120"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    if done.returncode == CANNOT_INSTALL:
+        pytest.skip(f"no Ceph RGW to be had, which has to die on the way: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| **lost** | 0 |" in done.stdout
     assert "| **wrong** | 0 |" in done.stdout
+    assert re.search(r"what happened .* [1-9]\d* server killed", done.stdout), done.stdout
 
 
 def test_what_grows_is_seen() -> None:

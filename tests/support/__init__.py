@@ -10,6 +10,7 @@
 * :mod:`~tests.support.sites`: a remote with such machines, as a fixture;
 * :mod:`~tests.support.processes`: processes that save and look up until a test kills them,
   :mod:`~tests.support.worker` is what runs in them;
+* :mod:`~tests.support.served`: a server, a bad link to it and machines, as fixtures;
 * :mod:`~tests.support.caching`: small entries, and caches over any store;
 * :mod:`~tests.support.stores`: stores that do not do as told;
 * :mod:`~tests.support.scripts`: Python code in a process of its own;
@@ -18,6 +19,7 @@
 * :mod:`~tests.support.moments`: something happens between two file system calls;
 * :mod:`~tests.support.hanging`: file systems that hang;
 * :mod:`~tests.support.proxy`: a bad link to a server, :mod:`~tests.support.gate`: a gate before it;
+* :mod:`~tests.support.scripted`: an S3 server that answers what it is told to;
 * :mod:`~tests.support.buckets`: buckets, which s3cache itself never makes;
 * :mod:`~tests.support.clock`: a clock that moves when it is told to;
 * :mod:`~tests.support.switches`: settings of torch, and how they were before;

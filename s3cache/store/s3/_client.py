@@ -13,6 +13,8 @@ from typing import Any
 from s3cache._forks import new_event_loop, threads_are_greenlets
 from s3cache._version import __version__
 from s3cache.store.s3._credentials import bounded_session
+from s3cache.store.s3._errors import no_answer_of_s3
+from s3cache.store.s3._http import http_session
 from s3cache.store.s3._models import model_loader
 from s3cache.store.s3._options import S3Options
 
@@ -78,23 +80,23 @@ def _make_client(options: S3Options) -> Any:
         loop.close()
 
 
+def _straight_config(kind: Any) -> Any:
+    """What every client of a session is made with, those that get credentials too."""
+
+    class Config(kind):  # type: ignore[misc]
+        def merge(self, other_config: Any) -> Any:
+            merged = super().merge(other_config)
+            merged.http_session_cls = self.http_session_cls  # which the original leaves out
+            return merged
+
+    return Config(http_session_cls=http_session())
+
+
 async def _entered(options: S3Options) -> Any:
     import aioboto3
     import aioboto3.s3.inject  # what the first client would import
     from aiobotocore.config import AioConfig
-    from aiobotocore.httpsession import AIOHTTPSession
     from botocore import UNSIGNED
-
-    class Session(AIOHTTPSession):  # type: ignore[misc]
-        """Goes where it was sent, and nowhere else.
-
-        aiohttp follows a redirect to any server, from https to http too, with all headers:
-        signature, session token, the customer's key. That to another region of S3 is botocore's
-        business: it looks up where that region is, and signs anew.
-        """
-
-        async def _get_session(self, proxy_url: str | None) -> Any:
-            return _Straight(await super()._get_session(proxy_url))
 
     await asyncio.sleep(0)  # a fork need not wait for the rest too
     s3: dict[str, Any] = {"payload_signing_enabled": True}
@@ -117,9 +119,9 @@ async def _entered(options: S3Options) -> Any:
         # In full, for botocore would put its own together for each request, of many parts.
         user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {_runtime()}",
         parameter_validation=False,  # ours are right
-        http_session_cls=Session,
     )
     botocore_session = bounded_session(options.read_timeout_s)
+    botocore_session.set_default_client_config(_straight_config(AioConfig))
     botocore_session.register_component("data_loader", model_loader())
     parsers = botocore_session.get_component("response_parser_factory")
     parsers.set_parser_defaults(timestamp_parser=parse_time)
@@ -145,24 +147,21 @@ async def _entered(options: S3Options) -> Any:
     return await client.__aenter__()
 
 
-class _Straight:
-    """One of aiohttp's sessions, which follows no redirects."""
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def request(self, method: str, **arguments: Any) -> Any:
-        return self._session.request(method, **arguments, allow_redirects=False)
-
-
 def parse_time(value: Any) -> datetime:
-    """The times that S3 sends, and whatever else botocore knows how to read, ten times slower."""
+    """The times that S3 sends, and whatever else botocore knows how to read, ten times slower.
+
+    Raises:
+        TransientError: it is no time.
+    """
     from botocore.utils import parse_timestamp
 
     if isinstance(value, str):
         with contextlib.suppress(ValueError, TypeError):
             return parsedate_to_datetime(value)
-    parsed: datetime = parse_timestamp(value)
+    try:
+        parsed: datetime = parse_timestamp(value)
+    except ValueError:
+        raise no_answer_of_s3(f"has a time that cannot be read ({value!r:.40})") from None
     return parsed
 
 

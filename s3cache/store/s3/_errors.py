@@ -19,7 +19,14 @@ from s3cache.errors import (
     TransientError,
 )
 
-__all__ = ["error_code", "error_status", "is_absent", "refuses_condition", "translate"]
+__all__ = [
+    "error_code",
+    "error_status",
+    "is_absent",
+    "no_answer_of_s3",
+    "refuses_condition",
+    "translate",
+]
 
 _CREDENTIALS = (
     "check the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE), the profile or the role in use; "
@@ -169,7 +176,7 @@ _BY_CLASS: dict[str, tuple[type[StoreError], str, str]] = {
     ),
     "ConfigParseError": (PermanentError, "the AWS configuration is not readable", "correct it"),
     "ConfigNotFound": (PermanentError, "the AWS configuration is missing", "check AWS_CONFIG_FILE"),
-    "NoRegionError": (PermanentError, "no region is set", "set region=... or AWS_REGION"),
+    "NoRegionError": (PermanentError, "no region is set", "set region=... or AWS_DEFAULT_REGION"),
     "InvalidRegionError": (PermanentError, "the region is no name", "check region=..."),
     "InvalidProxiesConfigError": (PermanentError, "the proxy is not usable", "check proxy=..."),
     "ProxyConnectionError": (TransientError, "the proxy does not answer", "check proxy=..."),
@@ -225,6 +232,14 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     # one line, and no page of HTML from a proxy
     detail = " ".join(detail.split())[:300]
     return kind(f"{cause} ({detail}); {fix}", op=op, store=store, key=key)
+
+
+def no_answer_of_s3(what: str) -> TransientError:
+    """The answer is none of an S3 server: it comes from a proxy, or a portal, and may pass."""
+    return TransientError(
+        f"the answer {what}; check that endpoint_url is an S3 server, and what stands between (a "
+        "proxy, a portal that wants a login)"
+    )
 
 
 def error_code(error: Exception) -> str:

@@ -216,29 +216,32 @@ def _check_place(options: S3Options) -> None:
                 "S3 allows 1,024 bytes for prefix and key together: use a shorter one",
             )
     if options.endpoint_url is not None:
-        _check_http_url("endpoint_url", options.endpoint_url)
+        _check_http_url("option endpoint_url", options.endpoint_url)
+    elif (named := endpoint_in_use(None, options.profile)) is not None:
+        _check_http_url("AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the profile's endpoint", named)
     if options.proxy is not None:
-        _check_http_url("proxy", options.proxy, may_hold_credentials=True)
+        _check_http_url("option proxy", options.proxy, may_hold_credentials=True)
 
 
-def _check_http_url(option: str, url: str, *, may_hold_credentials: bool = False) -> None:
+def _check_http_url(what: str, url: str, *, may_hold_credentials: bool = False) -> None:
     fix = "write it as http://host:port or https://host:port"
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError as error:
-        # the text may hold a password: it is not repeated
-        raise ConfigError(f"option {option}", f"is no URL ({error})", fix) from None
-    if "@" in parts.netloc and not may_hold_credentials:
+    except ValueError:
+        # Neither the text nor what urlsplit says of it: it may hold a password.
+        raise ConfigError(what, "is no URL", fix) from None
+    # Behind a '/' that was not escaped is the rest of a password.
+    if "@" in (parts.path if may_hold_credentials else parts.netloc + parts.path):
         raise ConfigError(
-            f"option {option}",
+            what,
             "holds a user name or password",
             "take it out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"option {option}", "is no http:// or https:// URL", fix)
+        raise ConfigError(what, "is no http:// or https:// URL", fix)
     if parts.query or parts.fragment:
-        raise ConfigError(f"option {option}", "has a query or a fragment", fix)
+        raise ConfigError(what, "has a query or a fragment", fix)
 
 
 def _check_encryption(options: S3Options) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from s3cache.errors import PermanentError, TransientError
 from s3cache.store._base import Admit, Buffer, NotAdmitted
 from s3cache.store.s3._client import CHUNK_BYTES, S3Body
-from s3cache.store.s3._errors import error_status
+from s3cache.store.s3._errors import error_status, no_answer_of_s3
 from s3cache.store.s3._options import MIN_PART_BYTES, S3Options
 
 __all__ = ["GetRange", "read_range", "read_whole", "require_stored", "write_parts"]
@@ -193,8 +193,8 @@ async def write_parts(
     # S3 answers 200 before it knows, and may put an error into the body, or nothing:
     # https://docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html
     # botocore turns the former into an exception.
-    if "ETag" not in done:
-        raise TransientError("the server did not say that the upload is complete")
+    if not done.get("ETag"):
+        raise no_answer_of_s3("does not say that the upload is complete")
 
 
 async def _write_part(
@@ -213,16 +213,14 @@ def require_stored(answer: Mapping[str, Any]) -> None:
     """Believe that an object or a part is stored only if the answer is one of an S3 server.
 
     Raises:
-        TransientError: it has no ETag, or brings a page along: it comes from a proxy or a portal.
+        TransientError: it has no ETag, brings a page along, or says that something else was done:
+            it comes from a proxy or a portal.
     """
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    metadata = answer.get("ResponseMetadata", {})
     # S3's answers may have a type of content, but no content.
-    page = headers.get("content-length", "0") != "0"
-    if not answer.get("ETag") or page:
-        raise TransientError(
-            "the answer does not say that anything was stored; check that endpoint_url is an S3 "
-            "server, and what stands between (a proxy, a portal that wants a login)"
-        )
+    page = metadata.get("HTTPHeaders", {}).get("content-length", "0") != "0"
+    if not answer.get("ETag") or page or metadata.get("HTTPStatusCode") not in (200, 201):
+        raise no_answer_of_s3("does not say that anything was stored")
 
 
 async def _all(calls: Iterable[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:

@@ -35,7 +35,10 @@ def endpoint_in_use(endpoint_url: str | None, profile: str | None) -> str | None
     """The server that requests will go to; ``None`` for AWS."""
     if endpoint_url is not None:
         return endpoint_url
-    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+    ignores = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    if ignores is None:
+        ignores = next(_of_profile("ignore_configured_endpoint_urls", profile), "")
+    if ignores.lower() == "true":
         return None
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return named or next(_of_profile("endpoint_url", profile), None)
@@ -46,13 +49,11 @@ def place_query(endpoint: str | None, region: str | None, profile: str | None) -
     server = _canonical(endpoint) if endpoint else ""
     if server:
         return f"?endpoint_url={quote(server, safe=':/[]')}"
-    found = (
-        region
-        or _region_in(endpoint)
-        or os.environ.get("AWS_REGION")
-        or os.environ.get("AWS_DEFAULT_REGION")
-        or next(_of_profile("region", profile), "")
-    )
+    if endpoint:  # is S3 itself, whatever region requests are signed for
+        found = _region_in(endpoint)
+    else:
+        found = region or os.environ.get("AWS_DEFAULT_REGION") or ""
+        found = found or next(_of_profile("region", profile), "")
     for beginning, one in _PARTITIONS.items():
         if found.startswith(beginning):
             return f"?region={one}"
@@ -78,11 +79,12 @@ def _canonical(url: str) -> str:
     host = parts.hostname or ""
     default = {"http": 80, "https": 443}.get(parts.scheme)
     port = f":{parts.port}" if parts.port not in (None, default) else ""
-    if _AWS.fullmatch(host) and parts.scheme == "https" and not port:
+    path = parts.path.rstrip("/")  # with one, the bucket's name is elsewhere: that is another one
+    if _AWS.fullmatch(host) and parts.scheme == "https" and not port and not path:
         return ""
     if ":" in host:
         host = f"[{host}]"
-    return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"
+    return f"{parts.scheme}://{host}{port}{path}"
 
 
 def _region_in(endpoint: str | None) -> str:
@@ -97,13 +99,12 @@ def _region_in(endpoint: str | None) -> str:
 
 def _of_profile(option: str, profile: str | None) -> Iterator[str]:
     """What the profile in use says, first for S3 and then for all services."""
-    name = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    # The order of these two is botocore's.
+    name = profile or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
     config = _sections(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
     keys = _sections(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
     section = config.get(f"profile {name}" if name and name != "default" else "default", {})
     section = {**section, **keys.get(name or "default", {})}
-    if option == "endpoint_url" and section.get("ignore_configured_endpoint_urls") == "true":
-        return
     services = config.get(f"services {section.get('services')}", {})
     for line in services.get("s3", "").splitlines():  # nested: "s3 =\n  endpoint_url = ..."
         inner, _, value = line.partition("=")

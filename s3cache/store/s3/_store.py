@@ -28,7 +28,12 @@ from s3cache.store._base import (
 )
 from s3cache.store.s3._client import S3Body
 from s3cache.store.s3._clients import Clients
-from s3cache.store.s3._errors import is_absent, refuses_condition, translate
+from s3cache.store.s3._errors import (
+    is_absent,
+    no_answer_of_s3,
+    refuses_condition,
+    translate,
+)
 from s3cache.store.s3._options import S3Options
 from s3cache.store.s3._parts import read_range, read_whole, require_stored, write_parts
 from s3cache.store.s3._probe import PROBE_NAME, ServerProbe
@@ -39,6 +44,8 @@ __all__ = ["S3Store"]
 _CONTENT_TYPE = "application/octet-stream"
 
 _ABORT_TIMEOUT_S = 5.0
+# An answer to ListObjectsV2 has some of them, even where there is no object.
+_OF_A_LISTING = ("IsTruncated", "KeyCount", "Name", "Contents")
 
 
 class S3Store:
@@ -164,8 +171,7 @@ class S3Store:
                 if is_absent(error):
                     return None
                 raise
-            modified = response["LastModified"].timestamp()
-            return ObjectInfo(key, response["ContentLength"], modified)
+            return _info(key, response, "ContentLength")
 
     async def put(
         self,
@@ -209,19 +215,29 @@ class S3Store:
         What has a name that is no key is passed over: consoles make an object ``dir/`` for a
         directory, and nobody could read it by that name.
         """
-        request = {**self._common, "Prefix": self._prefix + prefix}
+        wanted = self._prefix + prefix
+        request = {**self._common, "Prefix": wanted}
         while True:
             with self._errors("list", prefix):
                 client = await self._open()
                 page = await client.list_objects_v2(**request)
-            for listed in page.get("Contents", ()):
-                path = listed["Key"]
-                key = path[len(self._prefix) :]
-                if is_key(key) and path.rpartition("/")[2] != PROBE_NAME:
-                    yield ObjectInfo(key, listed["Size"], listed["LastModified"].timestamp())
+                if page.keys().isdisjoint(_OF_A_LISTING):
+                    raise no_answer_of_s3("is no listing")
+                infos = [
+                    _info(path[len(self._prefix) :], listed, "Size")
+                    for listed in page.get("Contents", ())
+                    # There are servers, and proxies, to whom the request's query is lost.
+                    if (path := str(listed.get("Key"))).startswith(wanted)
+                ]
+                token, former = page.get("NextContinuationToken"), request.get("ContinuationToken")
+                if page.get("IsTruncated") and token in (None, former):
+                    raise no_answer_of_s3("does not say where the listing goes on")
+            for info in infos:
+                if is_key(info.key) and info.key.rpartition("/")[2] != PROBE_NAME:
+                    yield info
             if not page.get("IsTruncated"):
                 return
-            request["ContinuationToken"] = page["NextContinuationToken"]
+            request["ContinuationToken"] = token
 
     async def atomic_create(self) -> bool:
         """Whether the server was seen to honour ``If-None-Match: *``, and is not Swift.
@@ -336,6 +352,8 @@ class S3Store:
         self, client: Any, target: dict[str, Any], body: memoryview, condition: dict[str, str]
     ) -> None:
         started = await client.create_multipart_upload(**target)
+        if not started.get("UploadId"):
+            raise no_answer_of_s3("does not say that an upload has begun")
         upload = {"Key": target["Key"], "UploadId": started["UploadId"]}
         try:
             await write_parts(
@@ -371,3 +389,11 @@ class S3Store:
         if self._options.conditional_create != "auto":
             return self._options.conditional_create == "native"
         return await self._probe.may_honour_condition(client)
+
+
+def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
+    """What an answer says of an object, whose size is in the field of that name."""
+    try:
+        return ObjectInfo(key, answer[size], answer["LastModified"].timestamp())
+    except KeyError as missing:
+        raise no_answer_of_s3(f"says nothing of the object's {missing}") from None

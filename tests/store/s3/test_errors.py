@@ -148,7 +148,7 @@ def test_a_broken_connection_is_transient(error: Exception) -> None:
         (boto.ProfileNotFound(profile="nope"), AccessDeniedError, "list-profiles"),
         (boto.UnauthorizedSSOTokenError(), AccessDeniedError, "aws sso login"),
         (boto.ParamValidationError(report="bad metadata"), PermanentError, "bad metadata"),
-        (boto.NoRegionError(), PermanentError, "AWS_REGION"),
+        (boto.NoRegionError(), PermanentError, "AWS_DEFAULT_REGION"),
         (
             boto.SSLError(endpoint_url="https://x", error="[SSL: CERTIFICATE_VERIFY_FAILED]"),
             PermanentError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,6 +88,66 @@ def test_what_comes_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "given.example" in given.identity
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
     assert S3Options("bucket", profile="minio").identity == "s3://bucket"
+
+
+DRAWN: dict[str, list[str]] = {
+    "AWS_PROFILE": ["minio", "china"],
+    "AWS_DEFAULT_PROFILE": ["of services", "china", "ignoring"],
+    "AWS_REGION": ["cn-north-1", "us-east-1"],
+    "AWS_DEFAULT_REGION": ["us-gov-west-1", "us-east-1"],
+    "AWS_ENDPOINT_URL": ["https://all.example", "", "https://s3.cn-north-1.amazonaws.com.cn"],
+    "AWS_ENDPOINT_URL_S3": ["https://variable.example", ""],
+    "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": ["true", "True", "false", ""],
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_set_together_botocore_finds_the_same_server(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries of two places that are taken for one would be trusted like each other."""
+    import botocore.session
+
+    ignoring = "ignore_configured_endpoint_urls = True\nendpoint_url = https://no.example\n"
+    (tmp_path / "config").write_text(f"{CONFIG}\n[profile ignoring]\n{ignoring}")
+    draw = random.Random(seed)
+    for name, values in DRAWN.items():
+        if draw.random() < 0.4:
+            monkeypatch.setenv(name, draw.choice(values))
+        else:
+            monkeypatch.delenv(name, raising=False)
+    profile = draw.choice([None, None, "minio", "ignoring"])
+    region = draw.choice([None, None, "us-east-1", "cn-north-1"])
+    client = botocore.session.Session(profile=profile).create_client(
+        "s3", region_name=region, aws_access_key_id="a", aws_secret_access_key="b"
+    )
+    given = S3Options("bucket", endpoint_url=client.meta.endpoint_url)
+    assert S3Options("bucket", profile=profile, region=region).identity == given.identity
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "region", "query"),
+    [
+        ("https://s3.cn-north-1.amazonaws.com.cn", "us-east-1", "?region=cn-north-1"),
+        ("https://s3.us-gov-west-1.amazonaws.com", "us-east-1", "?region=us-gov-west-1"),
+        ("https://S3.eu-west-1.amazonaws.com:443/", "cn-north-1", ""),
+        # The bucket's name is the first part of the path, whatever we call the bucket.
+        (
+            "https://s3.amazonaws.com/other",
+            None,
+            "?endpoint_url=https://s3.amazonaws.com/other",
+        ),
+        (
+            "https://s3.amazonaws.com.evil.example",
+            None,
+            "?endpoint_url=https://s3.amazonaws.com.evil.example",
+        ),
+        ("https://s3.amazonaws.com:8443", None, "?endpoint_url=https://s3.amazonaws.com:8443"),
+    ],
+)
+def test_an_endpoint_says_which_place_it_is(endpoint: str, region: str | None, query: str) -> None:
+    found = S3Options("bucket", endpoint_url=endpoint, region=region)
+    assert found.identity == f"s3://bucket{query}"
 
 
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:

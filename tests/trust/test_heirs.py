@@ -14,8 +14,8 @@ from tests.support.proxy import Link, Proxy
 from tests.support.worker import keys
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import NewMachine
     from tests.support.processes import Machine
+    from tests.support.served import NewMachine
 
 SIZE = 1_000
 QUICK = {"exit_timeout_s": 2.0, "lookup_timeout_s": 20.0}

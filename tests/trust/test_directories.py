@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from s3cache.tier import DiskTier
 from tests.support.waiting import join_child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 VICTIM, ATTACKER = 12_001, 12_002
 needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
@@ -26,6 +27,11 @@ needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be sev
 
 def as_user(user: int, work: Callable[[], object]) -> None:
     """Do the work in a child process of that user; it must end well."""
+    assert join_child(begun_as(user, work)) == 0
+
+
+def begun_as(user: int, work: Callable[[], object]) -> int:
+    """The child process, which ends with 0 if the work does well."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -36,7 +42,7 @@ def as_user(user: int, work: Callable[[], object]) -> None:
             work()
             status = 0
         os._exit(status)
-    assert join_child(child) == 0
+    return child
 
 
 @pytest.fixture
@@ -114,6 +120,107 @@ def test_what_is_no_file_is_no_object(root: Path, tmp_path: Path, planted: str) 
         files.write("a/key", b"ours")
         assert files.read("a/key") == b"ours"
     assert (tmp_path / "target").read_bytes() == b"theirs"
+
+
+def test_a_root_that_is_a_symbolic_link_is_refused_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for path in (tmp_path / "link", f"{tmp_path}/link/"):
+        with pytest.raises(ConfigError, match="symbolic link"):
+            ObjectFiles(path)
+    assert os.listdir(tmp_path / "target") == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o720, 0o707, 0o702, 0o1777])
+def test_a_root_that_others_can_write_is_refused(root: Path, mode: int) -> None:
+    root.mkdir()
+    root.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod go-w"):
+        ObjectFiles(root)
+    assert os.listdir(root) == []
+
+
+@needs_users
+def test_a_root_of_another_user_is_refused(root: Path) -> None:
+    root.mkdir(mode=0o700)
+    os.chown(root, 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to user id 12345"):
+        ObjectFiles(root)
+
+
+@pytest.mark.parametrize("inside", ["objects", "staging"])
+def test_what_was_planted_in_a_root_is_refused(root: Path, tmp_path: Path, inside: str) -> None:
+    """As long as others could write there."""
+    root.mkdir(mode=0o700)
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    (root / inside).symlink_to(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="symbolic link"):
+        ObjectFiles(root)
+    (root / inside).unlink()
+    (root / inside).mkdir()
+    (root / inside).chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        ObjectFiles(root)
+
+
+def test_a_root_that_anybody_may_rename_is_refused(tmp_path: Path) -> None:
+    above = tmp_path / "above" / "between"
+    above.mkdir(parents=True)
+    above.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="anybody may rename it"):
+        ObjectFiles(above / "root")
+    above.parent.chmod(0o1777)
+    ObjectFiles(above / "root")
+
+
+def test_parents_are_made_for_nobody_else_to_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        ObjectFiles(tmp_path / "a" / "b" / "root")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/b", "a/b/root")]
+    assert modes == [0o755, 0o755, 0o700]
+
+
+def test_a_root_replaced_by_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:
+    directory = ObjectFiles(root)
+    shutil.rmtree(root)
+    (tmp_path / "elsewhere").mkdir()
+    root.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="symbolic link"):
+        directory.write("key", b"x")
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+PLANTED: dict[str, Callable[[Path, Path], object]] = {
+    "a link": lambda place, theirs: place.symlink_to(theirs),
+    "a link to nothing": lambda place, theirs: place.symlink_to(theirs.with_name("new")),
+    "another name of a file": lambda place, theirs: place.hardlink_to(theirs),
+    "a pipe": lambda place, _: os.mkfifo(place),
+    "a directory": lambda place, _: place.mkdir(),
+}
+
+
+@pytest.mark.parametrize("name", ["usage", "usage.victims", "usage.search", "usage.trim"])
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_is_planted_where_the_accounts_are_gives_way(
+    root: Path, tmp_path: Path, name: str, planted: str
+) -> None:
+    """... and is not written through: the file that it leads to is none of the cache's."""
+    root.mkdir(mode=0o700)
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"precious " * 100)
+    PLANTED[planted](root / name, theirs)
+    tier = DiskTier(root, max_bytes=1_000, max_files=5)
+    for number in range(20):
+        tier.put(f"a/{number}", b"x" * 100)
+    tier.trim()
+    assert 1 <= tier.usage().files <= 5
+    assert tier.usage().files == len([*tier.objects()])
+    assert theirs.read_bytes() == b"precious " * 100
+    assert not theirs.with_name("new").exists()
+    tier.close()
 
 
 @pytest.mark.parametrize("umask", [0, 0o002, 0o077])
@@ -198,16 +305,7 @@ def test_another_user_who_owns_the_directory_above_gets_nothing(common: Path) ->
             raise AssertionError("a link was followed")
 
     go, told = os.pipe()
-    victim = os.fork()
-    if victim == 0:
-        status = 1
-        with contextlib.suppress(BaseException):
-            os.setgroups([])
-            os.setgid(VICTIM)
-            os.setuid(VICTIM)
-            use()
-            status = 0
-        os._exit(status)
+    victim = begun_as(VICTIM, use)
     os.read(there, 1)
     as_user(ATTACKER, swap)
     os.write(told, b"x")
@@ -237,3 +335,14 @@ def test_a_directory_that_another_user_planted_earlier_is_refused(
             ObjectFiles(root)
 
     as_user(VICTIM, refused)
+
+
+@needs_users
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_accounts_that_another_user_owns_are_made_anew(root: Path) -> None:
+    """Or they would go on saying how much is there."""
+    DiskTier(root, max_bytes=1 << 20, max_files=5).put("a/1", b"x")
+    os.chown(root / "usage", ATTACKER, ATTACKER)
+    tier = DiskTier(root, max_bytes=1 << 20, max_files=5)
+    assert tier.usage().files == 1
+    assert (root / "usage").stat().st_uid == os.geteuid()

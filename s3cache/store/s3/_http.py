@@ -1,0 +1,100 @@
+"""HTTP as every client here speaks it, those that get credentials too: straight, and in bounds."""
+
+from __future__ import annotations
+
+import base64
+from functools import cache
+from typing import Any
+
+from s3cache.errors import TransientError
+
+__all__ = ["http_session"]
+
+# The longest answer that is no object is a page of a listing: a thousand keys of a kilobyte, each
+# character of which may be escaped.
+_MAX_ANSWER_BYTES = 8 << 20
+_CHUNK_BYTES = 64 << 10
+
+
+@cache
+def http_session() -> Any:
+    """The class of sessions that clients are to have.
+
+    One goes where it was sent, and nowhere else: aiohttp follows a redirect to any server, from
+    https to http too, with all headers: signature, session token, the customer's key. That to
+    another region of S3 is botocore's business: it looks up where that region is, and signs anew.
+
+    It reads no more of an answer than an answer may have, whatever its headers say. botocore reads
+    all but the bodies of objects at once, and what is an error is parsed as XML, in ten times the
+    memory. The bodies of objects are bounded by who reads them.
+    """
+    from aiobotocore.awsrequest import AioAWSResponse
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class Session(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            return _Straight(await super()._get_session(proxy_url))
+
+        async def send(self, request: Any) -> Any:
+            is_object, request.stream_output = request.stream_output, True
+            try:
+                answer = await super().send(request)
+            finally:
+                request.stream_output = is_object
+            if is_object and answer.status_code < 300:
+                return answer
+            body = await _read(answer.raw)
+            headers = dict(answer.headers)
+            if request.method != "HEAD":  # the header need not be there, or be right
+                headers["content-length"] = str(len(body))
+            return AioAWSResponse(answer.url, answer.status_code, headers, _Body(body))
+
+    return Session
+
+
+class _Straight:
+    """One of aiohttp's sessions, which follows no redirects, and tells nobody a proxy's password.
+
+    The errors of aiohttp have the proxy's URL as it was given.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def request(self, method: str, *, proxy: str | None = None, **arguments: Any) -> Any:
+        from yarl import URL
+
+        if proxy is not None:
+            url = URL(proxy)
+            arguments["proxy"] = url.with_user(None)
+            if url.user is not None:
+                who = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+                is_plain = arguments["url"].scheme == "http"  # else a tunnel is asked for first
+                which = "headers" if is_plain else "proxy_headers"
+                given = arguments.get(which) or {}
+                arguments[which] = {**given, "Proxy-Authorization": f"Basic {who}"}
+        return self._session.request(method, **arguments, allow_redirects=False)
+
+
+class _Body:
+    """What has been read, for whoever would read it."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def read(self) -> bytes:
+        return self._body
+
+
+async def _read(response: Any) -> bytes:
+    body = bytearray()
+    async with response:
+        while chunk := await response.content.read(_CHUNK_BYTES):
+            body += chunk
+            if len(body) > _MAX_ANSWER_BYTES:
+                response.close()
+                raise TransientError(
+                    f"more than {_MAX_ANSWER_BYTES} bytes come where S3 would answer briefly; "
+                    "check that endpoint_url is an S3 server"
+                )
+    return bytes(body)

@@ -1,0 +1,165 @@
+"""An S3 server in this process that answers what it is told to, and stores on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from s3cache.store import S3Options, S3Store
+
+__all__ = [
+    "KEYS",
+    "Reply",
+    "Request",
+    "ScriptedServer",
+    "error_reply",
+    "open_scripted",
+    "raw_server",
+    "server",
+]
+
+KEYS: dict[str, Any] = {
+    "access_key": "testing",
+    "secret_key": "testing-secret",
+    "region": "us-east-1",
+}
+
+
+@dataclass
+class Request:
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Reply:
+    """``body`` may be shorter than ``length`` says: the connection is cut then."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    length: int | None = None
+    delay_s: float = 0.0
+
+
+def error_reply(status: int, code: str, message: str = "", **headers: str) -> Reply:
+    text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return Reply(status, {"content-type": "application/xml", **headers}, text.encode())
+
+
+class ScriptedServer:
+    """Keeps each request and gives it to ``answer``, which the test sets."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.answer: Callable[[Request], Reply] = lambda request: Reply()
+        self.url = ""
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[Any]] = set()
+
+    def made(self, method: str, part: str = "") -> list[Request]:
+        return [r for r in self.requests if r.method == method and part in r.target]
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while await self._one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, target, _ = head[0].split(" ")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        request = Request(method, target, headers, body)
+        self.requests.append(request)
+        reply = self.answer(request)
+        await asyncio.sleep(reply.delay_s)
+        length = len(reply.body) if reply.length is None else reply.length
+        lines = [f"HTTP/1.1 {reply.status} Scripted", f"content-length: {length}"]
+        lines += [f"{name}: {value}" for name, value in reply.headers.items()]
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        if method != "HEAD":
+            writer.write(reply.body)
+        await writer.drain()
+        return method == "HEAD" or len(reply.body) == length
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    server = ScriptedServer()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def open_scripted(
+    server: ScriptedServer,
+) -> AsyncIterator[Callable[..., S3Store]]:
+    """A function that opens a store on the scripted server."""
+    opened: list[S3Store] = []
+
+    def open_store(prefix: str = "p", **options: Any) -> S3Store:
+        opened.append(
+            S3Store(S3Options("bucket", prefix, **{"endpoint_url": server.url, **KEYS, **options}))
+        )
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def raw_server(
+    serve: Callable[[bytes, asyncio.StreamWriter], Any],
+) -> AsyncIterator[str]:
+    """The URL of a server that answers as ``serve`` does, given the head of a request."""
+    serving: set[asyncio.Task[Any]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        try:
+            await serve(await reader.readuntil(b"\r\n\r\n"), writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            serving.discard(task)
+            writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)

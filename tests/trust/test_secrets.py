@@ -1,0 +1,133 @@
+"""What may be a password is in no message: where URLs are wrong, and where proxies fail."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from s3cache.errors import ConfigError, TransientError
+from s3cache.store import S3Options, S3Store, parse_url
+from tests.support.scripted import raw_server
+
+SECRET = "SeCrEt"
+SERVERS = [
+    f"http://user:pa/{SECRET}@host",
+    f"http://user:1234/{SECRET}@host",
+    f"http://user:{SECRET}@ho\u2100st",  # what is no name once it is normalized
+    f"http://[{SECRET}",
+    f"http://[user:{SECRET}]@host",
+    f"http:user:{SECRET}@host",
+    f"http://user:{SECRET}@host/?a#b",
+]
+URLS = [
+    f"s3://user:{SECRET}@bucket/x",
+    f"s3:/user:{SECRET}@bucket/x",
+    f"s3:user:{SECRET}@bucket",
+    f"s3:///user:{SECRET}@bucket",
+    f"s3://bucket//user:{SECRET}@x",
+    f"s3://bucket/user:{SECRET}@x#y",
+    f"s3://bucket/user:{SECRET}@x?nonsense=1",
+    f"file:user:{SECRET}@host/x",
+    f"file://host/user:{SECRET}@x",
+    f"https://user:{SECRET}@host/bucket",
+    f"s3://bucket/x?endpoint_url=http://user:{SECRET}@host",
+    f"s3://bucket/x?proxy=http%3A%2F%2Fuser%3A{SECRET}%40host",
+]
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("option", ["endpoint_url", "proxy"])
+def test_a_server_that_cannot_be_read_is_not_repeated(option: str, server: str) -> None:
+    where = {option: server}
+    with pytest.raises(ConfigError, match=option) as raised:
+        S3Options("bucket", anonymous=True, **where)  # type: ignore[arg-type]
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("server", [*SERVERS, f"http://user:{SECRET}@host", "http://host:port"])
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_nor_is_one_that_the_environment_names(
+    variable: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore would repeat it in each message that a server cannot be reached."""
+    monkeypatch.setenv(variable, server)
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL") as raised:
+        S3Options("bucket", anonymous=True)
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_that_cannot_be_used_is_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_url(url)
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 407 No\r\ncontent-length: 0\r\n\r\n", b"HTTP/1.1 500 x\r\n\r\n", b"what?\r\n\r\n"],
+)
+@pytest.mark.parametrize("scheme", ["https", "http"])
+async def test_a_proxy_that_fails_is_named_without_its_password(scheme: str, answer: bytes) -> None:
+    """... to which it is sent all the same."""
+    heads: list[bytes] = []
+
+    async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
+        heads.append(head)
+        writer.write(answer)
+        await writer.drain()
+
+    async with raw_server(serve) as url:
+        store = open_by(f"http://user:{SECRET}@{url.removeprefix('http://')}", scheme)
+        with pytest.raises(Exception, match=r"p\?endpoint_url=") as raised:
+            await store.get("k")
+        await store.aclose()
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+    assert b"proxy-authorization: basic dxnlcjptzunyrxq=" in heads[0].lower()
+
+
+async def test_a_proxy_that_nobody_answers_at_is_named_without_its_password() -> None:
+    store = open_by(f"http://user:{SECRET}@127.0.0.1:9", "https")
+    with pytest.raises(TransientError, match="proxy") as raised:
+        await store.get("k")
+    await store.aclose()
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+def open_by(proxy: str, scheme: str) -> S3Store:
+    place = f"{scheme}://127.0.0.1:1"
+    return S3Store(
+        S3Options(
+            "bucket",
+            "p",
+            endpoint_url=place,
+            proxy=proxy,
+            region="us-east-1",
+            access_key="key",
+            secret_key=SECRET,
+        )
+    )
+
+
+OPTIONS: dict[str, Callable[[], object]] = {
+    "repr": lambda: repr(
+        S3Options(
+            "bucket",
+            access_key="key",
+            secret_key=SECRET,
+            session_token=SECRET,
+            sse="C",
+            sse_c_key=(SECRET * 9).encode()[:32],
+            proxy=f"http://user:{SECRET}@proxy",
+        )
+    ),
+    "url": lambda: S3Options("bucket", access_key="key", secret_key=SECRET).url,
+}
+
+
+@pytest.mark.parametrize("shown", OPTIONS)
+def test_options_do_not_show_secrets(shown: str) -> None:
+    assert SECRET not in str(OPTIONS[shown]())
