@@ -122,7 +122,7 @@ test-pythons: check-python ## what needs no torch, with each Python from 3.10 th
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(PYTEST) tests/infra $(ARGS)
 
-test-perturb: $(READY) ## all of 2,400 changes to programs: each a miss or the right answer; 11 minutes
+test-perturb: $(READY) ## all of 14,600 changes to programs: each a miss or the right answer; about an hour
 	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
 
 SOAK_TIME ?= 1800

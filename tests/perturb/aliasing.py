@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from tests.perturb.histories import Call, History
 
-__all__ = ["guards", "offsets", "subclasses"]
+__all__ = [
+    "guards",
+    "more_guards",
+    "more_offsets",
+    "more_subclasses",
+    "offsets",
+    "subclasses",
+    "triples",
+]
 
 
 def _flat(size: int) -> Tensor:
@@ -102,6 +111,173 @@ def guards() -> Iterator[History]:
         )
 
 
+# -- the same in more ways: other changes, kinds of numbers, gradients, and a third input
+
+
+def _second_read(a: Tensor, b: Tensor) -> Tensor:
+    b.sub_(3)
+    return (a * 2).sum() + b
+
+
+def _view_changed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    a.view(-1)[::2].neg_()
+    return b.flip(0), a
+
+
+def _returned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    a.add_(b)
+    return a, b[1:]
+
+
+def _only_read(a: Tensor, b: Tensor) -> Tensor:
+    return a * b + a
+
+
+def _without_grad(a: Tensor, b: Tensor) -> Tensor:
+    with torch.no_grad():
+        a.mul_(2)
+    return a + b
+
+
+def _broken_off(a: Tensor, b: Tensor) -> Tensor:
+    """Two graphs: what the first one changes, the second one is given."""
+    a.mul_(2)
+    torch._dynamo.graph_break()
+    b.add_(1)
+    return a - b
+
+
+_MORE_CHANGES = (
+    *_CHANGES, _second_read, _view_changed, _returned, _only_read, _without_grad, _broken_off,
+)  # fmt: skip
+_DTYPES = (torch.float32, torch.float64, torch.int64, torch.bfloat16)
+
+
+def _typed(relation: str, n: int, start: int, swapped: bool, dtype: torch.dtype) -> Any:
+    """As above, of any kind of number, and in two dimensions if there is a number for them."""
+    if relation == "apart":
+        pair = _flat(n).to(dtype), (_flat(n) * 3).to(dtype)
+    elif relation == "one":
+        pair = (one := _flat(n).to(dtype)), one
+    else:
+        behind, step = _BEHIND[relation](n)
+        flat = _flat(5 * n).to(dtype)
+        first, second = flat[start:], flat[start + behind :]
+        pair = first[: n * step : step], second[: n * step : step]
+    return pair[::-1] if swapped else pair
+
+
+def more_guards() -> Iterator[History]:
+    """Each relation after each other one, with several changes, sizes that change and that do not.
+
+    What fills a cache is the same for all that come later.
+    """
+    ways = itertools.product(_RELATIONS, range(4), (None, True))
+    for number, (then, turn, dynamic) in enumerate(ways):
+        function = _MORE_CHANGES[(number // 2 + 3 * turn) % len(_MORE_CHANGES)]
+        dtype, start = _DTYPES[turn], (number // 2) % 3
+        swapped = number % 4 > 1
+
+        def called(
+            relation: str,
+            size: int,
+            start: int = start,
+            swapped: bool = swapped,
+            dtype: torch.dtype = dtype,
+        ) -> Call:
+            return Call(functools.partial(_typed, relation, size, start, swapped, dtype))
+
+        last = 9 if dynamic else 6
+        how = f"{function.__name__} {str(dtype)[6:]} from {start}, swapped={swapped}, {dynamic=}"
+        for later in _RELATIONS:
+            yield History(
+                "guards",
+                f"{how}: {then}, {later}",
+                function,
+                (called(then, 6),),
+                (called(then, 6), called(later, 6), called(then, last), called(later, last)),
+                {"dynamic": dynamic},
+                must_hit=True,
+                native=False,
+                filled=f"{how}: {then}",
+            )
+
+
+def _three_changed(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    a.mul_(2)
+    c.add_(b)
+    return a + b * c
+
+
+def _two_of_three(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    b.add_(1)
+    return a * c, b
+
+
+# Of three inputs, equal letters are one tensor; a digit is a view of one storage that begins there.
+_TRIPLES = (
+    "abc",
+    "aab",
+    "aba",
+    "abb",
+    "aaa",
+    "012",
+    "006",
+    "060",
+    "066",
+    "036",
+    "a03",
+    "0a3",
+    "03a",
+)
+
+
+def _triple(letters: str) -> tuple[Tensor, ...]:
+    flat, held = _flat(24), {letter: _flat(6) * (2 + ord(letter) - 97) for letter in "abc"}
+    return tuple(flat[int(each) * 2 :][:6] if each.isdigit() else held[each] for each in letters)
+
+
+def _leaves(letters: str) -> tuple[Tensor, ...]:
+    """Leaves that want gradients; equal letters are one."""
+    held = {letter: (_flat(6) * (2 + ord(letter) - 97)).requires_grad_() for letter in "abc"}
+    return tuple(held[letter] for letter in letters)
+
+
+def _of_leaves(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return a.sin() * b + c * a
+
+
+def triples() -> Iterator[History]:
+    """Three inputs: each relation after each other one, changed or with gradients."""
+    for function, dynamic in itertools.product((_three_changed, _two_of_three), (None, True)):
+        for then, later in itertools.product(_TRIPLES, _TRIPLES):
+            if (len(then) + _TRIPLES.index(then) + _TRIPLES.index(later)) % 2:
+                continue  # half of them
+            yield _tripled(function, dynamic, _triple, then, later)
+    letters = ("abc", "aab", "aba", "abb", "aaa")
+    for dynamic, then, later in itertools.product((None, True), letters, letters):
+        yield _tripled(_of_leaves, dynamic, _leaves, then, later, contextlib.nullcontext)
+
+
+def _tripled(
+    function: Any, dynamic: bool | None, make: Any, then: str, later: str, backward: Any = None
+) -> History:
+    def called(letters: str) -> Call:
+        return Call(functools.partial(make, letters), backward=backward)
+
+    return History(
+        "guards",
+        f"{function.__name__} {then}, {later}, {dynamic=}",
+        function,
+        (called(then),),
+        (called(then), called(later), called(then)),
+        {"dynamic": dynamic},
+        must_hit=True,
+        native=False,
+        filled=f"{function.__name__} {then} {dynamic}",
+    )
+
+
 # -- one input: where in its storage it begins
 
 _SIZE = 24
@@ -158,7 +334,7 @@ def _told(x: Tensor) -> Any:
     return x + x.storage_offset()
 
 
-def _returned(x: Tensor) -> tuple[Tensor, Tensor]:
+def _parts_returned(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[2:], x.as_strided((2,), (1,), 5)
 
 
@@ -168,8 +344,118 @@ def _diagonal(x: Tensor) -> Tensor:
 
 _SEEING: tuple[Callable[[Tensor], Any], ...] = (
     _as_is, _from, _aten, _copy, _of_a_view, _of_a_view_from, _changed, _changed_here, _scatter,
-    _in_place, _told, _returned, _diagonal,
+    _in_place, _told, _parts_returned, _diagonal,
 )  # fmt: skip
+
+
+def _view_of_a_view(x: Tensor) -> Tensor:
+    return x.view(3, 2).t()[1:].as_strided((2,), (2,)) * 3
+
+
+def _strided_twice(x: Tensor) -> Tensor:
+    return x.as_strided((4,), (1,), 6).as_strided((2,), (1,), 7) + 1
+
+
+def _scattered_aten(x: Tensor) -> Tensor:
+    return torch.ops.aten.as_strided_scatter.default(x, torch.ones(2), [2], [2], 5) * 2
+
+
+def _viewed_after_a_change(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.as_strided((3,), (1,), 5) + x[:3]
+
+
+def _changed_through_two(x: Tensor) -> Tensor:
+    first, second = x.as_strided((3,), (1,), 5), x[1:4]
+    first.add_(1)
+    second.mul_(first)
+    return x + 1
+
+
+def _set(x: Tensor) -> Tensor:
+    y = torch.empty(0)
+    y.set_(x.untyped_storage(), 5, (2,), (1,))
+    return y + x[:2]
+
+
+def _number(x: Tensor) -> Any:
+    return x * (2 if x.storage_offset() > 2 else 3)
+
+
+def _alias(x: Tensor) -> Tensor:
+    return torch.ops.aten.alias.default(x).as_strided((2,), (1,), 5) - 1
+
+
+def _with_grad(x: Tensor) -> Tensor:
+    return x.as_strided((3,), (1,), 5).sin() * 2
+
+
+def _with_grad_of_a_view(x: Tensor) -> Tensor:
+    return (x * 2).as_strided((3,), (1,), 1).exp() + x[:3]
+
+
+def _detached(x: Tensor) -> Tensor:
+    return x.detach().as_strided((2,), (1,), 5) + x[:2]
+
+
+def _broken_view(x: Tensor) -> Tensor:
+    y = x[1:]
+    torch._dynamo.graph_break()
+    return y.as_strided((2,), (1,), 6) * 2
+
+
+def _complex(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.view(3, 2)).real + x.as_strided((3,), (1,), 5)
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return x.view(torch.int32).as_strided((2,), (1,), 5) + 1
+
+
+_MORE_SEEING: tuple[Callable[[Tensor], Any], ...] = (
+    *_SEEING, _view_of_a_view, _strided_twice, _scattered_aten, _viewed_after_a_change,
+    _changed_through_two, _set, _number, _alias, _with_grad, _with_grad_of_a_view, _detached,
+    _broken_view, _complex, _as_bytes,
+)  # fmt: skip
+_PLACES = (0, 1, 2, 4, 5)
+
+
+def _slot(offset: int, kind: str) -> tuple[Any, ...]:
+    """An input of six numbers somewhere in a storage of 24."""
+    flat = _flat(24)
+    if kind == "leaf":
+        return (flat[offset : offset + 6].requires_grad_(),)
+    if kind == "parameter":
+        return (torch.nn.Parameter(flat[offset : offset + 6]),)
+    return (flat[offset : offset + 6],)
+
+
+def more_offsets() -> Iterator[History]:
+    """From each place to some others: of tensors, leaves and parameters, sizes fixed or not."""
+    kinds = itertools.cycle(("tensor", "leaf", "parameter"))
+    for function, dynamic in itertools.product(_MORE_SEEING, (None, True)):
+        for number, before in enumerate(_PLACES):
+            kind = next(kinds) if "_with_grad" not in function.__name__ else "leaf"
+            if "change" in function.__name__ or function in (_in_place, _set):
+                kind = "tensor"
+            how = f"{function.__name__} of a {kind} from {before}, {dynamic=}"
+
+            def called(at: int, kind: str = kind) -> Call:
+                backward = contextlib.nullcontext if kind != "tensor" else None
+                return Call(functools.partial(_slot, at, kind), backward=backward)
+
+            for step in (1, 2, 3):
+                after = _PLACES[(number + step) % len(_PLACES)]
+                yield History(
+                    "offsets",
+                    f"{how} to {after}",
+                    function,
+                    (called(before),),
+                    (called(after), called(before), called(after)),
+                    {"dynamic": dynamic},
+                    native=False,
+                    filled=how,
+                )
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -251,3 +537,54 @@ def subclasses() -> Iterator[History]:
                 (Call(functools.partial(_pairs, first, views)),),
                 tuple(Call(functools.partial(_pairs, each, views)) for each in (second, first)),
             )
+
+
+def _of_both(a: Tensor, b: Tensor) -> Tensor:
+    return a * b + a
+
+
+def _second_changed(a: Tensor, b: Tensor) -> Tensor:
+    b.add_(a)
+    return b * 2
+
+
+_MORE_HELD = (*_HELD, "abac", "abbc", "abcb", "abba", "aaab", "abaa", "abbb", "aabb", "abcd")
+
+
+def _mixed(letters: str, views: bool) -> tuple[Any, Any]:
+    """A wrapper and a plain tensor, which may be one of those that it holds."""
+    first, second = _pairs(letters, views)
+    return first, second.a
+
+
+def _nested(letters: str, views: bool) -> tuple[Any, Any]:
+    """A wrapper of wrappers, and another one."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    first, second = _pairs(letters, views)
+    return TwoTensor(first, second), first if views else second
+
+
+def more_subclasses() -> Iterator[History]:
+    """Each relation hit by each of some others; wrappers of wrappers, and beside plain tensors."""
+    functions = (_first_doubled, _both_changed, _of_both, _second_changed)
+    makes = (_pairs, _mixed, _nested)
+    held = tuple(dict.fromkeys(_MORE_HELD))
+    for (number, function), make in itertools.product(enumerate(functions), makes):
+        for place, first in enumerate(held):
+            for step in (1, 4):
+                second = held[(place + number + step) % len(held)]
+                if first == second:
+                    continue
+                views, dynamic = (place + step) % 2 == 1, True if place % 3 == 0 else None
+                how = f"{make.__name__[1:]} {function.__name__} {first}, {views=}, {dynamic=}"
+                yield History(
+                    "subclasses",
+                    f"{how}, then {second}",
+                    function,
+                    (Call(functools.partial(make, first, views)),),
+                    tuple(Call(functools.partial(make, each, views)) for each in (second, first)),
+                    {"dynamic": dynamic},
+                    native=False,
+                    filled=how,
+                )

@@ -7,10 +7,15 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch._dynamo.compiled_autograd
+import torch._functorch.config as functorch
 import torch._inductor.config as inductor
+import torch._inductor.lowering
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tests.perturb.histories import Call, Context, History
 from tests.support.switches import deterministic, precision, threads
@@ -38,6 +43,20 @@ def _input() -> tuple[Tensor]:
 
 
 # -- settings that lowered code depends on
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _kept(saved: Tensor) -> Tensor:
+    return saved
 
 
 def _doubling(graph: Any) -> None:
@@ -68,7 +87,139 @@ _SETTINGS: dict[str, Context] = {
 }
 
 
+# -- more of them, and more kinds of graphs
+
+
+def _checkpointed(x: Tensor) -> Any:
+    return checkpoint(_times, x, use_reentrant=False) * 2
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos() * 3
+
+
+def _of_a_function(x: Tensor) -> Any:
+    return _Own.apply(x) * x
+
+
+def _in_two(x: Tensor) -> Tensor:
+    y = x.sin() * 2
+    torch._dynamo.graph_break()
+    return y.exp() + x
+
+
+def _two_results(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.tanh() @ x.t(), x.detach() * 2
+
+
+def _changing(x: Tensor) -> Tensor:
+    y = x * 2
+    y[1:].mul_(y[:-1])
+    return y.sigmoid() * x
+
+
+def _gathered(x: Tensor) -> Tensor:
+    return x[torch.tensor([0, 0, 2])].cumsum(0) * x[:3]
+
+
+def _softened(x: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(x, torch.arange(6) % 8) + x.logsumexp(-1)
+
+
+_MORE_FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "cubed": _cubed, "normed": _normed, "times": _times, "checkpointed": _checkpointed,
+    "function": _of_a_function, "two graphs": _in_two, "two results": _two_results,
+    "changing": _changing, "gathered": _gathered, "softened": _softened,
+}  # fmt: skip
+
+
+def _set(owner: Any, name: str, value: Any) -> Context:
+    return functools.partial(patch.object, owner, name, value)
+
+
+@contextlib.contextmanager
+def _decomposing() -> Iterator[None]:
+    """Another way to calculate a sum, which can be seen: it is doubled."""
+    table = torch._inductor.lowering.lowerings
+    operator = torch.ops.aten.mul.Tensor
+    before = table[operator]
+    table[operator] = lambda x, y: table[torch.ops.aten.add.Tensor](before(x, y), 1)
+    try:
+        yield
+    finally:
+        table[operator] = before
+
+
+_MORE_SETTINGS: dict[str, Context] = {
+    **_SETTINGS,
+    "doubling before": functools.partial(inductor.patch, {"post_grad_custom_pre_pass": _doubling}),
+    "lowering": _decomposing,
+    "one thread": functools.partial(threads, 1),
+    "high precision": functools.partial(precision, "high"),
+    "autocast to half": functools.partial(torch.autocast, "cpu", dtype=torch.float16),
+    "no fast math": functools.partial(inductor.patch, {"use_fast_math": True}),
+    "no reinplacing": functools.partial(inductor.patch, {"reinplace_fx_passes": False}),
+    "no pattern matching": functools.partial(inductor.patch, {"pattern_matcher": False}),
+    "sizes checked": functools.partial(inductor.patch, {"size_asserts": False}),
+    "no memory planning": functools.partial(inductor.patch, {"allow_buffer_reuse": False}),
+    "dynamic threads": functools.partial(inductor.patch, {"cpp.dynamic_threads": True}),
+    "no mkldnn": functools.partial(torch.backends.mkldnn.flags, enabled=False),
+    "no filling": _set(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    "anomaly": functools.partial(torch.autograd.set_detect_anomaly, True),
+    "default of double": functools.partial(_default_dtype, torch.double),
+    "one-threaded": functools.partial(torch.autograd.set_multithreading_enabled, False),
+    "compiled autograd": functools.partial(
+        torch._dynamo.compiled_autograd._enable, functools.partial(torch.compile, backend="eager")
+    ),
+    "hooks on what is saved": lambda: torch.autograd.graph.saved_tensors_hooks(_kept, _kept),
+    "recomputed": functools.partial(functorch.patch, {"activation_memory_budget": 0.3}),
+    "native bit patterns": functools.partial(inductor.patch, {"comprehensive_padding": False}),
+}
+
+
 def backwards() -> Iterator[History]:
+    """Each setting at the backward of each kind of graph; first those that C++ is made of."""
+    yield from _with_native_code()
+    plain = contextlib.nullcontext
+    for name, context in _MORE_SETTINGS.items():
+        for kind, (shape, function) in itertools.product(
+            ("was on", "is on"), enumerate(_MORE_FUNCTIONS.items())
+        ):
+            title, program = function
+            dynamic = True if shape % 3 == 0 else None
+            before, after = (context, plain) if kind == "was on" else (plain, context)
+            keep = (shape + (kind == "is on")) % 3 == 1
+            yield History(
+                "backwards",
+                f"{name} {kind} for {title}, {dynamic=}, {'kept' if keep else 'freed'}",
+                program,
+                (Call(_input, backward=before),),
+                (
+                    Call(_input, backward=after, keep=keep),
+                    Call(_input, backward=plain),
+                    Call(_input, backward=context),
+                    Call(_wider, backward=after),
+                ),
+                {"dynamic": dynamic},
+                as_cold=True,
+                native=False,
+                filled=f"{name if kind == 'was on' else 'plain'} {title} {dynamic}",
+            )
+
+
+def _wider() -> tuple[Tensor]:
+    return (torch.linspace(-2, 3, 96).view(6, 16).requires_grad_(),)
+
+
+def _with_native_code() -> Iterator[History]:
     """One setting at the backward of what is cached, and none at that of the hit; and reversed."""
     functions = itertools.cycle(_FUNCTIONS)
     plain = contextlib.nullcontext

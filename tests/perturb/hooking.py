@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch._functorch.config as functorch
+import torch._inductor.config as inductor
+import torch._inductor.decomposition
+import torch._inductor.lowering
+import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from s3cache.graph import forget_kernels, record_kernel
 
 __all__ = ["HOOKS", "VALUES"]
 
@@ -27,11 +37,13 @@ class Hook:
         calls: the program that makes torch run it.
         shape: of its input.
         wraps: whether the program is given the tensor subclass ``Sub`` of the module.
+        around: registers what of the module is no part of an operator's definition.
     """
 
     source: str
     calls: Callable[..., Any]
     wraps: bool = False
+    around: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     @contextlib.contextmanager
     def installed(self, names: dict[str, Any], reads: str) -> Iterator[None]:
@@ -47,7 +59,8 @@ class Hook:
             definition.register_torch_dispatch(names["Sub"], names["rule"])
         _Now.names = names
         try:
-            yield
+            with self.around(names.get("hook")):
+                yield
         finally:
             definition._lib._destroy()
 
@@ -73,14 +86,15 @@ def backward(ctx, grad): return grad * 2
 _SUBCLASS = """
 class Sub(torch.Tensor):
     @staticmethod
-    def __new__(cls, inner):
+    def __new__(cls, inner, by=None):
         return torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, dtype=inner.dtype, device=inner.device
         )
-    def __init__(self, inner): self.inner = inner
-    def __tensor_flatten__(self): return ["inner"], None
+    def __init__(self, inner, by={by}): self.inner, self.by = inner, by
+    def __tensor_flatten__(self): return ["inner"], self.by
     @staticmethod
-    def __tensor_unflatten__(inner, context, size, stride): return Sub(inner["inner"])
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Sub(inner["inner"]{unflattened}, context)
     @classmethod
     def __torch_dispatch__(cls, func, kinds, args=(), kwargs=None):
         plain = [each.inner if isinstance(each, cls) else each for each in args]
@@ -108,6 +122,110 @@ def _ruled(x: Any, y: Tensor) -> Any:
     return torch.ops.s3cache_reaching.op(x).inner * y
 
 
+def _subclass(dispatch: str, unflattened: str = "", by: str = "None") -> str:
+    changed = _SUBCLASS.replace("{dispatch}", dispatch).replace("{by}", by)
+    return changed.replace("{unflattened}", unflattened)
+
+
+def _raw(x: Tensor, y: Tensor) -> Any:
+    return torch.ops.s3cache_reaching.raw(x) * y
+
+
+def _raw_first(x: Tensor, y: Tensor) -> Any:
+    return torch.ops.s3cache_reaching.raw(x)[:4] * y
+
+
+def _raw_cast(x: Tensor, y: Tensor) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.ops.s3cache_reaching.raw(x) * y
+
+
+def _mish(x: Tensor, y: Tensor) -> Any:
+    return F.mish(x) * y
+
+
+def _normed(x: Tensor, y: Tensor) -> Any:
+    return F.layer_norm(x, (4,)) * y
+
+
+def _softmax(x: Tensor, y: Tensor) -> Any:
+    return F.softmax(x, -1) * y
+
+
+def _products(x: Tensor, y: Tensor) -> Any:
+    return torch.tanh(x @ y) @ y
+
+
+def _checkpointed(x: Tensor, y: Tensor) -> Any:
+    return checkpoint(_products, x, y, use_reentrant=False, context_fn=_Now.names["contexts"])
+
+
+# -- what registers a hook
+
+
+@contextlib.contextmanager
+def _kernel(key: str, kernel: bool, hook: Any) -> Iterator[None]:
+    """For one key of an operator that is defined by its schema."""
+    library = torch.library.Library("s3cache_reaching", "FRAGMENT")
+    try:
+        library.define("raw(Tensor x) -> Tensor")
+        if kernel:
+            library.impl("raw", hook if key == "Meta" else torch.clone, "CPU")
+        if key.startswith("Auto"):
+            torch.library.register_fake("s3cache_reaching::raw", torch.empty_like, lib=library)
+        library.impl("raw", hook, key)
+        record_kernel(f"s3cache_reaching/raw/{key}", hook)  # as is done while a cache is enabled
+        yield
+    finally:
+        forget_kernels()
+        library._destroy()
+
+
+@contextlib.contextmanager
+def _kernel_of_torchs(hook: Any) -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("mish", hook, "AutogradCPU")
+        record_kernel("aten/mish/AutogradCPU", hook)
+        yield
+    finally:
+        forget_kernels()
+        library._destroy()
+
+
+def _option(config: Any, name: str, hook: Any) -> contextlib.AbstractContextManager[Any]:
+    patched: contextlib.AbstractContextManager[Any] = config.patch({name: hook})
+    return patched
+
+
+def _decomposition(hook: Any) -> contextlib.AbstractContextManager[Any]:
+    table = torch._inductor.decomposition.decompositions
+    return _entry(table, torch.ops.aten.mish.default, hook)
+
+
+def _lowering(hook: Any) -> contextlib.AbstractContextManager[Any]:
+    return _entry(torch._inductor.lowering.lowerings, torch.ops.aten.sin.default, hook)
+
+
+@contextlib.contextmanager
+def _entry(table: dict[Any, Any], operator: Any, value: Any) -> Iterator[None]:
+    before = dict(table)
+    table[operator] = value
+    try:
+        yield
+    finally:
+        table.clear()
+        table.update(before)
+
+
+def _replaced(hook: Any) -> contextlib.AbstractContextManager[Any]:
+    return patch.object(torch, "layer_norm", hook)
+
+
+def _method(hook: Any) -> contextlib.AbstractContextManager[Any]:
+    return patch.object(torch.Tensor, "softmax", hook)
+
+
 HOOKS: dict[str, Hook] = {
     "backward": Hook("def backward(ctx, grad): return grad * {reads}", _operates),
     "setup": Hook(
@@ -123,15 +241,84 @@ HOOKS: dict[str, Hook] = {
     ),
     "vmap": Hook("def vmap(info, in_dims, x): return x * {reads}, 0", _vectorized),
     "subclass": Hook(
-        _SUBCLASS.replace("{dispatch}", "Sub(func(*plain, **(kwargs or {{}})) * {reads})"),
+        _subclass("Sub(func(*plain, **(kwargs or {{}})) * {reads})"),
         _wrapped,
         wraps=True,
     ),
     "rule": Hook(
-        _SUBCLASS.replace("{dispatch}", "Sub(func(*plain, **(kwargs or {{}})))")
+        _subclass("Sub(func(*plain, **(kwargs or {{}})))")
         + "def rule(mode, func, kinds, args=(), kwargs=None):\n"
         "    return Sub(args[0].inner * {reads})",
         _ruled,
         wraps=True,
+    ),
+    "unflatten": Hook(
+        _subclass("Sub(func(*plain, **(kwargs or {{}})))", unflattened=" * {reads}"),
+        _wrapped,
+        wraps=True,
+    ),
+    "context": Hook(
+        _subclass("Sub(func(*plain, **(kwargs or {{}})) * args[0].by)", by="{reads}"),
+        _wrapped,
+        wraps=True,
+    ),
+    **{
+        f"kernel {key}": Hook(
+            f"def hook(x): return {text}",
+            program,
+            around=functools.partial(_kernel, key, kernel),
+        )
+        for key, text, kernel, program in (
+            ("Meta", "x.repeat({reads}, 1)", True, _raw_first),
+            ("CompositeExplicitAutograd", "x.repeat({reads}, 1)", False, _raw_first),
+            ("CompositeImplicitAutograd", "x * {reads}", False, _raw),
+            ("Autograd", "x * {reads}", True, _raw),
+            ("AutogradCPU", "x.sin() * {reads}", True, _raw),
+            ("AutocastCPU", "x * {reads}", True, _raw_cast),
+        )
+    },
+    "kernel of torch's": Hook(
+        "def hook(x): return torch.sin(x) * {reads}", _mish, around=_kernel_of_torchs
+    ),
+    **{
+        option: Hook(
+            "def hook(graph): return {reads} and None",
+            _products,
+            around=functools.partial(_option, inductor, option),
+        )
+        for option in (
+            "post_grad_custom_pre_pass",
+            "post_grad_custom_post_pass",
+            "joint_custom_pre_pass",
+            "joint_custom_post_pass",
+        )
+    },
+    "joint_custom_pass": Hook(
+        "def hook(graph, inputs): return {reads} and graph",
+        _products,
+        around=functools.partial(_option, functorch, "joint_custom_pass"),
+    ),
+    "solver": Hook(
+        "def hook(memory, runtimes, most): return float({reads}), [], []",
+        _products,
+        around=functools.partial(_option, functorch, "activation_memory_budget_solver"),
+    ),
+    "decomposition": Hook(
+        "def hook(x): return torch.tanh(x) * {reads}", _mish, around=_decomposition
+    ),
+    "lowering": Hook("def hook(x): return {reads}", _operates, around=_lowering),
+    "replaced": Hook(
+        "def hook(x, *rest): return torch.tanh(x) * {reads}", _normed, around=_replaced
+    ),
+    "method": Hook("def hook(x, dim): return x.cumsum(dim) * {reads}", _softmax, around=_method),
+    "policy": Hook(
+        "def policy(ctx, op, *args, **kwargs):\n"
+        "    from torch.utils.checkpoint import CheckpointPolicy\n"
+        "    save = {reads} == 2\n"
+        "    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE\n"
+        "def contexts():\n"
+        "    from torch.utils.checkpoint import create_selective_checkpoint_contexts\n"
+        "    return create_selective_checkpoint_contexts(policy)",
+        _checkpointed,
     ),
 }

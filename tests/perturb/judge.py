@@ -23,7 +23,7 @@ class Judged(Protocol):
     def family(self) -> str: ...
 
 
-_STEADY = 10  # changes between two looks at whether a base still has its key
+_STEADY = 20  # changes between two looks at whether a base still has its key
 
 
 @dataclass
@@ -32,22 +32,31 @@ class Verdicts:
 
     Attributes:
         counts: by family and verdict. ``miss``: another key. ``refused``: no key. ``right``: the
-            same key, and the answer of eager mode. ``wrong``: the same key, and another answer.
-            ``broken``: torch itself raises, with nothing cached.
-        right, wrong, broken: which changes, and what happened.
+            same key, and the answer of eager mode. ``same``: the same key, as it has to be of a
+            program made anew. ``wrong``: the same key, and another answer. ``lost``: another key
+            of the same program, or none. ``broken``: torch itself raises, with nothing cached.
+        right, wrong, lost, broken: which changes, and what happened.
     """
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     right: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
     def add(self, change: Judged, verdict: str, why: str = "") -> None:
         """Count one."""
         family = self.counts.setdefault(change.family, collections.Counter())
         family[verdict] += 1
-        if verdict in ("right", "wrong", "broken"):
+        if verdict in ("right", "wrong", "lost", "broken"):
             getattr(self, verdict).append(f"{change}{f': {why}' if why else ''}")
+
+    def update(self, others: Verdicts) -> None:
+        """Count what was judged elsewhere."""
+        for family, counts in others.counts.items():
+            self.counts.setdefault(family, collections.Counter()).update(counts)
+        for name in ("right", "wrong", "lost", "broken"):
+            getattr(self, name).extend(getattr(others, name))
 
     @property
     def judged(self) -> int:
@@ -62,6 +71,7 @@ class Verdicts:
             "counts": {name: dict(family) for name, family in sorted(self.counts.items())},
             "right": self.right,
             "wrong": self.wrong,
+            "lost": self.lost,
             "broken": self.broken,
         }
 
@@ -72,31 +82,38 @@ def judge(bases: Mapping[str, Program], changes: Iterable[Change]) -> Verdicts:
     known: dict[str, list[str | None]] = {}
     shelf = _Shelf(bases)
     for number, change in enumerate(changes):
-        if change.base not in known:
-            known[change.base] = keys(bases[change.base])
-            assert None not in known[change.base], f"base {change.base} cannot be cached"
-        if number % _STEADY == 0:
-            _check_steady(bases, change.base, known[change.base])
+        if number % _STEADY == 0 and change.base in known:
+            _check_steady(bases, change, known[change.base], verdicts)
         try:
+            if change.base not in known:
+                known[change.base] = keys(bases[change.base])
             found = keys(change.program)
-            same = bool(set(found) & set(known[change.base]))
-            expected = eager(change.program) if same else None
+            same = bool(set(found) & set(known[change.base]) - {None})
+            expected = eager(change.program) if same and not change.same else None
         except Exception as exc:
             verdicts.add(change, "broken", "".join(traceback.format_exception_only(exc))[:300])
             continue
-        if expected is not None:
-            why = shelf.try_hit(change, expected)
+        if None in known[change.base] and change.told:
+            verdicts.add(change, "lost", "its base has no key")
+        elif change.same:
+            verdicts.add(change, "same" if found == known[change.base] else "lost")
+        elif expected is not None:
+            try:
+                why = shelf.try_hit(change, expected)
+            except AssertionError as exc:  # of this base, and no reason to judge no other
+                why = f"hits what cannot be tried: {exc}"
             verdicts.add(change, "wrong" if why else "right", why or "")
         else:
             verdicts.add(change, "refused" if None in found else "miss")
-    for base in list(known)[:_STEADY]:
-        _check_steady(bases, base, known[base])
     return verdicts
 
 
-def _check_steady(bases: Mapping[str, Program], base: str, before: list[str | None]) -> None:
+def _check_steady(
+    bases: Mapping[str, Program], change: Change, before: list[str | None], verdicts: Verdicts
+) -> None:
     """If a change did not take itself back, everything after it would seem to be a miss."""
-    assert keys(bases[base]) == before, f"the key of base {base} is no longer what it was"
+    if keys(bases[change.base]) != before:
+        verdicts.add(change, "lost", "the key of its base is no longer what it was")
 
 
 class _Shelf:

@@ -12,7 +12,7 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,64 @@ _SPOTS = [
     Spot("torch:Tensor", "__rsub__", lambda x: 3 - x, torch.Tensor.add),
     Spot("torch.nn.functional", "relu", lambda x: torch.nn.ReLU()(x), torch.sigmoid),
     Spot("torch.nn.functional", "silu", lambda x: F.silu(x), torch.sigmoid),
+]
+
+
+def _square(x: Tensor) -> Tensor:
+    return x @ x.t() + 9 * torch.eye(4)
+
+
+# More namespaces, most of which a graph names and tracing reads by themselves.
+_MORE_SPOTS = [
+    Spot("torch.linalg", "inv", lambda x: torch.linalg.inv(_square(x)), torch.sin),
+    Spot("torch.linalg", "det", lambda x: torch.linalg.det(_square(x)), torch.sum),
+    Spot("torch.linalg", "vector_norm", lambda x: torch.linalg.vector_norm(x), torch.sum),
+    Spot("torch.fft", "fft", lambda x: torch.fft.fft(x).real, torch.sin),
+    Spot("torch.fft", "fftshift", lambda x: torch.fft.fftshift(x), torch.sin),
+    Spot("torch.special", "expit", lambda x: torch.special.expit(x), torch.sin),
+    Spot("torch.special", "entr", lambda x: torch.special.entr(x), torch.sin),
+    Spot("torch", "nan_to_num", lambda x: torch.nan_to_num(x), torch.sin),
+    Spot("torch", "addmm", lambda x: torch.addmm(x, x[:, :4], x), torch.addcmul),
+    Spot("torch", "instance_norm", lambda x: F.instance_norm(x[None]), torch.sin),
+    Spot("torch", "embedding", lambda x: F.embedding(x[0].abs().long(), x), torch.add),
+    Spot("torch", "rrelu", lambda x: F.rrelu(x), torch.sigmoid),
+    Spot("torch", "threshold", lambda x: F.threshold(x, 0.1, 2.0), torch.sigmoid),
+    Spot("torch", "cosine_similarity", lambda x: F.cosine_similarity(x, x * 2), torch.mul),
+    Spot("torch", "pixel_shuffle", lambda x: F.pixel_shuffle(x[None], 2), torch.sin),
+    Spot("torch._C._nn", "gelu", lambda x: F.gelu(x), torch.sigmoid),
+    Spot("torch._C._nn", "softplus", lambda x: F.softplus(x), torch.sigmoid),
+    Spot("torch._C._nn", "hardswish", lambda x: F.hardswish(x), torch.sigmoid),
+    Spot("torch._C._nn", "hardsigmoid", lambda x: F.hardsigmoid(x), torch.sigmoid),
+    Spot("torch._C._nn", "log_sigmoid", lambda x: F.logsigmoid(x), torch.sigmoid),
+    Spot("torch._C._nn", "softshrink", lambda x: F.softshrink(x), torch.sigmoid),
+    Spot("torch._C._nn", "l1_loss", lambda x: F.l1_loss(x, x * 2), torch.mul),
+    Spot("torch._C._nn", "smooth_l1_loss", lambda x: F.smooth_l1_loss(x, x * 2), torch.mul),
+    Spot("torch._C._nn", "huber_loss", lambda x: F.huber_loss(x, x * 2), torch.mul),
+    Spot("torch._C._nn", "avg_pool2d", lambda x: F.avg_pool2d(x[None], 2), torch.sin),
+    Spot("torch._C._nn", "linear", lambda x: F.linear(x, x), torch.mul),
+    Spot("torch._C._nn", "upsample_nearest1d", lambda x: F.interpolate(x[None], 4), torch.sin),
+    Spot("torch.nn.functional", "linear", lambda x: F.linear(x, x), torch.mul),
+    Spot("torch.nn.functional", "layer_norm", lambda x: torch.nn.LayerNorm(8)(x), torch.sum),
+    Spot("torch.nn.functional", "dropout", lambda x: torch.nn.Dropout(0.0)(x), torch.mul),
+    Spot("torch.nn.functional", "softmax", lambda x: torch.nn.Softmax(-1)(x), torch.cumsum),
+    Spot("torch:Tensor", "sum", lambda x: x.sum(0), torch.Tensor.prod),
+    Spot("torch:Tensor", "exp", lambda x: x.exp(), torch.Tensor.sin),
+    Spot("torch:Tensor", "view", lambda x: x.view(8, 4), torch.Tensor.reshape),
+    Spot("torch:Tensor", "__getitem__", lambda x: x[1:], torch.Tensor.sub),
+    Spot("torch:Tensor", "__add__", lambda x: x + 3, torch.Tensor.mul),
+    Spot("torch:Tensor", "__neg__", lambda x: -x, torch.Tensor.sin),
+    Spot("torch:Tensor", "float", lambda x: x.float() + 1, torch.Tensor.sin),
+    Spot("torch:Tensor", "norm", lambda x: x.norm(), torch.Tensor.sum),
+    Spot("torch:Tensor", "split", lambda x: x.split(2)[0], torch.Tensor.chunk),
+    Spot("torch.functional", "einsum", lambda x: torch.functional.einsum("ij->i", x), torch.sin),
+    Spot("torch._refs", "sinc", lambda x: torch.sinc(x), torch.sin),
+    Spot("torch._refs", "rot90", lambda x: torch.rot90(x), torch.sin),
+    Spot("torch._refs.nn.functional", "mish", lambda x: F.mish(x), torch.sin),
+    Spot("torch._refs.special", "entr", lambda x: torch.special.entr(x), torch.sin),
+    Spot("torch._prims", "sin", lambda x: torch.sinc(x), torch.cos),
+    Spot("torch._decomp.decompositions", "mse_loss", lambda x: F.mse_loss(x, x * 2), torch.mul),
+    Spot("torch._decomp.decompositions", "elu", lambda x: F.elu(x), torch.sin),
+    Spot("torch._meta_registrations", "meta_mm", lambda x: x @ x.t(), torch.mul),
 ]
 
 
@@ -278,3 +336,22 @@ def patches() -> Iterator[History]:
                 _at(context, how),
                 since,
             )
+    yield from _more()
+
+
+def _more() -> Iterator[History]:
+    """Each spot of all with each replacement, at one time and the other."""
+    ways = [*_HOWS, "torch's other"]
+    for number, spot in enumerate((*_SPOTS, *_MORE_SPOTS)):
+        for turn, how in enumerate(ways):
+            since = _SINCE[(number + turn) % len(_SINCE)]
+            pair = _pair(
+                f"{spot.place}.{spot.name} {how}, each",
+                spot.program,
+                functools.partial(functools.partial, _patched, spot, how),
+                "after enable" if how == "torch's other" else since,
+            )
+            yield replace(pair, native=False)
+    for name, (program, context) in _TABLES.items():
+        for how, since in itertools.product(("plainly", "wrapping", "partial"), _SINCE):
+            yield _pair(f"{name} {how}, each", program, _at(context, how), since)

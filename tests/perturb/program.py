@@ -52,12 +52,16 @@ class Change:
         name: what exactly.
         base: the name of the base program.
         program: the changed one.
+        same: whether it is the base program made anew, so that it has to hit.
+        told: whether a key can hold what differs; if not, neither program must have a key.
     """
 
     family: str
     name: str
     base: str
     program: Program
+    same: bool = False
+    told: bool = True
 
     def __str__(self) -> str:
         return f"{self.base}: {self.family}: {self.name}"

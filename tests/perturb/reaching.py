@@ -178,6 +178,52 @@ def _generator(value: int) -> Any:
     return (value for _ in range(1000))
 
 
+def _with_state(kind: Any, value: int) -> Any:
+    made = kind()
+    made.value = value
+    return made
+
+
+def _with_items(queue: Any, value: int) -> Any:
+    queue.put(value)
+    return queue
+
+
+def _with_buffer(value: int) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.register_buffer("kept", torch.zeros(value))
+    return module
+
+
+def _hooked(value: int) -> torch.nn.Module:
+    module = Made(0)
+    module.register_forward_hook(lambda *_: value)
+    return module
+
+
+def _forwarding(value: int) -> torch.nn.Module:
+    module = Made(0)
+    module.forward = lambda: value  # type: ignore[method-assign]
+    return module
+
+
+def _script(value: int) -> Any:
+    return torch.jit.CompilationUnit(f"def f(x: Tensor):\n    return x * {value}\n").f
+
+
+def _coroutine(value: int) -> Any:
+    async def wait(value: int) -> int:
+        return value
+
+    return wait(value)
+
+
+def _threads_own(value: int) -> Any:
+    import threading
+
+    return _with_state(threading.local, value)
+
+
 def _imported(statement: str, reads: str) -> Place:
     source = f"def imported():\n    {statement}\n    return {reads}"
     return _written(source, "imported()", around=_in_modules)
@@ -304,6 +350,189 @@ PLACES: dict[str, Place] = {
     ),
     "enumeration": _of(lambda v: _enumerated(v), "G.value"),
     "dict of functions": _of(lambda v: {"f": _closing_over(v), 3: len}, "G['f']()"),
+    "derived number": _of(type("Number", (int,), {}), "int(G)"),
+    "derived text": _of(lambda v: type("Text", (str,), {})("x" * v), "len(G)"),
+    "derived list": _of(lambda v: type("List", (list,), {})([v]), "G[0]"),
+    "state of a derived list": _of(lambda v: _with_state(type("List", (list,), {}), v), "G.value"),
+    "state of a derived dict": _of(lambda v: _with_state(type("Dict", (dict,), {}), v), "G.value"),
+    "missing of a dict": _written(
+        "class D(dict):\n    def __missing__(self, key): return VALUE\nG = D()", "G['k']"
+    ),
+    "cached property": _written(
+        "import functools\n"
+        + _CLASS.format("value = functools.cached_property(lambda self: VALUE)"),
+        "G.value",
+    ),
+    "cached method": _written(
+        "import functools\n" + _CLASS.format("get = functools.cache(lambda self: VALUE)"),
+        "G.get()",
+    ),
+    "partial method": _written(
+        "import functools\n"
+        + _CLASS.format("def f(self, v): return v\n    get = functools.partialmethod(f, VALUE)"),
+        "G.get()",
+    ),
+    "method by kind": _written(
+        "import functools\n"
+        + _CLASS.format(
+            "@functools.singledispatchmethod\n    def get(self, x): return 0\n"
+            "    @get.register\n    def _(self, x: int): return VALUE"
+        ),
+        "G.get(1)",
+    ),
+    "default of a dataclass": _written(
+        "import dataclasses\n@dataclasses.dataclass\nclass D:\n    value: int = VALUE", "D().value"
+    ),
+    "factory of a dataclass": _written(
+        "import dataclasses\n@dataclasses.dataclass\nclass D:\n"
+        "    value: list = dataclasses.field(default_factory=lambda: [VALUE])",
+        "D().value[0]",
+    ),
+    "after the making of a dataclass": _written(
+        "import dataclasses\n@dataclasses.dataclass\nclass D:\n    value: int = 0\n"
+        "    def __post_init__(self): self.value = VALUE",
+        "D().value",
+    ),
+    "slot of a base": _written(
+        "class B:\n    __slots__ = ('value',)\nclass C(B):\n    __slots__ = ()\n"
+        "G = C()\nG.value = VALUE",
+        "G.value",
+    ),
+    "abstract": _written(
+        "import abc\nclass B(abc.ABC):\n    @abc.abstractmethod\n    def get(self): ...\n"
+        "    def twice(self): return self.get()\n"
+        "class C(B):\n    def get(self): return VALUE\nG = C()",
+        "G.twice()",
+    ),
+    "mixed in": _written(
+        "class A:\n    def get(self): return self.value\nclass B:\n    value = VALUE\n"
+        "class C(A, B): ...",
+        "C().get()",
+    ),
+    "order of bases": _written(
+        "class A:\n    value = 2\nclass B:\n    value = 3\n"
+        "class C(*((A, B) if VALUE == 2 else (B, A))): ...",
+        "C.value",
+    ),
+    "made by a meta class": _written(
+        "class M(type):\n    def __call__(cls): return VALUE\nclass C(metaclass=M): ...", "C()"
+    ),
+    "property of a meta class": _written(
+        "class M(type):\n    value = property(lambda cls: VALUE)\nclass C(metaclass=M): ...",
+        "C.value",
+    ),
+    "item of a class": _written(_CLASS.format("def __class_getitem__(c, k): return VALUE"), "C[0]"),
+    "made of a class": _written("class C:\n    def __new__(cls): return [VALUE]", "C()[0]"),
+    "at the making of a class": _written(
+        "class B:\n    def __init_subclass__(cls, value): cls.value = value\n"
+        "class C(B, value=VALUE): ...",
+        "C.value",
+    ),
+    "name told to a descriptor": _written(
+        "class D:\n    def __set_name__(self, owner, name): self.value = VALUE\n"
+        "    def __get__(self, *_): return self.value\n" + _CLASS.format("value = D()"),
+        "G.value",
+    ),
+    "item": _written(_CLASS.format("def __getitem__(self, k): return VALUE"), "G[0]"),
+    "in": _written(
+        _CLASS.format("def __contains__(self, k): return k == VALUE"), "2 if 2 in G else 3"
+    ),
+    "sum": _written(_CLASS.format("def __radd__(self, k): return k + VALUE"), "0 + G"),
+    "equality": _written(
+        _CLASS.format("def __eq__(self, k): return k == VALUE"), "2 if G == 2 else 3"
+    ),
+    "truth": _written(_CLASS.format("def __bool__(self): return VALUE == 2"), "2 if G else 3"),
+    "index": _written(_CLASS.format("def __index__(self): return VALUE"), "range(9)[G]"),
+    "iterated": _written(_CLASS.format("def __iter__(self): return iter([VALUE])"), "[*G][0]"),
+    "entered": _written(
+        _CLASS.format("def __enter__(self): return VALUE\n    def __exit__(self, *_): ...")
+        + "\ndef f():\n    with G as value: return value",
+        "f()",
+    ),
+    "formatted": _written(
+        _CLASS.format("def __format__(self, how): return str(VALUE)"), "int(f'{G}')"
+    ),
+    "any attribute at all": _written(
+        _CLASS.format("def __getattribute__(self, n): return VALUE"), "G.any", told=False
+    ),
+    "function in a function": _written(
+        "def f(value):\n    def g(): return value\n    return g\nG = [f(VALUE)]", "G[0]()"
+    ),
+    "annotation": _written("def f(x: VALUE): ...", "f.__annotations__['x']"),
+    "annotation of a class": _written("class C:\n    x: VALUE\n", "C.__annotations__['x']"),
+    "lambda's default": _written("G = lambda value=[VALUE]: value[0]", "G()"),
+    "counted": _written("G = [0] * VALUE", "sum(1 for _ in G)"),
+    "sorted by": _written("G = lambda n: abs(n - VALUE)", "sorted([2, 3], key=G)[0]"),
+    "reduced by": _written(
+        "import functools\nG = lambda a, b: VALUE", "functools.reduce(G, [0, 0])"
+    ),
+    "mapped": _written("G = {1: VALUE}.get", "[*map(G, [1])][0]"),
+    "bound to a dict": _of(lambda v: {"k": v}.__getitem__, "G('k')"),
+    "bound to a text": _of(lambda v: ("x" * v).count, "G('x')"),
+    "name of a module": _of(lambda v: types.ModuleType("x" * v), "len(G.__name__)"),
+    "attribute of a module by function": _written(
+        "import types\nG = types.ModuleType('user')\nG.__getattr__ = lambda n: VALUE", "G.any"
+    ),
+    "flags": _of(lambda v: enum.IntFlag("F", {"A": 1, "B": 2})(v), "int(G)"),  # type: ignore[operator]
+    "number of an enumeration": _of(lambda v: enum.IntEnum("E", {"A": v}).A, "int(G)"),  # type: ignore[attr-defined]
+    "time delta": _of(lambda v: __import__("datetime").timedelta(v), "G.days"),
+    "date": _of(lambda v: __import__("datetime").date(2000, 1, v), "G.day"),
+    "path": _of(lambda v: __import__("pathlib").PurePosixPath(*"x" * v), "len(G.parts)"),
+    "unique number": _of(lambda v: __import__("uuid").UUID(int=v), "int(G)", told=False),
+    "address": _of(lambda v: __import__("ipaddress").ip_address(v), "int(G)"),
+    "structure": _of(lambda v: __import__("struct").Struct(f"{v}x"), "G.size", told=False),
+    "memory": _of(lambda v: memoryview(bytes(v)), "len(G)", told=False),
+    "template": _of(lambda v: __import__("string").Template("x" * v), "len(G.template)"),
+    "queue": _of(lambda v: _with_items(__import__("queue").Queue(), v), "G.queue[0]"),
+    "weak keys": _of(lambda v: weakref.WeakKeyDictionary({_kept(v): v}), "[*G.values()][0]"),
+    "weak set": _of(lambda v: weakref.WeakSet([_kept(v)]), "[*G][0].value"),
+    "weak method": _of(lambda v: weakref.WeakMethod(_kept(v).get), "G()()"),
+    "typed tuple": _written(
+        "import typing\nclass N(typing.NamedTuple):\n    value: int = VALUE\nG = N()", "G.value"
+    ),
+    "size of torch": _of(lambda v: torch.Size([v]), "G[0]"),
+    "kind of number": _of(
+        lambda v: torch.float32 if v == 2 else torch.float64, "G.itemsize // 4 + 1"
+    ),
+    "layout": _of(
+        lambda v: torch.contiguous_format if v == 2 else torch.channels_last,
+        "2 if G == torch.contiguous_format else 3",
+    ),
+    "shape of a parameter": _of(lambda v: torch.nn.Parameter(torch.zeros(v)), "len(G)"),
+    "numbers of a tensor": _of(lambda v: torch.full((2,), v).tolist(), "G[1]"),
+    "list of parameters": _of(lambda v: torch.nn.ParameterList([torch.zeros(1)] * v), "len(G)"),
+    "dict of modules": _of(lambda v: torch.nn.ModuleDict({"k": Made(v)}), "G['k'].value"),
+    "buffer of a module": _of(lambda v: _with_buffer(v), "G.kept.shape[0]"),
+    "hook of a module": _of(lambda v: _hooked(v), "G()"),
+    "forward of a module": _of(lambda v: _forwarding(v), "G()"),
+    "rate of dropout": _of(lambda v: torch.nn.Dropout(v / 10), "int(G.p * 10)"),
+    "training": _of(lambda v: torch.nn.ReLU().train(v == 2), "2 if G.training else 3"),
+    "numpy structure": _of(lambda v: np.array([(v,)], dtype=[("k", "i4")]), "int(G['k'][0])"),
+    "numpy view": _of(lambda v: np.array([0, v, 0])[1:], "int(G[0])"),
+    "numpy type": _of(lambda v: np.dtype(f"i{4 * (v - 1)}"), "G.itemsize // 4 + 1"),
+    "numpy shape": _of(lambda v: np.empty((v, 0)), "G.shape[0]"),
+    "scripted function": _of(lambda v: _script(v), "int(G(torch.ones(())))"),
+    "symbol": _of(lambda v: __import__("sympy").Integer(v), "int(G)"),
+    "code after a jump": _written(
+        "def f(n=9):\n    for n in range(n):\n        if n == VALUE: break\n    return n", "f()"
+    ),
+    "caught": _written(
+        "def f():\n    try: raise KeyError(VALUE)\n    except KeyError as e: return e.args[0]",
+        "f()",
+    ),
+    "matched": _written(
+        "def f():\n    match VALUE:\n        case 2: return 2\n        case _: return 3", "f()"
+    ),
+    "unpacked": _written("G = (0, VALUE)\ndef f(a, b): return b", "f(*G)"),
+    "unpacked by name": _written("G = {'b': VALUE}\ndef f(b): return b", "f(**G)"),
+    "deleted name": _written("G = VALUE\nH = G\ndel G", "H"),
+    "shadowed builtin": _written("len = lambda x: VALUE", "len('xx')"),
+    "starred": _written("A, *G = 0, VALUE, VALUE", "G[-1]"),
+    "global of a helper": _written(
+        "import types\nG = types.FunctionType((lambda: it).__code__, {'it': VALUE})",
+        "G()",
+    ),
+    "recursion": _written("def f(n=9): return n if n == VALUE else f(n - 1)", "f()"),
     # what no key can hold
     "environment": _written(
         "import os", "int(os.environ['S3CACHE_REACHING'])", around=_in_environment, told=False
@@ -319,6 +548,19 @@ PLACES: dict[str, Place] = {
     "random": _of(_random, "G.randint(2, 2)", told=False),
     "generator": _of(_generator, "next(G)", told=False),
     "source": _written("", "eval('VALUE')", told=False),
+    "coroutine": _of(_coroutine, "G.cr_frame.f_locals['value']", told=False),
+    "frame": _written("import sys", "sys._getframe(1).f_lineno * 0 + VALUE", told=False),
+    "thread's own": _of(_threads_own, "G.value", told=False),
+    "numpy's random": _of(np.random.default_rng, "int(G.integers(2, 3))", told=False),
+    "torch's random": _of(
+        lambda v: torch.Generator().manual_seed(v), "G.initial_seed()", told=False
+    ),
+    "local names": _written("", "(lambda value: locals()['value'])(VALUE)", told=False),
+    "executed": _written("", "exec('R = VALUE') or 2", told=False),
+    "object of a library in C": _of(
+        lambda v: __import__("yaml").CLoader("x" * v), "len(str(G)) * 0 + 2", told=False
+    ),
+    "standing in for a tensor": _of(lambda v: torch.zeros(v, device="meta"), "len(G)", told=False),
     "globals": _written("", "globals()['VALUE']", told=False),
     "modules": _written(
         "import sys",
@@ -327,6 +569,10 @@ PLACES: dict[str, Place] = {
         told=False,
     ),
 }
+
+
+# torch numbers hooks of modules, one after the other.
+_COUNTED = ("hook of a module",)
 
 
 # -- how code comes by it
@@ -339,7 +585,7 @@ def _deep(reads: str) -> str:
 
 ROUTES: dict[str, tuple[Callable[[str], str], str]] = {
     "helper": (lambda reads: f"def helper(): return {reads}", "helper()"),
-    "directly": (lambda reads: "", "{}"),
+    "directly": (lambda reads: "", "({})"),
     "deep": (_deep, "h0()"),
     "table": (lambda reads: f"TABLE = {{'f': lambda: {reads}}}", "TABLE['f']()"),
     "method": (
@@ -347,7 +593,51 @@ ROUTES: dict[str, tuple[Callable[[str], str], str]] = {
         "OBJECT[0].read()",
     ),
     "module": (lambda reads: f"def read(): return {reads}", f"{VALUES}.tools.read()"),
+    "base class": (
+        lambda reads: (
+            f"class Reads:\n    def read(self): return {reads}\nclass O(Reads):\n"
+            "    def read(self): return super().read()\nOBJECT = O()"
+        ),
+        "OBJECT.read()",
+    ),
+    "property": (
+        lambda reads: f"class O:\n    read = property(lambda self: {reads})\nOBJECT = O()",
+        "OBJECT.read",
+    ),
+    "partial": (
+        lambda reads: f"import functools\nPART = functools.partial(lambda _: {reads}, 0)",
+        "PART()",
+    ),
+    "decorated": (
+        lambda reads: (
+            "import functools\ndef through(f):\n    @functools.wraps(f)\n"
+            f"    def inner(): return f()\n    return inner\n@through\ndef read(): return {reads}"
+        ),
+        "read()",
+    ),
+    "comprehension": (lambda reads: "", "[{} for _ in (0,)][0]"),
+    "module of torch": (
+        lambda reads: (
+            f"class O(torch.nn.Module):\n    def forward(self): return {reads}\n"
+            "OBJECT = torch.nn.Sequential()\nOBJECT.inner = O()"
+        ),
+        "OBJECT.inner()",
+    ),
+    "closure": (
+        lambda reads: (
+            f"def make():\n    inner = lambda: {reads}\n    return lambda: inner()\nG1 = make()"
+        ),
+        "G1()",
+    ),
+    "attribute of a function": (
+        lambda reads: f"def bears(): ...\nbears.read = lambda: {reads}",
+        "bears.read()",
+    ),
 }
+
+
+def _run(source: str, module: types.ModuleType) -> None:
+    exec(compile(source, "<string>", "exec", dont_inherit=True), vars(module))
 
 
 def _program(place: Place, route: str, hook: str, value: int) -> Program:
@@ -358,12 +648,12 @@ def _program(place: Place, route: str, hook: str, value: int) -> Program:
         home = types.ModuleType(VALUES)
         with place.around(value), _imported_as({VALUES: home}):
             vars(home).update(place.names(value), torch=torch)
-            exec(place.source, vars(home))
-            exec(define(place.reads), vars(home))
+            _run(place.source, home)
+            _run(define(place.reads), home)
             if route == "module":
                 tools = types.ModuleType(f"{VALUES}.tools")
                 vars(tools).update(vars(home))
-                exec(define(place.reads), vars(tools))
+                _run(define(place.reads), tools)
                 outer = types.ModuleType(VALUES)
                 outer.tools = tools  # type: ignore[attr-defined]
                 vars(home)[VALUES] = outer
@@ -374,7 +664,7 @@ def _program(place: Place, route: str, hook: str, value: int) -> Program:
 
 
 def _combined() -> Iterator[tuple[str, str, str]]:
-    """Each place with each route, and with each hook."""
+    """Each place with each route, for one hook; with each hook, by one of the routes."""
     hooks, routes = list(HOOKS), list(ROUTES)
     for number, place in enumerate(PLACES):
         for route in routes:
@@ -384,18 +674,19 @@ def _combined() -> Iterator[tuple[str, str, str]]:
 
 
 def bases() -> dict[str, Program]:
-    """Each combination with a first value; where no key can hold it, with a constant."""
+    """Each combination with a first value."""
     return {
-        f"reach {place} {route} {hook}": _program(
-            PLACES[place if PLACES[place].told else "constant"], route, hook, 2
-        )
+        f"reach {place} {route} {hook}": _program(PLACES[place], route, hook, 2)
         for place, route, hook in _combined()
     }
 
 
 def changes() -> Iterator[Change]:
-    """The same with another value."""
-    for place, route, hook in _combined():
-        program = _program(PLACES[place], route, hook, 3)
-        name = f"{place} {route} {hook}"
-        yield Change("reaching", name, f"reach {name}", program)
+    """The same with another value; and, a third of them, with everything made anew."""
+    for number, (name, route, hook) in enumerate(_combined()):
+        place, base = PLACES[name], f"{name} {route} {hook}"
+        program = _program(place, route, hook, 3)
+        yield Change("reaching", base, f"reach {base}", program, told=place.told)
+        if number % 3 == 0 and place.told and name not in _COUNTED:
+            again = _program(place, route, hook, 2)
+            yield Change("reaching", f"{base} again", f"reach {base}", again, same=True)

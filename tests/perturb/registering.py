@@ -60,11 +60,62 @@ def _partially(text: str, by: int) -> Any:
     return functools.partial(_helped, calculate, by)
 
 
+class _Calculates:
+    def __init__(self, calculate: Any, by: int) -> None:
+        self.calculate, self.by = calculate, by
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.calculate(x, self.by)
+
+    def method(self, x: Tensor) -> Any:
+        return self.calculate(x, self.by)
+
+
+def _of_an_object(text: str, by: int) -> Any:
+    return _Calculates(eval(f"lambda x, by: {text}", {"torch": torch}), by)
+
+
+def _by_a_method(text: str, by: int) -> Any:
+    return _of_an_object(text, by).method
+
+
+def _in_a_closure(text: str, by: int) -> Any:
+    make = eval(f"lambda by: lambda x: {text}", {"torch": torch})
+    return make(by)
+
+
+def _by_default(text: str, by: int) -> Any:
+    names: dict[str, Any] = {"torch": torch, "BY": by}
+    exec(f"def registered(x, *, by=BY): return {text}", names)
+    return names["registered"]
+
+
+def _wrapped(text: str, by: int) -> Any:
+    """It says that it is a function of torch's."""
+    inner = _from_text(text, by)
+    return functools.wraps(F.gelu)(lambda x: inner(x))
+
+
+def _through_a_helper(text: str, by: int) -> Any:
+    names: dict[str, Any] = {"torch": torch, "KEPT": {"by": [by]}}
+    exec(
+        f"def helper(x, by): return {text}\ndef registered(x): return helper(x, KEPT['by'][0])",
+        names,
+    )
+    return names["registered"]
+
+
 _SOURCES = {
     "text": _from_text,
     "another file": _from_another_file,
     "a notebook": _from_a_notebook,
     "a partial": _partially,
+    "an object": _of_an_object,
+    "a method": _by_a_method,
+    "a closure": _in_a_closure,
+    "a default": _by_default,
+    "a wrapper": _wrapped,
+    "a helper": _through_a_helper,
 }
 
 
@@ -160,6 +211,13 @@ _PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "hardswish": lambda x: F.hardswish(x) + 1,
     "sinc": lambda x: torch.sinc(x) + 1,
 }
+
+
+def _called(name: str, x: Tensor) -> Any:
+    function = getattr(F, name, None) or getattr(F, name.replace("_", ""), None)
+    return (function or getattr(torch, name))(x) + 1
+
+
 _KEYS = ("AutogradCPU", "CompositeImplicitAutograd", "CPU", "AutocastCPU", "Meta")
 
 
@@ -222,3 +280,43 @@ def registrations() -> Iterator[History]:
                 second,
                 next(sinces),
             )
+    yield from _more()
+
+
+_MORE_PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
+    **_PROGRAMS,
+    **{
+        name: functools.partial(_called, name)
+        for name in (
+            "relu", "sigmoid", "tanh", "exp", "hardsigmoid", "softplus", "elu", "selu", "gelu",
+            "log_sigmoid", "celu", "leaky_relu", "sin", "erf", "expm1", "rsqrt",
+        )
+    },
+}  # fmt: skip
+_MORE_KEYS = (*_KEYS, "Autograd", "CompositeExplicitAutograd")
+
+
+def _more() -> Iterator[History]:
+    """Each kind from each place at each time; each key of more operators of torch's, at each."""
+    for (name, kind), source, since in itertools.product(_KINDS.items(), _SOURCES, _SINCE):
+        first, second = (functools.partial(_defined, kind, source, by) for by in (2, 3))
+        pair = _pair(f"{name} from {source} once more", kind.program, first, second, since)
+        yield replace(pair, native=False)
+    for (name, kind), source in itertools.product(_KINDS.items(), _SOURCES):
+        same = functools.partial(_defined, kind, source, 2)
+        pair = _pair(f"{name} from {source} as before", kind.program, same, same, "after enable")
+        yield replace(pair, native=False)
+    sources = itertools.cycle(_SOURCES)
+    for (name, program), key, since in itertools.product(
+        _MORE_PROGRAMS.items(), _MORE_KEYS, _SINCE
+    ):
+        source = next(sources)
+        second = functools.partial(_overridden, name, key, source, 3)
+        pair = _pair(
+            f"aten::{name} for {key} from {source} once more",
+            program,
+            contextlib.nullcontext,
+            second,
+            since,
+        )
+        yield replace(pair, native=False, filled=f"aten::{name}")

@@ -1,21 +1,26 @@
-"""Judge all changes, or a part of them, in this process."""
+"""Judge a part of the changes in this process, or all of them in several."""
 
 from __future__ import annotations
 
-import os
+import argparse
 import random
+import resource
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 from tests.perturb.bases import BASES
 from tests.perturb.changes import all_bases, all_changes, all_histories
 from tests.perturb.histories import History, judge_histories
-from tests.perturb.judge import Verdicts, judge
+from tests.perturb.judge import judge
+from tests.perturb.workers import Changes, Chunk, Histories, in_processes
 
-__all__ = ["part", "suite", "with_torchs_own_key"]
+__all__ = ["ENOUGH", "part", "with_torchs_own_key"]
+
+ENOUGH = 10_000  # changes that `make test-perturb` has to judge
+_CHUNK = 60  # that one process judges: what torch keeps of each is gone with it
 
 
 # A base that is hit has to be compiled first, which is what takes the time.
@@ -62,26 +67,47 @@ def with_torchs_own_key() -> dict[str, Any]:
         return judge(all_bases(), [each for each in chosen if each.base == "inplace"]).as_dict()
 
 
-def suite() -> Verdicts:
-    """Judge every change and every history."""
-    verdicts = judge(all_bases(), all_changes())
-    judge_histories(all_histories(), verdicts)
-    return verdicts
-
-
-def main() -> int:
-    """Judge every change and print what became of them."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge every change, or those of some families, and print what became of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.perturb.run", description=__doc__)
+    parser.add_argument("families", nargs="*", help="all of them, if none is named")
+    parser.add_argument("--each", type=int, default=1, help="judge each n-th only")
+    parser.add_argument("--jobs", type=int, default=2, help="processes, side by side (2)")
+    options = parser.parse_args(arguments)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as root:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.tempdir = root
-        verdicts = suite()
+    chunks = _chunks(options.families, options.each)
+    verdicts = in_processes(chunks, options.jobs)
     for family, counts in sorted(verdicts.counts.items()):
-        print(f"{family:10}", *(f"{name} {count}" for name, count in sorted(counts.items())))
-    for name in ("right", "broken", "wrong"):
+        print(f"{family:12}", *(f"{name} {count}" for name, count in sorted(counts.items())))
+    for name in ("broken", "lost", "wrong"):
         for each in getattr(verdicts, name):
             print(f"{name}: {each}")
-    print(f"{verdicts.judged} changes judged in {time.monotonic() - started:.0f} s")
-    return 1 if verdicts.wrong or verdicts.judged < 2000 else 0
+    took = (time.monotonic() - started) / 60
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = (used.ru_utime + used.ru_stime) / 60
+    again = sum(family.get("same", 0) for family in verdicts.counts.values())
+    print(
+        f"{verdicts.judged - again} changes judged, and {again} programs made anew, "
+        f"in {took:.1f} minutes ({processor:.1f} of a processor)"
+    )
+    enough = options.families or verdicts.judged - again >= ENOUGH
+    return 1 if verdicts.wrong or verdicts.lost or not enough else 0
+
+
+def _chunks(families: Sequence[str], step: int) -> list[Chunk]:
+    """All that is to be judged, in parts for a process each; those of one base together."""
+    changes = [each for each in all_changes() if not families or each.family in families]
+    histories = [each for each in all_histories() if not families or each.family in families]
+    found: list[Chunk] = []
+    for family in sorted({each.family for each in changes}):
+        members = [each for each in changes if each.family == family]
+        members = sorted(members[::step], key=lambda each: each.base)
+        found += [Changes(members[at : at + _CHUNK]) for at in range(0, len(members), _CHUNK)]
+    for family in sorted({each.family for each in histories}):
+        pairs = [each for each in histories if each.family == family]
+        pairs = sorted(pairs[::step], key=lambda each: each.filled)
+        found += [Histories(pairs[at : at + _CHUNK]) for at in range(0, len(pairs), _CHUNK)]
+    return found
 
 
 if __name__ == "__main__":

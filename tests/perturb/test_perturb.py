@@ -37,6 +37,10 @@ def test_no_change_gets_a_wrong_answer(verdicts: dict[str, Any]) -> None:
     assert verdicts["wrong"] == []
 
 
+def test_no_program_made_anew_misses(verdicts: dict[str, Any]) -> None:
+    assert verdicts["lost"] == []
+
+
 def test_enough_could_be_judged(count: int, verdicts: dict[str, Any]) -> None:
     """Some changes mean nothing to torch itself: a transposed tensor in place of a flat one."""
     assert verdicts["judged"] >= count * 0.9, verdicts["broken"]
