@@ -65,7 +65,7 @@ SHARED = -n $(WORKERS) --durations=15
 test: $(READY) ## every suite with a part of its cases, some of each kind; minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(ARGS)
 
-test-all: $(READY) ## every suite with all its cases; 15 minutes
+test-all: $(READY) ## every suite with all its cases; an hour
 	infra/rgw/run.sh --if-possible $(PYTEST) tests --all $(SHARED) $(ARGS)
 
 UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/transfer
