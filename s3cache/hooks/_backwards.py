@@ -9,6 +9,7 @@ differs has the backward lowered here and now, from the graph that torch keeps i
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,11 @@ from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+    from torch.nn import Module
+
     from s3cache.hooks._conditions import Conditions
-    from s3cache.torch_api.protocols import AOTResult, Function, RuntimeMetadata
+    from s3cache.torch_api.protocols import AOTResult, BackwardModule, Function, RuntimeMetadata
 
 __all__ = ["Backwards"]
 
@@ -146,7 +150,7 @@ class _LateBackward:
                 "s3cache: a backward of a hit cannot be lowered anew; it runs uncompiled",
                 exc_info=True,
             )
-            return internals.interpreted(self._module.deserialize())
+            return internals.interpreted(_as_serialized(self._module))
 
     def _settings(self) -> str | None:
         """What torch would lower it under now."""
@@ -161,7 +165,54 @@ class _LateBackward:
         assert self._compiler is not None
         with _tracing_anew(self._metadata) as fake:
             inputs = [fake(value) for value in args]
-            return self._compiler(self._module.deserialize(), inputs)
+            return self._compiler(_as_serialized(self._module), inputs)
+
+
+def _as_serialized(module: BackwardModule) -> GraphModule:
+    """The graph with all its nodes.
+
+    torch makes it by tracing its code, and what has no inputs (a tensor of zeros, a seed) is then
+    called once, there, and its result put in as a constant.
+    """
+    body, imports = module.args
+    found = module.fn({**body, "_tracer_cls": _tracer_of_all()}, imports)
+    found.graph._tracer_cls = cast("type | None", body.get("_tracer_cls"))
+    return found
+
+
+@functools.cache
+def _tracer_of_all() -> type:
+    from torch.fx import Graph, Proxy, Tracer
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_leaves
+
+    operator = internals.operator.get()
+
+    class Recording(TorchFunctionMode):
+        def __init__(self, tracer: Tracer) -> None:
+            super().__init__()
+            self._tracer = tracer
+
+        def __torch_function__(
+            self,
+            func: Function[object],
+            types: object,
+            args: tuple[object, ...] = (),
+            kwargs: Mapping[str, object] | None = None,
+        ) -> object:
+            kwargs = dict(kwargs or {})
+            inputs = tree_leaves((args, kwargs))
+            is_traced = any(isinstance(each, Proxy) for each in inputs)
+            if is_traced or not isinstance(cast("object", func), operator):
+                return func(*args, **kwargs)
+            return self._tracer.create_proxy("call_function", func, args, kwargs)
+
+    class TracerOfAll(Tracer):
+        def trace(self, root: object, concrete_args: dict[str, object] | None = None) -> Graph:
+            with Recording(self):
+                return super().trace(cast("Module", root), concrete_args)
+
+    return TracerOfAll
 
 
 @contextlib.contextmanager

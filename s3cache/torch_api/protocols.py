@@ -200,7 +200,14 @@ class SubclassMeta(Protocol):
 
 
 class BackwardModule(Protocol):
-    """The graph of a backward as it was before Inductor lowered it, to be made when needed."""
+    """The graph of a backward as it was before Inductor lowered it, to be made when needed.
+
+    Attributes:
+        fn, args: what a pickled ``fx.GraphModule`` is made by, and from: its state first.
+    """
+
+    fn: Callable[[dict[str, object], str], GraphModule]
+    args: tuple[dict[str, object], str]
 
     def deserialize(self) -> GraphModule: ...
 

@@ -19,18 +19,25 @@ def times(x: Any) -> Any:
     return (x @ x.t()).tanh() @ x
 
 
+def sliced(x: Any) -> Any:
+    """Its backward begins with zeros, which have no inputs."""
+    return (x[:3].half() * x[1:4].half() * 1.1).float().sin() * x[:3]
+
+
+PROGRAMS = {each.__name__: each for each in (cubed, times, sliced)}
+
+
 def backward(
     url: str,
     casts: bool = False,
     kept: bool = False,
     fault: str = "",
     options: bool = False,
-    reuse: bool = False,
+    program: str = "cubed",
 ) -> dict[str, Any]:
     """One training step; ``casts`` is a setting at its backward, and ``fault`` what fails then.
 
-    ``kept`` is for two backwards, ``options`` for some of ``torch.compile``'s, and ``reuse`` for a
-    function whose backward reuses memory.
+    ``kept`` is for two backwards, and ``options`` for some of ``torch.compile``'s.
     """
     import torch
     import torch._inductor.config as inductor
@@ -46,7 +53,7 @@ def backward(
     logger.addHandler(handler)
     with s3cache.enabled(url) as cache:
         given = {"options": {"max_fusion_size": 3}} if options else {}
-        compiled: Any = torch.compile(times if reuse else cubed, **given)  # type: ignore[call-overload]
+        compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
         x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
         broken = (
             patch.object(_backwards, fault, side_effect=OSError("injected"))

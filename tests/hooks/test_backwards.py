@@ -45,13 +45,24 @@ def test_an_entry_lowered_under_other_settings_serves_those_who_have_them(site: 
 @dense
 def test_a_graph_that_is_kept_may_be_hit(site: Site) -> None:
     """torch refuses to keep a graph whose code reuses the memory of what was saved for it."""
-    reusing = ("", False, True)
+    reusing = ("", False, "times")
     freed = site.machine("first").run("relying:backward", site.url, False, False, *reusing)
     kept = site.machine("second").run("relying:backward", site.url, False, True, *reusing)
     assert (kept["hits"], kept["anew"]) == (1, 1)
     assert kept["grad"] == [
         pytest.approx([2 * each for each in row], rel=1e-4) for row in freed["grad"]
     ]
+
+
+@dense
+def test_what_a_backward_makes_of_nothing_is_made_in_what_is_lowered_anew(site: Site) -> None:
+    """Zeros, a seed: not once, when the graph is read, and put in as constants."""
+    sliced = (False, "", False, "sliced")
+    strict = site.machine("alone").run("relying:backward", "memory://alone", True, *sliced)
+    site.machine("first").run("relying:backward", site.url, False, *sliced)
+    other = site.machine("other").run("relying:backward", site.url, True, *sliced)
+    assert (other["hits"], other["anew"], other["uncompiled"]) == (1, 1, 0)
+    assert other["grad"] == strict["grad"]
 
 
 @dense
