@@ -184,7 +184,6 @@ def _as_serialized(module: BackwardModule) -> GraphModule:
 def _tracer_of_all() -> type:
     from torch.fx import Graph, Proxy, Tracer
     from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_leaves
 
     operator = internals.operator.get()
 
@@ -201,7 +200,7 @@ def _tracer_of_all() -> type:
             kwargs: Mapping[str, object] | None = None,
         ) -> object:
             kwargs = dict(kwargs or {})
-            inputs = tree_leaves((args, kwargs))
+            inputs = internals.tree_leaves.get()((args, kwargs))
             is_traced = any(isinstance(each, Proxy) for each in inputs)
             if is_traced or not isinstance(cast("object", func), operator):
                 return func(*args, **kwargs)

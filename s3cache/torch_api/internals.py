@@ -545,6 +545,10 @@ tracing_context: Internal[Callable[[FakeMode], TracingContext]] = Internal(
     "torch._guards:TracingContext"
 )
 fake_mode: Internal[Function[FakeMode]] = Internal("torch._subclasses.fake_tensor:FakeTensorMode")
+#: What a nested argument holds.
+tree_leaves: Internal[Callable[[object], list[object]]] = Internal(
+    "torch.utils._pytree:tree_leaves"
+)
 shape_env: Internal[Callable[[], ShapeEnv]] = Internal(f"{_SHAPES}:ShapeEnv")
 source: Internal[type] = Internal("torch._guards:Source")
 fake_tensor: Internal[type[Tensor]] = Internal("torch._subclasses.fake_tensor:FakeTensor")
