@@ -116,13 +116,9 @@ def fingerprint(value: object, parts_of: Callable[[Operator], Parts] | None = No
     return _followed(_Walk(_ASKS_PROCESS, parts_of), value)
 
 
-def told(value: object) -> str:
-    """The fingerprint of a function that is run while something is compiled; may draw no numbers.
-
-    Raises:
-        UntoldError: it comes by what cannot be followed; says what.
-    """
-    return _followed(_Walk(_ASKS_PROCESS | _DRAWS, None), value)
+def told(value: object, parts_of: Callable[[Operator], Parts] | None = None) -> str:
+    """The same of a function that is run while something is compiled; may draw no numbers."""
+    return _followed(_Walk(_ASKS_PROCESS | _DRAWS, parts_of), value)
 
 
 def _followed(walk: _Walk, value: object) -> str:

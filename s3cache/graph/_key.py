@@ -8,7 +8,6 @@ torch leaves out.
 from __future__ import annotations
 
 import functools
-import hashlib
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,9 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING
 
+from s3cache._components import digest_of
 from s3cache.graph._code import UntoldError, fingerprint
+from s3cache.graph._definitions import parts_of
 from s3cache.graph._operators import function_component, operator_component
 from s3cache.graph._overrides import overrides
 from s3cache.graph._passes import described_passes
@@ -49,10 +50,7 @@ class Key:
     @property
     def digest(self) -> str:
         """64 hexadecimal digits; equal keys have equal components, whatever their order."""
-        whole = hashlib.sha256()
-        for name in sorted(self.components):
-            whole.update(f"{name}\0{self.components[name].digest}\n".encode())
-        return whole.hexdigest()
+        return digest_of({name: each.digest for name, each in self.components.items()})
 
 
 def key_of(
@@ -65,7 +63,7 @@ def key_of(
         pickler: torch's pickler for keys.
         vouched: the version of a function, operator or module that the user vouched for.
     """
-    stable = StableBytes(pickler)
+    stable = StableBytes(pickler, vouched)
     components, unsafe = _details_components(details, stable)
     components.update(machine_components())
     components.update(thread_components(details))
@@ -93,28 +91,30 @@ def key_of(
     return unsafe or Key(components)
 
 
-def settings_digest(*, of_threads: bool) -> str | None:
+def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]) -> str | None:
     """All that code of any graph would be made under at this moment; ``None`` if it has no digest.
 
     Args:
+        vouched: the version of a function or operator that the user vouched for.
         of_threads: whether the number of threads matters: not to code for another device.
     """
     import torch
 
     gm, processor = _nothing()
     inputs = [processor] if of_threads else []
-    with described_passes(), internals.without_modes.get()(), internals.tracing.get()(None):
+    with described_passes(vouched), internals.without_modes.get()(), internals.tracing.get()(None):
         details = internals.details_of.get()(gm, inputs, {}, [])
     for name in internals.GRAPHS_DETAILS.names:
         vars(details).pop(name, None)
-    components, unsafe = _details_components(details, StableBytes(internals.fx_pickler.get()(gm)))
+    stable = StableBytes(internals.fx_pickler.get()(gm), vouched)
+    components, unsafe = _details_components(details, stable)
     if unsafe:
         return None
     components.update(machine_components())
     if of_threads:
         components["torch.num_threads"] = Component.of_text(str(torch.get_num_threads()))
     try:
-        replaced = overrides()
+        replaced = overrides(vouched)
     except UntoldError:
         return None
     if replaced is not None:
@@ -227,7 +227,7 @@ def _config_component(
         if type(setting) in _SCALARS:
             plain.append((option, type(setting), setting))
         else:
-            others.append((option, _ordered(setting)))
+            others.append((option, _ordered(setting, stable.vouched)))
     data = stable(others)
     known = _last.get(name)
     if known is None or known[0] != (plain, data):
@@ -237,16 +237,16 @@ def _config_component(
     return known[1]
 
 
-def _ordered(value: object) -> object:
+def _ordered(value: object, vouched: Callable[[object], str | None]) -> object:
     """Sets have an order that differs from process to process; functions have a body."""
     if isinstance(value, dict):
-        return [(name, _ordered(value[name])) for name in sorted(value, key=str)]
+        return [(name, _ordered(value[name], vouched)) for name in sorted(value, key=str)]
     if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *map(_ordered, value)]
+        return [type(value).__name__, *(_ordered(each, vouched) for each in value)]
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     if isinstance(value, FunctionType):
-        return value, fingerprint(value)
+        return value, fingerprint(value, parts_of(vouched))
     return value
 
 

@@ -2,17 +2,19 @@
 
 torch puts into its key what such code says of itself (``uuid()``, ``cache_hash``), and bypasses
 graphs for which it says nothing. Most of it says nothing, and is a plain function all of which can
-be seen: its fingerprint stands for it here.
+be seen: its fingerprint stands for it here. Operators that it names are in that by what they are
+made of, as they are where a graph names them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from s3cache.graph._code import UntoldError, told
+from s3cache.graph._definitions import parts_of
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -81,22 +83,30 @@ def custom_passes() -> Iterator[tuple[_Option, object]]:
             yield option, value
 
 
-def why_untold(option: _Option, pass_: object) -> str | None:
+def why_untold(
+    option: _Option, pass_: object, vouched: Callable[[object], str | None]
+) -> str | None:
     """Why it is not known which code ``pass_`` is; ``None`` if it is known."""
     if option.kind is None:
         return "has no uuid()"
     if isinstance(pass_, option.kind):
         return None if pass_.uuid() else "has an empty uuid()"
     try:
-        told(pass_)
+        told(pass_, parts_of(vouched))
     except UntoldError as exc:
         return f"has no uuid(), and {exc}"
     return None
 
 
 @contextlib.contextmanager
-def described_passes() -> Iterator[None]:
-    """While the block runs, users' code that can be told has a ``uuid()``, for torch to ask for."""
+def described_passes(
+    vouched: Callable[[object], str | None] = lambda _: None,
+) -> Iterator[None]:
+    """While the block runs, users' code that can be told has a ``uuid()``, for torch to ask for.
+
+    Args:
+        vouched: the version of an operator that the user vouched for.
+    """
     with contextlib.ExitStack() as stack:
         for option, value in custom_passes():
             if option.kind is None:
@@ -104,18 +114,20 @@ def described_passes() -> Iterator[None]:
             given = getattr(option.config, option.name)
             described: object
             if isinstance(given, (list, tuple)):
-                described = type(given)(_described(option.kind, each) for each in given)
+                described = type(given)(_described(option.kind, each, vouched) for each in given)
             else:
-                described = _described(option.kind, value)
+                described = _described(option.kind, value, vouched)
             stack.enter_context(option.config.patch(**{option.name: described}))
         yield
 
 
-def _described(kind: type[CustomPass], pass_: object) -> object:
+def _described(
+    kind: type[CustomPass], pass_: object, vouched: Callable[[object], str | None]
+) -> object:
     if isinstance(pass_, (kind, str)):
         return pass_
     try:
-        return _standing_in(kind, pass_, told(pass_))
+        return _standing_in(kind, pass_, told(pass_, parts_of(vouched)))
     except UntoldError:
         return pass_
 
@@ -139,20 +151,20 @@ def _standing_in(kind: type[CustomPass], pass_: object, name: str) -> object:
 # -- selective checkpointing
 
 
-def context_hash(context_fn: object) -> object:
+def context_hash(context_fn: object, vouched: Callable[[object], str | None]) -> object:
     """What stands for a ``context_fn`` in a key: its ``cache_hash``, or its fingerprint.
 
     Raises:
         UntoldError: it has neither.
     """
     own = getattr(context_fn, "cache_hash", None)
-    return told(context_fn) if own is None else own
+    return told(context_fn, parts_of(vouched)) if own is None else own
 
 
-def context_hashes(gm: GraphModule) -> list[object]:
+def context_hashes(gm: GraphModule, *, vouched: Callable[[object], str | None]) -> list[object]:
     """Those of all checkpointed regions of a graph, in its order; see :func:`context_hash`."""
     return [
-        context_hash(context_fn)
+        context_hash(context_fn, vouched)
         for module in gm.modules()
         if (context_fn := (getattr(module, "meta", None) or {}).get(internals.CHECKPOINT_CONTEXT))
         is not None

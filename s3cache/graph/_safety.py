@@ -145,7 +145,7 @@ def unsafe_parts(
     """
     return [
         *_process(),
-        *_passes(),
+        *_passes(registered),
         *_graphs(gm, registered),
         *_inputs(inputs),
     ]
@@ -160,7 +160,7 @@ def unsafe_half(gm: GraphModule, registered: Callable[[object], bool]) -> list[U
     """
     judge = _Judge(registered)
     nodes = (judge.graph(module, name) for name, module in graph_modules(gm))
-    return [*_passes(), *itertools.chain.from_iterable(nodes)]
+    return [*_passes(registered), *itertools.chain.from_iterable(nodes)]
 
 
 # -- the process
@@ -200,11 +200,11 @@ def _process() -> Iterator[Unsafe]:
         yield Unsafe("bisecting", "the compiler bisector is at work", "let it finish")
 
 
-def _passes() -> Iterator[Unsafe]:
+def _passes(registered: Callable[[object], bool]) -> Iterator[Unsafe]:
     """User code that rewrites graphs must say which code it is, or be code that can be told."""
     for option, value in custom_passes():
         for pass_ in value if isinstance(value, (list, tuple)) else [value]:
-            why = why_untold(option, pass_)
+            why = why_untold(option, pass_, _versions(registered))
             if why is not None:
                 yield Unsafe(
                     option.code,
@@ -212,6 +212,11 @@ def _passes() -> Iterator[Unsafe]:
                     option.fix,
                     target=_qualified(pass_),
                 )
+
+
+def _versions(registered: Callable[[object], bool]) -> Callable[[object], str | None]:
+    """What is vouched for can be told, whichever its version is."""
+    return lambda function: "" if registered(function) else None
 
 
 # -- the graph
@@ -227,7 +232,7 @@ def _graphs(gm: GraphModule, registered: Callable[[object], bool]) -> Iterator[U
         if context_fn is None:
             continue
         try:
-            context_hash(context_fn)
+            context_hash(context_fn, _versions(registered))
         except UntoldError as exc:
             yield Unsafe(
                 "checkpoint-context",

@@ -63,9 +63,12 @@ class StableBytes:
     switch that off; here it holds for each value anew.
     """
 
-    def __init__(self, pickler: KeyPickler) -> None:
+    def __init__(
+        self, pickler: KeyPickler, vouched: Callable[[object], str | None] = lambda _: None
+    ) -> None:
+        self.vouched = vouched
         self._pickler = pickler
-        self._words = _Words(internals.inherited_reducer(pickler))
+        self._words = _Words(internals.inherited_reducer(pickler), vouched)
         pickler.reducer_override = self._words.reduce
 
     def __call__(self, value: object) -> bytes:
@@ -78,10 +81,15 @@ class StableBytes:
 class _Words:
     """Reducers for what there is most of; everything else is torch's to reduce."""
 
-    def __init__(self, inherited: Callable[[object], object]) -> None:
+    def __init__(
+        self,
+        inherited: Callable[[object], object],
+        vouched: Callable[[object], str | None],
+    ) -> None:
         from torch.fx import GraphModule
 
         self._inherited = inherited
+        self._vouched = vouched
         self._same = internals.same.get()
         self._metadata_of = internals.tensor_metadata.get()
         self._source, self._fake = internals.source.get(), internals.fake_tensor.get()
@@ -98,7 +106,7 @@ class _Words:
         elif isinstance(value, self._source):
             words = self._source_text(value)
         elif isinstance(value, self._graph):
-            words = _graph_parts(value)
+            words = _graph_parts(value, self._vouched)
         elif type(value) is self._script:  # what a graph that takes an object gets while traced
             real = getattr(value, internals.REAL_OBJECT)
             words = _mesh_words(real) if isinstance(real, self._mesh) else None
@@ -136,7 +144,7 @@ class _Words:
         return None
 
 
-def _graph_parts(gm: GraphModule) -> object:
+def _graph_parts(gm: GraphModule, vouched: Callable[[object], str | None]) -> object:
     """As torch's reducer, but the generated code is not compiled to be read."""
     line_of = internals.line_for_global()
     if line_of is None:
@@ -146,7 +154,7 @@ def _graph_parts(gm: GraphModule) -> object:
     parts = {name: value for name, value in vars(gm).items() if name not in generated}
     context_fn = gm.meta.get(internals.CHECKPOINT_CONTEXT) if gm.meta else None
     if context_fn is not None:  # seldom something to pickle
-        words = context_hash(context_fn)
+        words = context_hash(context_fn, vouched)
         parts["meta"] = {**gm.meta, internals.CHECKPOINT_CONTEXT: words}
     described = {name: autograd_words(value) for name, value in code.globals.items()}
     imports = sorted(

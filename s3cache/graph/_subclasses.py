@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from s3cache.graph._code import UntoldError, fingerprint
+from s3cache.graph._definitions import parts_of
 from s3cache.graph._homes import home_of
-from s3cache.graph._operators import parts_of
 from s3cache.graph._reads import closure_of
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component

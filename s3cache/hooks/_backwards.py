@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from s3cache.graph import settings_digest
@@ -47,9 +47,14 @@ class _Thread(threading.local):
 
 
 class Backwards:
-    """Knows what lowers backwards, and has those of hits lowered anew where they do not fit."""
+    """Knows what lowers backwards, and has those of hits lowered anew where they do not fit.
 
-    def __init__(self) -> None:
+    Attributes:
+        vouched: the version of a function or operator that the user vouched for.
+    """
+
+    def __init__(self, vouched: Callable[[object], str | None]) -> None:
+        self.vouched = vouched
         self._thread = _Thread()
 
     def install(self, patches: Patches) -> None:
@@ -92,7 +97,9 @@ class Backwards:
         half = entry.compiled_bw
         if half is None or conditions["lowered"] is None:
             return
-        late = _LateBackward(entry, conditions, self._thread.options, self._thread.compiler)
+        late = _LateBackward(
+            entry, conditions, self._thread.options, self._thread.compiler, self.vouched
+        )
         load = half.post_compile
 
         def post_compile(*args: object, **kwargs: object) -> Function[object]:
@@ -110,7 +117,9 @@ class _LateBackward:
         conditions: Conditions,
         options: Mapping[str, object],
         compiler: Function[Function[object]] | None,
+        vouched: Callable[[object], str | None],
     ) -> None:
+        self._vouched = vouched
         self._module = entry.serialized_bw_module
         self._metadata = entry.runtime_metadata
         self._conditions = conditions
@@ -159,7 +168,8 @@ class _LateBackward:
             stack.enter_context(inductor.patch(**self._options))
             if inductor.cpp_wrapper:
                 stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
-            return settings_digest(of_threads=self._conditions["of_threads"])
+            of_threads = self._conditions["of_threads"]
+            return settings_digest(of_threads=of_threads, vouched=self._vouched)
 
     def _lowered_now(self, args: Sequence[object]) -> Function[object]:
         assert self._compiler is not None

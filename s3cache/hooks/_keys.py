@@ -154,7 +154,7 @@ class KeySeam:
         patches.replace(internals.check_cacheable, self._checker)
         patches.replace(internals.get_hash, self._digester)
         patches.replace(internals.operator_cacheable, _function_accepter)
-        patches.replace(internals.context_hashes, lambda _: context_hashes)
+        patches.replace(internals.context_hashes, self._context_hasher)
 
     def install_fx(self, patches: Patches) -> None:
         """Replace what makes keys of FX graphs."""
@@ -176,6 +176,10 @@ class KeySeam:
             return True
         return os.environ.get("TRITON_CACHE_DIR") != os.path.join(directory, "triton")
 
+    def described_passes(self) -> contextlib.AbstractContextManager[None]:
+        """While it is entered, torch can ask users' passes what they are."""
+        return described_passes(self._registry.version_of)
+
     def components(self, key: str) -> Mapping[str, Component]:
         """What a key that is shared is made of."""
         return self._keys[key].components
@@ -191,7 +195,7 @@ class KeySeam:
             with self._calls.entered(self._calls.current or CacheCall()) as call:
                 call.inputs = inputs
                 try:
-                    with described_passes():
+                    with self.described_passes():
                         made = original(mod, inputs, *args, **kwargs)
                 except Exception as exc:
                     call.reasons = call.reasons or _reasons_for(exc)
@@ -217,6 +221,15 @@ class KeySeam:
                 original(gm)
 
         return check_cacheable
+
+    def _context_hasher(
+        self, _: Callable[[GraphModule], list[object]]
+    ) -> Callable[[GraphModule], list[object]]:
+        # A function, as what it replaces, and nothing that is called like one.
+        def collect_context_fn_hashes(gm: GraphModule) -> list[object]:
+            return context_hashes(gm, vouched=self._registry.version_of)
+
+        return collect_context_fn_hashes
 
     def _digester(
         self, original: Callable[[KeyPickler, object], str]

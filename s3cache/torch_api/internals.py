@@ -320,6 +320,46 @@ Shape(f"{_CACHE}:GenericAOTAutogradResult", AOTResult)
 Shape(f"{_AOT}.aot_autograd_result:BundledCompiledForward", CompiledHalf)
 
 
+#: Functions that pickled entries name, by module: what makes a graph module of its source, the
+#: operators that Inductor takes apart, layouts. Tensors have :func:`rebuilds`.
+UNPICKLED_FUNCTIONS = frozenset(
+    {
+        ("torch._inductor.decomposition", "fast_random_decomps"),
+        ("torch._inductor.decomposition", "select_decomp_table"),
+        ("torch.fx.graph_module", "reduce_graph_module"),
+        ("torch.serialization", "_get_layout"),
+    }
+)
+#: What a pickled tensor names for its content: it unpickles that by any class.
+UNPICKLED_STORAGE = ("torch.storage", "_load_from_bytes")
+
+
+_COMPUTING = frozenset(
+    {
+        "torch._C._fft",
+        "torch._C._linalg",
+        "torch._C._nn",
+        "torch._C._special",
+        "torch.nn.functional",
+    }
+)
+_OPERATORS = "torch._C._VariableFunctionsClass"
+
+
+def computes(module: str, name: str) -> bool:
+    """Whether this is a function over tensors, such as an activation that a subclass keeps.
+
+    Args:
+        module: where it is, or the class, as ``module.name``, whose attribute it is.
+    """
+    return module in _COMPUTING or (module == _OPERATORS and name != "from_file")
+
+
+def rebuilds(module: str, name: str) -> bool:
+    """Whether this function makes a tensor or parameter of its pickled parts."""
+    return module in ("torch._utils", "torch._tensor") and name.startswith("_rebuild_")
+
+
 def loaded(function: Function[object], aot_config: AOTConfig) -> object:
     """What ``try_load`` returns for a hit: with the configuration since torch 2.13."""
     return (function, aot_config) if installed_release() >= (2, 13) else function

@@ -90,7 +90,7 @@ def _keys_of_machine() -> list[list[str | None]]:
     return [replaced, keys()]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_keys_are_the_same_however_early_torch_was_seen(tmp_path: Path) -> None:
     """Without the entry point torch is seen late: by itself it says as little, changed as much."""
     environments = {"early": {}, "late": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}

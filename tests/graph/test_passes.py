@@ -89,6 +89,51 @@ def test_what_torch_sees_in_place_of_a_pass_does_what_that_does() -> None:
         assert not isinstance(inductor.post_grad_custom_pre_pass, CustomGraphPass)
 
 
+@pytest.mark.parametrize(("config", "option"), OPTIONS)
+def test_an_operator_that_a_pass_names_is_in_the_key_by_what_it_is_made_of(
+    config: Any, option: str
+) -> None:
+    """As it would be if the graph called it."""
+
+    def key_with(function: Any, fake: str) -> str | None:
+        library = torch.library.Library("s3cache_passes", "FRAGMENT")
+        try:
+            library.define("op(Tensor x) -> Tensor")
+            library.impl("op", torch.clone, "CPU")
+            torch.library.register_fake("s3cache_passes::op", written(fake), lib=library)
+            with config.patch({option: [function] if option.startswith("_fuse") else function}):
+                (key,) = keys(sine, torch.ones(3))
+            return key
+        finally:
+            library._destroy()
+
+    for body in (
+        "return torch.ops.s3cache_passes.op.default",
+        "return torch.ops.s3cache_passes.op",
+    ):
+        function = written(body, torch=torch)
+        first = key_with(function, "return args[0].clone()")
+        assert first is not None
+        assert key_with(function, "return args[0].clone()") == first
+        assert key_with(function, "return args[0].t()") not in (first, None)
+
+
+def test_an_operator_that_a_pass_names_can_be_vouched_for() -> None:
+    library = torch.library.Library("s3cache_vouched", "FRAGMENT")
+    library.define("op(Tensor x) -> Tensor")
+    fake = written("return args[0] * time()", time=time.time)
+    torch.library.register_fake("s3cache_vouched::op", fake, lib=library)
+    function = written("return torch.ops.s3cache_vouched.op.default", torch=torch)
+    found = []
+    with inductor.patch(post_grad_custom_pre_pass=function):
+        for version in (None, "1", "2"):
+            if version is not None:
+                s3cache.register_cacheable(torch.ops.s3cache_vouched.op, version=version)
+            found += keys(sine, torch.ones(3))
+    assert found[0] is None
+    assert len(set(found)) == 3
+
+
 AT = torch.ops.aten
 
 

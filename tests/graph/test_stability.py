@@ -15,7 +15,7 @@ import s3cache
 from tests.graph import programs
 from tests.support.machines import ROOT, Machine
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(900)
 
 
 def another_prefix(root: Path) -> Path:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.density import dense, scaled
 from tests.support.machines import Machine
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(900), scaled]
 
 
 @pytest.fixture(scope="module")
