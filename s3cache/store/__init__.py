@@ -30,7 +30,7 @@ from s3cache.store._base import (
 )
 
 if TYPE_CHECKING:
-    from s3cache.store._directory import Directory
+    from s3cache.store._directory import Directory, make_parents
     from s3cache.store._file import FileStore, ObjectFiles, Staged, mark_used
     from s3cache.store._latency import LatencyStore
     from s3cache.store._limiting import LimitingStore
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
-        _directory="Directory",
+        _directory="Directory make_parents",
         _file="FileStore ObjectFiles Staged mark_used",
         _latency="LatencyStore",
         _limiting="LimitingStore",
@@ -109,6 +109,7 @@ __all__ = [
     "check_range",
     "is_key",
     "listing",
+    "make_parents",
     "mark_used",
     "open_store",
     "os_errors",

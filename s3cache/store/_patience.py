@@ -69,15 +69,16 @@ class Patience:
         self._end_unused()
 
     def _end_unused(self) -> None:
-        with contextlib.suppress(IndexError):  # others take from the list too
+        with contextlib.suppress(queue.Empty):  # others take from it too
             while self._users <= 0:
-                self._idle.pop().put(None)
+                self._idle.get_nowait().put(None)
 
     def _begin(self) -> None:
         # The threads are the parent's: a child has none, and nothing that hangs.
         self._mutex = threading.Lock()
         self._free = threading.Semaphore(_THREADS)
-        self._idle: list[_Calls] = []  # of threads that have none
+        self._idle: queue.SimpleQueue[_Calls] = queue.SimpleQueue()  # of threads without one
+        self._workers = 0
         self._is_gone = False
         self._hanging: set[_Call] = set()
         self._next_probe = 0.0
@@ -99,13 +100,13 @@ class Patience:
         result: _Result[_T] = _Result(work)
         call = _Call(result.make, is_probe)
         try:
-            self._idle.pop().put(call)
-        except IndexError:
-            try:
-                self._start_worker(call)
-            except RuntimeError:  # no more threads, or none so late: as well as can be
-                self._free.release()
-                return work()
+            self._hand_to_worker(call, deadline)
+        except queue.Empty:
+            self._free.release()
+            raise self._took_longer(limit_s) from None
+        except RuntimeError:  # there is no thread, and none can be had: as well as can be
+            self._free.release()
+            return work()
         try:
             call.done.get(timeout=max(deadline - time.monotonic(), 0))
         except queue.Empty:
@@ -113,10 +114,43 @@ class Patience:
                 raise self._took_longer(limit_s) from None
         return result.get()
 
+    def _hand_to_worker(self, call: _Call, deadline: float) -> None:
+        """Have a thread make the call: one that has nothing to do, else a new one.
+
+        Raises:
+            queue.Empty: no more can be started, as at the exit, and those there are have not come
+                back: what keeps them may hang, and would hang for whoever made it himself.
+            RuntimeError: none can be started, and there are none.
+        """
+        try:
+            idle = self._idle.get_nowait()
+        except queue.Empty:
+            try:
+                self._start_worker(call)
+            except RuntimeError:
+                if not self._workers:
+                    raise
+                idle = self._idle.get(timeout=max(deadline - time.monotonic(), 0))
+            else:
+                return
+        idle.put(call)
+
     def _start_worker(self, call: _Call) -> None:
         calls: _Calls = queue.SimpleQueue()
         calls.put(call)
-        threading.Thread(target=self._work, args=(calls,), name="s3cache-disk", daemon=True).start()
+        thread = threading.Thread(
+            target=self._work, args=(calls,), name="s3cache-disk", daemon=True
+        )
+        self._count_workers(+1)  # before it hangs, and others want to know whether there is one
+        try:
+            thread.start()
+        except RuntimeError:
+            self._count_workers(-1)
+            raise
+
+    def _count_workers(self, more: int) -> None:
+        with self._mutex:
+            self._workers += more
 
     def _work(self, calls: _Calls) -> None:
         self._within.a_call = True
@@ -128,12 +162,13 @@ class Patience:
                 if call.is_probe or not self._hanging:
                     self._is_gone = False
             # Before the caller goes on, whose next call then finds this thread.
-            self._idle.append(calls)
+            self._idle.put(calls)
             self._free.release()
             if self._users <= 0:
                 self._end_unused()
             call.done.put(None)
             del call
+        self._count_workers(-1)
 
     def _may_probe(self) -> float:
         """How long to wait, if now is the time to try again."""

@@ -14,7 +14,7 @@ import pytest
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
-from tests.support.density import dense
+from tests.support.density import dense, sparse
 
 MIB = 1 << 20
 
@@ -41,6 +41,7 @@ class TestS3OnMoto(StoreContract):
         return RawBucket(moto_options)
 
 
+@sparse
 class TestS3InPartsOnMoto(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 

@@ -71,7 +71,7 @@ def run(server: MotoServer, root: Path, first: str) -> subprocess.CompletedProce
         [sys.executable, "-W", "ignore", "-c", *program, f"http://127.0.0.1:{server.port}"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.errors import AccessDeniedError
+from s3cache.errors import AccessDeniedError, ConfigError
 from s3cache.store import S3Options, S3Store
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 from tests.support.waiting import eventually
@@ -89,6 +89,30 @@ async def test_calls_that_began_with_the_old_keys_are_not_cut_off(
     await under_way
 
 
+@pytest.mark.parametrize("planted", ["a pipe", "no end"])
+@pytest.mark.parametrize("what", ["token", "sso/cache/x.json"])
+async def test_what_botocore_would_read_for_ever_is_refused(
+    store: Callable[..., S3Store],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    planted: str,
+) -> None:
+    """... and read on the loop, which would stand still."""
+    place = tmp_path / ".aws" / what
+    place.parent.mkdir(parents=True)
+    if planted == "a pipe":
+        os.mkfifo(place)
+    else:
+        place.touch()
+        os.truncate(place, 100 << 30)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    role = f"role_arn = arn:aws:iam::123456789012:role/r\nweb_identity_token_file = {place}"
+    s3 = store(role if what == "token" else "sso_start_url = https://sso.example")
+    with pytest.raises(ConfigError, match=f"{place}.*(no regular file|bytes, more than)"):
+        await s3.put("key", b"data")
+
+
 def _is_gone(process: int) -> bool:
     """It neither runs nor waits to be reaped."""
     try:
@@ -109,7 +133,7 @@ async def test_a_process_for_credentials_that_hangs_is_ended(
     started = time.monotonic()
     with pytest.raises(AccessDeniedError, match=r"getting credentials failed.*no answer within"):
         await s3.put("key", b"data")
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 100
     (process,) = map(int, (tmp_path / "pids").read_text().split())
     assert await asyncio.to_thread(_is_gone, process)
     said = f'{{"Version": 1, "AccessKeyId": "{GOOD}", "SecretAccessKey": "s"}}'
@@ -138,7 +162,7 @@ async def test_one_that_hangs_when_it_renews_them_is_ended_too(
     started = time.monotonic()
     with pytest.raises(AccessDeniedError, match="no answer within"):
         await s3.put("key", b"data")
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 100
     started_ones = [int(each) for each in (tmp_path / "pids").read_text().split()]
     assert started_ones
     await asyncio.to_thread(eventually, lambda: all(map(_is_gone, started_ones)), 5)
@@ -148,9 +172,9 @@ async def test_a_metadata_service_that_hangs_is_not_waited_for(
     store: Callable[..., S3Store], server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{server.url}/credentials")
-    server.answer = lambda request: Reply(delay_s=30.0)
+    server.answer = lambda request: Reply(delay_s=300.0)
     s3 = store("", read_timeout_s=0.5)
     started = time.monotonic()
     with pytest.raises(AccessDeniedError, match="getting credentials failed"):
         await s3.put("key", b"data")
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 100

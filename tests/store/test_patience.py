@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -112,6 +113,43 @@ def test_few_threads_hang_however_many_call(
     assert disk_threads() - before <= 16
     hang.set()
     eventually(lambda: answers(patience))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_where_no_thread_can_be_started_nobody_hangs_all_the_same(
+    patience: Patience, hang: threading.Event, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """As from Python 3.12 once the interpreter exits: a call waits for the threads there are."""
+    monkeypatch.setattr(Patience, "limit_s", LONG_S if ends else 0.3)
+    entered, asked = threading.Event(), threading.Event()
+
+    def enter() -> None:
+        entered.set()
+        hang.wait(LONG_S)
+
+    def let_go() -> None:
+        asked.wait(LONG_S)
+        hang.set()
+
+    with ThreadPoolExecutor(2) as callers:
+        first = callers.submit(patience.call, enter)
+        callers.submit(let_go)
+        assert entered.wait(LONG_S)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        if ends:
+            asked.set()
+            assert patience.call(threading.get_ident) != threading.get_ident()
+            first.result(LONG_S)
+        else:
+            with pytest.raises((TransientError, CircuitOpenError)):
+                patience.call(hang.wait)
+            with pytest.raises(TransientError):
+                first.result(LONG_S)
+            asked.set()
+
+
+def refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_all_who_use_a_path_share_what_is_known_of_it(

@@ -15,7 +15,9 @@ import pytest
 
 from s3cache.errors import PermanentError, S3CacheError, TransientError
 from s3cache.store import S3Store
+from tests.support.density import cases
 from tests.support.scripted import Reply, Request, ScriptedServer, raw_server
+from tests.support.waiting import LONG_S
 
 MIB = 1 << 20
 REPOSITORY = Path(__file__).parents[2]
@@ -142,6 +144,67 @@ async def test_a_body_is_bounded_whatever_its_headers_say(head: str, open_script
             tracemalloc.stop()
         assert peak < 40 * MIB
         assert sent[0] < 64 * MIB  # what lies in buffers on the way
+
+
+# -- answers
+
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_EARLY = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
+_EMPTY = b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: 0\r\n\r\n'
+_LAST = _EMPTY.replace(b"content-length", b"connection: close\r\ncontent-length")
+ENDLESS = {
+    "continue": (_CONTINUE, _CONTINUE),
+    "early hints": (_EARLY, _EARLY),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"x-more: of the same\r\n"),
+    "a header": (b"HTTP/1.1 200 OK\r\nx: ", b"x"),
+    "answers, when nobody asks any more": (_EMPTY, _EMPTY),
+}
+
+
+@pytest.mark.parametrize("what", cases(ENDLESS, dense_ones=["early hints", "a header"]))
+async def test_a_server_that_never_comes_to_the_point_is_cut_off(
+    what: str, open_scripted: Open
+) -> None:
+    first, more = ENDLESS[what]
+    many = more * (MIB // len(more) + 1)
+    cut_off = asyncio.Event()
+
+    async def serve(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(first)
+        try:
+            while True:
+                writer.write(many)
+                await writer.drain()
+        except ConnectionError:
+            cut_off.set()
+
+    async with raw_server(serve) as url:
+        store = open_scripted(endpoint_url=url)
+        await store.connect()
+        tracemalloc.start()
+        try:
+            if first == _EMPTY:
+                await store.put("k", b"")
+            else:
+                with pytest.raises(TransientError):
+                    await store.put("k", b"")
+            await asyncio.wait_for(cut_off.wait(), LONG_S)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 64 * MIB
+
+
+async def test_a_few_words_before_an_answer_are_none_of_it(open_scripted: Open) -> None:
+    async def serve(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(3 * _CONTINUE + 3 * _EARLY + _LAST)
+        await writer.drain()
+
+    async with raw_server(serve) as url:
+        store = open_scripted(endpoint_url=url)
+        for _ in range(20):
+            await store.put("k", b"")
 
 
 async def test_a_range_of_an_endless_body_is_read_and_no_more(open_scripted: Open) -> None:

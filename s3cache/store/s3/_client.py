@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import platform
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -14,9 +15,12 @@ from s3cache._forks import new_event_loop, threads_are_greenlets
 from s3cache._version import __version__
 from s3cache.store.s3._credentials import bounded_session
 from s3cache.store.s3._errors import no_answer_of_s3
+from s3cache.store.s3._files import check_files
 from s3cache.store.s3._http import http_session
 from s3cache.store.s3._models import model_loader
 from s3cache.store.s3._options import S3Options
+from s3cache.store.s3._place import endpoint_in_use, files_in_use
+from s3cache.store.s3._redirects import region_judge
 
 __all__ = ["CHUNK_BYTES", "S3Body", "new_client"]
 
@@ -98,6 +102,8 @@ async def _entered(options: S3Options) -> Any:
     from aiobotocore.config import AioConfig
     from botocore import UNSIGNED
 
+    bundle = options.ca_bundle or os.environ.get("AWS_CA_BUNDLE") or os.devnull
+    check_files([*files_in_use(options.profile), bundle])
     await asyncio.sleep(0)  # a fork need not wait for the rest too
     s3: dict[str, Any] = {"payload_signing_enabled": True}
     if options.addressing_style != "auto":  # else what ~/.aws/config says
@@ -136,6 +142,8 @@ async def _entered(options: S3Options) -> Any:
     # that some servers and proxies never give. It would also cost a round trip for each write.
     session.events.register_last("before-call.s3", _drop_expect)
     session.events.register_last("before-call.s3.HeadBucket", _take_as_it_is)
+    is_aws = endpoint_in_use(options.endpoint_url, options.profile) is None
+    session.events.register_first("needs-retry.s3", region_judge(is_aws=is_aws))
 
     client = session.client(
         "s3",

@@ -38,6 +38,7 @@ class Clients:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
+        self._url = options.url  # which may read files
         self._make = make
         self._clock = clock
         self._client: Any = None
@@ -58,7 +59,7 @@ class Clients:
         Raises:
             ClosedError: the store is closed, or in use on another event loop.
         """
-        url, loop = self._options.url, asyncio.get_running_loop()
+        url, loop = self._url, asyncio.get_running_loop()
         if self._client is not None and loop is not self._loop:
             raise ClosedError(f"{url} is in use on another event loop; open one for each")
         if self._client is not None and not self._refused:

@@ -12,7 +12,11 @@ from collections.abc import Awaitable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["bounded_session"]
+from s3cache._forks import new_event_loop
+from s3cache.store.s3._errors import translate
+from s3cache.store.s3._options import S3Options
+
+__all__ = ["bounded_session", "credentials_source"]
 
 _T = TypeVar("_T")
 
@@ -94,3 +98,38 @@ async def _reap(children: list[Any]) -> None:
         await asyncio.sleep(_LOOK_EVERY_S)
     for child in children:
         child.close()
+
+
+def credentials_source(options: S3Options, timeout_s: float) -> str | None:
+    """Where the credentials of a client would come from; ``None`` if there are none.
+
+    For a thread of its own: it imports botocore, and runs an event loop.
+
+    Raises:
+        AccessDeniedError: they cannot be had, within ``timeout_s``.
+        PermanentError: botocore cannot use its configuration.
+    """
+    if options.anonymous:
+        return "nowhere: requests are anonymous"
+    if options.access_key is not None:
+        return "the options access_key and secret_key"
+    loop = new_event_loop()
+    try:
+        session = bounded_session(timeout_s)
+        if options.profile is not None:
+            session.set_config_variable("profile", options.profile)
+        found = loop.run_until_complete(session.get_credentials())
+        if found is not None:
+            loop.run_until_complete(_frozen(found, timeout_s))
+    except Exception as error:
+        raise translate(error, op="credentials", store=options.url) from error
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+    return None if found is None else str(found.method)
+
+
+async def _frozen(credentials: Any, timeout_s: float) -> None:
+    """Have those fetched that are fetched when they are first used."""
+    await _within(timeout_s, credentials.get_frozen_credentials())

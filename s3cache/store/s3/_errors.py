@@ -202,6 +202,12 @@ _BY_CLASS: dict[str, tuple[type[StoreError], str, str]] = {
     "BotoCoreError": (PermanentError, "the S3 client refuses", "see the cause"),
 }
 
+_NO_MEMORY: tuple[type[StoreError], str, str] = (
+    PermanentError,
+    "this process has no memory left for it",
+    "give it more",
+)
+
 _CERTIFICATE = (
     PermanentError,
     "the server's certificate is not trusted",
@@ -221,7 +227,10 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     if isinstance(error, S3CacheError):
         return error
     answer = _answer(error)
-    if answer is None:
+    kind, cause, fix = _NO_MEMORY
+    if _is_out_of_memory(error):  # whoever had none, in between: it says nothing of the server
+        detail = type(error).__name__
+    elif answer is None:
         kind, cause, fix = _by_class(error)
         detail = f"{type(error).__name__}: {error}"
     else:
@@ -287,6 +296,12 @@ def _by_class(error: Exception) -> tuple[type[StoreError], str, str]:
     if "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return _CERTIFICATE
     return next((_BY_CLASS[name] for name in names if name in _BY_CLASS), _UNEXPECTED)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, MemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _region_hint(answer: dict[str, Any]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from functools import cache
+from functools import cache, partial
 from typing import Any
+from urllib.parse import urlsplit
 
-from s3cache.errors import TransientError
+from s3cache.errors import ConfigError, TransientError
 
 __all__ = ["http_session"]
 
@@ -14,6 +16,8 @@ __all__ = ["http_session"]
 # character of which may be escaped.
 _MAX_ANSWER_BYTES = 8 << 20
 _CHUNK_BYTES = 64 << 10
+# One, and before it a few that say to wait.
+_MAX_ANSWERS = 16
 
 
 @cache
@@ -27,15 +31,24 @@ def http_session() -> Any:
     It reads no more of an answer than an answer may have, whatever its headers say. botocore reads
     all but the bodies of objects at once, and what is an error is parsed as XML, in ten times the
     memory. The bodies of objects are bounded by who reads them.
+
+    It hears no more answers to one request than a few, whether anybody waits for them or not.
     """
     from aiobotocore.awsrequest import AioAWSResponse
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Session(AIOHTTPSession):  # type: ignore[misc]
+        def _create_connector(self, proxy_url: str | None) -> Any:
+            connector = super()._create_connector(proxy_url)
+            # aiohttp has no public place to say with what a connection's bytes are read.
+            connector._factory = partial(_listener(), loop=asyncio.get_running_loop())
+            return connector
+
         async def _get_session(self, proxy_url: str | None) -> Any:
             return _Straight(await super()._get_session(proxy_url))
 
         async def send(self, request: Any) -> Any:
+            _check_proxy(self._proxy_config.proxy_url_for(request.url))
             is_object, request.stream_output = request.stream_output, True
             try:
                 answer = await super().send(request)
@@ -50,6 +63,62 @@ def http_session() -> Any:
             return AioAWSResponse(answer.url, answer.status_code, headers, _Body(body))
 
     return Session
+
+
+def _check_proxy(proxy: str | None) -> None:
+    """Refuse what aiohttp cannot read: its errors, and Python's, repeat it with the password.
+
+    Raises:
+        ConfigError: it is no URL of an HTTP proxy.
+    """
+    from yarl import URL
+
+    if proxy is None:
+        return
+    try:
+        url = URL(proxy)
+        # Python reads more strictly than yarl does in some places.
+        is_proxy = url.scheme in ("http", "https") and urlsplit(proxy).port == url.explicit_port
+        is_proxy = is_proxy and bool(url.host) and "@" not in url.path
+    except ValueError:
+        is_proxy = False
+    if not is_proxy:
+        raise ConfigError(
+            "option proxy, or HTTP_PROXY or HTTPS_PROXY",
+            "is no URL of an HTTP proxy",
+            "write it as http://host:port, and '/', '@' and ':' in a password as %2F, %40 and %3A",
+        )
+
+
+@cache
+def _listener() -> Any:
+    """The class of what listens at a connection, until too much comes that was not asked for.
+
+    aiohttp queues each answer of the kind that is not the last (``100 Continue``) until somebody
+    looks, and whatever comes on a connection that nobody uses: 2.7 GiB in 6.5 s.
+    """
+    from aiohttp import ServerDisconnectedError
+    from aiohttp.client_proto import ResponseHandler
+
+    class Listener(ResponseHandler):
+        _answers = 0
+
+        def set_response_params(self, **params: Any) -> None:
+            self._answers = 0
+            super().set_response_params(**params)
+
+        def feed_data(self, *answer: Any) -> None:
+            self._answers += 1
+            if self._answers <= _MAX_ANSWERS:
+                super().feed_data(*answer)
+            elif self._answers == _MAX_ANSWERS + 1:
+                self.set_exception(
+                    ServerDisconnectedError(f"cut off: more than {_MAX_ANSWERS} answers to one")
+                )
+                if self.transport is not None:
+                    self.transport.abort()
+
+    return Listener
 
 
 class _Straight:

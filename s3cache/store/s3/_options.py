@@ -168,7 +168,7 @@ class S3Options:
     @property
     def url(self) -> str:
         """For messages and for :func:`~s3cache.store.parse_url`: the identity, and leave to go."""
-        exposed = is_exposed(endpoint_in_use(self.endpoint_url, self.profile))
+        exposed = is_exposed(endpoint_in_use(self.endpoint_url, self.profile), self.proxy)
         return f"{self.identity}&allow_http=true" if exposed else self.identity
 
 
@@ -281,10 +281,11 @@ def _check_credentials(options: S3Options) -> None:
 def _check_transport(options: S3Options) -> None:
     if options.allow_http or (options.anonymous and options.sse != "C"):
         return
-    if is_exposed(endpoint_in_use(options.endpoint_url, options.profile)):
+    if is_exposed(endpoint_in_use(options.endpoint_url, options.profile), options.proxy):
         raise ConfigError(
             "option endpoint_url",
-            "is plain http to another machine: what is sent there can be read and changed",
-            "use https (ca_bundle=... for a certificate of your own), or allow_http=true where "
-            "the network is yours alone",
+            "is plain http to another machine, or to this one through a proxy elsewhere: what is "
+            "sent there can be read and changed",
+            "use https (ca_bundle=... for a certificate of your own), name this machine in "
+            "NO_PROXY, or give allow_http=true where the network is yours alone",
         )

@@ -12,10 +12,13 @@ import configparser
 import ipaddress
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote, urlsplit
 
-__all__ = ["endpoint_in_use", "is_exposed", "place_query"]
+from s3cache.store.s3._files import small_file
+
+__all__ = ["endpoint_in_use", "files_in_use", "is_exposed", "partition_region", "place_query"]
 
 # S3 itself, in any region and by any of its names.
 _AWS = re.compile(r"s3(-fips|-accelerate)?([.-]dualstack)?([.-][a-z0-9-]+)?\.amazonaws\.com(\.cn)?")
@@ -44,6 +47,16 @@ def endpoint_in_use(endpoint_url: str | None, profile: str | None) -> str | None
     return named or next(_of_profile("endpoint_url", profile), None)
 
 
+def files_in_use(profile: str | None) -> Iterator[str]:
+    """The files, and directories of files, that botocore reads to find credentials."""
+    yield from _profile_files()
+    yield os.path.expanduser("~/.aws/sso/cache")
+    yield from _of_profile("web_identity_token_file", profile)
+    for variable in ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
+        if named := os.environ.get(variable):
+            yield named
+
+
 def place_query(endpoint: str | None, region: str | None, profile: str | None) -> str:
     """The query of a URL that says which server it is, in one way; empty for AWS at large."""
     server = _canonical(endpoint) if endpoint else ""
@@ -54,23 +67,55 @@ def place_query(endpoint: str | None, region: str | None, profile: str | None) -
     else:
         found = region or os.environ.get("AWS_DEFAULT_REGION") or ""
         found = found or next(_of_profile("region", profile), "")
-    for beginning, one in _PARTITIONS.items():
-        if found.startswith(beginning):
-            return f"?region={one}"
-    return ""
+    one = partition_region(found)
+    return f"?region={one}" if one else ""
 
 
-def is_exposed(endpoint: str | None) -> bool:
-    """Whether what is sent there can be read on the way: by http, and not to this machine."""
+def partition_region(region: str) -> str:
+    """One region, always the same, of the partition that ``region`` is in; empty for ``aws``."""
+    return next((one for start, one in _PARTITIONS.items() if region.startswith(start)), "")
+
+
+def is_exposed(endpoint: str | None, proxy: str | None = None) -> bool:
+    """Whether what is sent there can be read on the way: by http, and not to this machine.
+
+    What a proxy elsewhere is asked for goes there, and "this machine" is then that one.
+
+    Args:
+        proxy: as it was given to us; else botocore takes one from the environment.
+    """
     if endpoint is None or urlsplit(endpoint).scheme != "http":
         return False
-    host = urlsplit(endpoint).hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return False
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    if not _is_loopback(urlsplit(endpoint).hostname or ""):
         return True
+    proxy = proxy or _proxy_of_environment(endpoint)
+    return proxy is not None and not _is_loopback(_host_of(proxy))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _proxy_of_environment(endpoint: str) -> str | None:
+    """The proxy by which botocore sends what goes to a server by http."""
+    if sys.platform != "darwin" and "http_proxy" not in map(str.lower, os.environ):
+        return None  # so urllib need not be imported
+    from urllib.request import getproxies, proxy_bypass
+
+    proxy = getproxies().get("http")
+    return None if proxy is None or proxy_bypass(urlsplit(endpoint).netloc) else proxy
+
+
+def _host_of(proxy: str) -> str:
+    try:
+        return urlsplit(proxy if "//" in proxy else f"//{proxy}").hostname or ""
+    except ValueError:  # it cannot be used, which whoever uses it says
+        return ""
 
 
 def _canonical(url: str) -> str:
@@ -101,8 +146,7 @@ def _of_profile(option: str, profile: str | None) -> Iterator[str]:
     """What the profile in use says, first for S3 and then for all services."""
     # The order of these two is botocore's.
     name = profile or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
-    config = _sections(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
-    keys = _sections(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
+    config, keys = map(_sections, _profile_files())
     section = config.get(f"profile {name}" if name and name != "default" else "default", {})
     section = {**section, **keys.get(name or "default", {})}
     services = config.get(f"services {section.get('services')}", {})
@@ -114,12 +158,24 @@ def _of_profile(option: str, profile: str | None) -> Iterator[str]:
         yield section[option]
 
 
+def _profile_files() -> tuple[str, str]:
+    named = (
+        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+    )
+    config, keys = (os.path.expanduser(os.path.expandvars(path)) for path in named)
+    return config, keys
+
+
 def _sections(path: str) -> Mapping[str, Mapping[str, str]]:
-    """A file of settings; nothing where it cannot be read, which botocore will say."""
+    """A file of settings; nothing where it cannot be read, which botocore will say.
+
+    Raises:
+        ConfigError: it is far larger than such a file is, or its file system hangs.
+    """
     parser = configparser.RawConfigParser(strict=False, default_section="")
     try:
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
-            parser.read_file(file)
+        parser.read_string(small_file(path).decode("utf-8"))
     except (OSError, UnicodeDecodeError, configparser.Error):
         return {}
     # 'profile "a b"' may be written with quotes.

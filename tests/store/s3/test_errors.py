@@ -197,3 +197,13 @@ def test_absent(status: int, code: str, absent: bool) -> None:
 )
 def test_refused_condition(error: Exception, refused: bool) -> None:
     assert refuses_condition(error) is refused
+
+
+def test_what_this_process_has_no_memory_for_says_nothing_of_the_server() -> None:
+    """It is not tried again, and no breaker counts it, whoever came between."""
+    outer = boto.HTTPClientError(error=MemoryError())
+    outer.__context__ = MemoryError()
+    for error in (MemoryError(), outer):
+        found = translated(error)
+        assert type(found) is PermanentError
+        assert "memory" in str(found)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING
 
 import pytest
+from botocore.loaders import create_loader
 
 from s3cache.errors import ConfigError
 from s3cache.store import S3Options
@@ -42,6 +44,9 @@ def _configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config").write_text(CONFIG)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    for variable in ("http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +67,21 @@ def test_a_profile_says_where_a_bucket_is(
     if profile:
         monkeypatch.setenv("AWS_PROFILE", profile)
         assert S3Options("bucket").identity == f"s3://bucket{query}"
+
+
+@pytest.mark.parametrize("name", ["config", "credentials"])
+def test_a_file_that_never_ends_is_not_read(tmp_path: Path, name: str) -> None:
+    os.truncate(tmp_path / name, 100 << 30)
+    with pytest.raises(ConfigError, match=f"{name}: has 107374182400 bytes"):
+        S3Options("bucket").identity  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["config", "credentials"])
+def test_nobody_waits_at_a_pipe(tmp_path: Path, name: str) -> None:
+    """botocore passes it by too."""
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert S3Options("bucket").identity == "s3://bucket"
 
 
 def test_botocore_finds_the_same_server() -> None:
@@ -171,7 +191,78 @@ def test_plain_http_to_other_machines_has_to_be_allowed(host: str) -> None:
         S3Options("bucket", endpoint_url=endpoint, anonymous=True, sse="C", sse_c_key=bytes(32))
 
 
+ELSEWHERE = "http://proxy.example:3128"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HTTP_PROXY": ELSEWHERE},
+        {"http_proxy": ELSEWHERE},
+        {"HTTP_PROXY": "user:secret@proxy.example:3128"},
+        {"HTTP_PROXY": "https://10.0.0.1"},
+        {"HTTP_PROXY": ELSEWHERE, "NO_PROXY": "example"},
+    ],
+)
+def test_by_a_proxy_elsewhere_plain_http_leaves_this_machine(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... with all that is signed, and the proxy's idea of this machine is its own."""
+    endpoint = "http://localhost:9000"
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match="NO_PROXY"):
+        S3Options("bucket", endpoint_url=endpoint)
+    assert "allow_http=true" in S3Options("bucket", endpoint_url=endpoint, allow_http=True).url
+    assert S3Options("bucket", endpoint_url=endpoint, anonymous=True)
+    assert S3Options("bucket", endpoint_url="https://localhost:9000")
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    assert S3Options("bucket", endpoint_url=endpoint)
+    with pytest.raises(ConfigError, match="NO_PROXY"):
+        S3Options("bucket", endpoint_url=endpoint, proxy=ELSEWHERE)
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:3128", "localhost:3128", "http://[::1]:1"])
+def test_a_proxy_on_this_machine_is_as_good_as_the_machine(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    assert S3Options("bucket", endpoint_url="http://localhost:9000")
+
+
+@pytest.mark.parametrize(
+    "no_proxy", ["", "*", "localhost", "localhost:9000", "127.0.0.1", ".localhost", "127.0.0.0/8"]
+)
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:9000", "minio.localhost", "[::1]:1"])
+def test_botocore_finds_the_same_proxy(
+    host: str, no_proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.utils import get_environ_proxies
+
+    monkeypatch.setenv("HTTP_PROXY", ELSEWHERE)
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    if get_environ_proxies(f"http://{host}"):
+        with pytest.raises(ConfigError, match="NO_PROXY"):
+            S3Options("bucket", endpoint_url=f"http://{host}")
+    else:
+        assert S3Options("bucket", endpoint_url=f"http://{host}")
+
+
 def test_plain_http_that_the_environment_names_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
     with pytest.raises(ConfigError, match="plain http"):
         S3Options("bucket")
+
+
+def test_partitions_are_told_apart_as_botocore_tells_them() -> None:
+    partitions = create_loader().load_data("partitions")["partitions"]
+    places = [
+        {
+            S3Options("bucket", region=region).identity
+            for region in partition["regions"]
+            if "global" not in region
+        }
+        for partition in partitions
+    ]
+    assert all(len(place) == 1 for place in places)
+    assert len(set.union(*places)) == len(partitions) > 5

@@ -1,0 +1,246 @@
+"""S3 may send a request on to another region of its own, in the same partition; nobody else may.
+
+Here S3 is a proxy that ends the tunnels to it, and notes for which server each was.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from s3cache.errors import PermanentError
+from s3cache.store import S3Options, S3Store
+from tests.support.density import cases
+from tests.support.scripted import Reply, Request, ScriptedServer
+
+HOME = "bucket.s3.eu-west-1.amazonaws.com"
+SERVERS = [HOME, "bucket.s3.eu-central-1.amazonaws.com", "*.amazonaws.com.cn"]
+FOUND = (
+    b'HTTP/1.1 206 Partial\r\netag: "e"\r\ncontent-range: bytes 0-2/3\r\ncontent-length: 3\r\n\r\n'
+    b"abc"
+)
+
+
+class S3:
+    """Answers what ``answer`` says to the head of a request, whichever server is asked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.asked: list[str] = []  # servers, as tunnels to them were asked for
+        self.heads: list[str] = []
+        self.answer: Callable[[str], bytes] = lambda head: FOUND
+        self.certificate = directory / "certificate.pem"
+        self._tls = self._certify(directory / "key.pem")
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.proxy = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._serving = threading.Thread(target=self._serve)
+        self._serving.start()
+
+    def _certify(self, key_file: Path) -> ssl.SSLContext:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "S3")])
+        now = dt.datetime.now(dt.timezone.utc)
+        day = dt.timedelta(days=1)
+        names = x509.SubjectAlternativeName([x509.DNSName(server) for server in SERVERS])
+        certificate = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - day)
+            .not_valid_after(now + day)
+            .add_extension(names, critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        key_file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(self.certificate, key_file)
+        return tls
+
+    def _serve(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listening.accept()
+                with suppress(OSError):
+                    self._tunnel(connection)
+
+    def _tunnel(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(20)
+            method, target, *_ = _head(connection).split(" ")
+            self.asked.append(f"{method} {target}")
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            with self._tls.wrap_socket(connection, server_side=True) as inner:
+                head = _head(inner)
+                self.heads.append(head)
+                answer = self.answer(head)
+                inner.sendall(answer.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1))
+
+    def stop(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._serving.join()
+
+
+def _head(connection: socket.socket) -> str:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        if not (byte := connection.recv(1)):
+            raise ConnectionResetError
+        head += byte
+    return head.decode("latin-1")
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[S3]:
+    s3 = S3(tmp_path)
+    yield s3
+    s3.stop()
+
+
+def options(s3: S3) -> S3Options:
+    return S3Options(
+        "bucket",
+        region="eu-west-1",
+        access_key="testing",
+        secret_key="testing-secret",
+        session_token="token",
+        proxy=s3.proxy,
+        ca_bundle=str(s3.certificate),
+    )
+
+
+def by_header(region: str, head: str) -> bytes:
+    return answered("301 Moved", {"x-amz-bucket-region": region}, "PermanentRedirect")
+
+
+def by_error(region: str, head: str) -> bytes:
+    return answered("400 Bad", {}, "AuthorizationHeaderMalformed", f"<Region>{region}</Region>")
+
+
+def by_head_of_bucket(region: str, head: str) -> bytes:
+    if head.startswith("HEAD"):
+        return answered("301 Moved", {"x-amz-bucket-region": region}, "")
+    return answered("301 Moved", {}, "PermanentRedirect")
+
+
+def answered(status: str, headers: dict[str, str], code: str, more: str = "") -> bytes:
+    body = f"<Error><Code>{code}</Code>{more}</Error>".encode() if code else b""
+    lines = [f"HTTP/1.1 {status}", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+WAYS: dict[str, Callable[[str, str], bytes]] = {
+    "header": by_header,
+    "error": by_error,
+    "HEAD of the bucket": by_head_of_bucket,
+}
+OTHER_PARTITIONS = [
+    "cn-north-1",
+    "us-gov-west-1",
+    "us-iso-east-1",
+    "us-isob-east-1",
+    "eu-isoe-west-1",
+    "eusc-de-east-1",
+]
+LOOK_ALIKES = [
+    "us-east-1.evil.com",
+    "evil.com/",
+    "evil.com#",
+    "a@evil.com",
+    "eu-central-1&#10;",
+    "eu-central-1:443",
+    "EU-CENTRAL-1",
+    "\uff45u-central-1",  # a wide e, which NFKC makes an e
+    "evil.com\u2100",  # a/c by NFKC: the host ends before
+    "evil\u3002com",  # a full stop to IDNA
+    "x" * 64,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_another_region_of_the_partition_is_asked(way: str, s3: S3) -> None:
+    def answer(head: str) -> bytes:
+        if "/eu-central-1/" in head:
+            return FOUND
+        return WAYS[way]("eu-central-1", head)
+
+    s3.answer = answer
+    store = S3Store(options(s3))
+    try:
+        assert await store.get("k") == b"abc"
+        assert s3.asked[-1] == "CONNECT bucket.s3.eu-central-1.amazonaws.com:443"
+        asked = len(s3.asked)
+        assert await store.get("k") == b"abc"
+        assert s3.asked[asked:] == s3.asked[-1:]  # at once
+    finally:
+        await store.aclose()
+
+
+_SOME = {"cn-north-1", "us-gov-west-1", "us-east-1.evil.com", "eu-central-1&#10;", "evil.com\u2100"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "region", cases(REFUSED := [*OTHER_PARTITIONS, *LOOK_ALIKES], dense_ones={*REFUSED} - _SOME)
+)
+async def test_nobody_else_is_asked_and_nothing_is_remembered(
+    region: str, way: str, s3: S3
+) -> None:
+    s3.answer = lambda head: WAYS[way](region, head)
+    store = S3Store(options(s3))
+    try:
+        with pytest.raises(PermanentError, match=r"region|elsewhere"):
+            await store.get("k")
+        assert set(s3.asked) == {f"CONNECT {HOME}:443"}
+        s3.answer = lambda head: FOUND
+        assert await store.get("k") == b"abc"
+        assert set(s3.asked) == {f"CONNECT {HOME}:443"}
+        assert all("/eu-west-1/s3/" in head for head in s3.heads)
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.parametrize("region", ["RegionOne", "us_east.2", "cn-hangzhou"])
+async def test_a_server_that_was_named_may_have_regions_of_other_names(
+    region: str, server: ScriptedServer, open_scripted: Callable[..., S3Store]
+) -> None:
+    def answer(request: Request) -> Reply:
+        if f"/{region}/s3/".lower() in request.headers["authorization"]:
+            return Reply(206, {"content-range": "bytes 0-2/3", "etag": '"e"'}, b"abc")
+        return Reply(301, {"x-amz-bucket-region": region})
+
+    server.answer = answer
+    assert await open_scripted().get("k") == b"abc"
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("region", ["a/b", "a&#10;b", "a,b", ""])
+async def test_what_is_no_region_is_not_signed_for(
+    region: str, server: ScriptedServer, open_scripted: Callable[..., S3Store]
+) -> None:
+    error = f"<Error><Code>PermanentRedirect</Code><Region>{region}</Region></Error>".encode()
+    server.answer = lambda request: Reply(301, {}, error)
+    store = open_scripted()
+    with pytest.raises(PermanentError, match="region"):
+        await store.get("k")
+    server.answer = lambda request: Reply(
+        206, {"content-range": "bytes 0-2/3", "etag": '"e"'}, b"abc"
+    )
+    assert await store.get("k") == b"abc"
+    assert all("/us-east-1/s3/" in request.headers["authorization"] for request in server.requests)
