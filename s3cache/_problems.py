@@ -28,7 +28,7 @@ logger = logging.getLogger("s3cache")
 
 def reason_for(error: Exception) -> Reason:
     """The reason that a miss, or a refused save, gives for ``error``."""
-    if isinstance(error, StoreError) and _is_lacking(error):
+    if isinstance(error, MemoryError) or (isinstance(error, _OURS) and _is_lacking(error)):
         return Reason.MACHINE
     for kind, reason in _REASONS:
         if isinstance(error, kind):
@@ -39,6 +39,8 @@ def reason_for(error: Exception) -> Reason:
 def _is_lacking(error: BaseException) -> bool:
     """Whether the system said so to whoever raised this, however many libraries are in between."""
     while (before := error.__cause__ or error.__context__) is not None:
+        if isinstance(before, MemoryError):
+            return True
         if isinstance(before, OSError) and before.errno in _LACKING:
             return True
         error = before
@@ -52,7 +54,8 @@ def is_machines_trouble(error: BaseException | None) -> bool:
             return True
         if isinstance(error, OSError) and error.errno in _TROUBLE:
             return True
-        # The dynamic loader says it in words: no room, or a file system without execution.
+        # The dynamic loader says it in words: no room, a file system without execution, a library
+        # that is not installed, or is too old, of those that a kernel is linked to.
         if isinstance(error, (OSError, ImportError)) and any(
             words in str(error) for words in _TROUBLE_IN_WORDS
         ):
@@ -81,7 +84,14 @@ _TROUBLE_IN_WORDS = (
     "annot allocate memory",
     "Too many open files",
     "No usable temporary directory",
+    "cannot open shared object file",  # glibc
+    "' not found (required by",  # ... of a version, as GLIBC_2.38
+    "Error loading shared library",  # musl
+    "Library not loaded",  # macOS
 )
+
+# What is raised in the place of other errors.
+_OURS = (StoreError, ClosedError)
 
 # The first that fits.
 _REASONS: tuple[tuple[type[Exception], Reason], ...] = (
@@ -119,4 +129,4 @@ class Problems:
             self._warned.add(kind)
         # A mistake of ours needs its traceback; other people's trouble does not.
         ours = error if reason is Reason.ERROR else None
-        logger.warning("s3cache: %s: %s", text, error or type(error).__name__, exc_info=ours)
+        logger.warning("s3cache: %s: %s", text, str(error) or type(error).__name__, exc_info=ours)

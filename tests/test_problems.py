@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache._problems import is_machines_trouble
+from s3cache._problems import is_machines_trouble, reason_for
+from s3cache.errors import ClosedError, PermanentError
+from s3cache.stats import Reason
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def chained(error: BaseException) -> RuntimeError:
@@ -45,3 +54,58 @@ def test_what_a_machine_lacks_is_no_fault_of_an_entry(error: Exception) -> None:
 def test_other_errors_are(error: Exception) -> None:
     assert not is_machines_trouble(error)
     assert not is_machines_trouble(chained(error))
+
+
+@pytest.mark.parametrize("outer", [PermanentError("the client refuses"), ClosedError("no thread")])
+@pytest.mark.parametrize("lacking", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])
+def test_what_is_wanting_is_the_reason_whatever_is_raised_for_it(
+    lacking: Exception, outer: Exception
+) -> None:
+    outer.__cause__ = lacking
+    assert reason_for(outer) is Reason.MACHINE
+    assert reason_for(MemoryError()) is Reason.MACHINE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the dynamic loader is that of Linux")
+@pytest.mark.parametrize("lacking", ["a library", "a version of a library"])
+def test_nor_is_a_library_that_a_kernel_needs_and_the_machine_has_not(
+    tmp_path: Path, lacking: str
+) -> None:
+    """As libgomp in a small image, or the C library of an older system."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    needed, kernel = tmp_path / "libneeded.so", tmp_path / "kernel.so"
+    versions = tmp_path / "versions"
+    versions.write_text("NEW_2 { global: *; };\n")
+    build(needed, "int needed() { return 1; }", f"-Wl,--version-script={versions}")
+    build(kernel, "int needed(); int kernel() { return needed(); }", str(needed))
+    load_elsewhere(kernel)  # it is sound, and loads where there is what it needs
+    if lacking == "a library":
+        needed = needed.rename(tmp_path / "elsewhere")
+    else:
+        versions.write_text("OLD_1 { global: *; };\n")
+        needed.unlink()
+        build(needed, "int needed() { return 1; }", f"-Wl,--version-script={versions}")
+    with pytest.raises(OSError, match=r"libneeded|NEW_2") as raised:
+        load_elsewhere(kernel)
+    assert is_machines_trouble(raised.value)
+    assert is_machines_trouble(chained(raised.value))
+
+
+def build(target: Path, source: str, *options: str) -> None:
+    """A shared library of C++."""
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-x", "none", *options, "-o", str(target)],
+        input=source.encode(),
+        check=True,
+    )
+
+
+def load_elsewhere(library: Path) -> None:
+    """Load it in a process that has loaded nothing yet; raises what that one met."""
+    script = "import ctypes, sys\ntry: ctypes.CDLL(sys.argv[1])\nexcept OSError as e: print(e)"
+    said = subprocess.run(
+        [sys.executable, "-c", script, str(library)], capture_output=True, text=True, check=True
+    )
+    if said.stdout:
+        raise OSError(said.stdout.strip())

@@ -323,6 +323,11 @@ class DiskTier:
         with os_errors("pending", self.url):
             return self._ours(self._pending.mine(self._namespace))
 
+    def recorded(self) -> set[str]:
+        """Names of this tier that any process, dead or alive, has recorded as to be uploaded."""
+        with os_errors("recorded", self.url):
+            return {*self._ours([*filter(self._is_ours, self._pending.everybodys())])}
+
     def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]:
         """Take over what processes that are gone have left to upload; returns the names.
 
@@ -349,9 +354,16 @@ class DiskTier:
         with os_errors("note", self.url, name):
             return self._pending.note_of(self._namespace + name)
 
-    def close(self) -> None:
-        """Let go of what is not uploaded, for another process to adopt; record nothing more."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Let go of what is not uploaded, for another process to adopt; record nothing more.
+
+        Args:
+            timeout_s: the longest to wait, for tiers that do not wait for a disk that hangs.
+        """
         self._pending.close()
+
+    def _is_ours(self, key: str) -> bool:
+        return key.startswith(self._namespace)
 
     def _ours(self, keys: list[str]) -> list[str]:
         return [key[len(self._namespace) :] for key in keys]

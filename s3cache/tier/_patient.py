@@ -119,6 +119,9 @@ class PatientDiskTier(DiskTier):
     def pending(self) -> list[str]:
         return self._wait(super().pending)
 
+    def recorded(self) -> set[str]:
+        return self._wait(super().recorded)
+
     def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]:
         adopt = super().adopt
         return self._wait(lambda: adopt(limit, but))
@@ -131,8 +134,10 @@ class PatientDiskTier(DiskTier):
         note = super().note
         return self._wait(lambda: note(name))
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Let go as :meth:`DiskTier.close` does, unless the disk hangs: then when it is back."""
+        limit_s = self._patience.limit_s
+        less_s = limit_s - min(limit_s if timeout_s is None else timeout_s, limit_s)
         with contextlib.suppress(StoreError):
-            self._wait(super().close)
+            self._patience.call(super().close, more_s=-less_s)
         self._patience.release()

@@ -12,28 +12,39 @@ gone, and while holding it moves the records to its own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from s3cache._forks import call_in_child, close_unshared, open_unshared
+from s3cache._forks import call_in_child, close_unshared
 from s3cache.errors import ClosedError, ConfigError
 from s3cache.store import Directory, Staged
+from s3cache.tier._own import open_own
 
 __all__ = ["Pending"]
 
 _LOCK = ".lock"
 # What a note begins with, and no frame does.
 _NOTE = b"s3cache note\n"
+# For a note that was cut short: nobody can read it, and do other than its writer wanted.
+_CUT = b"a note that was cut short"
 _MAX_NOTE_BYTES = 64 << 10
+# A pipe is not waited at for somebody to write.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 # A new owner locks its directory right after making it; a directory without a lock file is left
 # alone for that long.
 _GRACE_S = 60.0
+
+
+# What is in the place of a lock cannot be opened, nor removed.
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.ENOTEMPTY, errno.EEXIST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +122,23 @@ class Pending:
         if owner is None:
             return None
         try:
-            fd = os.open(_record(name), os.O_RDONLY | os.O_CLOEXEC, dir_fd=owner.directory.fd)
+            fd = os.open(_record(name), _READ, dir_fd=owner.directory.fd)
         except FileNotFoundError:
             return None
-        with os.fdopen(fd, "rb") as file:
-            if file.read(len(_NOTE)) != _NOTE:  # a link to the object
-                return b""
-            return file.read(_MAX_NOTE_BYTES)
+        except OSError as exc:
+            if exc.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+                raise
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            head = os.read(fd, len(_NOTE))
+            if head == _NOTE:
+                return os.read(fd, _MAX_NOTE_BYTES) or _CUT
+            # Else it is a link to the object, or an empty file in the place of one.
+            return _CUT if head and _NOTE.startswith(head) else b""
+        finally:
+            os.close(fd)
 
     def remove(self, name: str) -> None:
         """Forget our record of ``name``, if there is one."""
@@ -158,7 +179,12 @@ class Pending:
                         continue
                     if limit is not None and len(adopted) >= limit:
                         return adopted
-                    _move(name, directory, self._own().directory)
+                    try:
+                        _move(name, directory, (target := self._own().directory))
+                    except FileNotFoundError:
+                        if target.is_removed():
+                            raise
+                        continue  # the record is gone, and no reason to leave the others
                     adopted.append(name)
                 self._remove_if_empty(owner, directory)
             except FileNotFoundError:  # the directory was removed under us
@@ -249,11 +275,15 @@ class Pending:
     def _try_lock(self, owner: str, directory: Directory) -> int | None:
         """Lock the owner's directory, or ``None``: it lives, or it is gone or not ready."""
         try:
-            fd = open_unshared(_LOCK, os.O_RDWR, dir_fd=directory.fd)
+            fd = open_own(directory, _LOCK, os.O_RDWR)
         except FileNotFoundError:
             with contextlib.suppress(OSError):
                 if time.time() - os.fstat(directory.fd).st_mtime > _GRACE_S:
-                    self._remove(owner)
+                    self._remove_or_mend(owner, directory)
+            return None
+        except OSError as exc:
+            if exc.errno not in _NOT_OURS:
+                raise
             return None
         locked = False
         try:
@@ -266,6 +296,19 @@ class Pending:
             if not locked:
                 close_unshared(fd)
         return fd if locked else None
+
+    def _remove_or_mend(self, owner: str, directory: Directory) -> None:
+        """Remove a directory that has lost its lock, or give it a new one for its records' sake.
+
+        Should its owner live, what it uploads is uploaded twice, which does no harm.
+        """
+        try:
+            self._remove(owner)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(_LOCK, flags, 0o600, dir_fd=directory.fd))
 
     def _forget(self) -> None:
         # The lock and the records stay the parent's.
@@ -284,7 +327,19 @@ def _move(name: str, source: Directory, target: Directory) -> None:
 
 
 def _records(directory: Directory, prefix: str) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for record in os.listdir(directory.fd):
-            if record[0] != "." and (name := unquote(record)).startswith(prefix):
-                yield name
+    """Names of which there is a record; what is no file is none."""
+    for record in _files(directory):
+        if record[0] != "." and (name := unquote(record)).startswith(prefix):
+            yield name
+
+
+def _files(directory: Directory) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):  # the directory was removed
+        # Opened anew: who reads a directory moves a place in it that all users of ``fd`` share.
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd)
+        try:
+            with os.scandir(fd) as entries:
+                return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        finally:
+            os.close(fd)
+    return []

@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import copy
+import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from s3cache.errors import (
     CorruptError,
     DownloadTimeoutError,
     S3CacheError,
+    TruncatedError,
     UntrustedError,
 )
 from s3cache.frame import Frame, Judge
@@ -32,11 +35,13 @@ from s3cache.store import (
     RetryingStore,
     RetryPolicy,
     Store,
+    listing,
 )
 from s3cache.tier._disk import RestingDisk
 from s3cache.transfer import (
     SMALL_BYTES,
     Batches,
+    Deadline,
     Prefetch,
     Prefetches,
     UploadLimits,
@@ -52,8 +57,15 @@ _T = TypeVar("_T")
 _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
+_REMOVED_AT_ONCE = 16
 # Servers that answer do so sooner; what comes later lands on the disk all the same.
 _PROBE_WAIT_S = 0.5
+# A server that has not answered for so long in all costs this process no more than such moments.
+SILENCE_AT_MOST_S = 20.0
+# Of what is larger it is first asked whose it is; hardly any entry is.
+_USUAL_BYTES = 8 << 20
+# Whoever may write can put any number of objects under a key.
+_LISTED_AT_MOST = 10_000
 # From so many downloads at once on, small ones land a few at a time, so many seconds late.
 _MANY = 4
 _LINGER_S = 0.003
@@ -112,6 +124,7 @@ class RemoteTier:
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAdmitted | None]] = {}
         self._stopped = False
+        self._in_vain = _InVain()
         self._prefetches = Prefetches(
             self._loop,
             self._join,
@@ -152,8 +165,11 @@ class RemoteTier:
             with contextlib.suppress(ClosedError):
                 self._loop.submit(_connect_quietly(connect))
 
-    def load(self, name: str, timeout_s: float) -> Frame | None:
+    def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
         """The verified entry at ``name``, from a download under way if there is one.
+
+        Where it matters whose it is, no more than its head is read before that is known: of what
+        is large, and of all that is ``suspect``.
 
         After ``timeout_s`` the caller is let go, but the download goes on and lands.
 
@@ -161,10 +177,11 @@ class RemoteTier:
             DownloadTimeoutError: nothing within ``timeout_s``.
             ClosedError: :meth:`close` was called, perhaps while this waited.
             CorruptError: what came is damaged.
+            UntrustedError: it is not admitted.
             StoreError: the remote cannot answer.
             RuntimeError: called on the loop's own thread.
         """
-        return self._wait(self._insist(name), name, timeout_s)
+        return self._wait(self._insist(name, suspect=suspect), name, timeout_s)
 
     def names(self, key: str, timeout_s: float) -> list[str]:
         """Names of all entries under ``key`` but the first, the newest first.
@@ -182,20 +199,36 @@ class RemoteTier:
         """
         return self._prefetches.start(names)
 
-    def close(self) -> None:
+    def exit_patience_s(self, at_most: float) -> float:
+        """How long leaving the process waits for this server: less where it has been in vain."""
+        left_s = SILENCE_AT_MOST_S - self._in_vain.seconds
+        return min(at_most, max(left_s, _PROBE_WAIT_S))
+
+    def remove(self, prefix: str) -> list[str]:
+        """Delete all objects whose names begin with ``prefix``; returns the names.
+
+        Raises:
+            StoreError: the remote refuses, or cannot do it; what was deleted by then stays so.
+        """
+        return self._loop.wait(self._remove(prefix), None)
+
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Stop and release the connections; what is not uploaded stays recorded."""
-        self.uploads.close()
+        over = Deadline(timeout_s)
+        self.uploads.close(timeout_s)
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
-            self._loop.wait(self._stop(), _CLOSE_TIMEOUT_S)
+            self._loop.wait(self._stop(), over.left_s)
         with contextlib.suppress(Exception):
-            self._loop.wait(self._store.aclose(), _CLOSE_TIMEOUT_S)
+            self._loop.wait(self._store.aclose(), over.left_s)
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
         if self.breaker != "closed":  # the server was down: the next probe holds up nobody
             timeout_s = min(timeout_s, _PROBE_WAIT_S)
+        began = time.monotonic()
         try:
             return self._loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
+            self._in_vain.add(began)
             # A server that never answers costs each try minutes: whoever waits cannot.
             with contextlib.suppress(ClosedError):
                 self._loop.call(self._reader.give_up)
@@ -205,11 +238,38 @@ class RemoteTier:
 
     # -- on the loop: downloads
 
-    async def _insist(self, name: str) -> Frame | None:
+    async def _insist(self, name: str, *, suspect: bool) -> Frame | None:
         """For whoever waits, memory is no reason to put a download off."""
+        if self._admit is not None:
+            answer = None if suspect else await self._join(name, _is_usual)
+            if not (suspect or isinstance(answer, NotAdmitted)):
+                return answer
+            if not await self._is_there(name, self._admit):
+                return None
         while isinstance(answer := await self._join(name), NotAdmitted):
             pass
         return answer
+
+    async def _is_there(self, name: str, admit: Judge) -> bool:
+        """Whether there is an entry, by its head alone.
+
+        Raises:
+            CorruptError: its head is damaged.
+            UntrustedError: it is not admitted.
+        """
+        length = frame.HEADER_HINT_BYTES
+        while True:
+            data = await self._reader.get_range(name, 0, length)
+            if data is None:
+                return False
+            try:
+                frame.decode_head(data, admit=admit)
+            except TruncatedError as exc:
+                if exc.needed <= length:  # all of it is shorter
+                    raise
+                length = exc.needed
+            else:
+                return True
 
     async def _join(self, name: str, admit: Admit | None = None) -> Frame | NotAdmitted | None:
         """What the download of ``name`` comes to; ``admit`` is asked if it begins now."""
@@ -229,6 +289,7 @@ class RemoteTier:
         data: Buffer | NotAdmitted | None = None
         try:
             data = await self._reader.get(name, admit)
+            self._in_vain.end()
             if isinstance(data, NotAdmitted):  # it will be started anew
                 return data
             entry = None if data is None else await self._arrive(name, data)
@@ -267,9 +328,31 @@ class RemoteTier:
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
         # Whatever the store lists: an entry of another key, at its own place, is a sound one.
-        present = [info async for info in self._reader.list(prefix) if info.key.startswith(prefix)]
+        present = []
+        async with listing(self._reader, prefix) as items:
+            async for info in items:
+                if info.key.startswith(prefix):
+                    present.append(info)
+                if len(present) >= _LISTED_AT_MOST:
+                    break
+        self._in_vain.end()
         present.sort(key=lambda info: info.modified, reverse=True)
         return [info.key for info in present if info.key != first]
+
+    async def _remove(self, prefix: str) -> list[str]:
+        async with listing(self._writer, prefix) as present:
+            names = [info.key async for info in present if info.key.startswith(prefix)]
+        limit = asyncio.Semaphore(_REMOVED_AT_ONCE)
+
+        async def remove(name: str) -> None:
+            async with limit:
+                await self._writer.delete(name)
+
+        # All of them end before the first error is told: nothing goes on behind the caller's back.
+        for failed in await asyncio.gather(*map(remove, names), return_exceptions=True):
+            if failed is not None:
+                raise failed
+        return names
 
     async def _stop(self) -> None:
         self._stopped = True
@@ -284,9 +367,11 @@ class RemoteTier:
         else:
             entry = entries.verify(name, data)
         writer = self._writer if note is None else self._writer_as(note)
-        return await entries.publish(
+        is_written = await entries.publish(
             writer, entry, replaceable=self._replaceable, admit=self._admit
         )
+        self._in_vain.end()
+        return is_written
 
     def _writer_as(self, note: bytes) -> Store:
         """The writer of what another process saved, in the way that one's options say.
@@ -304,6 +389,29 @@ class RemoteTier:
     def _upload_failed(self, error: Exception) -> None:
         self._counters.upload_failed()
         self._problems.warn("upload", "an upload failed", error)
+
+
+class _InVain:
+    """For how long this process has waited for a server since it answered the last time.
+
+    Two threads that wait at once wait as long as one. Any thread may call any method.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._until = 0.0
+        self.seconds = 0.0
+
+    def add(self, began: float) -> None:
+        """Somebody has given up just now."""
+        with self._mutex:
+            now = time.monotonic()
+            self.seconds += now - max(began, self._until)
+            self._until = now
+
+    def end(self) -> None:
+        """The server has answered."""
+        self.seconds = 0.0
 
 
 class _Arrival:
@@ -361,6 +469,10 @@ class _Arrival:
             with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
                 self._replaceable.add(frame.decode_head(data).digest)
             raise
+
+
+def _is_usual(size: int) -> bool:
+    return size <= _USUAL_BYTES
 
 
 async def _connect_quietly(connect: Callable[[], Awaitable[object]]) -> None:

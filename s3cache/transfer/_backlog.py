@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import Protocol
 
 from s3cache.errors import ClosedError, NoSpaceError, S3CacheError
@@ -124,6 +125,10 @@ class Backlog:
                 self._disk.uploaded(name)
                 del self._versions[name]
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Count objects as put here that were put on the disk, on record, before we were made."""
+        self._versions.update({*names})
+
     def take_back(self, name: str) -> None:
         """Forget the object and remove it, where nobody uploads it.
 
@@ -211,11 +216,16 @@ class Backlog:
         """
         return None if self._disk is None else self._disk.note(name)
 
-    def close(self) -> None:
-        """Take nothing any more. Records stay, for others to adopt."""
+    def close(self, timeout_s: float) -> None:
+        """Take nothing any more. Records stay, for others to adopt.
+
+        What hangs on the disk for so long may still come to its end, and then is on record too.
+        """
+        end = time.monotonic() + timeout_s
         with contextlib.ExitStack() as nobody_puts:
             for lock in self._record_locks:
-                nobody_puts.enter_context(lock)
+                if lock.acquire(timeout=max(end - time.monotonic(), 0)):
+                    nobody_puts.callback(lock.release)
             self._closed = True
 
     def _sized(self, names: list[str]) -> dict[str, int]:

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -21,6 +22,7 @@ __all__ = [
     "SMALL_BYTES",
     "BackgroundLoop",
     "Batches",
+    "Deadline",
     "background",
     "before_exit",
     "cancel_all",
@@ -35,6 +37,8 @@ SMALL_BYTES = 256 << 10
 
 _STOP_TIMEOUT_S = 2.0
 _CANCEL_AGAIN_S = 0.1
+_BREATHE_S = 0.01
+_MOMENT_S = 0.1
 
 logger = logging.getLogger("s3cache")
 
@@ -110,8 +114,10 @@ class BackgroundLoop:
         if self._stopped:
             raise ClosedError("the background thread was stopped: the interpreter is exiting")
         if self._loop is None:
-            loop = new_event_loop()
+            loop: asyncio.AbstractEventLoop | None = None
             try:
+                loop = new_event_loop()
+                loop.set_exception_handler(_tell)
                 threads_are_greenlets()  # or become so too late
                 # Here, for it cannot be imported for the first time while the interpreter exits.
                 from s3cache.transfer._workers import Workers
@@ -123,8 +129,9 @@ class BackgroundLoop:
                     target=_run, args=(loop, workers, ready), name="s3cache", daemon=True
                 )
                 thread.start()
-            except RuntimeError as exc:  # no more threads, or none so late
-                loop.close()
+            except (RuntimeError, MemoryError, OSError) as exc:  # no more threads, or none so late
+                if loop is not None:
+                    loop.close()
                 raise ClosedError(f"the background thread cannot be started: {exc}") from exc
             ready.wait()  # else the program may end, and the interpreter refuse the first worker
             self._loop, self._thread, self._workers = loop, thread, workers
@@ -146,6 +153,14 @@ def _run(loop: asyncio.AbstractEventLoop, workers: Workers, ready: threading.Eve
         loop.close()
 
 
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what nobody waits for, but memory that is wanting: whoever waits is told of that."""
+    if isinstance(context.get("exception"), MemoryError):
+        time.sleep(_BREATHE_S)  # the loop tries again at once
+    else:
+        loop.default_exception_handler(context)
+
+
 async def _cancel_everything() -> None:
     current = asyncio.current_task()
     await cancel_all(task for task in asyncio.all_tasks() if task is not current)
@@ -163,6 +178,22 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in done:
             if not task.cancelled():
                 task.exception()  # nobody else will ask for it
+
+
+class Deadline:
+    """When something of several parts is to be over, whichever of them takes long.
+
+    Attributes:
+        left_s: for the next part. A moment at least, in which it can begin: it then goes on by
+            itself.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        return max(self._end - time.monotonic(), _MOMENT_S)
 
 
 # -- one loop for the process

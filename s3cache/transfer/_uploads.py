@@ -27,6 +27,7 @@ from s3cache.transfer._loop import (
     SMALL_BYTES,
     BackgroundLoop,
     Batches,
+    Deadline,
     cancel_all,
     one_by_one,
 )
@@ -244,11 +245,12 @@ class Uploads:
         """
         return self._wait_for(self._finish_while_it_works(), timeout_s)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Stop uploading. Records stay, for others to adopt."""
-        self.backlog.close()
+        over = Deadline(timeout_s)
+        self.backlog.close(timeout_s)
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
-            self._loop.wait(self._stop(), _CLOSE_TIMEOUT_S)
+            self._loop.wait(self._stop(), over.left_s)
 
     def _hand_over(self, name: str, size: int) -> None:
         """Have the loop queue it. Waking the loop is slow, so one wake-up serves all that wait."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import itertools
 import os
 import stat
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from s3cache.store import check_key
 from s3cache.testing.contract import ODD_KEYS, legal_keys
 from s3cache.tier._pending import Pending
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -299,3 +302,148 @@ def test_where_there_are_no_locks_nothing_is_recorded_and_nothing_leaks(
         with pytest.raises(OSError, match="lock"):
             add(pending, "a")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def owners_directory(root: Path) -> Path:
+    (found,) = root.iterdir()
+    return found
+
+
+def test_records_that_vanish_while_they_are_adopted_take_no_others_with_them(
+    pending: Pending, another: Another, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"name-{number}" for number in range(9)]
+    for name in names:
+        add(pending, name)
+    pending.release()
+    replace, gone = os.replace, list[str]()
+
+    def vanishing(source: str, target: str, **fds: int) -> None:
+        if len(gone) < 3:
+            gone.append(source)
+            os.unlink(source, dir_fd=fds["src_dir_fd"])
+        replace(source, target, **fds)
+
+    monkeypatch.setattr(os, "replace", vanishing)
+    heir = another()
+    assert sorted(heir.adopt("")) == sorted({*names} - {*gone})
+    assert sorted(heir.mine("")) == sorted({*names} - {*gone})
+    assert len([*root.iterdir()]) == 1  # and the dead owner's directory is gone
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_directory(path: Path) -> None:
+    (path / "inside").mkdir(parents=True)
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def a_socket(path: Path) -> None:
+    os.mknod(path, 0o600 | stat.S_IFSOCK)
+
+
+REPLACED = [a_pipe, a_directory, a_link, a_socket]
+
+
+@pytest.mark.parametrize("make", REPLACED)
+def test_what_is_no_file_is_no_record_and_nobody_waits_for_it(
+    pending: Pending, another: Another, root: Path, make: Callable[[Path], None]
+) -> None:
+    for name in ("a", "b", "c"):
+        add(pending, name)
+    directory = owners_directory(root)
+    (directory / "b").unlink()
+    make(directory / "b")
+    assert sorted(pending.mine("")) == ["a", "c"]
+    assert pending.note_of("b") is None
+    pending.release()
+    heir = another()
+    assert sorted(heir.adopt("")) == ["a", "c"]
+    assert heir.note_of("a") == b""
+
+
+@pytest.mark.parametrize("kept", range(14))
+def test_a_note_that_was_cut_short_is_never_taken_for_none(root: Path, kept: int) -> None:
+    """Without it the object would be uploaded in another way than its saver wanted."""
+    saver, heir = Pending(str(root), note=b'{"sse": "aws:kms"}'), Pending(str(root))
+    add(saver, "a")
+    os.truncate(owners_directory(root) / "a", kept)
+    saver.release()
+    assert heir.adopt("") == ["a"]
+    note = heir.note_of("a")
+    assert note is not None
+    assert (note == b"") == (kept == 0)  # an empty file is what a link is where there are none
+    heir.release()
+
+
+@pytest.mark.parametrize("make", [*REPLACED, None])
+def test_records_whose_lock_is_lost_are_adopted_in_the_end(
+    pending: Pending, another: Another, root: Path, make: Callable[[Path], None] | None
+) -> None:
+    """... and keep nobody from adopting others' meanwhile."""
+    add(pending, "a")
+    directory = owners_directory(root)
+    (directory / ".lock").unlink()
+    if make is not None:
+        make(directory / ".lock")
+    neighbour = another()
+    add(neighbour, "b")
+    neighbour.release()
+    pending.release()
+    heir = another()
+    assert heir.adopt("") == ["b"]
+    if make is a_directory:  # which is not empty, so that somebody has to remove it
+        assert heir.adopt("") == []
+        return
+    then = time.time() - 61
+    os.utime(directory, (then, then))
+    assert heir.adopt("") == []  # but it has a lock again
+    assert heir.adopt("") == ["a"]
+
+
+def test_heirs_beside_a_vandal_get_all_that_it_leaves_alone(root: Path, another: Another) -> None:
+    """... each record once, whatever becomes of others' while they look; and nobody hangs."""
+    kept = {f"kept-{number}" for number in range(60)}
+    spoilt = [f"spoilt-{number}" for number in range(60)]
+    for share in range(6):
+        dead = another()
+        for name in [*sorted(kept)[share::6], *spoilt[share::6]]:
+            add(dead, name)
+        dead.release()
+    heirs = [another() for _ in range(4)]
+    adopted: list[list[str]] = [[] for _ in heirs]
+    begin = threading.Barrier(len(heirs) + 1)
+
+    def vandalise() -> None:
+        begin.wait()
+        for number, name in enumerate(spoilt):
+            for path in root.glob(f"*/{name}"):
+                with contextlib.suppress(FileNotFoundError):
+                    if number % 3 == 0:
+                        os.truncate(path, 0)
+                    else:
+                        path.unlink()
+                        REPLACED[number % len(REPLACED)](path)
+
+    def inherit(number: int) -> None:
+        begin.wait()
+        for _ in range(20):
+            adopted[number] += heirs[number].adopt("")
+            for name in heirs[number].mine(""):
+                heirs[number].note_of(name)
+
+    threads = [threading.Thread(target=vandalise)]
+    threads += [threading.Thread(target=inherit, args=(number,)) for number in range(len(heirs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    everything = [name for names in adopted for name in names]
+    assert sorted(name for name in everything if name in kept) == sorted(kept)
+    assert sorted(name for heir in heirs for name in heir.mine("kept")) == sorted(kept)

@@ -16,11 +16,12 @@ from s3cache.errors import AccessDeniedError, ClosedError, CorruptError, Downloa
 from s3cache.stats import Counters, LevelStats, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
 from s3cache.tier import DiskTier, RemoteTier, RestingDisk
+from s3cache.tier import _remote as module
 from s3cache.transfer import background
-from tests.support.caching import broken, entry, payload, settings
+from tests.support.caching import broken, entry, open_cache, payload, settings
 from tests.support.stores import GatedStore
 from tests.support.stores import put as damage
-from tests.support.waiting import eventually, in_thread, tasks_on
+from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -241,7 +242,7 @@ def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
     keys = [f"key{number}" for number in range(50)]
     put(memory, "first", *keys)
     remote = open_remote(download_concurrency=3)
-    assert remote.tier.prefetch([entries.first_name("first")]).wait(20).found == 1
+    assert remote.tier.prefetch([entries.first_name("first")]).wait(LONG_S).found == 1
     gated.calls.clear()
     gated.is_open = False
     prefetch = remote.tier.prefetch(map(entries.first_name, keys))
@@ -255,7 +256,7 @@ def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
     gated.is_open = True
     assert joining() is not None
     assert passing() is not None
-    assert prefetch.wait(20).complete
+    assert prefetch.wait(LONG_S).complete
 
 
 def test_a_cancelled_prefetch_lands_what_was_under_way(
@@ -264,7 +265,7 @@ def test_a_cancelled_prefetch_lands_what_was_under_way(
     keys = [f"key{number}" for number in range(50)]
     put(memory, "first", *keys)
     remote = open_remote(download_concurrency=3)
-    assert remote.tier.prefetch([entries.first_name("first")]).wait(20).found == 1
+    assert remote.tier.prefetch([entries.first_name("first")]).wait(LONG_S).found == 1
     gated.is_open = False
     prefetch = remote.tier.prefetch(map(entries.first_name, keys))
     eventually(lambda: gated.waiting == 3)
@@ -273,7 +274,7 @@ def test_a_cancelled_prefetch_lands_what_was_under_way(
     eventually(lambda: len([*disk.objects()]) == 1 + 3)
     assert remote.tier.load(entries.first_name("key49"), 20)  # the loop has been round
     assert len([*disk.objects()]) == 1 + 4
-    assert not prefetch.wait(20).complete
+    assert not prefetch.wait(LONG_S).complete
 
 
 def test_whoever_waits_gets_what_a_prefetch_puts_off_for_want_of_memory(
@@ -284,7 +285,7 @@ def test_whoever_waits_gets_what_a_prefetch_puts_off_for_want_of_memory(
     put(memory, "large", size=5_000)
     put(memory, "other", size=5_000)
     remote = open_remote(prefetch_max_bytes=6_000, download_concurrency=2)
-    assert remote.tier.prefetch([entries.first_name("small")]).wait(20).found == 1
+    assert remote.tier.prefetch([entries.first_name("small")]).wait(LONG_S).found == 1
     gated.is_open = False
     prefetch = remote.tier.prefetch(map(entries.first_name, ("other", "large")))
     eventually(lambda: gated.waiting == 2)
@@ -293,7 +294,7 @@ def test_whoever_waits_gets_what_a_prefetch_puts_off_for_want_of_memory(
     eventually(lambda: tasks() == before + 1)  # it has joined
     gated.is_open = True
     assert join() is not None
-    assert prefetch.wait(20).found == 2
+    assert prefetch.wait(LONG_S).found == 2
     assert (
         gated.calls.count(("get", entries.first_name("large"))) == 2
         or gated.calls.count(("get", entries.first_name("other"))) == 2
@@ -306,7 +307,7 @@ def test_closing_cancels_downloads_and_prefetches_and_releases_whoever_waits(
     keys = [f"key{number}" for number in range(50)]
     put(memory, "first", "one", *keys)
     remote = open_remote(download_concurrency=3)
-    assert remote.tier.prefetch([entries.first_name("first")]).wait(20).found == 1
+    assert remote.tier.prefetch([entries.first_name("first")]).wait(LONG_S).found == 1
     gated.is_open = False
     prefetch = remote.tier.prefetch(map(entries.first_name, keys))
     join = in_thread(lambda: remote.tier.load(ONE, 20))
@@ -314,8 +315,43 @@ def test_closing_cancels_downloads_and_prefetches_and_releases_whoever_waits(
     remote.tier.close()
     with pytest.raises(ClosedError):
         join()
-    assert not prefetch.wait(20).complete
+    assert not prefetch.wait(LONG_S).complete
     assert gated.waiting == 0
     with pytest.raises(ClosedError):
         remote.tier.load(entries.first_name("two"), 20)
     remote.tier.close()
+
+
+def test_a_server_that_was_waited_for_in_vain_is_waited_for_less(
+    open_remote: Callable[..., Remote], gated: GatedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty seconds, by default, for all that a process does, its exit too, until it answers."""
+    monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 10.0)
+    remote = open_remote(breaker_failures=100)
+    assert remote.tier.exit_patience_s(8.0) == 8.0
+    gated.is_open = False
+    for _ in range(4):
+        with pytest.raises(DownloadTimeoutError):
+            remote.tier.load(ONE, 0.05)
+    left = remote.tier.exit_patience_s(1000.0)
+    assert 0.5 <= left < 10.0 - 4 * 0.05
+    monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 0.1)
+    assert remote.tier.exit_patience_s(1000.0) == 0.5
+    gated.is_open = True
+    assert remote.tier.load(ONE, 20) is None
+    monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 10.0)
+    assert remote.tier.exit_patience_s(1000.0) == 10.0
+
+
+def test_the_end_of_a_cache_does_not_wait_for_it_either(
+    tmp_path: Path, gated: GatedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 0.5)
+    gated.is_open = False
+    where = {"lookup_timeout_s": 0.3, "breaker_failures": 9, "exit_timeout_s": 1000}
+    cache = open_cache(tmp_path / "cache", gated, **where)
+    cache.save("one", entry("one"))
+    for key in ("absent", "too", "three"):
+        cache.lookup(key)
+    report = cache.close()  # within a test's time, not a thousand seconds
+    assert (report.remaining, report.in_memory) == (1, 0)

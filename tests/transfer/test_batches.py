@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from s3cache.transfer import Batches, one_by_one
+from tests.support.waiting import LONG_S
 
 
 async def test_what_comes_together_is_worked_on_together_and_in_order() -> None:
@@ -31,7 +32,7 @@ async def test_what_comes_while_it_works_is_the_next_batch() -> None:
 
     def work(items: list[int]) -> list[int | Exception]:
         calls.append(items)
-        go_on.wait(10)
+        go_on.wait(LONG_S)
         return list(items)
 
     batches = Batches(work, linger_s=0)
@@ -91,7 +92,7 @@ async def test_nobody_waits_for_a_worker_that_was_cancelled() -> None:
 
     def work(items: list[int]) -> list[int | Exception]:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(LONG_S)
         return list(items)
 
     test = asyncio.current_task()

@@ -222,7 +222,7 @@ def test_a_forked_child_has_its_own() -> None:
         from tests.support.locks import locks_of
         locks = locks_of(inherited, vars(module))
         assert len(locks) >= 2
-        for lock in locks: assert lock.acquire(timeout=10)
+        for lock in locks: assert lock.acquire(timeout=100)
         child = os.fork()
         if child == 0:
             assert background() is not inherited

@@ -12,7 +12,7 @@ import pytest
 from s3cache.errors import AccessDeniedError
 from s3cache.store import Admit, NotAdmitted
 from s3cache.transfer import BackgroundLoop, Prefetches
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def prefetches(loop: BackgroundLoop, source: Source) -> Prefetches:
         max_bytes=1 << 20,
         present=source.landed.__contains__,
     )
-    assert prefetches.start(["first"]).wait(20).found == 1
+    assert prefetches.start(["first"]).wait(LONG_S).found == 1
     source.landed.clear()
     source.fetched.clear()
     return prefetches
@@ -99,7 +99,7 @@ def test_large_objects_are_prefetched_a_few_at_a_time(loop: BackgroundLoop, sour
         prefetches = Prefetches(
             loop, fetch, concurrency=8, max_bytes=1_000, present=lambda _: False
         )
-        report = prefetches.start(f"{number}" for number in range(60)).wait(20)
+        report = prefetches.start(f"{number}" for number in range(60)).wait(LONG_S)
         assert report.found == 60
         assert most[0] == 1
         assert max(most) == at_once
@@ -126,7 +126,7 @@ def test_what_proves_too_large_is_put_off_and_nothing_else_waits_for_it(
         return Thing(name, size)
 
     prefetches = Prefetches(loop, fetch, concurrency=8, max_bytes=1_000, present=lambda _: False)
-    report = prefetches.start(["first", *map(str, range(30))]).wait(20)
+    report = prefetches.start(["first", *map(str, range(30))]).wait(LONG_S)
     assert (report.found, report.failed) == (31, 0)
     assert most <= 1_000 // 2
     assert max(asked.values()) > 1, "none was put off"
@@ -140,7 +140,7 @@ def test_what_proves_too_large_is_put_off_and_nothing_else_waits_for_it(
 def test_a_prefetch_reports_what_it_found(prefetches: Prefetches, source: Source) -> None:
     source.errors["bad"] = AccessDeniedError("no")
     source.landed.append("here")
-    report = prefetches.start(["one", "two", "absent", "bad", "here", "one"]).wait(20)
+    report = prefetches.start(["one", "two", "absent", "bad", "here", "one"]).wait(LONG_S)
     assert (report.total, report.found, report.absent, report.failed, report.present) == (
         5,
         2,
@@ -157,7 +157,7 @@ def test_a_prefetch_reports_what_it_found(prefetches: Prefetches, source: Source
 def test_even_a_mistake_stops_no_other_prefetch(prefetches: Prefetches, source: Source) -> None:
     names = [f"{number}" for number in range(20)]
     source.errors = {name: RuntimeError("bug") for name in names[:8]}
-    report = prefetches.start(names).wait(20)
+    report = prefetches.start(names).wait(LONG_S)
     assert (report.found, report.failed, report.complete) == (12, 8, True)
 
 
@@ -167,7 +167,7 @@ def test_only_so_many_are_prefetched_at_once(prefetches: Prefetches, source: Sou
     eventually(lambda: source.waiting == 3)
     assert prefetch.wait(0.01).found == 0
     source.is_open = True
-    assert prefetch.wait(20).found == 50
+    assert prefetch.wait(LONG_S).found == 50
     assert source.most_waiting == 3
 
 
@@ -178,5 +178,5 @@ def test_stopping_ends_those_under_way(
     prefetch = prefetches.start(f"{number}" for number in range(50))
     eventually(lambda: source.waiting == 3)
     loop.wait(prefetches.stop(), 20)
-    assert not prefetch.wait(20).complete
+    assert not prefetch.wait(LONG_S).complete
     assert source.waiting == 0

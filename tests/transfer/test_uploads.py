@@ -11,7 +11,7 @@ from s3cache.errors import NoSpaceError
 from s3cache.stats import TransferEvent
 from s3cache.tier import DiskTier
 from s3cache.transfer import FlushReport
-from tests.support.waiting import eventually, in_thread
+from tests.support.waiting import LONG_S, eventually, in_thread
 from tests.transfer.sites import MIB, Remote, Site
 
 if TYPE_CHECKING:
@@ -154,13 +154,13 @@ def test_an_object_being_replaced_keeps_its_record(
         # The record of the new bytes is there, the bytes are not: what is read now is old.
         put_pending(name, b"old")
         replacing.set()
-        assert go_on.wait(20)
+        assert go_on.wait(LONG_S)
         put_pending(name, data)
 
     monkeypatch.setattr(site.tier, "put_pending", slow)
     remote.is_open = False
     join = in_thread(lambda: site.put("one", b"new"))
-    assert replacing.wait(20)
+    assert replacing.wait(LONG_S)
     site.uploads.start()  # looks for records
     eventually(lambda: remote.waiting)
     remote.is_open = True

@@ -10,7 +10,7 @@ import pytest
 
 from s3cache.errors import ClosedError
 from tests.support.scripts import run_script
-from tests.support.waiting import eventually, in_thread, tasks_on
+from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 from tests.transfer.sites import Remote, Site
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def test_closing_insists_where_a_cancellation_gets_lost() -> None:
 
     site = Site(None, Losing())
     site.uploads.put_in_memory("one", b"data")
-    assert entered.wait(20)
+    assert entered.wait(LONG_S)
     site.uploads.close()
     assert lost == ["one"]
     eventually(lambda: tasks_on(site.loop) == 0)
