@@ -27,9 +27,10 @@ import hashlib
 import re
 import threading
 from collections.abc import Container
-from typing import Literal
+from typing import Any, Literal
 
 from s3cache import frame
+from s3cache._components import KEY_DIGITS, digest_of
 from s3cache.errors import (
     ConfigError,
     CorruptError,
@@ -42,7 +43,9 @@ from s3cache.frame import Frame, Head, Header, Judge
 from s3cache.store import Buffer, Store
 
 __all__ = [
+    "NAMES",
     "Replaceable",
+    "check_components",
     "check_entry",
     "check_key",
     "check_place",
@@ -55,7 +58,12 @@ __all__ = [
     "verify",
 ]
 
+#: What the names of all entries begin with.
+NAMES = "v1/"
+
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
+# Kinds whose keys are digests of components, which the header has as name to [digest, text].
+_WITH_COMPONENTS = ("aot", "fx")
 _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")
 
 
@@ -127,6 +135,7 @@ def verify(name: str, data: Buffer, *, admit: Judge | None = None) -> Frame:
     """
     entry = frame.decode(data, admit=admit)
     check_place(name, entry.header)
+    check_components(name, entry.header)
     entry.verify()
     return entry
 
@@ -140,6 +149,25 @@ def check_place(name: str, header: Header) -> None:
     if not is_legal or name not in names_of(header):
         raise CorruptError(
             f"object {name}", f"holds key {header.key!r}, variant {header.variant!r}"
+        )
+
+
+def check_components(name: str, header: Header) -> None:
+    """Raises :class:`CorruptError` if the key is not that of the components in the header.
+
+    Entries of compiled graphs say what their key is made of. One that says something else was
+    made for another graph, machine or setting, whoever has signed it.
+    """
+    if header.kind not in _WITH_COMPONENTS:
+        return
+    components: Any = header.meta.get("components")
+    try:
+        digest = digest_of({part: digest for part, (digest, _) in components.items()})
+    except (AttributeError, TypeError, ValueError):
+        raise CorruptError(f"object {name}", "does not say what its key is made of") from None
+    if header.key[-KEY_DIGITS:] != digest:
+        raise CorruptError(
+            f"object {name}", f"holds the components of another key, which ends in {digest}"
         )
 
 
@@ -229,7 +257,7 @@ async def _put(
             if name == first_name(entry.header.key):
                 return "taken"
             there = None
-        if there is not None and name in names_of(there.header):
+        if there is not None and _belongs(name, there.header):
             is_suspect = there.digest in replaceable
             if there.header.variant != entry.header.variant:
                 if not (is_suspect and await _is_damaged(store, name)):
@@ -238,6 +266,15 @@ async def _put(
                 return "there"
         await store.put(name, entry.data, metadata=metadata)
     return "written"
+
+
+def _belongs(name: str, header: Header) -> bool:
+    try:
+        check_place(name, header)
+        check_components(name, header)
+    except CorruptError:
+        return False
+    return True
 
 
 def _is_admitted(admit: Judge, entry: Frame) -> bool:

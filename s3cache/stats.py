@@ -240,6 +240,7 @@ class LevelStats:
         superseded: how many of those were taken back unshared, for an entry of the whole graph.
         bypassed: graphs that were not looked up because they cannot be cached here either.
         bypass_reasons: how many of them for which reason; a graph may have several.
+        refused: entries that were not used for whose they are, by cause.
     """
 
     hits: Mapping[TierName, int] = field(default_factory=dict)
@@ -248,6 +249,7 @@ class LevelStats:
     superseded: int = 0
     bypassed: int = 0
     bypass_reasons: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +313,7 @@ class CacheStats:
 
     def in_words(self) -> str:
         """One line for people: what hit, missed and was bypassed, and what was shared."""
+        refused = Counter(self.refused) + Counter(self.fx.refused)
         halves = _counted("hit at the second level", _named(self.fx.hits))
         if not (self.lookups or self.bypassed or sum(self.fx.hits.values())):
             return "nothing was looked up in this process"
@@ -319,6 +322,7 @@ class CacheStats:
             _counted("missed", _named(self.misses)),
             _counted("bypassed", self.bypass_reasons, self.bypassed),
             *([halves] if any(self.fx.hits.values()) else []),
+            *([_counted("not trusted", refused)] if refused else []),
             f"{self.saved} saved",
             f"{self.uploaded} uploaded",
         ]
@@ -411,6 +415,7 @@ class Counters:
             superseded=counts.total("superseded"),
             bypassed=counts.total("bypassed"),
             bypass_reasons=counts.by_label("bypass_reasons"),
+            refused=counts.by_label("refused"),
         )
 
     def _copied(self) -> Counter[tuple[str, object]]:

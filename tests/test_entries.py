@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import entries, frame
+from s3cache._components import digest_of
 from s3cache.entries import Replaceable
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import MemoryStore, MeteredStore
@@ -105,6 +106,44 @@ def test_only_sound_bytes_in_their_place_become_an_entry(damage: Callable[[Frame
             entries.verify(name, damage(sound))
     with pytest.raises(CorruptError, match="holds key"):
         entries.verify(entries.first_name(OTHER), sound.data)
+
+
+COMPONENTS = {"gm": ["1" * 32, "graph of 6 nodes"], "torch.version": ["2" * 32, "2.13.0"]}
+NAMED = {name: digest for name, (digest, _) in COMPONENTS.items()}
+
+
+def graph_entry(components: object = COMPONENTS, key: str = f"a{digest_of(NAMED)}") -> Frame:
+    found = frame.encode(kind="aot", key=key, sections={}, meta={"components": components})
+    return frame.decode(found)
+
+
+def test_a_graphs_key_is_that_of_the_components_it_says_it_has() -> None:
+    """Whoever has signed it: it was made for another graph, machine or setting."""
+    sound = graph_entry(dict(reversed(COMPONENTS.items())))
+    name = entries.first_name(sound.header.key)
+    assert entries.verify(name, sound.data).header.kind == "aot"
+    for other in (
+        {**COMPONENTS, "gm": ["3" * 32, "graph of 6 nodes"]},
+        {**COMPONENTS, "more": ["3" * 32, ""]},
+        {"gm": COMPONENTS["gm"]},
+        {},
+    ):
+        with pytest.raises(CorruptError, match="components of another key"):
+            entries.verify(name, graph_entry(other).data)
+    nothing: tuple[object, ...] = (None, [], {"gm": "1" * 32}, {"gm": ["1" * 32]}, {"gm": 1})
+    for none in nothing:
+        with pytest.raises(CorruptError, match="does not say what its key is made of"):
+            entries.verify(name, graph_entry(none).data)
+
+
+async def test_an_entry_of_other_components_is_overwritten() -> None:
+    store = MemoryStore()
+    name = entries.first_name(graph_entry().header.key)
+    await store.put(name, graph_entry({}).data)
+    assert await entries.publish(store, graph_entry(), replaceable=())
+    found = await store.get(name)
+    assert found is not None
+    assert entries.verify(name, found).header.meta["components"] == COMPONENTS
 
 
 def test_what_may_be_replaced_is_what_was_found_of_no_use_or_everything() -> None:

@@ -31,6 +31,7 @@ from s3cache.artifact._metadata import (
 )
 from s3cache.artifact._plain import to_plain
 from s3cache.artifact._profile import Changing, ShapeProfile
+from s3cache.artifact._unpickling import unpickled
 from s3cache.artifact._values import Thing, Value
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "packed",
     "to_plain",
     "unpacked",
+    "unpickled",
     "variant_of",
     "without_places",
 ]

@@ -99,6 +99,23 @@ class Cache:
         """
         return self._engine.prefetch(keys)
 
+    def remove(self, key: str) -> int:
+        """Remove all entries under ``key``, here and in the remote; returns how many there were.
+
+        What is still to be uploaded is uploaded first, so that nothing comes back later; other
+        machines keep what they have. The remote has to allow it: those who train need not be able
+        to delete.
+
+        Raises:
+            ConfigError: ``key`` is not legal.
+            StoreError: a tier refuses, or cannot do it; what was removed by then stays so.
+        """
+        return self._engine.remove(key)
+
+    def clear(self) -> int:
+        """Remove all entries of this cache, as :meth:`remove` does those of one key."""
+        return self._engine.clear()
+
     def start(self) -> None:
         """Connect in the background now, and begin to upload what dead processes have left.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,14 +16,24 @@ from s3cache._forks import call_in_child
 from s3cache._problems import Problems, reason_for
 from s3cache.cache._lookup import JudgedLookup
 from s3cache.cache._results import Hit, Miss, NotSaved, Saved
-from s3cache.errors import ConfigError, StoreError
+from s3cache.errors import ClosedError, ConfigError, ReadOnlyError, StoreError, UntrustedError
 from s3cache.frame import Frame
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, Reason
-from s3cache.store import Buffer, Store, open_store, store_identity, store_note
+from s3cache.store import Buffer, Patience, Store, open_store, store_identity, store_note
 from s3cache.tier import DiskTier, PatientDiskTier, RemoteTier, RestingDisk
-from s3cache.transfer import FlushReport, Prefetch, before_exit
-from s3cache.trust import Policy, SigningKey, check_name, pack, policy_of, sign, signing_key_of
+from s3cache.transfer import Deadline, FlushReport, Prefetch, before_exit
+from s3cache.trust import (
+    MACHINE_FILE,
+    Policy,
+    Signer,
+    TimelySigner,
+    check_name,
+    pack,
+    policy_of,
+    sign,
+    signing_key_of,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +45,8 @@ logger = logging.getLogger("s3cache")
 # How long an entry that another may supersede is kept from being uploaded: a training step that
 # compiles a forward pass comes to its backward within that time, or it never does.
 _PROVISIONAL_S = 60.0
+# Beside waiting for uploads the end of a cache takes so long at most, all its parts together.
+_LET_GO_S = 3.0
 
 
 class Engine:
@@ -104,6 +116,8 @@ class Engine:
         self._counters = Counters()
         self._other_counters: dict[Level, Counters] = {"fx": Counters(), "shapes": Counters()}
         self._provisional: set[str] = set()  # names saved here, and not superseded
+        self._unsent: set[str] = set()  # names put on record here when no remote could be opened
+        self._last_report = FlushReport(0, 0, None)
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
@@ -132,6 +146,24 @@ class Engine:
         Raises:
             ConfigError: ``key`` is not legal.
         """
+        return self._judged(key, self._counters_of(level))
+
+    def inquire(self, key: str) -> str:
+        """Where an entry under ``key`` is, or why none is used, in words; counted nowhere.
+
+        Whether it fits is not asked.
+        """
+        counters = Counters()
+        with self._judged(key, counters) as lookup:
+            hit = next(iter(lookup), None)
+            if hit is not None:
+                return hit.tier
+        missed = lookup.close()
+        causes = ", ".join(f"{count} {cause}" for cause, count in counters.level().refused.items())
+        reason = str(missed.reason) if isinstance(missed, Miss) else missed.tier
+        return f"{reason} ({causes})" if causes else reason
+
+    def _judged(self, key: str, counters: Counters) -> JudgedLookup:
         skip: Reason | None = None
         if self._closed or self.settings.mode in ("off", "write-only"):
             skip = Reason.DISABLED
@@ -143,14 +175,18 @@ class Engine:
             disk=self._disk,
             remote=self._remote_now,
             set_aside=self.reject,
-            counters=self._counters_of(level),
+            counters=counters,
             problems=self._problems,
             timeout_s=self.settings.lookup_timeout_s,
         )
 
     def lookup(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss:
         """The first entry that ``accept`` accepts; see :meth:`s3cache.Cache.lookup`."""
-        with self.judged(key) as lookup:
+        try:
+            judged = self.judged(key)
+        except MemoryError as exc:
+            return Miss(Reason.MACHINE, 0.0, exc)
+        with judged as lookup:
             for hit in lookup:
                 try:
                     accepted = accept is None or accept(hit.entry)
@@ -199,25 +235,30 @@ class Engine:
                 :meth:`supersede` may take it back before.
         """
         counters = self._counters_of(level)
-        if not isinstance(entry, Frame):
-            entry = frame.decode(entry)
-        entries.check_entry(key, entry)
         started = time.perf_counter()
         result: Saved | NotSaved
         try:
-            result = self._save(entry, provisional=provisional)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            result = NotSaved(reason_for(exc), 0.0, exc)
-            if not self.settings.strict:
-                self._problems.warn("save", "an entry could not be saved", exc)
+            checked = _checked(key, entry)
+        except MemoryError as exc:  # all else that is wrong with an entry is its maker's mistake
+            result = self._not_saved(exc)
+        else:
+            try:
+                result = self._save(checked, provisional=provisional)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+                result = self._not_saved(exc)
         result = replace(result, elapsed_s=time.perf_counter() - started)
         if isinstance(result, Saved):
-            counters.saved(entry.size, result.elapsed_s)
+            counters.saved(checked.size, result.elapsed_s)
             return result
         counters.not_saved(result.reason, result.elapsed_s)
         if self.settings.strict and result.error is not None:
             raise result.error
         return result
+
+    def _not_saved(self, error: Exception) -> NotSaved:
+        if not self.settings.strict:
+            self._problems.warn("save", "an entry could not be saved", error)
+        return NotSaved(reason_for(error), 0.0, error)
 
     def supersede(self, key: str, variant: str) -> None:
         """Take back what was saved provisionally under ``key``, unless it is on its way already.
@@ -268,6 +309,9 @@ class Engine:
         """``entry`` with our signature, if we sign.
 
         Here and nowhere later: what others have left to upload was saved by somebody else.
+
+        Raises:
+            UntrustedError: whatever signs did not, and we would not use the entry ourselves.
         """
         signer = self._signer
         if signer is None:
@@ -283,7 +327,13 @@ class Engine:
             )
             return pack([made])
 
-        return frame.decode(frame.signed(entry, block))
+        try:
+            return frame.decode(frame.signed(entry, block))
+        except UntrustedError as exc:
+            if self.uses_trusted_only:
+                raise
+            self._problems.warn("signing", "an entry is saved unsigned", exc)
+            return entry
 
     def _kept_on_disk(
         self, remote: RemoteTier | None, name: str, entry: Frame, *, provisional: bool
@@ -299,6 +349,7 @@ class Engine:
                 remote.uploads.put(name, entry.data)
             elif self._open_remote is not None:
                 tier.put_pending(name, entry.data)
+                self._unsent.add(name)
             else:
                 tier.put(name, entry.data)
         except (StoreError, ConfigError) as exc:
@@ -306,6 +357,31 @@ class Engine:
             return False
         self._disk.wrote(tier)
         return True
+
+    # -- removing
+
+    def remove(self, key: str) -> int:
+        """Remove all entries under ``key``; see :meth:`s3cache.Cache.remove`."""
+        return self._remove_all(entries.name_prefix(entries.check_key(key)))
+
+    def clear(self) -> int:
+        """Remove all entries; see :meth:`s3cache.Cache.clear`."""
+        return self._remove_all(entries.NAMES)
+
+    def _remove_all(self, prefix: str) -> int:
+        if self._closed:
+            raise ClosedError("the cache was closed")
+        if self.settings.mode in ("off", "read-only"):
+            raise ReadOnlyError(f"the mode is {self.settings.mode}", op="remove")
+        self.flush(self.settings.exit_timeout_s)
+        remote = self._remote_now()
+        names = set() if remote is None else {*remote.remove(prefix)}
+        if self._disk.tier is not None:
+            for info in self._disk.tier.objects(prefix):
+                self._disk.tier.uploaded(info.key)
+                self._disk.tier.delete(info.key)
+                names.add(info.key)
+        return len(names)
 
     # -- counting
 
@@ -353,36 +429,54 @@ class Engine:
         """Wait until all that was saved is uploaded; see :meth:`s3cache.Cache.flush`."""
         if self.settings.mode in ("off", "read-only"):
             return FlushReport(0, 0, None)
+        if self._closed:
+            return self._last_report
         remote = self._remote
-        if remote is None and (recorded := self._count_recorded()):
-            try:
-                remote = self._remote_now()
-            except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-                self._problems.met("remote", "the remote cannot be opened", exc)
-                return FlushReport(recorded, 0, exc)
-        return FlushReport(0, 0, None) if remote is None else remote.uploads.flush(timeout_s)
+        if remote is not None:
+            return remote.uploads.flush(timeout_s)
+        recorded = self._recorded()
+        if not recorded.remaining:
+            return recorded
+        try:
+            remote = self._remote_now()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._problems.met("remote", "the remote cannot be opened", exc)
+            return replace(recorded, error=exc)
+        return recorded if remote is None else remote.uploads.flush(timeout_s)
 
-    def _count_recorded(self) -> int:
+    def _recorded(self) -> FlushReport:
+        """What is on record without a remote to upload it to."""
         disk = self._disk.tier
         if disk is None or self._open_remote is None:
-            return 0
-        with contextlib.suppress(StoreError):
-            return len(disk.pending())
-        return 0
+            return FlushReport(0, 0, None)
+        try:
+            return FlushReport(len(disk.pending()), 0, None)
+        except StoreError as exc:  # what we have put there ourselves is there, as far as we know
+            return FlushReport(len(self._unsent), 0, exc)
 
     def close(self, timeout_s: float | None = None) -> FlushReport:
         """Flush and let go of everything; see :meth:`s3cache.Cache.close`."""
         if self._closed:
-            return FlushReport(0, 0, None)
+            return self._last_report
+        limit_s = self._exit_timeout_s() if timeout_s is None else timeout_s
+        over = Deadline(limit_s + _LET_GO_S)
         try:
-            return self.flush(self.settings.exit_timeout_s if timeout_s is None else timeout_s)
+            self._last_report = self.flush(limit_s)
+            return self._last_report
         finally:
-            self._let_go()
+            self._let_go(over)
+
+    def _exit_timeout_s(self) -> float:
+        limit_s = self.settings.exit_timeout_s
+        return limit_s if self._remote is None else self._remote.exit_patience_s(limit_s)
 
     def _at_exit(self) -> None:
         remote = self._remote
+        limit_s = self._exit_timeout_s()
+        over = Deadline(limit_s + _LET_GO_S)
         if remote is not None:
-            report = remote.uploads.flush_while_it_works(self.settings.exit_timeout_s)
+            report = remote.uploads.flush_while_it_works(limit_s)
+            self._last_report = report
             if report.remaining:
                 logger.warning(
                     "s3cache: %d uploads to %s are unfinished: %d are on record for the next "
@@ -392,9 +486,9 @@ class Engine:
                     report.remaining - report.in_memory,
                     report.in_memory,
                 )
-        self._let_go()
+        self._let_go(over)
 
-    def _let_go(self) -> None:
+    def _let_go(self, over: Deadline) -> None:
         with self._mutex:
             if self._closed:
                 return
@@ -403,9 +497,9 @@ class Engine:
             self._closed_remote = remote
         self._forget_exit()
         if remote is not None:
-            remote.close()
+            remote.close(over.left_s)
         if self._disk.tier is not None:
-            self._disk.tier.close()
+            self._disk.tier.close(over.left_s)
 
     def _remote_now(self) -> RemoteTier | None:
         """The remote tier, opened by the first in this process who needs it."""
@@ -421,26 +515,49 @@ class Engine:
                     counters=self._counters,
                     listeners=self._listeners,
                     problems=self._problems,
-                    admit=self._policy.judge,
+                    admit=self._policy.judge if self._policy.judges else None,
                 )
                 if self.settings.mode != "read-only":
+                    self._remote.uploads.backlog.expect(self._unsent)
                     self._remote.uploads.start()
             return self._remote
 
 
-def _trust(settings: Settings) -> tuple[Policy, SigningKey | None]:
-    """Whose entries are used, and the key that signs ours.
+def _checked(key: str, entry: Frame | Buffer) -> Frame:
+    checked = entry if isinstance(entry, Frame) else frame.decode(entry)
+    entries.check_entry(key, checked)
+    return checked
+
+
+def _trust(settings: Settings) -> tuple[Policy, Signer | None]:
+    """Whose entries are used, and what signs ours.
 
     Raises:
-        ConfigError: a key or a name cannot be used.
+        ConfigError: a key or a name cannot be used, or where they are kept hangs: without them
+            nobody can say whose entries to use.
     """
-    policy = policy_of(
-        None if settings.trust == "auto" else settings.trust,
-        settings.trusted_keys or "",
-        settings.revoked or "",
-        audience=check_name("option audience", settings.audience),
-    )
-    return policy, signing_key_of(settings.signing_key or "")
+
+    def read() -> tuple[Policy, Signer | None]:
+        policy = policy_of(
+            None if settings.trust == "auto" else settings.trust,
+            settings.trusted_keys or "",
+            settings.revoked or "",
+            audience=check_name("option audience", settings.audience),
+        )
+        signer = settings.signing_key
+        if signer is None or isinstance(signer, str):
+            return policy, signing_key_of(signer or "")
+        return policy, TimelySigner(signer, settings.signing_timeout_s)
+
+    patience = Patience.of(os.path.dirname(MACHINE_FILE))
+    try:
+        return patience.call(read)
+    except StoreError as exc:
+        raise ConfigError(
+            f"trust file {MACHINE_FILE} or the signing key", str(exc), "mount it again"
+        ) from None
+    finally:
+        patience.release()
 
 
 # What a forked child inherits is kept, unused: collecting it would close connections of the parent.
@@ -463,15 +580,17 @@ def _open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | No
     problems = Problems(strict=settings.strict)
     try:
         return at(settings.local_dir)
-    except ConfigError as exc:
-        # Nobody named the default: that somebody else sits there is no mistake of this program.
+    except (ConfigError, StoreError) as exc:
+        # Nobody named the default: that somebody else sits there, or left it to nobody's use, is
+        # no mistake of this program.
         spare = settings.spare_local_dir
-        if spare is None:
+        if spare is not None:
+            problems.met("local", f"the local tier goes to {spare}", exc)
+        elif isinstance(exc, ConfigError):
             raise
-        problems.met("local", f"the local tier goes to {spare}", exc)
-    except StoreError as exc:
-        problems.met("local", "there is no local tier", exc)
-        return None
+        else:
+            problems.met("local", "there is no local tier", exc)
+            return None
     try:
         return at(spare)
     except (ConfigError, StoreError) as exc:

@@ -18,8 +18,10 @@ __all__ = ["JudgedLookup"]
 
 _T = TypeVar("_T")
 
-# Whoever may write can put any number of entries under a key: so many are fetched in vain.
-_REFUSED_AT_MOST = 32
+# Whoever may write can put any number of entries under a key. So many are fetched at most that
+# cannot be used, and so many in all; usual keys have one, those of dynamic shapes a few.
+_VAIN_AT_MOST = 32
+_FETCHED_AT_MOST = 256
 
 
 class JudgedLookup:
@@ -70,7 +72,7 @@ class JudgedLookup:
         self._reason = skip or Reason.ABSENT
         self._error: Exception | None = None  # the first thing that went wrong
         self._last_error: Exception | None = None
-        self._refused = 0
+        self._vain = 0  # refused, or damaged
         self._accepted: Hit | None = None
         self._elapsed_s = 0.0
         self._closed = False
@@ -184,17 +186,21 @@ class JudgedLookup:
                 yield from self._offer("remote", first)
             elif not isinstance(self._last_error, (CorruptError, UntrustedError)):
                 return  # it is absent, and the others with it, or the remote does not answer
+        fetched = 0
         for name in self._guard(lambda: remote.names(self._key, self._left_s())) or ():
-            if self._refused >= _REFUSED_AT_MOST:
+            if self._vain >= _VAIN_AT_MOST or fetched >= _FETCHED_AT_MOST:
                 return
             # What this machine has under that name has been offered already.
             if name not in self._offered:
+                fetched += 1
                 entry = self._fetch(remote, name)
                 if entry is not None:
                     yield from self._offer("remote", entry)
 
     def _fetch(self, remote: RemoteTier, name: str) -> Frame | None:
-        return self._guard(lambda: remote.load(name, self._left_s()))
+        # Where one was of no use, of the others it is first asked whose they are.
+        suspect = self._vain > 0
+        return self._guard(lambda: remote.load(name, self._left_s(), suspect=suspect))
 
     def _offer(self, tier: TierName, entry: Frame) -> Iterator[tuple[Frame, TierName]]:
         name = entries.variant_name(self._key, entry.header.variant)
@@ -214,12 +220,13 @@ class JudgedLookup:
         except UntrustedError as exc:
             # No failure, whatever anybody leaves in a bucket: as if it were not there.
             self._last_error = exc
-            self._refused += 1
+            self._vain += 1
             self._counters.refused(exc.cause)
             if self._error is None:
                 self._reason = Reason.UNTRUSTED
             self._problems.warn("trust", "an entry is not used", exc)
             return None
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._vain += isinstance(exc, CorruptError)
             self.fail(exc)
             return None

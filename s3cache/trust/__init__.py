@@ -12,6 +12,7 @@ from s3cache.trust._signatures import (
     unpack,
 )
 from s3cache.trust._sources import MACHINE_FILE, policy_of, signing_key_of
+from s3cache.trust._timely import TimelySigner
 
 __all__ = [
     "MACHINE_FILE",
@@ -24,6 +25,7 @@ __all__ = [
     "Signer",
     "SigningKey",
     "Statement",
+    "TimelySigner",
     "Trusted",
     "VerifyKey",
     "check_name",

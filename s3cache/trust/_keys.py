@@ -20,7 +20,7 @@ import hmac
 import os
 import stat
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from s3cache.errors import ConfigError
 from s3cache.trust._signatures import Algorithm, Signature, Statement, check_name
@@ -43,10 +43,11 @@ _KEY_BYTES: Final = 32
 _MAX_FILE_BYTES: Final = 4096
 
 
+@runtime_checkable
 class Signer(Protocol):
     """What signs: a key that is here, or one that a service keeps.
 
-    ``sign`` may take long and may fail: an entry is then saved without it, and said so.
+    ``sign`` may take long and may fail, see :class:`~s3cache.trust.TimelySigner`.
     """
 
     @property
@@ -104,13 +105,7 @@ class VerifyKey:
         message = statement.over(digest)
         if self.algorithm is Algorithm.HMAC_SHA256:
             return hmac.compare_digest(_mac(self._bytes, message), signature.value)
-        from cryptography.exceptions import InvalidSignature
-
-        try:
-            _public_key(self._bytes).verify(signature.value, message)
-        except InvalidSignature:
-            return False
-        return True
+        return _is_signed(self._bytes, signature.value, message)
 
 
 @dataclass(frozen=True)
@@ -245,6 +240,19 @@ def _mac(key: bytes, message: bytes) -> bytes:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
+
+
+# What was proven stays so, and an entry often comes twice in a process: when it lands and when it
+# is looked up, or when a function is compiled again. Expiry and revocation are asked for elsewhere.
+@functools.lru_cache(maxsize=4096)
+def _is_signed(public: bytes, value: bytes, message: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        _public_key(public).verify(value, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=256)

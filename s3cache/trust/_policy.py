@@ -85,6 +85,11 @@ class Policy:
                 "set trusted_keys",
             )
 
+    @property
+    def judges(self) -> bool:
+        """Whether anything may come of :meth:`judge` but leave."""
+        return self.level != "off"
+
     def judge(self, digest: bytes, block: bytes) -> Signature | None:
         """Decide whether the entry with that digest is used; nothing else of it was looked at.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 # torch must not even be found, and nothing may be unpickled.
 _READER = """

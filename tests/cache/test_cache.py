@@ -15,7 +15,7 @@ from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, calls, hit, miss, variant_is
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import GatedStore, holds, names, put
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_without_a_remote_everything_is_local(machine: Callable[..., Cache]) -> 
     assert isinstance(cache.save(KEY, entry()), Saved)
     assert isinstance(cache.lookup(KEY), Hit)
     assert cache.flush(20).complete
-    assert cache.prefetch([OTHER]).wait(20).complete
+    assert cache.prefetch([OTHER]).wait(LONG_S).complete
     assert cache.stats().breaker == "none"
 
 
@@ -174,7 +174,7 @@ def test_modes(
     else:
         assert isinstance(saved, NotSaved)
         assert saved.reason == Reason.DISABLED
-    assert cache.prefetch([KEY]).wait(20).present == (1 if looks_up else 0)
+    assert cache.prefetch([KEY]).wait(LONG_S).present == (1 if looks_up else 0)
     cache.flush(20)
     assert holds(memory, entries.first_name(OTHER)) == saves
 

@@ -17,7 +17,7 @@ from s3cache.store import LatencyStore, MemoryStore
 from tests.cache.answers import FIRST, miss
 from tests.support.caching import KEY, OTHER, entry, open_engine
 from tests.support.stores import GatedStore, holds
-from tests.support.waiting import eventually, in_thread
+from tests.support.waiting import LONG_S, eventually, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_a_closed_cache_is_disabled(machine: Callable[..., Cache]) -> None:
     saved = cache.save(KEY, entry())
     assert isinstance(saved, NotSaved)
     assert saved.reason == Reason.DISABLED
-    assert cache.prefetch([KEY]).wait(20).complete
+    assert cache.prefetch([KEY]).wait(LONG_S).complete
     assert cache.flush(20).complete
     cache.start()
     cache.stats()
@@ -59,6 +59,18 @@ def test_what_is_not_uploaded_at_the_end_is_by_the_next(
     eventually(lambda: holds(memory, FIRST))
 
 
+def test_a_flush_after_the_end_says_what_the_end_left(
+    machine: Callable[..., Cache], remote: GatedStore
+) -> None:
+    remote.is_open = False
+    cache = machine()
+    cache.save(KEY, entry())
+    first = cache.close(0.01)
+    assert first.remaining == 1
+    assert cache.flush() == cache.close() == first
+    assert not cache.flush().complete
+
+
 def test_closing_while_others_look_up_and_save_hurts_nobody(
     machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -67,14 +79,14 @@ def test_closing_while_others_look_up_and_save_hurts_nobody(
         begun = threading.Barrier(5)
 
         def work(cache: Cache = cache, begun: threading.Barrier = begun) -> None:
-            begun.wait(20)
+            begun.wait(LONG_S)
             for number in range(40):
                 cache.lookup(f"absent{number}")
                 cache.save(f"key{number}", entry(f"key{number}"))
                 cache.prefetch([f"more{number}"])
 
         joins = [in_thread(work) for _ in range(4)]
-        begun.wait(20)
+        begun.wait(LONG_S)
         cache.close(0)
         for join in joins:
             join()
@@ -100,7 +112,7 @@ def test_a_closed_cache_is_collected(tmp_path: Path) -> None:
     cache.start()
     cache.save(KEY, entry())
     cache.lookup(OTHER)
-    cache.prefetch([OTHER]).wait(20)
+    cache.prefetch([OTHER]).wait(LONG_S)
     cache.close()
     gone = weakref.ref(cache)
     del cache
@@ -140,7 +152,7 @@ def test_a_cache_that_is_first_used_while_the_interpreter_exits_misses(
         [sys.executable, "-c", _FIRST_USE + when, *places],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
         check=True,
     )
     assert done.stdout.splitlines() == ["Miss", "True Hit", "True False"]

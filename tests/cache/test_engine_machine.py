@@ -21,6 +21,7 @@ from s3cache.cache import Engine, Hit, Saved
 from s3cache.store import MemoryStore
 from s3cache.testing import FaultyStore
 from tests.support.caching import entry, open_engine, payload
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from s3cache.testing import Fault, FaultyVerb
@@ -48,7 +49,7 @@ Name = tuple[str, str]  # key and variant
 
 
 # Uploads that fail pause for seconds, and a run may draw many of them.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -112,7 +113,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(by=who, some=st.lists(keys, unique=True))
     def prefetch(self, by: int, some: list[str]) -> None:
-        assert self.machines[by].prefetch(some).wait(20).complete
+        assert self.machines[by].prefetch(some).wait(LONG_S).complete
 
     @rule(by=who)
     def flush(self, by: int) -> None:

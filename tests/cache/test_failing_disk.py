@@ -12,7 +12,7 @@ from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError, TransientEr
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from s3cache.tier import DiskTier
-from tests.support.caching import KEY, OTHER, entry
+from tests.support.caching import KEY, OTHER, entry, settings
 from tests.support.stores import GatedStore, names
 
 if TYPE_CHECKING:
@@ -80,6 +80,37 @@ def test_where_the_disk_cannot_be_read_lookups_go_to_the_remote(
     assert cache.stats().hits == {"local": 0, "remote": 3}
     assert cache.stats().local is None
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("opens_later", [True, False])
+def test_a_flush_does_not_call_complete_what_a_broken_disk_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens_later: bool
+) -> None:
+    """Saved when there was no remote to be had, on a disk that nobody can read any more."""
+    is_refused = True
+
+    def open_remote() -> MemoryStore:
+        if is_refused:
+            raise TransientError("no network")
+        return MemoryStore()
+
+    with Cache(settings(tmp_path), open_remote=open_remote, identity="place") as cache:
+        for number in range(3):
+            saved = cache.save(f"key{number}", entry(f"key{number}"))
+            assert isinstance(saved, Saved)
+            assert saved.durable
+
+        def fail(*_: object, **__: object) -> None:
+            raise TransientError("I/O error")
+
+        is_refused = not opens_later
+        with monkeypatch.context() as broken:
+            for method in ("pending", "adopt", "objects", "peek"):
+                broken.setattr(DiskTier, method, fail)
+            report = cache.flush(20)
+            assert (report.remaining, report.in_memory) == (3, 0)
+        is_refused = False
+        assert cache.flush(20).complete
 
 
 def test_a_local_directory_that_becomes_a_file(

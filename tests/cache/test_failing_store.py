@@ -22,6 +22,7 @@ from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, calls, miss
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import FailingStore, holds
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,7 @@ def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
     assert record.levelno == logging.WARNING
     # A mistake in s3cache comes with its traceback, other people's trouble without.
     assert bool(record.exc_info) == (reason is Reason.ERROR)
-    assert cache.prefetch([KEY]).wait(20).failed == 1
+    assert cache.prefetch([KEY]).wait(LONG_S).failed == 1
     assert isinstance(cache.save(KEY, entry()), Saved)
     given_up = reason is Reason.CORRUPT
     assert cache.flush(20 if given_up else 0.2).remaining == (0 if given_up else 1)
@@ -110,7 +111,7 @@ def test_a_remote_that_cannot_be_opened_costs_no_save(
         for _ in range(2):
             assert isinstance(cache.lookup(OTHER), Miss)
             assert isinstance(cache.save(KEY, entry()), Saved)
-        assert cache.prefetch([OTHER]).wait(20).failed == 1
+        assert cache.prefetch([OTHER]).wait(LONG_S).failed == 1
         report = cache.flush(20)
         assert (report.remaining, report.error) == (1, error)
         assert isinstance(cache.lookup(KEY), Hit)

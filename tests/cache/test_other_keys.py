@@ -14,6 +14,7 @@ from s3cache.tier import DiskTier
 from tests.cache.answers import FIRST, hit, local_files, miss
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import names, put
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ def test_from_a_prefetch(
 ) -> None:
     put(memory, FIRST, FOREIGN)
     cache = machine()
-    assert cache.prefetch([KEY]).wait(20).failed == 1
+    assert cache.prefetch([KEY]).wait(LONG_S).failed == 1
     assert local_files(tmp_path) == []
     assert miss(cache.lookup(KEY)) == Reason.CORRUPT
 

@@ -161,7 +161,7 @@ cache.prefetch([f"key{number}" for number in range(40)])
 eventually(lambda: gate.waiting == 2)
 locks = locks_of(cache, background())
 assert len(locks) > 10, locks
-for lock in locks: assert lock.acquire(timeout=10)
+for lock in locks: assert lock.acquire(timeout=100)
 gate.is_open = True  # for the child; the parent's transfers are in the middle
 """,
             child="assert cache.flush(20).complete",

@@ -11,7 +11,7 @@ from s3cache.transfer import background
 from tests.cache.answers import FIRST, calls, miss
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import GatedStore, put
-from tests.support.waiting import eventually, in_thread, tasks_on
+from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,11 +86,11 @@ def test_a_prefetched_entry_is_a_local_hit(
 ) -> None:
     put(memory, FIRST, entry().data)
     cache = machine()
-    report = cache.prefetch([KEY, OTHER]).wait(20)
+    report = cache.prefetch([KEY, OTHER]).wait(LONG_S)
     assert (report.found, report.absent, report.complete) == (1, 1, True)
     assert isinstance(cache.lookup(KEY), Hit)
     assert cache.stats().hits == {"local": 1, "remote": 0}
-    assert cache.prefetch([KEY]).wait(20).present == 1
+    assert cache.prefetch([KEY]).wait(LONG_S).present == 1
 
 
 def test_a_lookup_is_not_stuck_behind_queued_prefetches(

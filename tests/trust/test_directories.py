@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache.cache import Cache, Hit, Saved
 from s3cache.errors import ConfigError
+from s3cache.settings import Settings
 from s3cache.store import Directory, ObjectFiles
 from s3cache.tier import DiskTier
+from tests.support.caching import KEY, entry
 from tests.support.waiting import join_child
 
 if TYPE_CHECKING:
@@ -146,6 +149,51 @@ def test_a_root_of_another_user_is_refused(root: Path) -> None:
     os.chown(root, 12345, 12345)
     with pytest.raises(ConfigError, match="belongs to user id 12345"):
         ObjectFiles(root)
+
+
+@needs_users
+@pytest.mark.parametrize("left", ["s3cache", "s3cache/objects"])
+def test_what_sudo_has_left_in_a_home_costs_a_user_no_local_tier(
+    common: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """Nobody named that directory: the next best place is as good."""
+    home, temporary = common / "home", common / "tmp"
+    for directory in (home, home / ".cache", temporary, *(home / ".cache" / left).parents):
+        if common in directory.parents and not directory.exists():
+            directory.mkdir(mode=0o700)
+        if common in directory.parents:
+            os.chown(directory, VICTIM, VICTIM)
+    os.chown(common, 0, 0)
+    (home / ".cache" / left).mkdir(mode=0o700)  # root's
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def work() -> None:
+        with Cache.open() as cache:
+            saved = cache.save(KEY, entry(KEY))
+            assert isinstance(saved, Saved)
+            assert saved.durable
+            assert isinstance(cache.lookup(KEY), Hit)
+
+    as_user(VICTIM, work)
+    assert os.listdir(temporary) == [f"s3cache-{VICTIM}"]
+
+
+@needs_users
+def test_root_leaves_nothing_in_the_home_of_whoever_called_sudo(
+    common: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... who could not write it any more. Homes that a container is given may be anybody's."""
+    os.chown(common, VICTIM, VICTIM)
+    monkeypatch.setenv("HOME", str(common))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    assert Settings().local_dir == str(common / ".cache" / "s3cache")
+    monkeypatch.setenv("SUDO_UID", str(VICTIM))
+    assert Settings().local_dir == f"{tempfile.gettempdir()}/s3cache-0"
+    monkeypatch.setenv("SUDO_UID", str(ATTACKER))
+    assert Settings().local_dir == str(common / ".cache" / "s3cache")
 
 
 @pytest.mark.parametrize("inside", ["objects", "staging"])

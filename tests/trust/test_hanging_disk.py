@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.cache import Hit, Miss, Saved
-from s3cache.errors import S3CacheError
+from s3cache.cache import Cache, Hit, Miss, Saved
+from s3cache.errors import ConfigError, S3CacheError
+from s3cache.settings import Settings
 from s3cache.store import FileStore, MemoryStore, Patience
-from s3cache.tier import PatientDiskTier
+from s3cache.tier import DiskTier, PatientDiskTier
 from tests.support.caching import KEY, OTHER, entry, open_cache
 from tests.support.density import cases
 from tests.support.hanging import FreezableDisk, dead_mount
@@ -39,18 +43,76 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "limit_s", 0.3)
 
 
-OPERATIONS: dict[str, Callable[[PatientDiskTier], object]] = {
+# All that a tier does, in an order in which each finds something to do.
+OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "put": lambda tier: tier.put("new", b"x"),
     "put_all": lambda tier: tier.put_all([("a", b"x"), ("b", b"x")]),
-    "put_pending": lambda tier: tier.put_pending("new", b"x"),
-    "delete": lambda tier: tier.delete("old"),
-    "quarantine": lambda tier: tier.quarantine("old"),
-    "uploaded": lambda tier: tier.uploaded("old"),
+    "put_pending": lambda tier: tier.put_pending("late", b"x"),
     "get": lambda tier: tier.get("old"),
+    "peek": lambda tier: tier.peek("old"),
+    "load": lambda tier: succeeds(lambda: tier.load("old")),  # it is no frame
+    "search": lambda tier: tier.search(["absent"], "old"),
+    "holds": lambda tier: tier.holds("old"),
+    "objects": lambda tier: [*tier.objects()],
+    "usage": lambda tier: tier.usage(),
+    "trim": lambda tier: tier.trim(),
+    "is_trim_due": lambda tier: tier.is_trim_due(),
+    "pending": lambda tier: tier.pending(),
+    "recorded": lambda tier: tier.recorded(),
+    "adopt": lambda tier: tier.adopt(),
+    "note": lambda tier: tier.note("old"),
+    "give_back": lambda tier: tier.give_back("old"),
+    "uploaded": lambda tier: tier.uploaded("late"),
+    "delete": lambda tier: tier.delete("late"),
+    "quarantine": lambda tier: tier.quarantine("old"),
+    "close": lambda tier: tier.close(),
 }
+# On a file system that is frozen these wait, and those that only read go on.
+CHANGES = ["put", "put_all", "put_pending", "get", "give_back", "uploaded", "delete", "quarantine"]
+# Calls of the system that ask no disk.
+NO_DISK = {"fspath", "getcwd", "geteuid", "getpid", "urandom", "_path_normpath"}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> None:
+    """So it may hang in any call: it is another thread that hangs, for the caller so long."""
+    asked: dict[str, set[str]] = {}
+
+    def calls_in(work: Callable[[], object]) -> set[str]:
+        names: set[str] = set()
+
+        def note(_: object, event: str, function: object) -> None:
+            module = getattr(function, "__module__", None)
+            if event == "c_call" and module in ("posix", "fcntl", "_io", "io"):
+                names.add(getattr(function, "__name__", ""))
+
+        gc.disable()  # what others have left is closed on whatever thread it runs
+        sys.setprofile(note)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+        return names - NO_DISK
+
+    public = {name for name, value in vars(DiskTier).items() if callable(value) and name[0] != "_"}
+    assert OPERATIONS.keys() == public
+    made: list[DiskTier] = []
+    for kind in (PatientDiskTier, DiskTier):
+        make = partial(kind, tmp_path / "tier", max_bytes=1 << 20, max_files=100, note=b"note")
+        asked[f"{kind.__name__}()"] = calls_in(lambda make=make: made.append(make()))  # type: ignore[misc]
+        tier = made[-1]
+        tier.put_pending("old", b"x")
+        for name, operation in OPERATIONS.items():
+            asked[f"{kind.__name__}.{name}"] = calls_in(lambda: operation(tier))  # noqa: B023
+    patient = {name: calls for name, calls in asked.items() if name.startswith("Patient")}
+    assert {name: calls for name, calls in patient.items() if calls} == {}
+    # ... and this would have noted it.
+    assert {name for name, calls in asked.items() if not calls} - patient.keys() == {
+        "DiskTier.is_trim_due"
+    }
+
+
+@pytest.mark.parametrize("operation", cases(CHANGES, dense_ones=["give_back", "get", "delete"]))
 @pytest.mark.usefixtures("impatient")
 def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
     disk: FreezableDisk, operation: str
@@ -112,7 +174,7 @@ def test_a_fork_does_not_wait_for_a_frozen_disk(disk: FreezableDisk) -> None:
     """... on which another thread opens the files that no child may keep."""
     script = """
         from s3cache.store import Patience
-        from s3cache.tier import PatientDiskTier
+        from s3cache.tier import DiskTier, PatientDiskTier
 
         Patience.limit_s = 0.3
         tier = PatientDiskTier(sys.argv[1], max_bytes=1 << 20, max_files=100)
@@ -170,6 +232,50 @@ def test_an_exit_does_not_wait_for_a_frozen_disk(disk: FreezableDisk, last: str)
         assert float(seconds) < LONG_S / 2
 
 
+STUBBORN = """
+    import asyncio, atexit, threading, time
+    from s3cache import Cache, frame
+    from s3cache.store import MemoryStore
+    from s3cache.settings import Settings
+
+    class Stubborn(MemoryStore):
+        async def put(self, *args, **more):
+            while True:
+                try:
+                    await asyncio.sleep(1000)
+                except asyncio.CancelledError:
+                    pass
+
+        get = aclose = put
+
+    def save(key):
+        cache.save(key, frame.encode(kind="test", key=key, sections={"code": b"x"}))
+
+    began = 0.0
+    atexit.register(lambda: print("bye", time.monotonic() - began, flush=True))
+    where = Settings(local_dir=sys.argv[1], exit_timeout_s=0.1, lookup_timeout_s=0.1)
+    cache = Cache(where, open_remote=Stubborn, identity="place")
+    save("key")
+    cache.lookup("absent")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(8):
+        threading.Thread(target=save, args=(f"more{number}",), daemon=True).start()
+    began = time.monotonic()
+    """
+
+
+def test_all_that_hangs_at_an_exit_hangs_together(disk: FreezableDisk) -> None:
+    """Uploads, downloads, the connection and the disk: one limit for them, not one for each."""
+    with started(STUBBORN, disk.path / "stubborn") as process:
+        assert line(process) == "ready"
+        with disk.frozen():
+            tell(process)
+            word, seconds = line(process).split()
+        assert word == "bye"
+        assert float(seconds) < LONG_S / 2
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_directory_that_hangs_from_the_start_is_done_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -186,6 +292,43 @@ def test_a_directory_that_hangs_from_the_start_is_done_without(
         with pytest.raises(S3CacheError, match="file system of"):
             FileStore(tmp_path / "dead" / "store")
         cache.close()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_home_that_hangs_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The local tier goes to the temporary directory, and it is said."""
+    (tmp_path / "dead").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "dead" / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with dead_mount(tmp_path / "dead"):
+        with Cache.open() as cache:
+            saved = cache.save(KEY, entry())
+            assert isinstance(saved, Saved)
+            assert saved.durable
+        began = time.monotonic()
+        for _ in range(100):
+            assert Settings().local_dir.startswith(str(tmp_path / "tmp"))
+        assert time.monotonic() - began < LONG_S / 2
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nobody_waits_for_long_for_a_key_or_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them nobody can say what to trust, or where to send it: that is an error."""
+    (tmp_path / "dead").mkdir()
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    with dead_mount(tmp_path / "dead"):
+        with pytest.raises(ConfigError, match="signing key"):
+            Cache.open(local=False, signing_key=tmp_path / "dead" / "key")
+        for variable in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            with monkeypatch.context() as patch:
+                patch.setenv(variable, str(tmp_path / "dead" / "config"))
+                with pytest.raises(ConfigError, match="dead/config"):
+                    Cache.open("s3://bucket", local=False)
 
 
 def test_a_process_on_a_dead_directory_ends(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from s3cache import entries
 from tests.support.gate import Gate, refusal
 from tests.support.proxy import Link, Proxy
+from tests.support.waiting import LONG_S
 from tests.support.worker import keys
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def headers(moto_port: int, url: str, key: str) -> dict[str, str]:
         headers={"Authorization": f"AWS4-HMAC-SHA256 {signed}"},
         method="HEAD",
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=LONG_S) as answer:
         return {name.lower(): value for name, value in answer.headers.items()}
 
 

@@ -89,6 +89,40 @@ async def test_a_proxy_that_fails_is_named_without_its_password(scheme: str, ans
     assert b"proxy-authorization: basic dxnlcjptzunyrxq=" in heads[0].lower()
 
 
+PROXIES = [
+    f"http://user:{SECRET}@ho\u2100st:3128",
+    f"http://user:{SECRET}@ho\uff0fst:3128",
+    f"http://user:{SECRET}@host:port",
+    f"http://user:{SECRET}@host:99999",
+    f"http://user:pa/{SECRET}@host:3128",
+    f"http://user:1/{SECRET}@host:3128",
+    f"http://[user:{SECRET}@host",
+    f"http://user:{SECRET}@",
+    f"user:{SECRET}@host:port",
+    f"user:{SECRET}",
+    f"socks5://user:{SECRET}@host:1080",
+    f"https:user:{SECRET}@host:3128",
+    f"http://user:{SECRET}@[host]:3128",
+]
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_a_proxy_that_cannot_be_read_is_not_repeated(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the environment of many a machine, where only botocore looks."""
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    store = S3Store(
+        S3Options("bucket", endpoint_url="https://s3.example", access_key="a", secret_key="b")
+    )
+    try:
+        with pytest.raises(ConfigError, match="HTTPS_PROXY") as raised:
+            await store.get("k")
+    finally:
+        await store.aclose()
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
 async def test_a_proxy_that_nobody_answers_at_is_named_without_its_password() -> None:
     store = open_by(f"http://user:{SECRET}@127.0.0.1:9", "https")
     with pytest.raises(TransientError, match="proxy") as raised:

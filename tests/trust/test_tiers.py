@@ -14,6 +14,7 @@ from s3cache.errors import ConfigError
 from s3cache.store import MemoryStore
 from s3cache.trust import Algorithm, SigningKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +99,28 @@ def test_a_refusal_is_counted_warned_of_once_and_never_raised(
     stats = engine.stats()
     assert dict(stats.refused) == {"unsigned": 2}
     assert {str(reason): count for reason, count in stats.misses.items()} == {"untrusted": 2}
+    assert "2 missed (2 untrusted), 0 bypassed, 2 not trusted (2 unsigned)" in stats.in_words()
+    with engine.judged(KEY, "fx") as lookup:
+        assert list(lookup) == []
+    stats = engine.stats()
+    assert (dict(stats.refused), dict(stats.fx.refused)) == ({"unsigned": 2}, {"unsigned": 1})
     engine.close()
+
+
+def test_what_there_is_can_be_asked_without_being_counted(tmp_path: Path) -> None:
+    store = MemoryStore()
+    save(store, entry())
+    save(store, entry(OTHER), **writes())
+    engine = open_engine(tmp_path, store, **READS)
+    assert [engine.inquire(key) for key in (KEY, OTHER, OTHER, "0" * 32)] == [
+        "untrusted (1 unsigned)",
+        "remote",
+        "local",
+        "absent",
+    ]
+    assert (engine.stats().lookups, dict(engine.stats().refused)) == (0, {})
+    engine.close()
+    assert engine.inquire(OTHER) == "disabled"
 
 
 def test_prefetching_lands_nothing_that_is_refused(tmp_path: Path) -> None:
@@ -106,7 +128,7 @@ def test_prefetching_lands_nothing_that_is_refused(tmp_path: Path) -> None:
     save(store, entry())
     save(store, entry(OTHER), **writes())
     engine = open_engine(tmp_path, store, **READS)
-    report = engine.prefetch([KEY, OTHER]).wait(20)
+    report = engine.prefetch([KEY, OTHER]).wait(LONG_S)
     assert (report.found, report.failed) == (1, 1)
     assert [outcome(engine, key) for key in (KEY, OTHER)] == ["untrusted", "local"]
     engine.close()

@@ -1,0 +1,91 @@
+"""``Cache.remove`` and ``Cache.clear``: what is removed is gone, in both tiers, and stays so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache.cache import Hit, Miss
+from s3cache.errors import AccessDeniedError, ClosedError, ConfigError, ReadOnlyError
+from s3cache.store import MemoryStore
+from tests.support.caching import KEY, OTHER, entry, open_cache
+from tests.support.stores import names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_key_is_removed_with_all_its_variants_and_no_other(tmp_path: Path) -> None:
+    remote = MemoryStore()
+    with open_cache(tmp_path / "here", remote) as cache:
+        for variant in ("", "v1", "v2"):
+            cache.save(KEY, entry(variant=variant))
+        cache.save(OTHER, entry(OTHER))
+        assert cache.flush(20).complete
+        assert cache.remove(KEY) >= 3
+        assert isinstance(cache.lookup(KEY), Miss)
+        assert isinstance(cache.lookup(OTHER), Hit)
+        assert cache.remove(KEY) == 0
+    assert len(names(remote)) == 1
+
+
+def test_clearing_removes_everything_here_and_there(tmp_path: Path) -> None:
+    remote = MemoryStore()
+    with open_cache(tmp_path / "here", remote) as cache:
+        cache.save(KEY, entry())
+        cache.save(OTHER, entry(OTHER))
+        assert cache.clear() >= 2
+        assert isinstance(cache.lookup(KEY), Miss)
+    assert names(remote) == []
+
+
+def test_nothing_that_was_queued_comes_back(tmp_path: Path) -> None:
+    """Without a disk too, where uploads wait in memory."""
+    remote = MemoryStore()
+    with open_cache(None, remote) as cache:
+        cache.save(KEY, entry())
+        assert cache.remove(KEY) == 1
+        cache.flush(20)
+    assert names(remote) == []
+
+
+def test_without_a_remote_the_local_tier_is_cleared(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "here", None) as cache:
+        cache.save(KEY, entry())
+        assert cache.remove(KEY) == 1
+        assert isinstance(cache.lookup(KEY), Miss)
+
+
+class _Keeping(MemoryStore):
+    async def delete(self, key: str) -> None:
+        raise AccessDeniedError("not allowed", op="delete", store=self.url, key=key)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_remote_that_refuses_is_an_error_and_not_a_warning(tmp_path: Path, strict: bool) -> None:
+    """Whoever removes something has to know that it is still there."""
+    remote = _Keeping()
+    with open_cache(tmp_path / "here", remote, strict=strict) as cache:
+        cache.save(KEY, entry())
+        with pytest.raises(AccessDeniedError):
+            cache.clear()
+        assert isinstance(cache.lookup(KEY), Hit)
+
+
+@pytest.mark.parametrize("changes", [{"mode": "read-only"}, {"mode": "off"}])
+def test_who_may_not_write_may_not_remove(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with (
+        open_cache(tmp_path / "here", MemoryStore(), **changes) as cache,
+        pytest.raises(ReadOnlyError),
+    ):
+        cache.remove(KEY)
+
+
+def test_bad_keys_and_closed_caches(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path / "here", MemoryStore())
+    with pytest.raises(ConfigError):
+        cache.remove("../x")
+    cache.close()
+    with pytest.raises(ClosedError):
+        cache.clear()

@@ -1,0 +1,319 @@
+"""What somebody tries who can write to the bucket, or to a tier; none of it works.
+
+Each forgery is put where a reader looks: the bucket, the local tier, a shared directory. The reader
+trusts one key and finds nothing, and nothing of it lands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import entries, frame
+from s3cache.cache import Hit, Saved
+from s3cache.errors import CorruptError, UntrustedError
+from s3cache.store import FileStore, MemoryStore
+from s3cache.trust import (
+    Algorithm,
+    Policy,
+    Signature,
+    SigningKey,
+    Statement,
+    Trusted,
+    VerifyKey,
+    generate,
+    pack,
+    sign,
+    unpack,
+)
+from tests.support.caching import KEY, OTHER, entry, open_engine, payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from s3cache.cache import Engine
+    from s3cache.frame import Frame
+    from s3cache.store import Store
+
+MAIN, PULLS, SHARED = (
+    generate("ci-main"),
+    generate("ci-pulls"),
+    generate("ci", Algorithm.HMAC_SHA256),
+)
+SAME_NAME = generate("ci-main")
+NOW = 1_800_000_000
+READS: dict[str, Any] = {
+    "trusted_keys": f"{MAIN.public_text()} {SHARED.public_text()} pulls={PULLS.public_text()}"
+}
+EVIL = b"evil" * 70  # as long as the good one
+
+
+def signed(found: Frame, key: SigningKey = MAIN, audience: str = "main", **when: int) -> bytes:
+    when = {"issued_s": 1, "ttl_s": 0, **when}
+    return frame.signed(found, lambda digest: pack([sign(digest, key, audience=audience, **when)]))
+
+
+def with_signatures(found: Frame, block: bytes) -> bytes:
+    return frame.signed(found, lambda _: block)
+
+
+def confused(found: Frame, name: str, algorithm: Algorithm, secret: bytes) -> bytes:
+    """With a MAC whose secret is a public key, said to be of ``algorithm``."""
+    forger = SigningKey(name, Algorithm.HMAC_SHA256, secret)
+
+    def block(digest: bytes) -> bytes:
+        statement = Statement(algorithm, name, "main", 1)
+        value = forger.sign(statement.over(digest))
+        return pack([Signature(statement, value.ljust(algorithm.size, b"\0"))])
+
+    return frame.signed(found, block)
+
+
+def unparsable(data: bytes) -> bytes:
+    """A header that an older parser would take 32 GiB for."""
+    header = b"\xdd\xff\xff\xff\xff"
+    fields = frame.MAGIC + b"\0\1\0\0" + struct.pack(">I", len(header))
+    return fields + hashlib.sha256(fields + header).digest() + header + data
+
+
+GOOD = entry(payload=b"good" * 70)
+GOOD_SIGNED = signed(GOOD)
+PLAIN_EVIL = entry(payload=EVIL)
+SIZE = int.from_bytes(GOOD_SIGNED[10:12], "big")
+PUBLIC = VerifyKey.parse(MAIN.public_text())
+PUBLIC_BYTES = base64.b64decode(MAIN.public_text().partition(":")[2])
+
+FORGERIES: dict[str, tuple[bytes, str]] = {
+    "unsigned": (bytes(PLAIN_EVIL.data), "unsigned"),
+    "stripped of its signatures": (bytes(entry(payload=b"good" * 70).data), "unsigned"),
+    "cut out of its signatures": (
+        GOOD_SIGNED[:10] + bytes(2) + GOOD_SIGNED[12:48] + GOOD_SIGNED[48 + SIZE :], "corrupt",
+    ),
+    "said to be of version 1": (
+        GOOD_SIGNED[:8] + b"\0\1\0\0" + GOOD_SIGNED[12:48] + GOOD_SIGNED[48 + SIZE :], "corrupt",
+    ),
+    "said to be of version 3": (GOOD_SIGNED[:8] + b"\0\3" + GOOD_SIGNED[10:], "corrupt"),
+    "signed for another key, put under this one": (signed(entry(OTHER, payload=EVIL)), "corrupt"),
+    "with another entry's signature": (
+        with_signatures(PLAIN_EVIL, frame.decode(GOOD_SIGNED).signatures), "bad-signature",
+    ),
+    "with another variant's signature": (
+        with_signatures(
+            PLAIN_EVIL, frame.decode(signed(entry(variant="w", payload=EVIL))).signatures
+        ), "bad-signature",
+    ),
+    "of sections that are mixed": (GOOD_SIGNED[: -len(EVIL)] + EVIL, "corrupt"),
+    "followed by more": (GOOD_SIGNED + EVIL, "corrupt"),
+    "signed for another audience": (signed(PLAIN_EVIL, MAIN, "pulls"), "other-audience"),
+    "signed for this audience by who may not": (signed(PLAIN_EVIL, PULLS), "other-audience"),
+    "signed by a stranger of that name": (signed(PLAIN_EVIL, SAME_NAME), "bad-signature"),
+    "signed by nobody known": (signed(PLAIN_EVIL, generate("eve")), "unknown-key"),
+    "expired": (signed(PLAIN_EVIL, ttl_s=1), "expired"),
+    "signed in years to come": (signed(PLAIN_EVIL, issued_s=1 << 40), "expired"),
+    "a MAC by the public key": (
+        confused(PLAIN_EVIL, "ci-main", Algorithm.HMAC_SHA256, PUBLIC_BYTES), "bad-signature",
+    ),
+    "a MAC by the public key, said to be Ed25519": (
+        confused(PLAIN_EVIL, "ci-main", Algorithm.ED25519, PUBLIC_BYTES), "bad-signature",
+    ),
+    "a MAC by the text of the public key": (
+        confused(PLAIN_EVIL, "ci-main", Algorithm.HMAC_SHA256, MAIN.public_text().encode()),
+        "bad-signature",
+    ),
+    "an Ed25519 signature under a shared secret's name": (
+        signed(PLAIN_EVIL, generate("ci")), "bad-signature",
+    ),
+    "with a header that harms who parses it": (unparsable(EVIL), "unsigned"),
+}  # fmt: skip
+
+
+def placed(store: Store, data: bytes) -> None:
+    """Under both names that a reader looks at."""
+
+    async def put() -> None:
+        for name in names():
+            await store.put(name, data)
+
+    asyncio.run(put())
+
+
+def names() -> tuple[str, str]:
+    return entries.first_name(KEY), entries.variant_name(KEY, "")
+
+
+def outcome(engine: Engine) -> tuple[str, set[str]]:
+    found = engine.lookup(KEY)
+    causes = set(engine.stats().refused)
+    engine.close()
+    return (found.tier if isinstance(found, Hit) else str(found.reason)), causes
+
+
+def expected(cause: str) -> tuple[str, set[str]]:
+    return ("corrupt", set()) if cause == "corrupt" else ("untrusted", {cause})
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_no_forgery_in_the_bucket_is_used_and_none_lands(forgery: str, tmp_path: Path) -> None:
+    data, cause = FORGERIES[forgery]
+    store = MemoryStore()
+    placed(store, data)
+    assert outcome(open_engine(tmp_path, store, **READS)) == expected(cause)
+    assert not [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+    # And where nobody asks, digests alone keep out what is damaged, and nothing else.
+    tier, _ = outcome(open_engine(None, store))
+    assert tier == ("corrupt" if cause == "corrupt" or "harms" in forgery else "remote")
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_no_forgery_in_a_shared_directory_is_used(forgery: str, tmp_path: Path) -> None:
+    data, cause = FORGERIES[forgery]
+    placed(FileStore(tmp_path / "shared", create=True), data)
+    store = FileStore(tmp_path / "shared")
+    assert outcome(open_engine(None, store, **READS)) == expected(cause)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_no_forgery_in_the_local_tier_is_used(forgery: str, tmp_path: Path) -> None:
+    data, cause = FORGERIES[forgery]
+    engine = open_engine(tmp_path, None, signing_key=MAIN.secret_text(), **READS)
+    assert isinstance(engine.save(KEY, GOOD), Saved)
+    assert isinstance(engine.lookup(KEY), Hit)
+    engine.close()
+    (there,) = [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+    there.write_bytes(data)
+    assert outcome(open_engine(tmp_path, None, **READS)) == expected(cause)
+
+
+def test_a_good_one_is_used_in_each_of_these_places(tmp_path: Path) -> None:
+    """So what was refused above was refused for what it is."""
+    store, shared = MemoryStore(), FileStore(tmp_path / "shared", create=True)
+    for place in (store, shared):
+        placed(place, GOOD_SIGNED)
+    assert outcome(open_engine(tmp_path / "local", store, **READS)) == ("remote", set())
+    assert outcome(open_engine(tmp_path / "local", None, **READS)) == ("local", set())
+    assert outcome(open_engine(None, shared, **READS)) == ("remote", set())
+
+
+def test_what_is_revoked_is_refused_where_it_lies(tmp_path: Path) -> None:
+    store = MemoryStore()
+    placed(store, GOOD_SIGNED)
+    assert outcome(open_engine(tmp_path, store, **READS)) == ("remote", set())
+    for revoked in (PUBLIC.fingerprint, frame.decode(GOOD_SIGNED).digest.hex()):
+        for place, remote in ((None, store), (tmp_path, None), (tmp_path, store)):
+            engine = open_engine(place, remote, revoked=revoked, **READS)
+            assert outcome(engine) == ("untrusted", {"revoked"})
+
+
+def test_a_signature_of_another_statement_is_none() -> None:
+    """Who has a signature cannot have it say more: another audience, signer, time or expiry."""
+    judge = Policy("require", (Trusted("main", PUBLIC), Trusted("pulls", PUBLIC)), now=lambda: NOW)
+    data = signed(GOOD, issued_s=NOW, ttl_s=60)
+    found = frame.decode(data, admit=judge.judge)
+    (one,) = unpack(found.signatures)
+    for changes in (
+        {"audience": "pulls"},
+        {"expires_s": 0},
+        {"issued_s": 1},
+        {"expires_s": 1 << 60},
+    ):
+        more = replace(one, statement=replace(one.statement, **changes))
+        with pytest.raises(UntrustedError, match="bad-signature"):
+            frame.decode(with_signatures(GOOD, pack([more])), admit=judge.judge)
+
+
+@pytest.mark.parametrize(
+    ("moved_s", "is_used"), [(-3500, True), (-3700, False), (50, True), (70, False)]
+)
+def test_a_clock_that_is_set_back_brings_back_what_has_expired_and_no_more(
+    moved_s: int, is_used: bool
+) -> None:
+    """It is used at most from an hour before it was signed until it expires, by the clock here."""
+    data = signed(GOOD, issued_s=NOW, ttl_s=60)
+    judge = Policy("require", (Trusted("main", PUBLIC),), now=lambda: NOW + moved_s).judge
+    if is_used:
+        assert frame.decode(data, admit=judge)
+    else:
+        with pytest.raises(UntrustedError, match="expired"):
+            frame.decode(data, admit=judge)
+
+
+# -- squatting
+
+
+async def flood(store: Store, count: int, make: Callable[[int], bytes]) -> None:
+    for number in range(count):
+        await store.put(entries.variant_name(KEY, f"x{number}"), make(number))
+
+
+def squatters(number: int) -> bytes:
+    return bytes(entry(variant=f"x{number}", payload=bytes(100_000)).data)
+
+
+def fetched(engine: Engine) -> int:
+    return sum(verb.bytes_in for verb in engine.stats().remote.values())
+
+
+@pytest.mark.parametrize("first", ["squatted", "damaged", "huge"])
+def test_a_thousand_squatters_cost_a_reader_little_and_hide_nothing_that_is_saved(
+    first: str,
+) -> None:
+    """They are under the very key, with 100 MB: it reads a few heads, and gives up."""
+    store = MemoryStore()
+    asyncio.run(flood(store, 1_000, squatters))
+    data = {
+        "squatted": squatters(0),
+        "damaged": b"no frame",
+        "huge": bytes(entry(payload=bytes(20 << 20)).data),
+    }[first]
+    asyncio.run(store.put(entries.first_name(KEY), data))
+    engine = open_engine(None, store, **READS)
+    engine.lookup(KEY)
+    assert sum(engine.stats().refused.values()) == (31 if first == "damaged" else 32)
+    assert fetched(engine) < len(data) % (20 << 20) + 32 * frame.HEADER_HINT_BYTES + 4096
+    engine.close()
+    writer = open_engine(None, store, signing_key=MAIN.secret_text(), **READS)
+    assert isinstance(writer.save(KEY, entry(variant="ours", payload=b"ours")), Saved)
+    assert writer.flush(20).complete
+    writer.close()
+    engine = open_engine(None, store, **READS)
+    found = engine.lookup(KEY)
+    assert isinstance(found, Hit)
+    assert payload(found.entry) == b"ours"
+    engine.close()
+
+
+def test_damage_is_not_downloaded_for_ever_either() -> None:
+    store = MemoryStore()
+    asyncio.run(flood(store, 100, lambda number: squatters(number)[:-1]))
+    asyncio.run(store.put(entries.first_name(KEY), squatters(0)[:-1]))
+    engine = open_engine(None, store)
+    assert outcome(engine)[0] == "corrupt"
+    assert fetched(engine) < 33 * 100_300
+    assert engine.stats().set_aside["remote"] == 32
+
+
+def test_variants_that_do_not_fit_are_tried_up_to_a_bound() -> None:
+    store = MemoryStore()
+    asyncio.run(flood(store, 400, lambda number: bytes(entry(variant=f"x{number}").data)))
+    asyncio.run(store.put(entries.first_name(KEY), bytes(entry().data)))
+    engine = open_engine(None, store)
+    with engine.judged(KEY) as lookup:
+        assert len(list(lookup)) == 257
+    engine.close()
+
+
+def test_a_frame_that_ends_within_its_head_is_damaged() -> None:
+    store = MemoryStore()
+    asyncio.run(flood(store, 3, lambda number: squatters(number)[: 60 + number]))
+    asyncio.run(store.put(entries.first_name(KEY), squatters(0)))
+    engine = open_engine(None, store, **READS)
+    assert outcome(engine) == ("corrupt", {"unsigned"})
+    with pytest.raises(CorruptError):
+        frame.decode_head(squatters(0)[:60])

@@ -1,0 +1,122 @@
+"""A signer of the user's own is waited for so long, and no program is the worse for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache.cache import Hit, NotSaved, Saved
+from s3cache.errors import ConfigError, UntrustedError
+from s3cache.settings import Settings
+from s3cache.store import MemoryStore
+from s3cache.trust import Algorithm, TimelySigner, generate
+from tests.support.caching import KEY, OTHER, entry, open_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAIN = generate("ci-main")
+
+
+class Service:
+    """Signs, or does what it is told instead."""
+
+    name = MAIN.name
+    algorithm = MAIN.algorithm
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.hangs = threading.Event()
+        self.released = threading.Event()
+        self.answer: Any = None
+
+    def sign(self, message: bytes) -> Any:
+        self.asked += 1
+        if self.hangs.is_set():
+            self.released.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer or MAIN.sign(message)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    found = Service()
+    yield found
+    found.released.set()
+
+
+def test_what_it_signs_is_as_good_as_by_the_key(service: Service) -> None:
+    assert TimelySigner(service, 30).sign(b"message") == MAIN.sign(b"message")
+    store = MemoryStore()
+    engine = open_engine(None, store, signing_key=service, trusted_keys=MAIN.public_text())
+    assert isinstance(engine.save(KEY, entry()), Saved)
+    assert engine.flush(20).complete
+    assert isinstance(engine.lookup(KEY), Hit)
+    engine.close()
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("no"), b"short", "text", 7])
+def test_one_that_fails_is_left_alone_for_a_while(service: Service, answer: Any) -> None:
+    now = [0.0]
+    signer = TimelySigner(service, 30, rest_s=60, now=lambda: now[0])
+    service.answer = answer
+    for _ in range(3):
+        with pytest.raises(UntrustedError, match="ci-main"):
+            signer.sign(b"message")
+    assert service.asked == 1
+    service.answer, now[0] = None, 61.0
+    assert signer.sign(b"message") == MAIN.sign(b"message")
+
+
+def test_one_that_hangs_holds_one_thread_and_nobody(service: Service) -> None:
+    now = [0.0]
+    signer = TimelySigner(service, 0.01, rest_s=60, now=lambda: now[0])
+    service.hangs.set()
+    for seconds in (0, 1, 100, 1000):
+        now[0] = seconds
+        with pytest.raises(UntrustedError, match=r"did not answer|a moment ago"):
+            signer.sign(b"message")
+    assert service.asked == 1
+
+
+@pytest.mark.parametrize("trust", ["off", "prefer", "require"])
+def test_what_is_not_signed_is_saved_where_the_policy_would_use_it(
+    service: Service, trust: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.answer = RuntimeError("no")
+    store = MemoryStore()
+    engine = open_engine(
+        None, store, signing_key=service, trust=trust, trusted_keys=MAIN.public_text()
+    )
+    with caplog.at_level(logging.WARNING, "s3cache"):
+        saved = [engine.save(key, entry(key)) for key in (KEY, OTHER)]
+    assert len(caplog.records) == 1
+    assert "signer 'ci-main' failed" in caplog.text
+    if trust == "require":
+        assert [str(each.reason) for each in saved if isinstance(each, NotSaved)] == [
+            "untrusted"
+        ] * 2
+    else:
+        assert all(isinstance(each, Saved) for each in saved)
+        assert engine.flush(20).complete
+        assert isinstance(engine.lookup(KEY), Hit)
+    engine.close()
+
+
+def test_what_cannot_sign_is_refused() -> None:
+    class Nameless(Service):
+        name = "no name"
+
+    class Unknown(Service):
+        algorithm: Any = 7
+
+    for wrong in (Nameless(), Unknown()):
+        with pytest.raises(ConfigError, match=r"signer"):
+            open_engine(None, None, signing_key=wrong)
+    with pytest.raises(ConfigError, match="give Signer or str"):
+        Settings(signing_key=object())  # type: ignore[arg-type]
+    assert Algorithm(Service.algorithm) is Algorithm.ED25519
