@@ -1,10 +1,11 @@
 #!/bin/sh
-# Makes the bucket, its lifecycle rule, the policies and their users; may be run again.
+# Makes the bucket with versions, its lifecycle rules, the policies and their users; may be run again.
 # Runs in the mc image, which has a POSIX shell and little else.
 set -eu
 
 mc alias set local http://minio:9000 "$MINIO_ROOT_USER" "$MINIO_ROOT_PASSWORD" >/dev/null
 mc mb --ignore-existing "local/$S3CACHE_BUCKET"
+mc version enable "local/$S3CACHE_BUCKET" # no policy forbids to overwrite: this keeps what was
 mc ilm rule import "local/$S3CACHE_BUCKET" </init/lifecycle.json
 
 add_user() { # policy, access key, secret key
@@ -15,7 +16,8 @@ add_user() { # policy, access key, secret key
   mc admin policy attach local "$1" --user "$2"
 }
 add_user s3cache-policy "$S3CACHE_WRITER_KEY" "$S3CACHE_WRITER_SECRET"
+add_user s3cache-pulls-policy "$S3CACHE_PULLS_KEY" "$S3CACHE_PULLS_SECRET"
 add_user s3cache-reader-policy "$S3CACHE_READER_KEY" "$S3CACHE_READER_SECRET"
 add_user s3cache-operator-policy "$S3CACHE_OPERATOR_KEY" "$S3CACHE_OPERATOR_SECRET"
 
-echo "ready: $S3CACHE_URL"
+echo "ready: $S3CACHE_URL, and $S3CACHE_PULLS_URL for pull requests"

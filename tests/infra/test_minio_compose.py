@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from infra import policies
+
 MINIO = Path(__file__).parents[2] / "infra" / "minio"
 
 
@@ -22,29 +24,35 @@ def policy(name: str) -> dict[str, Any]:
     return json.loads((MINIO / f"{name}.json").read_text())
 
 
-def location(services: dict[str, Any]) -> Any:
+def location(services: dict[str, Any], variable: str = "S3CACHE_URL") -> Any:
     from s3cache.store import parse_url
 
-    return parse_url(services["init"]["environment"]["S3CACHE_URL"])
+    return parse_url(services["init"]["environment"][variable])
 
 
-def test_the_url_for_users_is_one_that_s3cache_can_open(services: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("variable", "prefix"), [("S3CACHE_URL", "main"), ("S3CACHE_PULLS_URL", "pulls")]
+)
+def test_the_urls_for_users_are_ones_that_s3cache_can_open(
+    services: dict[str, Any], variable: str, prefix: str
+) -> None:
     from s3cache.store import open_store
 
-    store = open_store(services["init"]["environment"]["S3CACHE_URL"])
-    assert store.url == "s3://compile-cache/main?endpoint_url=http://127.0.0.1:9000"
+    store = open_store(services["init"]["environment"][variable])
+    assert store.url == f"s3://compile-cache/{prefix}?endpoint_url=http://127.0.0.1:9000"
 
 
-def test_bucket_and_prefix_are_those_of_the_policies(services: dict[str, Any]) -> None:
-    where = location(services)
-    assert services["init"]["environment"]["S3CACHE_BUCKET"] == where.bucket
-    for name in ("s3cache-policy", "s3cache-reader-policy", "s3cache-operator-policy"):
-        on_objects, on_bucket = policy(name)["Statement"]
-        assert on_objects["Resource"] == [f"arn:aws:s3:::{where.bucket}/{where.prefix}/*"]
-        assert on_bucket["Resource"] == [f"arn:aws:s3:::{where.bucket}"]
-        assert on_bucket["Condition"]["StringLike"]["s3:prefix"] == [f"{where.prefix}/*"]
-    rules = json.loads((MINIO / "lifecycle.json").read_text())["Rules"]
-    assert {rule["Filter"]["Prefix"] for rule in rules} == {f"{where.prefix}/"}
+def test_bucket_and_prefixes_are_those_of_the_policies(services: dict[str, Any]) -> None:
+    main, pulls = location(services), location(services, "S3CACHE_PULLS_URL")
+    assert services["init"]["environment"]["S3CACHE_BUCKET"] == main.bucket == pulls.bucket
+    assert (main.prefix, pulls.prefix) == (policies.MAIN, policies.PULLS)
+    for role in policies.ROLES:
+        assert policy(role.file)["Statement"][-1]["Resource"] == [f"arn:aws:s3:::{main.bucket}"]
+
+
+def test_what_is_overwritten_is_kept_as_a_version() -> None:
+    """No policy there forbids to overwrite."""
+    assert 'mc version enable "local/$S3CACHE_BUCKET"' in (MINIO / "init.sh").read_text()
 
 
 def test_the_url_points_at_a_published_port(services: dict[str, Any]) -> None:
@@ -108,6 +116,8 @@ def test_init_gives_each_user_the_policy_of_its_role() -> None:
     )
     assert calls == [
         ("s3cache-policy", "S3CACHE_WRITER_KEY"),
+        ("s3cache-pulls-policy", "S3CACHE_PULLS_KEY"),
         ("s3cache-reader-policy", "S3CACHE_READER_KEY"),
         ("s3cache-operator-policy", "S3CACHE_OPERATOR_KEY"),
     ]
+    assert [name for name, _ in calls] == [role.file for role in policies.ROLES]

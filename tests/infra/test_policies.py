@@ -1,4 +1,4 @@
-"""The example policies allow what the S3 store does, under its own prefix, and nothing more."""
+"""What is deployed is what ``infra/policies.py`` says; and that is what the S3 store does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import botocore.session
 import pytest
 from botocore import xform_name
+
+from infra import generate, policies
+from infra.policies import ROLES, Role
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
@@ -35,11 +38,12 @@ IAM_ACTION = {
 # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
 NEEDED_BY_MISSES = "s3:ListBucket"
 READING = {"s3:GetObject", "s3:ListBucket"}
+# What a person needs in a bucket with versions, and no store calls.
+OF_VERSIONS = {"s3:DeleteObjectVersion", "s3:GetObjectVersion", "s3:ListBucketVersions"}
 
 places = pytest.mark.parametrize("place", ["minio", "aws"])
-roles = pytest.mark.parametrize(
-    "role", ["s3cache-policy", "s3cache-reader-policy", "s3cache-operator-policy"]
-)
+roles = pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+NAMED = {role.name: role for role in ROLES}
 
 
 def load(place: str, name: str) -> dict[str, Any]:
@@ -64,6 +68,19 @@ def operations_used() -> set[str]:
     return used & known
 
 
+@pytest.mark.parametrize(
+    "path", generate.files(), ids=lambda path: f"{path.parent.name}-{path.name}"
+)
+def test_what_is_deployed_is_written_from_one_source(path: Path) -> None:
+    """``make policies`` has been run since that was changed."""
+    assert path.read_text(encoding="utf-8") == generate.files()[path]
+
+
+@places
+def test_no_other_policy_lies_there(place: str) -> None:
+    assert {*(INFRA / place).glob("*.json")} <= {*generate.files()}
+
+
 def test_the_scan_sees_the_stores_reads_and_writes() -> None:
     assert {"get_object", "put_object", "delete_object"} <= operations_used()
 
@@ -73,27 +90,28 @@ def test_every_operation_the_store_uses_has_a_known_action() -> None:
 
 
 @places
-def test_the_operator_may_do_exactly_what_the_store_does(place: str) -> None:
-    wanted = {IAM_ACTION[operation] for operation in operations_used()}
-    assert actions(load(place, "s3cache-operator-policy")) == wanted | {NEEDED_BY_MISSES}
+def test_the_operator_may_do_what_the_store_does_and_reach_versions(place: str) -> None:
+    wanted = {IAM_ACTION[operation] for operation in operations_used()} | OF_VERSIONS
+    assert actions(load(place, NAMED["operator"].file)) == wanted | {NEEDED_BY_MISSES}
 
 
 @places
-def test_the_writer_may_do_the_same_but_never_delete(place: str) -> None:
+@pytest.mark.parametrize("name", ["main", "pulls"])
+def test_writers_may_do_what_the_store_does_but_never_delete(place: str, name: str) -> None:
     wanted = {IAM_ACTION[operation] for operation in operations_used()} - {"s3:DeleteObject"}
-    assert actions(load(place, "s3cache-policy")) == wanted | {NEEDED_BY_MISSES}
+    assert actions(load(place, NAMED[name].file)) == wanted | {NEEDED_BY_MISSES}
 
 
 @places
 def test_the_reader_may_do_what_the_store_does_but_never_write(place: str) -> None:
     wanted = {IAM_ACTION[operation] for operation in operations_used()} & READING
-    assert actions(load(place, "s3cache-reader-policy")) == wanted | {NEEDED_BY_MISSES}
+    assert actions(load(place, NAMED["reader"].file)) == wanted | {NEEDED_BY_MISSES}
 
 
 @places
 @roles
-def test_statements_only_allow_and_name_no_wildcard_action(place: str, role: str) -> None:
-    policy = load(place, role)
+def test_statements_only_allow_and_name_no_wildcard_action(place: str, role: Role) -> None:
+    policy = load(place, role.file)
     assert policy["Version"] == "2012-10-17"
     assert {statement["Effect"] for statement in policy["Statement"]} == {"Allow"}
     assert not [action for action in actions(policy) if "*" in action]
@@ -102,37 +120,54 @@ def test_statements_only_allow_and_name_no_wildcard_action(place: str, role: str
 
 @places
 @roles
-def test_objects_are_reached_under_one_prefix_of_one_bucket(place: str, role: str) -> None:
-    on_objects, on_bucket = load(place, role)["Statement"]
-    (objects,) = on_objects["Resource"]
+def test_objects_are_reached_under_the_prefixes_of_one_bucket(place: str, role: Role) -> None:
+    *on_objects, on_bucket = load(place, role.file)["Statement"]
     (bucket,) = on_bucket["Resource"]
-    assert objects == f"{bucket}/main/*"
-    assert on_bucket["Action"] == ["s3:ListBucket"]
+    for statement in on_objects:
+        reading = statement["Action"] == ["s3:GetObject"]
+        prefixes = role.reads if reading else role.writes
+        assert statement["Resource"] == [f"{bucket}/{prefix}/*" for prefix in prefixes]
     ((_, condition),) = on_bucket["Condition"].items()
-    assert condition == {"s3:prefix": ["main/*"]}
+    assert condition == {"s3:prefix": [f"{prefix}/*" for prefix in role.reads]}
+
+
+def test_no_trusted_job_reads_where_others_write() -> None:
+    assert NAMED["main"].reads == NAMED["main"].writes == NAMED["reader"].reads == (policies.MAIN,)
+    assert NAMED["pulls"].writes == (policies.PULLS,)
 
 
 @roles
-def test_aws_lets_a_lookup_that_carries_no_prefix_tell_absent_from_forbidden(role: str) -> None:
+def test_aws_lets_a_lookup_that_carries_no_prefix_tell_absent_from_forbidden(role: Role) -> None:
     """A GetObject has no ``s3:prefix``: a plain StringLike would not match, and a miss be a 403."""
-    assert list(load("aws", role)["Statement"][1]["Condition"]) == ["StringLikeIfExists"]
+    assert list(load("aws", role.file)["Statement"][-1]["Condition"]) == ["StringLikeIfExists"]
 
 
 @roles
-def test_minio_gets_an_operator_it_knows(role: str) -> None:
+def test_minio_gets_an_operator_it_knows(role: Role) -> None:
     """MinIO refuses ``...IfExists``, and answers 404 to whoever has signed the request."""
-    assert list(load("minio", role)["Statement"][1]["Condition"]) == ["StringLike"]
+    assert list(load("minio", role.file)["Statement"][-1]["Condition"]) == ["StringLike"]
 
 
 @pytest.mark.parametrize(("place", "days"), [("minio", 30), ("aws", 90)])
 def test_entries_expire(place: str, days: int) -> None:
     rules = {rule["ID"]: rule for rule in load(place, "lifecycle")["Rules"]}
-    assert rules["expire-entries"]["Expiration"] == {"Days": days}
-    assert {rule["Filter"]["Prefix"] for rule in rules.values()} == {"main/"}
+    assert rules["expire-main"]["Expiration"] == {"Days": days}
+    assert rules["expire-pulls"]["Expiration"] == {"Days": 14}
+    assert {rule["Filter"]["Prefix"] for rule in rules.values()} == {"main/", "pulls/"}
     assert {rule["Status"] for rule in rules.values()} == {"Enabled"}
 
 
-def test_aws_aborts_incomplete_uploads_after_a_day() -> None:
+@places
+@pytest.mark.parametrize("prefix", ["main", "pulls"])
+def test_what_was_overwritten_or_deleted_goes_in_the_end(place: str, prefix: str) -> None:
+    """In a bucket with versions nothing else frees its bytes."""
+    rules = {rule["ID"]: rule for rule in load(place, "lifecycle")["Rules"]}
+    forgotten = rules[f"forget-versions-{prefix}"]["NoncurrentVersionExpiration"]
+    assert forgotten == {"NoncurrentDays": 7}
+
+
+@pytest.mark.parametrize("prefix", ["main", "pulls"])
+def test_aws_aborts_incomplete_uploads_after_a_day(prefix: str) -> None:
     rules = {rule["ID"]: rule for rule in load("aws", "lifecycle")["Rules"]}
-    abort = rules["abort-incomplete-uploads"]["AbortIncompleteMultipartUpload"]
+    abort = rules[f"abort-incomplete-uploads-{prefix}"]["AbortIncompleteMultipartUpload"]
     assert abort == {"DaysAfterInitiation": 1}

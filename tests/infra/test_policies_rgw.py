@@ -1,22 +1,29 @@
-"""The AWS policies, enforced by a real gateway on the real store: what is allowed and what is not.
+"""What ``deploy.py`` sets up is enforced by a real gateway: every role tries everything.
 
-The gateway takes them as a bucket policy, which is the same statements with a principal each.
+Ceph 16 honours prefixes, users, versions and TLS. It has no condition for writes that overwrite,
+and does not honour ``If-None-Match`` in a bucket with versions: those rows are its own.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import boto3
 import pytest
 
-from s3cache.errors import AccessDeniedError
-from s3cache.store import Store, open_store
+from infra import policies
+from infra.policies import ROLES
+from infra.rgw import deploy
+from s3cache.errors import AccessDeniedError, PreconditionError
+from s3cache.store import Store, open_store, parse_url
+from tests.infra.attempts import Bucket, Case, cases, config, is_refused
 
 pytestmark = [
     pytest.mark.rgw,
@@ -25,14 +32,32 @@ pytestmark = [
     ),
 ]
 
-AWS = Path(__file__).parents[2] / "infra" / "aws"
-BUCKET = "example-compile-cache"
-ROLES = {
-    "writer": "s3cache-policy",
-    "reader": "s3cache-reader-policy",
-    "operator": "s3cache-operator-policy",
-}
 MULTIPART_BYTES = 5 * 2**20
+# Who may do what where Ceph differs.
+OF_CEPH = {
+    "overwrite main": "main operator",
+    "overwrite main with parts": "main operator",
+    "copy to main": "main operator",
+    "overwrite pulls": "pulls operator",
+    "overwrite pulls with parts": "pulls operator",
+    "copy to pulls": "pulls operator",
+}
+
+
+@lru_cache
+def client(who: str, *, over_tls: bool = True) -> Any:
+    prefix = "S3CACHE_TEST_RGW_"
+    owner = os.environ[f"{prefix}ACCESS_KEY"], os.environ[f"{prefix}SECRET_KEY"]
+    access_key, secret_key = owner if who == "owner" else (who, f"{who}-secret")
+    return boto3.client(
+        "s3",
+        endpoint_url=os.environ[f"{prefix}TLS_ENDPOINT" if over_tls else f"{prefix}ENDPOINT"],
+        verify=os.environ[f"{prefix}TLS_CA"] if over_tls else None,
+        region_name="us-east-1",
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        config=config,
+    )
 
 
 def create_user(name: str) -> None:
@@ -42,47 +67,36 @@ def create_user(name: str) -> None:
     subprocess.run([*command, "--display-name", name, *keys], check=True, capture_output=True)
 
 
-def bucket_policy() -> str:
-    statements = []
-    for user, name in ROLES.items():
-        for statement in json.loads((AWS / f"{name}.json").read_text())["Statement"]:
-            principal = {"AWS": [f"arn:aws:iam:::user/{user}"]}
-            sid = f"{statement['Sid']}-{user}"
-            statements.append({**statement, "Sid": sid, "Principal": principal})
-    return json.dumps({"Version": "2012-10-17", "Statement": statements})
+@pytest.fixture(scope="module")
+def users() -> dict[str, str]:
+    """One for each role: its user id, which is its access key too."""
+    run = uuid4().hex[:8]
+    named = {role.name: f"{role.name}-{run}" for role in ROLES}
+    for user in named.values():
+        create_user(user)
+    return named
 
 
 @pytest.fixture(scope="module")
-def owner() -> Any:
-    """The bucket's owner, with the policy in force and one object inside and outside the prefix."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=os.environ["S3CACHE_TEST_RGW_ENDPOINT"],
-        region_name="us-east-1",
-        aws_access_key_id=os.environ["S3CACHE_TEST_RGW_ACCESS_KEY"],
-        aws_secret_access_key=os.environ["S3CACHE_TEST_RGW_SECRET_KEY"],
-    )
-    for user in ROLES:
-        create_user(user)
-    client.create_bucket(Bucket=BUCKET)
-    client.put_bucket_policy(Bucket=BUCKET, Policy=bucket_policy())
-    for key in ("main/there", "main/there-too", "other/there"):
-        client.put_object(Bucket=BUCKET, Key=key, Body=b"bytes")
-    yield client
-    client.close()
+def bucket(users: dict[str, str]) -> Bucket:
+    made = Bucket(f"cache-{uuid4().hex}", client("owner"))
+    deploy.deploy(made.owner, made.name, users)
+    made.fill()
+    return made
 
 
 @pytest.fixture
-async def open_as(owner: Any) -> Any:
+async def open_as(users: dict[str, str], bucket: Bucket) -> Any:
     stores: list[Store] = []
 
-    def open_as(user: str, prefix: str = "main") -> Store:
+    def open_as(role: str, prefix: str = "main") -> Store:
         store = open_store(
-            f"s3://{BUCKET}/{prefix}",
-            endpoint_url=os.environ["S3CACHE_TEST_RGW_ENDPOINT"],
+            f"s3://{bucket.name}/{prefix}",
+            endpoint_url=os.environ["S3CACHE_TEST_RGW_TLS_ENDPOINT"],
+            ca_bundle=os.environ["S3CACHE_TEST_RGW_TLS_CA"],
             region="us-east-1",
-            access_key=user,
-            secret_key=f"{user}-secret",
+            access_key=users[role],
+            secret_key=f"{users[role]}-secret",
             multipart_bytes=MULTIPART_BYTES,
             part_bytes=MULTIPART_BYTES,
         )
@@ -97,9 +111,37 @@ async def open_as(owner: Any) -> Any:
 OpenAs = Callable[..., Store]
 
 
-@pytest.mark.parametrize("user", ["writer", "operator"])
-async def test_the_writer_can_do_all_that_a_job_does(user: str, open_as: OpenAs) -> None:
-    store, operator = open_as(user), open_as("operator")
+@pytest.mark.parametrize("case", cases(OF_CEPH))
+def test_every_role_may_what_it_is_for(case: Case, users: dict[str, str], bucket: Bucket) -> None:
+    assert is_refused(case.attempt, client(users[case.role]), bucket) == (not case.may)
+
+
+@pytest.mark.parametrize("attempt", ["read main", "list main", "add to main"])
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_nothing_is_done_in_the_clear(
+    role: policies.Role, attempt: str, users: dict[str, str], bucket: Bucket
+) -> None:
+    assert is_refused(attempt, client(users[role.name], over_tls=False), bucket)
+
+
+def test_what_is_overwritten_is_still_there_as_a_version(
+    users: dict[str, str], bucket: Bucket
+) -> None:
+    """A job may overwrite on Ceph, but it takes nothing away: the operator finds what was there."""
+    target = bucket.fresh("main")
+    client(users["main"]).put_object(Body=b"other", **target)
+    operator = client(users["operator"])
+    versions = operator.list_object_versions(Bucket=bucket.name, Prefix=target["Key"])["Versions"]
+    bodies = [
+        operator.get_object(VersionId=version["VersionId"], **target)["Body"].read()
+        for version in versions
+    ]
+    assert sorted(bodies) == [b"bytes", b"other"]
+
+
+@pytest.mark.parametrize(("role", "prefix"), [("main", "main"), ("pulls", "pulls")])
+async def test_a_writer_can_do_all_that_a_job_does(role: str, prefix: str, open_as: OpenAs) -> None:
+    store, operator = open_as(role, prefix), open_as("operator", prefix)
     large = bytes(MULTIPART_BYTES + 1)
     await store.put("small", b"small")
     await store.put("large", large)
@@ -109,38 +151,36 @@ async def test_the_writer_can_do_all_that_a_job_does(user: str, open_as: OpenAs)
     assert await store.get_range("small", 1, 2) == b"ma"
     assert {info.key async for info in store.list()} >= {"small", "large", "new", "there"}
     for key in ("small", "large", "new"):
-        if user == "writer":
-            with pytest.raises(AccessDeniedError):
-                await store.delete(key)
+        with pytest.raises(AccessDeniedError):
+            await store.delete(key)
         await operator.delete(key)
         assert await store.head(key) is None
 
 
-async def test_the_reader_can_read_and_list(open_as: OpenAs) -> None:
-    store = open_as("reader")
-    assert await store.get("there") == b"bytes"
-    assert {info.key async for info in store.list("there")} == {"there", "there-too"}
+async def test_where_versions_take_the_condition_away_a_job_looks_first(open_as: OpenAs) -> None:
+    """Ceph 16 takes a write with ``If-None-Match: *`` over what is there, if there are versions."""
+    store = open_as("main")
+    assert not await store.atomic_create()
+    await store.put("once", b"first", mode="create")
+    with pytest.raises(PreconditionError):
+        await store.put("once", b"second", mode="create")
+    assert await store.get("once") == b"first"
 
 
-@pytest.mark.parametrize("user", ROLES)
-async def test_an_absent_object_is_a_miss_and_not_a_refusal(user: str, open_as: OpenAs) -> None:
-    store = open_as(user)
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+async def test_an_absent_object_is_a_miss_and_not_a_refusal(
+    role: policies.Role, open_as: OpenAs
+) -> None:
+    store = open_as(role.name)
     assert await store.get("absent") is None
     assert await store.head("absent") is None
 
 
-async def test_the_reader_cannot_change_anything(open_as: OpenAs, owner: Any) -> None:
-    store = open_as("reader")
-    with pytest.raises(AccessDeniedError):
-        await store.put("there", b"other bytes")
-    with pytest.raises(AccessDeniedError):
-        await store.delete("there")
-    assert owner.get_object(Bucket=BUCKET, Key="main/there")["Body"].read() == b"bytes"
-
-
-@pytest.mark.parametrize("user", ROLES)
-async def test_another_prefix_is_out_of_reach(user: str, open_as: OpenAs, owner: Any) -> None:
-    store = open_as(user, prefix="other")
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+async def test_another_prefix_is_out_of_reach(
+    role: policies.Role, open_as: OpenAs, bucket: Bucket
+) -> None:
+    store = open_as(role.name, prefix="other")
     with pytest.raises(AccessDeniedError):
         await store.get("there")
     with pytest.raises(AccessDeniedError):
@@ -149,15 +189,40 @@ async def test_another_prefix_is_out_of_reach(user: str, open_as: OpenAs, owner:
         await store.delete("there")
     with pytest.raises(AccessDeniedError):
         _ = [info async for info in store.list()]
-    assert owner.get_object(Bucket=BUCKET, Key="other/there")["Body"].read() == b"bytes"
+    body = bucket.owner.get_object(**bucket.there("other"))["Body"].read()
+    assert body == b"bytes"
 
 
-def test_the_lifecycle_rules_are_accepted(owner: Any) -> None:
-    rules = json.loads((AWS / "lifecycle.json").read_text())
-    owner.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration=rules)
-    accepted = owner.get_bucket_lifecycle_configuration(Bucket=BUCKET)["Rules"]
-    wanted = sorted(rules["Rules"], key=lambda rule: rule["ID"])
-    got = sorted(accepted, key=lambda rule: rule["ID"])
-    assert [
-        {name: rule[name] for name in like} for rule, like in zip(got, wanted, strict=True)
-    ] == (wanted)
+def test_the_bucket_has_versions_and_a_lifecycle(bucket: Bucket) -> None:
+    assert bucket.owner.get_bucket_versioning(Bucket=bucket.name)["Status"] == "Enabled"
+    accepted = bucket.owner.get_bucket_lifecycle_configuration(Bucket=bucket.name)["Rules"]
+    wanted = policies.lifecycle("rgw")["Rules"]
+    by_id = {rule["ID"]: rule for rule in accepted}
+    assert len(by_id) == len(wanted)
+    for rule in wanted:
+        assert {name: by_id[rule["ID"]][name] for name in rule} == rule
+
+
+@pytest.fixture
+def as_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", os.environ["S3CACHE_TEST_RGW_ACCESS_KEY"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", os.environ["S3CACHE_TEST_RGW_SECRET_KEY"])
+
+
+@pytest.mark.usefixtures("as_the_owner")
+def test_it_may_be_run_again_and_says_what_to_set(
+    users: dict[str, str], bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = os.environ["S3CACHE_TEST_RGW_TLS_ENDPOINT"]
+    arguments = ["--endpoint", endpoint, "--bucket", bucket.name]
+    arguments += ["--ca-bundle", os.environ["S3CACHE_TEST_RGW_TLS_CA"]]
+    for role, user in users.items():
+        arguments += [f"--{role}", user]
+    before = bucket.owner.get_bucket_policy(Bucket=bucket.name)["Policy"]
+    deploy.main(arguments)
+    assert bucket.owner.get_bucket_policy(Bucket=bucket.name)["Policy"] == before
+    urls = [line.partition("=")[2] for line in capsys.readouterr().out.splitlines()]
+    for url, prefix in zip(urls, ["main", "pulls"], strict=True):
+        where: Any = parse_url(url)
+        assert (where.bucket, where.prefix) == (bucket.name, prefix)
+        assert urlsplit(where.endpoint_url).scheme == "https"

@@ -12,6 +12,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.support.waiting import LONG_S
+
 pytestmark = pytest.mark.rgw
 
 RGW = Path(__file__).parents[2] / "infra" / "rgw"
@@ -37,7 +39,7 @@ def gateway(tmp_path: Path) -> Iterator[dict[str, str]]:
     subprocess.run([str(RGW / "down.sh")], env=environment, check=True)
     assert not (tmp_path / "rgw").exists()
     with pytest.raises(URLError):
-        urlopen(endpoint(environment), timeout=5)
+        urlopen(endpoint(environment), timeout=LONG_S)
 
 
 def endpoint(environment: dict[str, str]) -> str:
@@ -49,7 +51,7 @@ def pid(environment: dict[str, str]) -> int:
 
 
 def status(environment: dict[str, str]) -> int:
-    with urlopen(endpoint(environment), timeout=5) as response:
+    with urlopen(endpoint(environment), timeout=LONG_S) as response:
         return int(response.status)
 
 
@@ -95,7 +97,7 @@ def test_run_ends_with_the_commands_status_and_leaves_nothing(tmp_path: Path) ->
     assert done.returncode == 7
     url, process = done.stdout.split()
     with pytest.raises(URLError):
-        urlopen(url, timeout=5)
+        urlopen(url, timeout=LONG_S)
     assert b"radosgw" not in cmdline(int(process))
     assert list(tmp_path.iterdir()) == []
 

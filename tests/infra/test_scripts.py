@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import LONG_S
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted([*(ROOT / "infra").rglob("*.sh"), ROOT / ".ci" / "run"])
 RUN = ROOT / "infra" / "rgw" / "run.sh"
@@ -52,7 +54,12 @@ def add_tool(environment: dict[str, str], name: str, body: str) -> None:
 
 def run(environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(RUN), *args], env=environment, capture_output=True, text=True, timeout=30, check=False
+        [str(RUN), *args],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
     )
 
 

@@ -1,0 +1,215 @@
+"""What can be tried with a bucket, and which role may: the table that every server is held to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from infra.policies import ROLES
+from tests.support.density import dense
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
+__all__ = ["ATTEMPTS", "MAY", "Bucket", "Case", "cases", "config", "is_refused"]
+
+_COUNT = itertools.count()
+
+# What s3cache asks botocore for, and Ceph 16 needs.
+config = Config(
+    request_checksum_calculation="when_required",
+    response_checksum_validation="when_required",
+    retries={"total_max_attempts": 1},
+    s3={"addressing_style": "path"},
+)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket with versions and an object under each prefix, and its owner's client."""
+
+    name: str
+    owner: Any
+
+    PREFIXES = ("main", "pulls", "other")
+
+    def fill(self) -> None:
+        for prefix in self.PREFIXES:
+            self.owner.put_object(Bucket=self.name, Key=f"{prefix}/there", Body=b"bytes")
+
+    def new(self, prefix: str) -> dict[str, str]:
+        """Parameters that name an object that is not there."""
+        return {"Bucket": self.name, "Key": f"{prefix}/new-{next(_COUNT)}"}
+
+    def there(self, prefix: str) -> dict[str, str]:
+        return {"Bucket": self.name, "Key": f"{prefix}/there"}
+
+    def fresh(self, prefix: str) -> dict[str, str]:
+        """One that is there, and whose end concerns nobody else."""
+        target = self.new(prefix)
+        self.owner.put_object(Body=b"bytes", **target)
+        return target
+
+    def version(self, prefix: str) -> dict[str, str]:
+        """One version of an object, with another one before it."""
+        target = self.fresh(prefix)
+        version = self.owner.put_object(Body=b"more", **target)["VersionId"]
+        return {**target, "VersionId": version}
+
+    def begun(self, prefix: str) -> dict[str, str]:
+        """An upload in parts of an object that is not there."""
+        target = self.new(prefix)
+        return {
+            **target,
+            "UploadId": self.owner.create_multipart_upload(**target)["UploadId"],
+        }
+
+    def sent(self, prefix: str) -> dict[str, Any]:
+        """One with all that it takes to be completed."""
+        upload = self.begun(prefix)
+        part = self.owner.upload_part(PartNumber=1, Body=b"bytes", **upload)
+        parts = [{"PartNumber": 1, "ETag": part["ETag"]}]
+        return {**upload, "MultipartUpload": {"Parts": parts}}
+
+
+Attempt = Callable[[Any, Bucket], object]
+
+
+def _list_below(prefix: str) -> Attempt:
+    return lambda client, b: client.list_objects_v2(Bucket=b.name, Prefix=f"{prefix}/")
+
+
+def _of_prefix(prefix: str) -> dict[str, Attempt]:
+    p = prefix
+    return {
+        f"read {p}": lambda client, b: client.get_object(**b.there(p)),
+        f"look at {p}": lambda client, b: client.head_object(**b.there(p)),
+        f"list {p}": _list_below(p),
+        f"add to {p}": lambda client, b: client.put_object(
+            Body=b"bytes", IfNoneMatch="*", **b.new(p)
+        ),
+        f"overwrite {p}": lambda client, b: client.put_object(Body=b"other", **b.fresh(p)),
+        f"begin parts in {p}": lambda client, b: client.create_multipart_upload(**b.new(p)),
+        f"send a part to {p}": lambda client, b: client.upload_part(
+            PartNumber=1, Body=b"bytes", **b.begun(p)
+        ),
+        f"add parts to {p}": lambda client, b: client.complete_multipart_upload(
+            IfNoneMatch="*", **b.sent(p)
+        ),
+        f"overwrite {p} with parts": lambda client, b: client.complete_multipart_upload(
+            **b.sent(p)
+        ),
+        f"abort parts in {p}": lambda client, b: client.abort_multipart_upload(**b.begun(p)),
+        f"copy to {p}": lambda client, b: client.copy_object(
+            CopySource=b.there("main"), **b.new(p)
+        ),
+        f"delete from {p}": lambda client, b: client.delete_object(**b.fresh(p)),
+        f"read a version in {p}": lambda client, b: client.get_object(**b.version(p)),
+        f"delete a version in {p}": lambda client, b: client.delete_object(**b.version(p)),
+    }
+
+
+#: By what they do. Under other/ lies what none of them is for.
+ATTEMPTS: dict[str, Attempt] = {
+    **_of_prefix("main"),
+    **_of_prefix("pulls"),
+    **_of_prefix("other"),
+    "list all": lambda client, b: client.list_objects_v2(Bucket=b.name),
+    "list versions": lambda client, b: client.list_object_versions(Bucket=b.name),
+    "make an object public": lambda client, b: client.put_object_acl(
+        ACL="public-read", **b.there("main")
+    ),
+    "read the policy": lambda client, b: client.get_bucket_policy(Bucket=b.name),
+    "change the policy": lambda client, b: client.put_bucket_policy(
+        Bucket=b.name, Policy=json.dumps({"Version": "2012-10-17", "Statement": []})
+    ),
+    "suspend versions": lambda client, b: client.put_bucket_versioning(
+        Bucket=b.name, VersioningConfiguration={"Status": "Suspended"}
+    ),
+    "change the lifecycle": lambda client, b: client.put_bucket_lifecycle_configuration(
+        Bucket=b.name, LifecycleConfiguration={"Rules": []}
+    ),
+    "delete the bucket": lambda client, b: client.delete_bucket(Bucket=b.name),
+}
+
+_EVERYBODY = "main pulls reader operator"
+#: Who may do each; nobody may what is not here.
+MAY = {
+    "read main": _EVERYBODY,
+    "look at main": _EVERYBODY,
+    "list main": _EVERYBODY,
+    "add to main": "main operator",
+    "overwrite main": "operator",
+    "begin parts in main": "main operator",
+    "send a part to main": "main operator",
+    "add parts to main": "main operator",
+    "overwrite main with parts": "operator",
+    "abort parts in main": "main operator",
+    "copy to main": "operator",
+    "delete from main": "operator",
+    "read a version in main": "operator",
+    "delete a version in main": "operator",
+    "read pulls": "pulls operator",
+    "look at pulls": "pulls operator",
+    "list pulls": "pulls operator",
+    "add to pulls": "pulls operator",
+    "overwrite pulls": "operator",
+    "begin parts in pulls": "pulls operator",
+    "send a part to pulls": "pulls operator",
+    "add parts to pulls": "pulls operator",
+    "overwrite pulls with parts": "operator",
+    "abort parts in pulls": "pulls operator",
+    "copy to pulls": "operator",
+    "delete from pulls": "operator",
+    "read a version in pulls": "operator",
+    "delete a version in pulls": "operator",
+    # The names, not the bytes: S3 asks for this right, without a prefix, to tell absent from
+    # forbidden.
+    "list all": _EVERYBODY,
+    "list versions": "operator",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    role: str
+    attempt: str
+    may: bool
+
+
+def cases(but: Mapping[str, str] = MappingProxyType({})) -> list[ParameterSet]:
+    """Every role with every attempt, as parameters of a test.
+
+    Args:
+        but: who may do each where a server differs from AWS.
+    """
+    may = {**MAY, **but}
+    return [
+        pytest.param(
+            Case(role.name, attempt, role.name in may.get(attempt, "").split()),
+            id=f"{role.name}-{attempt}",
+            marks=[dense] if attempt.endswith(" other") and attempt != "add to other" else [],
+        )
+        for attempt in ATTEMPTS
+        for role in ROLES
+    ]
+
+
+def is_refused(attempt: str, client: Any, bucket: Bucket) -> bool:
+    """Whether the server denies it; any other error is the test's own mistake."""
+    try:
+        ATTEMPTS[attempt](client, bucket)
+    except ClientError as error:
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        if status != 403:
+            pytest.fail(f"{attempt}: {error}")
+        return True
+    return False

@@ -1,0 +1,395 @@
+"""The template is deployed, and every role tries everything on what it has made.
+
+moto's CloudFormation makes the bucket and the roles of it. Their policies, read back from there,
+and the bucket's are evaluated in ``iam.py`` for each HTTP request that a client sends, before S3
+gets it, which is moto's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+
+from infra.policies import ROLES
+from s3cache import entries
+from s3cache.cache import Cache, Hit, Miss, Saved
+from s3cache.errors import AccessDeniedError, PreconditionError
+from s3cache.store import open_store
+from s3cache.testing import MotoServer
+from tests.infra.attempts import Bucket, Case, cases, config, is_refused
+from tests.infra.iam import Policy, Request, is_allowed, s3_requests
+from tests.support.caching import KEY, OTHER, entry
+from tests.support.density import dense
+from tests.support.gate import Answer, Gate, refusal
+
+# Making the stack takes seconds, and many of them on a busy machine.
+pytestmark = pytest.mark.timeout(300)
+
+TEMPLATE = Path(__file__).parents[2] / "infra" / "aws" / "template.yaml"
+BUCKET = "team-compile-cache"
+ISSUER = "oidc.eks.eu-central-1.amazonaws.com/id/0123456789ABCDEF"
+OPERATOR = "arn:aws:iam::123456789012:role/platform-team"
+PARAMETERS = {
+    "BucketName": BUCKET,
+    "GitHubRepository": "team/train",
+    "KubernetesIssuer": ISSUER,
+    "OperatorArn": OPERATOR,
+}
+MULTIPART_BYTES = 5 * 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """What CloudFormation has made, as the services tell it."""
+
+    server: MotoServer
+    outputs: Mapping[str, str]
+    trust: Mapping[str, Policy]
+    identity: Mapping[str, list[Policy]]
+    bucket_policy: Policy
+
+    @lru_cache  # noqa: B019 - one of it lives as long as the tests
+    def client(self, service: str = "s3", *, who: str = "owner", endpoint: str = "") -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=endpoint or self.server.endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id=who,
+            aws_secret_access_key="secret",
+            config=config,
+        )
+
+    def arn(self, role: str) -> str:
+        return self.outputs[f"{role.title()}RoleArn"]
+
+    def judge(
+        self, method: str, target: str, headers: Mapping[str, str], *, is_secure: bool
+    ) -> Answer | None:
+        """What S3 answers where it refuses; requests are signed with the role's name as key."""
+        signed = next(v for k, v in headers.items() if k.lower() == "authorization")
+        role = signed.partition("Credential=")[2].partition("/")[0]
+        for request in s3_requests(
+            method, target, headers, principal=self.arn(role), is_secure=is_secure
+        ):
+            if not is_allowed(request, self.identity[role], [self.bucket_policy]):
+                return refusal(403, "AccessDenied")
+        return None
+
+
+@pytest.fixture(scope="module")
+def deployed() -> Iterator[Deployed]:
+    with MotoServer() as server:
+        yield deploy(server, PARAMETERS)
+
+
+def deploy(server: MotoServer, parameters: Mapping[str, str]) -> Deployed:
+    before = Deployed(server, {}, {}, {}, {})
+    stacks, iam, s3 = (before.client(service) for service in ("cloudformation", "iam", "s3"))
+    name = "compile-cache"
+    stacks.create_stack(
+        StackName=name,
+        TemplateBody=TEMPLATE.read_text(),
+        Parameters=[
+            {"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()
+        ],
+        Capabilities=["CAPABILITY_IAM"],
+    )
+    (stack,) = stacks.describe_stacks(StackName=name)["Stacks"]
+    assert stack["StackStatus"] == "CREATE_COMPLETE"
+    outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
+    trust, identity = {}, {}
+    for role in ROLES:
+        if f"{role.name.title()}RoleArn" not in outputs:
+            continue
+        role_name = outputs[f"{role.name.title()}RoleArn"].rpartition("/")[2]
+        trust[role.name] = iam.get_role(RoleName=role_name)["Role"]["AssumeRolePolicyDocument"]
+        assert iam.list_role_policies(RoleName=role_name)["PolicyNames"] == []
+        attached = iam.list_attached_role_policies(RoleName=role_name)["AttachedPolicies"]
+        assert [one["PolicyArn"] for one in attached] == [outputs[f"{role.name.title()}PolicyArn"]]
+        identity[role.name] = [
+            iam.get_policy_version(PolicyArn=one["PolicyArn"], VersionId="v1")["PolicyVersion"][
+                "Document"
+            ]
+            for one in attached
+        ]
+    # What moto's CloudFormation passes over is done as the template has it. The policy is not left
+    # there: moto would enforce it without its conditions.
+    bucket = parameters["BucketName"]
+    s3.put_bucket_versioning(
+        Bucket=bucket, VersioningConfiguration=properties("Bucket")["VersioningConfiguration"]
+    )
+    document = json.dumps(properties("BucketPolicy")["PolicyDocument"])
+    document = document.replace("${Bucket.Arn}", f"arn:aws:s3:::{bucket}")
+    document = document.replace("${OperatorRole.Arn}", outputs["OperatorRoleArn"])
+    assert "${" not in document
+    return Deployed(server, outputs, trust, identity, json.loads(document))
+
+
+def properties(resource: str) -> Any:
+    found = yaml.load(TEMPLATE.read_text(), Loader)["Resources"]
+    return found[resource]["Properties"]
+
+
+class Loader(yaml.SafeLoader):
+    """Of a template: text to be substituted as it stands."""
+
+
+Loader.add_constructor("!Sub", lambda loader, node: node.value)
+
+
+@pytest.fixture(scope="module")
+def bucket(deployed: Deployed) -> Bucket:
+    filled = Bucket(BUCKET, deployed.client())
+    filled.fill()
+    return filled
+
+
+@pytest.fixture(scope="module")
+def over_tls(deployed: Deployed) -> Iterator[str]:
+    yield from endpoint(deployed, is_secure=True)
+
+
+@pytest.fixture(scope="module")
+def in_plain(deployed: Deployed) -> Iterator[str]:
+    yield from endpoint(deployed, is_secure=False)
+
+
+def endpoint(deployed: Deployed, *, is_secure: bool) -> Iterator[str]:
+    """S3 with what was deployed in force, as behind a proxy that ends TLS, or does not."""
+    with Gate(deployed.server.port) as gate:
+        gate.judge = lambda method, target, headers: deployed.judge(
+            method, target, headers, is_secure=is_secure
+        )
+        yield f"http://127.0.0.1:{gate.port}"
+
+
+@pytest.mark.parametrize("case", cases())
+def test_every_role_may_what_it_is_for(
+    case: Case, deployed: Deployed, bucket: Bucket, over_tls: str
+) -> None:
+    client = deployed.client(who=case.role, endpoint=over_tls)
+    assert is_refused(case.attempt, client, bucket) == (not case.may)
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+@pytest.mark.parametrize("attempt", ["read main", "list main", "add to main"])
+def test_nothing_is_done_in_the_clear(
+    role: Any, attempt: str, deployed: Deployed, bucket: Bucket, in_plain: str
+) -> None:
+    assert is_refused(attempt, deployed.client(who=role.name, endpoint=in_plain), bucket)
+
+
+def test_rights_from_elsewhere_neither_overwrite_nor_delete(deployed: Deployed) -> None:
+    """An administrator's policy on a role of CI does not take the guards away."""
+    everything = {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}],
+    }
+    who = deployed.arn("main")
+    for method, headers, expected in [
+        ("GET", {}, True),
+        ("PUT", {"If-None-Match": "*"}, True),
+        ("PUT", {}, False),
+        ("DELETE", {}, False),
+    ]:
+        (request,) = s3_requests(
+            method, f"/{BUCKET}/main/x", headers, principal=who, is_secure=True
+        )
+        assert is_allowed(request, [everything], [deployed.bucket_policy]) == expected
+
+
+# -- who becomes a role
+
+GITHUB = "token.actions.githubusercontent.com"
+
+
+def tokens() -> dict[str, tuple[str, dict[str, str], str]]:
+    """Issuer, claims, and the one role that they lead to."""
+    github, cluster = {"aud": "sts.amazonaws.com"}, {"aud": "sts.amazonaws.com"}
+    account = "system:serviceaccount:training"
+    return {
+        "the environment": (
+            GITHUB,
+            {**github, "sub": "repo:team/train:environment:compile-cache"},
+            "main",
+        ),
+        "a pull request": (GITHUB, {**github, "sub": "repo:team/train:pull_request"}, "pulls"),
+        "a branch without the environment": (
+            GITHUB,
+            {**github, "sub": "repo:team/train:ref:refs/heads/main"},
+            "",
+        ),
+        "another environment": (GITHUB, {**github, "sub": "repo:team/train:environment:docs"}, ""),
+        "another repository": (
+            GITHUB,
+            {**github, "sub": "repo:team/train-fork:environment:compile-cache"},
+            "",
+        ),
+        "a token for somebody else": (
+            GITHUB,
+            {"aud": "api.example.com", "sub": "repo:team/train:environment:compile-cache"},
+            "",
+        ),
+        "the service account": (
+            ISSUER,
+            {**cluster, "sub": f"{account}:compile-cache-reader"},
+            "reader",
+        ),
+        "another service account": (ISSUER, {**cluster, "sub": f"{account}:default"}, ""),
+        "another cluster": (
+            f"{ISSUER}0",
+            {**cluster, "sub": f"{account}:compile-cache-reader"},
+            "",
+        ),
+        "a cluster that says it is GitHub": (
+            ISSUER,
+            {**github, "sub": "repo:team/train:environment:compile-cache"},
+            "",
+        ),
+    }
+
+
+@pytest.mark.parametrize("token", tokens())
+def test_a_token_leads_to_its_role_and_to_no_other(token: str, deployed: Deployed) -> None:
+    issuer, claims, leads_to = tokens()[token]
+    provider = f"arn:aws:iam::123456789012:oidc-provider/{issuer}"
+    context = {f"{issuer}:{name}": value for name, value in claims.items()}
+    led_to = [
+        role
+        for role, policy in deployed.trust.items()
+        if is_allowed(
+            Request(provider, "sts:AssumeRoleWithWebIdentity", "", context), resource=[policy]
+        )
+    ]
+    assert led_to == ([leads_to] if leads_to else [])
+
+
+@pytest.mark.parametrize("who", [OPERATOR, "arn:aws:iam::123456789012:role/ci"])
+def test_only_whom_the_team_named_becomes_the_operator(who: str, deployed: Deployed) -> None:
+    request = Request(who, "sts:AssumeRole", "")
+    led_to = [
+        role for role, policy in deployed.trust.items() if is_allowed(request, resource=[policy])
+    ]
+    assert led_to == (["operator"] if who == OPERATOR else [])
+
+
+# -- the bucket
+
+
+def test_the_bucket_keeps_versions_and_forgets_in_the_end(deployed: Deployed) -> None:
+    assert deployed.client().head_bucket(Bucket=BUCKET)
+    made = properties("Bucket")
+    assert made["VersioningConfiguration"] == {"Status": "Enabled"}
+    assert set(made["PublicAccessBlockConfiguration"].values()) == {True}
+    assert made["OwnershipControls"] == {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]}
+    rules = made["LifecycleConfiguration"]["Rules"]
+    assert {rule["Prefix"]: rule["ExpirationInDays"] for rule in rules} == {
+        "main/": 90,
+        "pulls/": 14,
+    }
+    for rule in rules:
+        assert rule["Status"] == "Enabled"
+        assert rule["NoncurrentVersionExpiration"] == {"NoncurrentDays": 7}
+        assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+
+
+@dense
+def test_without_a_cluster_there_is_no_readers_role_but_its_policy() -> None:
+    with MotoServer() as server:
+        made = deploy(server, {**PARAMETERS, "KubernetesIssuer": ""})
+        assert set(made.identity) == {"main", "pulls", "operator"}
+        assert "ReaderPolicyArn" in made.outputs
+
+
+@dense
+def test_cloudformation_would_take_it() -> None:
+    """As far as its linter knows."""
+    lint = "import sys; from cfnlint.runner import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", lint, "--format", "parseable", str(TEMPLATE)],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+# -- s3cache with these rights
+
+
+@pytest.mark.parametrize("role", ["main", "pulls"])
+async def test_a_writers_store_works_and_overwrites_nothing(
+    role: str, deployed: Deployed, over_tls: str
+) -> None:
+    """Each object that a job adds is sent with ``If-None-Match``, large ones too."""
+    url = deployed.outputs[f"{role.title()}Url"]
+    store = open_store(
+        url,
+        endpoint_url=over_tls,
+        region="us-east-1",
+        access_key=role,
+        secret_key="secret",
+        conditional_create="native",
+        multipart_bytes=MULTIPART_BYTES,
+        part_bytes=MULTIPART_BYTES,
+    )
+    large = bytes(MULTIPART_BYTES + 1)
+    try:
+        assert await store.get("absent") is None
+        for name, data in {"small": b"small", "large": large}.items():
+            await store.put(name, data, mode="create")
+            assert await store.get(name) == data
+            with pytest.raises(PreconditionError):
+                await store.put(name, b"other", mode="create")
+            with pytest.raises(AccessDeniedError):
+                await store.put(name, b"other")
+            with pytest.raises(AccessDeniedError):
+                await store.delete(name)
+            assert await store.get(name) == data
+        assert {info.key async for info in store.list("")} >= {"small", "large"}
+    finally:
+        await store.aclose()
+
+
+def test_a_damaged_entry_waits_for_the_operator_and_holds_up_no_other(
+    deployed: Deployed, over_tls: str, tmp_path: Path
+) -> None:
+    """Nobody else may overwrite it: to jobs it is a miss."""
+    owner, place = deployed.client(), "main"
+    damaged = {"Bucket": BUCKET, "Key": f"{place}/{entries.first_name(KEY)}"}
+    owner.put_object(Body=b"damaged", **damaged)
+
+    def open_as(role: str, **more: Any) -> Cache:
+        return Cache.open(
+            deployed.outputs["MainUrl"],
+            endpoint_url=over_tls,
+            region="us-east-1",
+            access_key=role,
+            secret_key="secret",
+            conditional_create="native",
+            **more,
+        )
+
+    with open_as("main", local_dir=tmp_path / "main") as cache:
+        found = cache.lookup(KEY)
+        assert isinstance(found, Miss)
+        assert found.reason == "corrupt"
+        for key in (KEY, OTHER):
+            assert isinstance(cache.save(key, entry(key)), Saved)
+        assert cache.flush(20).remaining == 1
+        with open_as("reader", local=False, mode="read-only") as reader:
+            assert isinstance(reader.lookup(KEY), Miss)
+            assert isinstance(reader.lookup(OTHER), Hit)
+        deployed.client(who="operator", endpoint=over_tls).delete_object(**damaged)
+        assert cache.flush(20).complete
+    with open_as("reader", local=False, mode="read-only") as reader:
+        assert isinstance(reader.lookup(KEY), Hit)
