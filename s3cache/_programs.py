@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["leave_directory", "run_command", "run_input", "run_module", "run_path"]
+__all__ = ["leave_directory", "leave_script", "run_command", "run_input", "run_module", "run_path"]
 
 
 _has_left: list[bool] = []
@@ -27,6 +27,15 @@ def leave_directory() -> None:
     if not _is_safe() and sys.path[:1] == [os.getcwd()] and not _has_left:
         del sys.path[0]
         _has_left.append(True)
+
+
+def leave_script() -> None:
+    """Take the directory of the installed command from the path: no program imports from there."""
+    import os
+
+    here = os.path.dirname(os.path.realpath(sys.argv[0]))
+    if not _is_safe() and sys.path[:1] == [here]:
+        del sys.path[0]
 
 
 def run_path(program: list[str]) -> None:

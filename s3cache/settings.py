@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from s3cache import _options
-from s3cache._options import FLAG, PREFIX, choice, count, did_you_mean, option, seconds, size
-from s3cache.store import STORE_OPTIONS, StoreOptions
+from s3cache._options import FLAG, PREFIX, Kind, choice, count, did_you_mean, option, seconds, size
+from s3cache.errors import StoreError
+from s3cache.store import STORE_OPTIONS, Patience, StoreOptions
+from s3cache.trust import Signer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,6 +31,8 @@ Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
 # A time that is not allowed to be nothing.
 _MOMENT_S = 0.001
 
+_SIGNER = Kind(str, (Signer,), in_text=False)
+
 # The variable of _s3cache_autoload.py, which is no setting of a cache.
 _AUTOLOAD = "AUTOLOAD"
 
@@ -38,9 +43,30 @@ def _default_local_dir() -> str:
     """``$XDG_CACHE_HOME/s3cache``, or a directory of ours in the temporary one without a home."""
     home = os.path.expanduser("~")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    if os.access(cache if os.path.isdir(cache) else home, os.W_OK):
-        return os.path.join(cache, "s3cache")
-    return _temporary_local_dir()
+    if cache in _hanging:
+        return _temporary_local_dir()
+    patience = Patience.of(cache)
+    try:
+        is_good = patience.call(lambda: _is_home(cache if os.path.isdir(cache) else home))
+    except StoreError as exc:
+        _hanging.add(cache)
+        logger.warning("s3cache: the local tier goes to %s: %s", _temporary_local_dir(), exc)
+        is_good = False
+    finally:
+        patience.release()
+    return os.path.join(cache, "s3cache") if is_good else _temporary_local_dir()
+
+
+def _is_home(path: str) -> bool:
+    """Whether we may write there, and leave nothing behind that its owner then may not."""
+    if not os.access(path, os.W_OK):
+        return False
+    caller = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
+    return caller in ("", "0") or str(os.stat(path).st_uid) != caller
+
+
+# Where the default would be, on a file system that has not answered: not asked again.
+_hanging: set[str] = set()
 
 
 def _temporary_local_dir() -> str:
@@ -68,7 +94,9 @@ class Settings:
         trusted_keys: public keys as ``keygen`` prints them, apart by spaces or commas, each with
             ``AUDIENCE=`` before it if it signs for another one than ``audience``.
         revoked: fingerprints of keys, and digests of entries, that are worth nothing.
-        signing_key: the file of the key that signs what is saved, or that key itself.
+        signing_key: the file of the key that signs what is saved, or that key itself; from code
+            also an object that signs, see :class:`s3cache.trust.Signer`.
+        signing_timeout_s: the longest that such an object is waited for.
         audience: for whom it is signed.
         signature_ttl_s: for how long a signature holds; 0 for ever.
         local: whether to keep a local tier.
@@ -104,7 +132,8 @@ class Settings:
     trust: Trust = option("auto", choice(*get_args(Trust)))
     trusted_keys: str | None = option(None)
     revoked: str | None = option(None)
-    signing_key: str | None = option(None, secret=True)
+    signing_key: str | Signer | None = option(None, _SIGNER, secret=True)
+    signing_timeout_s: float = option(5.0, seconds(_MOMENT_S))
     audience: str = option("main")
     signature_ttl_s: float = option(0.0, seconds())
     local: bool = option(True, FLAG)
@@ -171,7 +200,8 @@ class Options(StoreOptions, total=False):
     trust: Trust | None
     trusted_keys: str | None
     revoked: str | None
-    signing_key: str | os.PathLike[str] | None
+    signing_key: str | os.PathLike[str] | Signer | None
+    signing_timeout_s: float | str | None
     audience: str | None
     signature_ttl_s: float | str | None
     local: bool | str | None
@@ -195,13 +225,19 @@ class Options(StoreOptions, total=False):
 
 def warn_of_unknown_variables() -> None:
     """Log each ``S3CACHE_*`` variable that nothing reads: most likely it is misspelt."""
+    for variable, hint in unknown_variables():
+        logger.warning("s3cache: environment variable %s is not known; %s", variable, hint)
+
+
+def unknown_variables() -> Iterator[tuple[str, str]]:
+    """Each ``S3CACHE_*`` variable that nothing reads, and what it may be meant to be."""
     variables = {name.upper() for name in _all_names()}
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
         if name == variable or name in {*variables, _AUTOLOAD} or name.startswith("TEST_"):
             continue
         hint = did_you_mean(name, variables, "nothing reads it", prefix=PREFIX)
-        logger.warning("s3cache: environment variable %s is not known; %s", variable, hint)
+        yield variable, hint
 
 
 def is_strict_by_environment() -> bool:

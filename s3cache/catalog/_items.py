@@ -1,0 +1,210 @@
+"""Objects that are entries, or claim to be, and what their headers say of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from s3cache import entries, frame
+from s3cache.catalog._selection import Selection
+from s3cache.errors import CorruptError, S3CacheError, TruncatedError, UntrustedError
+from s3cache.frame import Head, Judge
+from s3cache.store import ObjectInfo, Store, listing
+from s3cache.trust import unpack
+
+__all__ = ["BATCH", "About", "Item", "about", "place_in", "read_about", "read_head", "scan"]
+
+#: So many objects are looked at together: that bounds the memory, whatever there is in all.
+BATCH = 256
+# Headers read at once.
+_CONCURRENCY = 16
+# A wrapper that tries again remembers the names of one listing. By the first digit of the spread
+# that is a sixteenth of a bucket.
+_PARTS = tuple(f"v1/{digit}" for digit in "0123456789abcdef")
+# The local tier keeps the entries of each remote below a directory.
+_NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the header of an entry says, as far as one chooses by it.
+
+    Attributes:
+        kind: ``aot``, ``fx`` or ``shapes``.
+        torch: the release that made it; ``""`` where it does not say.
+        tag: torch's ``cache_key_tag``.
+        signers: names of those who have signed it, as it says; proven by nothing.
+        created_s: Unix time.
+    """
+
+    kind: str
+    variant: str
+    schema: int
+    created_s: float
+    producer: str
+    torch: str = ""
+    tag: str = ""
+    signers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One object.
+
+    Attributes:
+        name: in its store.
+        size: bytes.
+        modified: Unix time; in the local tier that of its last use.
+        about: what its header says, if it was read and could be used.
+        problem: why it could not; an ``UntrustedError`` or ``CorruptError``.
+    """
+
+    name: str
+    size: int
+    modified: float
+    about: About | None = None
+    problem: S3CacheError | None = None
+
+    @property
+    def place(self) -> str:
+        """Its name below the remote that it is of."""
+        return place_in(self.name)
+
+    @property
+    def key(self) -> str:
+        """The key that it is under, if it is an entry."""
+        return entries.key_of(self.name)
+
+
+def place_in(name: str) -> str:
+    """The name of an object without the directory that a local tier keeps it in."""
+    return _NAMESPACE.sub("", name, count=1)
+
+
+async def scan(
+    store: Store,
+    selection: Selection | None = None,
+    *,
+    is_local: bool = False,
+    under: Sequence[str] | None = None,
+    heads: bool = False,
+    admit: Judge | None = None,
+) -> AsyncIterator[list[Item]]:
+    """The objects of a store that are chosen, some at a time, in memory that does not grow.
+
+    Args:
+        is_local: whether all is listed, not only what is where entries of a remote lie.
+        under: what names begin with; left out, all there is.
+        heads: read headers even where nothing is chosen by them; one request each.
+        admit: decides whose entries are used, before a header is parsed.
+
+    Raises:
+        StoreError: the store cannot answer.
+    """
+    selection = selection or Selection()
+    needs_heads = heads or selection.needs_heads
+    for part in under or (("",) if is_local else _PARTS):
+        async with listing(store, part) as objects:
+            batch: list[Item] = []
+            async for info in objects:
+                item = _item(info)
+                if selection.admits(item):
+                    batch.append(item)
+                if len(batch) == BATCH:
+                    yield await _chosen(store, batch, selection, admit, needs_heads)
+                    batch = []
+            if batch:
+                yield await _chosen(store, batch, selection, admit, needs_heads)
+
+
+def _item(info: ObjectInfo) -> Item:
+    return Item(info.key, info.size, info.modified)
+
+
+async def _chosen(
+    store: Store, batch: list[Item], selection: Selection, admit: Judge | None, heads: bool
+) -> list[Item]:
+    if not heads:
+        return batch
+    limit = asyncio.Semaphore(_CONCURRENCY)
+
+    async def read(item: Item) -> Item | None:
+        async with limit:
+            return await read_about(store, item, admit)
+
+    found = await asyncio.gather(*map(read, batch))
+    return [item for item in found if item is not None and selection.chooses(item)]
+
+
+async def read_about(store: Store, item: Item, admit: Judge | None = None) -> Item | None:
+    """``item`` with what its header says, or with what is wrong with it; ``None`` if it is gone.
+
+    Raises:
+        StoreError: the store cannot answer.
+    """
+    try:
+        head = await read_head(store, item.name, admit)
+        if head is None:
+            return None
+        entries.check_place(item.place, head.header)
+        if head.size != item.size:
+            raise CorruptError("frame", f"is of {head.size} bytes, and {item.size} are there")
+    except (CorruptError, UntrustedError) as exc:
+        return replace(item, problem=exc)
+    return replace(item, about=about(head))
+
+
+async def read_head(store: Store, name: str, admit: Judge | None = None) -> Head | None:
+    """What the first bytes of an object tell, verified; ``None`` where there is none.
+
+    Raises:
+        CorruptError: they are not those of an entry.
+        UntrustedError: it is not admitted.
+        StoreError: the store cannot answer.
+    """
+    length = frame.HEADER_HINT_BYTES
+    while True:
+        data = await store.get_range(name, 0, length)
+        if data is None:
+            return None
+        try:
+            return frame.decode_head(data, admit=admit)
+        except TruncatedError as exc:
+            if exc.needed <= length:
+                raise
+            length = exc.needed
+
+
+def about(head: Head) -> About:
+    """What a header says, as far as one chooses by it; what is not as we write it is left out."""
+    header = head.header
+    made_by, components = header.meta.get("made_by"), header.meta.get("components")
+    try:
+        signers = tuple(each.statement.signer for each in unpack(head.signatures))
+    except CorruptError:
+        signers = ()
+    return About(
+        kind=header.kind,
+        variant=header.variant,
+        schema=header.schema,
+        created_s=header.created_ns / 1e9,
+        producer=header.producer,
+        torch=_text(made_by, "torch"),
+        tag=_value(components, "cache_key_tag"),
+        signers=signers,
+    )
+
+
+def _text(of: object, name: str) -> str:
+    found = of.get(name) if isinstance(of, Mapping) else None
+    return found if isinstance(found, str) else ""
+
+
+def _value(components: object, name: str) -> str:
+    """The readable value of a component, which is a pair of its digest and that."""
+    found = components.get(name) if isinstance(components, Mapping) else None
+    is_pair = isinstance(found, list) and len(found) == 2
+    value = found[1] if is_pair else None  # type: ignore[index]
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,101 @@
+"""Which entries are meant."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from s3cache.errors import CorruptError, UntrustedError
+
+if TYPE_CHECKING:
+    from s3cache.catalog._items import Item
+
+__all__ = ["Selection"]
+
+# A frame of a later release: nobody who cannot read it knows whether it is damaged.
+_NEWER = "frame version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """All entries for which everything that is said here is true; without a word, all of them.
+
+    What cannot be read says nothing of itself: it is chosen by its key, age and size, or as
+    ``unreadable`` or ``untrusted``, and by nothing else.
+
+    Attributes:
+        keys: those whose key begins with one of these.
+        older_s, newer_s: by the time of their last change, or use in a local tier.
+        min_bytes, max_bytes: by their size, both included.
+        kinds, tags, signers: those that have one of these.
+        torch: those made by a release that begins so, as ``2.12`` or ``2.12.1``.
+        unreadable: those that are damaged or out of place, but not what a later release wrote.
+        untrusted: those that the policy does not use. With ``unreadable`` either is enough.
+    """
+
+    keys: tuple[str, ...] = ()
+    older_s: float | None = None
+    newer_s: float | None = None
+    min_bytes: int | None = None
+    max_bytes: int | None = None
+    kinds: tuple[str, ...] = ()
+    torch: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    signers: tuple[str, ...] = ()
+    unreadable: bool = False
+    untrusted: bool = False
+    now: Callable[[], float] = field(default=time.time, compare=False, repr=False)
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing is said."""
+        return self == Selection()
+
+    @property
+    def needs_heads(self) -> bool:
+        """Whether it takes a look at headers."""
+        return self.unreadable or self.untrusted or self._by_what_it_says
+
+    @property
+    def _by_what_it_says(self) -> bool:
+        return bool(self.kinds or self.torch or self.tags or self.signers)
+
+    def admits(self, item: Item) -> bool:
+        """Whether ``item`` may be chosen, by what a listing tells."""
+        age_s = self.now() - item.modified
+        return (
+            (not self.keys or item.key.startswith(self.keys))
+            and (self.older_s is None or age_s >= self.older_s)
+            and (self.newer_s is None or age_s < self.newer_s)
+            and (self.min_bytes is None or item.size >= self.min_bytes)
+            and (self.max_bytes is None or item.size <= self.max_bytes)
+        )
+
+    def chooses(self, item: Item) -> bool:
+        """Whether ``item``, whose header was read, is chosen."""
+        if not self.admits(item):
+            return False
+        if self.unreadable or self.untrusted:
+            problem = item.problem
+            is_wanted = (self.untrusted and isinstance(problem, UntrustedError)) or (
+                self.unreadable and isinstance(problem, CorruptError) and problem.where != _NEWER
+            )
+            if not is_wanted:
+                return False
+        if not self._by_what_it_says:
+            return True
+        about = item.about
+        return (
+            about is not None
+            and (not self.kinds or about.kind in self.kinds)
+            and (not self.torch or any(_is_release(about.torch, each) for each in self.torch))
+            and (not self.tags or about.tag in self.tags)
+            and (not self.signers or bool({*about.signers} & {*self.signers}))
+        )
+
+
+def _is_release(version: str, wanted: str) -> bool:
+    """Whether ``2.13.0+cpu`` is meant by ``2.13``; ``2.1`` means no ``2.13``."""
+    return version == wanted or version.startswith((f"{wanted}.", f"{wanted}+"))

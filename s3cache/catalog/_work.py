@@ -1,0 +1,201 @@
+"""Doing one thing with many entries, several at once, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from dataclasses import dataclass, field
+
+from s3cache import entries
+from s3cache.catalog._items import Item, read_about
+from s3cache.entries import publish
+from s3cache.errors import CorruptError, S3CacheError, StoreError, TransientError, UntrustedError
+from s3cache.frame import Frame, Judge
+from s3cache.store import Store
+from s3cache.tier import TierStore
+from s3cache.transfer import Budget
+
+__all__ = ["Tally", "copy", "remove", "verify"]
+
+_CONCURRENCY = 16
+# Of objects that are in memory at once. One that is larger is alone.
+_MAX_BYTES = 256 << 20
+_FAILURES_SHOWN = 100
+
+
+@dataclass
+class Tally:
+    """What came of it.
+
+    Attributes:
+        done: entries that were verified, copied or removed; ``size`` their bytes.
+        present: entries that needed nothing, as they were there already.
+        gone: entries that somebody removed meanwhile.
+        kept: entries that were left alone: nobody else has them yet, or they are sound after all.
+        failed: how many could not be, with the first hundred and why.
+    """
+
+    done: int = 0
+    size: int = 0
+    present: int = 0
+    gone: int = 0
+    kept: int = 0
+    failed: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    def fail(self, name: str, why: Exception) -> None:
+        self.failed += 1
+        if len(self.failures) < _FAILURES_SHOWN:
+            self.failures.append((name, str(why)))
+
+
+_Advance = Callable[[int], object]
+
+
+async def verify(
+    store: Store,
+    batches: AsyncIterator[list[Item]],
+    *,
+    admit: Judge | None = None,
+    advance: _Advance = bool,
+) -> Tally:
+    """Read each entry whole, and check every digest, its place, and who has signed it.
+
+    Raises:
+        StoreError: the store cannot answer.
+    """
+    tally, budget = Tally(), Budget(_MAX_BYTES)
+
+    async def one(item: Item) -> None:
+        await budget.take(item.size)
+        try:
+            if await _verified(store, item, admit) is None:
+                tally.gone += 1
+                return
+            tally.done += 1
+            tally.size += item.size
+        except (CorruptError, UntrustedError) as exc:
+            tally.fail(item.name, exc)
+        finally:
+            budget.give(item.size)
+
+    await _each(batches, one, advance)
+    return tally
+
+
+async def remove(
+    store: Store,
+    batches: AsyncIterator[list[Item]],
+    *,
+    keep: Container[str] = (),
+    admit: Judge | None = None,
+    advance: _Advance = bool,
+) -> Tally:
+    """Remove each entry, but those whose names are to be kept.
+
+    What was chosen because it could not be used is read again: it may have been the network.
+
+    Args:
+        admit: as the entries were chosen with.
+
+    Raises:
+        StoreError: the store refuses, or cannot answer; what was removed by then stays so.
+    """
+    tally = Tally()
+
+    async def one(item: Item) -> None:
+        if item.name in keep:
+            tally.kept += 1
+            return
+        if item.problem is not None:
+            again = await read_about(store, item, admit)
+            if again is None or again.problem is None:
+                tally.kept += again is not None
+                tally.gone += again is None
+                return
+        await store.delete(item.name)
+        tally.done += 1
+        tally.size += item.size
+
+    await _each(batches, one, advance)
+    return tally
+
+
+async def copy(
+    source: Store,
+    target: Store,
+    batches: AsyncIterator[list[Item]],
+    *,
+    admit: Judge | None = None,
+    advance: _Advance = bool,
+) -> Tally:
+    """Have each entry in ``target`` too, verified on its way; done again it does what is left.
+
+    What the target has of the same variant stays. In a local tier an entry keeps its name; in a
+    remote one it is published as if it were saved there.
+
+    Raises:
+        StoreError: a store refuses for good. What a server merely fails to do is counted.
+    """
+    tally, budget = Tally(), Budget(_MAX_BYTES)
+
+    async def one(item: Item) -> None:
+        there = await target.head(item.place)
+        if there is not None and there.size == item.size:
+            tally.present += 1
+            return
+        await budget.take(item.size)
+        try:
+            entry = await _verified(source, item, admit)
+            if entry is None:
+                tally.gone += 1
+                return
+            if await _put(target, item.place, entry, admit):
+                tally.done += 1
+                tally.size += item.size
+            else:
+                tally.present += 1
+        except (CorruptError, UntrustedError, TransientError) as exc:
+            tally.fail(item.name, exc)
+        finally:
+            budget.give(item.size)
+
+    await _each(batches, one, advance)
+    return tally
+
+
+async def _put(target: Store, name: str, entry: Frame, admit: Judge | None) -> bool:
+    if not isinstance(target, TierStore):
+        return await publish(target, entry, replaceable=(), admit=admit)
+    await target.put(name, entry.data)
+    return True
+
+
+async def _verified(store: Store, item: Item, admit: Judge | None) -> Frame | None:
+    data = await store.get(item.name)
+    if data is None:
+        return None
+    return await asyncio.to_thread(entries.verify, item.place, data, admit=admit)
+
+
+async def _each(
+    batches: AsyncIterator[list[Item]],
+    work: Callable[[Item], Awaitable[None]],
+    advance: _Advance,
+) -> None:
+    """Work on all of them, several at once; the first error ends it, when what runs has ended."""
+    limit = asyncio.Semaphore(_CONCURRENCY)
+
+    async def one(item: Item) -> S3CacheError | None:
+        async with limit:
+            try:
+                await work(item)
+            except StoreError as exc:
+                return exc
+            advance(1)
+            return None
+
+    async for batch in batches:
+        for error in await asyncio.gather(*map(one, batch)):
+            if error is not None:
+                raise error

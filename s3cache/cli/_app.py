@@ -1,0 +1,61 @@
+"""All commands, in the order in which ``--help`` lists them."""
+
+from __future__ import annotations
+
+import typer
+
+from s3cache.cli._doctor import doctor
+from s3cache.cli._du import du
+from s3cache.cli._inspect import inspect
+from s3cache.cli._keygen import keygen
+from s3cache.cli._ls import ls
+from s3cache.cli._moving import mirror, prefetch, pull, push
+from s3cache.cli._removing import clear, gc, rm
+from s3cache.cli._stats import stats
+from s3cache.cli._verify import verify
+from s3cache.cli._version import show_version
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="s3cache",
+    help="A shared compile cache for torch.compile in S3-compatible storage.",
+    epilog="Where the cache is comes from --url or S3CACHE_URL; other settings from S3CACHE_*. "
+    "Exit codes: 0 all is well, 1 something was found or is not done, 2 bad arguments or settings, "
+    "3 the store or the disk cannot do it, 130 interrupted.",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root() -> None:
+    # The help of the app is said above; this makes each function a command, even a single one.
+    pass
+
+
+@app.command("run", add_help_option=False, context_settings={"ignore_unknown_options": True})
+def _run(program: list[str]) -> None:
+    """Run a Python program with s3cache turned on (see s3cache run --help)."""
+    from s3cache.cli._run import run
+
+    run(["run", *program])
+
+
+app.command("version")(show_version)
+app.command("doctor")(doctor)
+app.command("stats")(stats)
+app.command("ls")(ls)
+app.command("du")(du)
+app.command("inspect")(inspect)
+app.command("verify")(verify)
+app.command("rm")(rm)
+app.command("clear")(clear)
+app.command("gc")(gc)
+app.command("pull")(pull)
+app.command("push")(push)
+app.command("prefetch")(prefetch)
+app.command("mirror")(mirror)
+app.command("keygen")(keygen)

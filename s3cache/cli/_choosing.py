@@ -1,0 +1,160 @@
+"""Options that many commands share: where the cache is, and which entries are meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Optional, TypeVar
+
+import typer
+
+from s3cache.errors import ConfigError
+
+__all__ = ["Url", "Where", "chosen", "duration_s", "size_bytes", "until_done", "whole_batches"]
+
+# ruff: noqa: UP045 - Typer reads annotations while the program runs, in Python 3.10 too
+
+_T = TypeVar("_T")
+_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+Url = Annotated[
+    Optional[str],
+    typer.Option("--url", metavar="URL", help="Where the cache is.", show_default="S3CACHE_URL"),
+]
+
+
+class Where:
+    """The remote, or this machine's tier of it, and whose entries are used."""
+
+    def __init__(
+        self,
+        url: Url = None,
+        local: Annotated[
+            bool, typer.Option("--local", help="This machine's local tier, of all remotes.")
+        ] = False,
+    ) -> None:
+        self.url = url
+        self.local = local
+
+    @contextmanager
+    def open(self, *, of_remote: bool = False) -> Iterator[Any]:
+        """The place, closed in the end.
+
+        Args:
+            of_remote: of the tier, what is there of this remote only.
+        """
+        from s3cache.catalog import open_place
+
+        with opened(open_place(self.url, in_tier=self.local, of_all=not of_remote)) as place:
+            yield place
+
+
+@contextmanager
+def opened(place: Any) -> Iterator[Any]:
+    """The place, closed in the end, which takes no longer than a few seconds."""
+    from concurrent.futures import TimeoutError as NotInTime
+    from contextlib import suppress
+
+    from s3cache.transfer import background
+
+    try:
+        yield place
+    finally:
+        with suppress(NotInTime):
+            background().wait(place.store.aclose(), 5.0)
+
+
+def until_done(work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+    """What comes of ``work`` on the background loop; Ctrl-C ends it."""
+    from s3cache.transfer import background
+
+    return background().wait(work, timeout_s)
+
+
+def whole_batches(batches: AsyncIterator[list[_T]]) -> Iterator[list[_T]]:
+    """The batches one by one, each made when it is asked for."""
+
+    async def step() -> list[_T] | None:
+        return await anext(batches, None)
+
+    while (batch := until_done(step())) is not None:
+        yield batch
+
+
+def chosen(
+    key: Annotated[
+        Optional[list[str]],
+        typer.Option("--key", metavar="KEY", help="Keys that begin so; may be repeated."),
+    ] = None,
+    kind: Annotated[
+        Optional[list[str]], typer.Option(metavar="KIND", help="aot, fx or shapes.")
+    ] = None,
+    torch: Annotated[
+        Optional[list[str]],
+        typer.Option(metavar="VERSION", help="Made by that torch, as 2.12 or 2.12.1."),
+    ] = None,
+    tag: Annotated[
+        Optional[list[str]], typer.Option(metavar="TAG", help="With that cache_key_tag.")
+    ] = None,
+    signer: Annotated[
+        Optional[list[str]],
+        typer.Option(metavar="NAME", help="Signed by the key of that name, as they say."),
+    ] = None,
+    older: Annotated[
+        Optional[str], typer.Option(metavar="TIME", help="Not changed for so long: 90d, 12h.")
+    ] = None,
+    newer: Annotated[
+        Optional[str], typer.Option(metavar="TIME", help="Changed since so long ago.")
+    ] = None,
+    min_size: Annotated[
+        Optional[str], typer.Option(metavar="SIZE", help="No smaller than, as 10MB.")
+    ] = None,
+    max_size: Annotated[Optional[str], typer.Option(metavar="SIZE", help="No larger than.")] = None,
+    unreadable: Annotated[
+        bool, typer.Option("--unreadable", help="Damaged, or where it does not belong.")
+    ] = False,
+    untrusted: Annotated[
+        bool, typer.Option("--untrusted", help="Not to be used, as the settings of trust have it.")
+    ] = False,
+) -> Any:
+    """The selection that the options make."""
+    from s3cache.catalog import Selection
+
+    return Selection(
+        keys=tuple(key or ()),
+        kinds=tuple(kind or ()),
+        torch=tuple(torch or ()),
+        tags=tuple(tag or ()),
+        signers=tuple(signer or ()),
+        older_s=None if older is None else duration_s("--older", older),
+        newer_s=None if newer is None else duration_s("--newer", newer),
+        min_bytes=None if min_size is None else size_bytes("--min-size", min_size),
+        max_bytes=None if max_size is None else size_bytes("--max-size", max_size),
+        unreadable=unreadable,
+        untrusted=untrusted,
+    )
+
+
+def duration_s(option: str, text: str) -> float:
+    """Seconds that ``90d``, ``12h``, ``30min`` or ``10`` means."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?(\w*)", text)
+    unit = _UNITS_S.get(match[2].lower() or "s") if match else None
+    if match is None or unit is None:
+        raise ConfigError(
+            f"option {option}", f"{text!r} is no time", "give one, e.g. 90d, 12h or 30min"
+        )
+    return float(match[1]) * unit
+
+
+def size_bytes(option: str, text: str) -> int:
+    """Bytes that ``10MB`` or ``1GiB`` means."""
+    from s3cache._options import size
+
+    try:
+        parsed: int = size(0).parse(text)
+    except ValueError as exc:
+        cause, fix = exc.args
+        raise ConfigError(f"option {option}", cause, fix) from None
+    return parsed

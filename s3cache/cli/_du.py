@@ -1,0 +1,88 @@
+"""``s3cache du``: how much there is, by what."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from s3cache.cli._choosing import Where, chosen, whole_batches
+from s3cache.cli._groups import grouped
+from s3cache.cli._output import Output, size_text
+
+if TYPE_CHECKING:
+    from s3cache.catalog import Item, Selection
+
+__all__ = ["du"]
+
+_AGES = ((3600, "1 hour"), (86400, "1 day"), (7 * 86400, "7 days"), (30 * 86400, "30 days"))
+_SIZES = ((64 << 10, "64 KiB"), (1 << 20, "1 MiB"), (16 << 20, "16 MiB"), (256 << 20, "256 MiB"))
+
+
+class _By(str, Enum):
+    AGE = "age"
+    KIND = "kind"
+    SIGNER = "signer"
+    SIZE = "size"
+    TAG = "tag"
+    TORCH = "torch"
+
+
+@grouped(selection=chosen, where=Where, out=Output)
+def du(
+    selection: Selection,
+    where: Where,
+    out: Output,
+    by: Annotated[
+        _By,
+        typer.Option(help="What to sum up by; all but age and size take a request for each entry."),
+    ] = _By.AGE,
+) -> None:
+    """Sum up how many entries there are and what they take, the largest sum first."""
+    from s3cache.catalog import scan
+
+    heads = by not in (_By.AGE, _By.SIZE)
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    with where.open() as place, out.progress("entries") as advance:
+        batches = scan(
+            place.store, selection, is_local=place.is_local, heads=heads, admit=place.policy.judge
+        )
+        for batch in whole_batches(batches):
+            for item in batch:
+                count = counts[_group(item, by)]
+                count[0] += 1
+                count[1] += item.size
+            advance(len(batch))
+    rows = sorted(counts.items(), key=lambda each: (-each[1][1], each[0]))
+    total = [sum(count[at] for count in counts.values()) for at in (0, 1)]
+    if out.json:
+        groups = [{by.value: name, "entries": n, "bytes": size} for name, (n, size) in rows]
+        out.record({"by": by.value, "groups": groups, "entries": total[0], "bytes": total[1]})
+        return
+    shown = [(name, str(n), size_text(size)) for name, (n, size) in rows]
+    out.table(
+        [by.value, ">entries", ">size"], [*shown, ("all", str(total[0]), size_text(total[1]))]
+    )
+
+
+def _group(item: Item, by: _By) -> str:
+    if by is _By.AGE:
+        return _below(time.time() - item.modified, _AGES, "30 days or more")
+    if by is _By.SIZE:
+        return _below(item.size, _SIZES, "256 MiB or more")
+    if item.about is None:
+        return "(not readable)"
+    if by is _By.KIND:
+        return item.about.kind
+    if by is _By.TORCH:
+        return item.about.torch or "(does not say)"
+    if by is _By.TAG:
+        return item.about.tag or "(none)"
+    return " ".join(item.about.signers) or "(nobody)"
+
+
+def _below(value: float, bounds: tuple[tuple[int, str], ...], otherwise: str) -> str:
+    return next((f"below {name}" for bound, name in bounds if value < bound), otherwise)

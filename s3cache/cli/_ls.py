@@ -1,0 +1,123 @@
+"""``s3cache ls``: entries, one to a line."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from s3cache.cli._choosing import Where, chosen, whole_batches
+from s3cache.cli._groups import grouped
+from s3cache.cli._output import Output, age, plain, size_text
+from s3cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from s3cache.catalog import Item, Place, Selection
+
+__all__ = ["ls"]
+
+# ruff: noqa: UP045 - see _choosing.py
+
+# What is sorted is kept: of more than that, only those at the top are.
+_SORTED_AT_MOST = 1000
+
+
+class _By(str, Enum):
+    AGE = "age"
+    KEY = "key"
+    KIND = "kind"
+    SIZE = "size"
+    TORCH = "torch"
+
+
+@grouped(selection=chosen, where=Where, out=Output)
+def ls(
+    selection: Selection,
+    where: Where,
+    out: Output,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="What headers say, too: a request for each entry.")
+    ] = False,
+    sort: Annotated[
+        Optional[_By],
+        typer.Option(help="The newest, largest or first ones on top; a thousand without --limit."),
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", "-r", help="Sort the other way.")] = False,
+    limit: Annotated[Optional[int], typer.Option(help="So many at most.", min=1)] = None,
+) -> None:
+    """List entries: size, time since the last change, key and variant.
+
+    It prints as it goes, from buckets of any size.
+    """
+    if reverse and sort is None:
+        raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
+    long = long or sort in (_By.KIND, _By.TORCH) or selection.needs_heads
+    with where.open() as place:
+        items = _items(place, selection, long)
+        if sort is not None:
+            items = iter(_sorted(items, sort, reverse, limit or _SORTED_AT_MOST))
+        shown = 0
+        for item in items:
+            if shown == limit:
+                break
+            shown += 1
+            _show(out, item, place, long)
+    out.note(f"{shown} entries" if shown else "no entries")
+
+
+def _items(place: Place, selection: Selection, long: bool) -> Iterator[Item]:
+    from s3cache.catalog import scan
+
+    batches = scan(
+        place.store, selection, is_local=place.is_local, heads=long, admit=place.policy.judge
+    )
+    for batch in whole_batches(batches):
+        yield from batch
+
+
+def _sorted(items: Iterable[Item], by: _By, reverse: bool, limit: int) -> list[Item]:
+    values = {
+        _By.AGE: lambda item: -item.modified,
+        _By.SIZE: lambda item: -item.size,
+        _By.KEY: lambda item: (item.key, item.name),
+        _By.KIND: lambda item: (item.about.kind if item.about else "", item.key),
+        _By.TORCH: lambda item: (item.about.torch if item.about else "", item.key),
+    }
+    pick = heapq.nlargest if reverse else heapq.nsmallest
+    return pick(limit, items, key=values[by])
+
+
+def _show(out: Output, item: Item, place: Place, long: bool) -> None:
+    if out.json:
+        out.record(_described(item, long))
+        return
+    variant = item.name.rpartition(".")[2]
+    text = f"{size_text(item.size):>10}  {age(time.time() - item.modified):>6}  "
+    if long:
+        about = item.about
+        parts = ("?", "", "", "") if about is None else (
+            about.kind, about.torch, about.tag or "-", ",".join(about.signers) or "unsigned"
+        )  # fmt: skip
+        text += f"{parts[0]:6}  {parts[1] or '-':14}  {parts[2]:8}  {parts[3]:12}  "
+    text += f"{item.key}  {variant}"
+    if item.problem is not None:
+        text += f"  ({item.problem})"
+    sys.stdout.write(f"{plain(text)}\n")
+
+
+def _described(item: Item, long: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "key": item.key,
+        "name": item.name,
+        "size": item.size,
+        "modified": item.modified,
+    }
+    if long:
+        found["about"] = item.about
+        found["problem"] = None if item.problem is None else str(item.problem)
+    return found

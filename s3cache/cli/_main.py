@@ -1,0 +1,61 @@
+"""Where each command begins, and where its errors end: one line, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["main"]
+
+#: Exit codes, as ``docs/commands.md`` has them.
+FOUND, USAGE, STORE, INTERRUPTED = 1, 2, 3, 130
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the arguments say; returns the exit code, and raises nothing but what ``run`` does.
+
+    Codes: 0 all is well; 1 something was found, or not all could be done; 2 the arguments or
+    settings cannot be used; 3 the store or the disk cannot do it; 130 interrupted.
+    """
+    if arguments[:1] == ["run"]:
+        from s3cache.cli._run import run
+
+        run(arguments)
+        return 0
+    from s3cache.cli._app import app
+    from s3cache.cli._output import redacted
+    from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
+
+    try:
+        code = app(args=arguments, prog_name="s3cache", standalone_mode=False)
+        sys.stdout.flush()
+    except (CorruptError, UntrustedError) as exc:
+        return _fail(redacted(str(exc)), FOUND)
+    except ConfigError as exc:
+        return _fail(redacted(str(exc)), USAGE)
+    except S3CacheError as exc:
+        return _fail(redacted(str(exc)), STORE)
+    except (BrokenPipeError, SystemExit):
+        # As of `s3cache ls | head`: nobody reads on. Typer exits by itself then, and where a shell
+        # has asked it what a word may become.
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as exc:
+        # Typer's own, whose class lies elsewhere in each of its releases.
+        say = getattr(exc, "format_message", None)
+        if say is not None:
+            return _fail(f"{redacted(say())} (see s3cache --help)", USAGE)
+        if type(exc).__name__ == "Abort":
+            return INTERRUPTED
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(f"s3cache: error: {text}\n")
+    return code

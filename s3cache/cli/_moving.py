@@ -1,0 +1,178 @@
+"""``s3cache pull``, ``push``, ``prefetch`` and ``mirror``: entries from one place to another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from s3cache.cli._choosing import Url, chosen, opened, until_done
+from s3cache.cli._groups import grouped
+from s3cache.cli._output import Output, size_text
+from s3cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from s3cache.catalog import Place, Selection, Tally
+
+__all__ = ["mirror", "prefetch", "pull", "push"]
+
+# ruff: noqa: UP045 - see _choosing.py
+
+_AT_ONCE = 1000
+_LOOK_EVERY_S = 0.1
+
+
+@grouped(selection=chosen, out=Output)
+def pull(selection: Selection, out: Output, url: Url = None) -> None:
+    """Copy entries from the remote into this machine's local tier, each verified.
+
+    What is there already stays; what was interrupted goes on where it was. The local tier keeps
+    its bounds: what was used longest ago makes room.
+    """
+    from s3cache.catalog import open_place
+
+    with ExitStack() as stack:
+        remote = stack.enter_context(opened(open_place(url)))
+        local = stack.enter_context(opened(open_place(url, in_tier=True)))
+        tally = _copied(out, remote, local, selection)
+    _tell(out, tally)
+
+
+@grouped(selection=chosen, out=Output)
+def push(
+    selection: Selection,
+    out: Output,
+    url: Url = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for what was saved and is not uploaded.", min=0)
+    ] = 600.0,
+) -> None:
+    """Copy what this machine has of the remote's entries into the remote, each verified.
+
+    First comes what programs have saved and not uploaded, whatever is chosen.
+    """
+    from s3cache.cache import Cache
+    from s3cache.catalog import open_place
+
+    with ExitStack() as stack:
+        remote = stack.enter_context(opened(open_place(url)))
+        with Cache.open(url) as cache:
+            report = cache.flush(timeout)
+        local = stack.enter_context(opened(open_place(url, in_tier=True)))
+        tally = _copied(out, local, remote, selection)
+    if report.error is not None and report.remaining:
+        tally.fail(f"{report.remaining} that were not uploaded", report.error)
+    _tell(out, tally)
+
+
+@grouped(out=Output)
+def prefetch(
+    out: Output,
+    keys: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[KEY...]", help="Whole keys.")
+    ] = None,
+    manifest: Annotated[
+        Optional[str], typer.Option(metavar="FILE", help="Keys, one to a line; - for stdin.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Fetch the first entry of each key into this machine's local tier.
+
+    A lookup of a program that starts meanwhile joins what is under way.
+    """
+    from s3cache.cache import Cache
+
+    wanted = [*(keys or ()), *_lines(manifest)]
+    if not wanted:
+        raise ConfigError("s3cache prefetch", "has no keys", "give some, or --manifest FILE")
+    with Cache.open(url, local=True) as cache:
+        if cache.settings.url is None:
+            raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHEUrl")
+        under_way = cache.prefetch(wanted)
+        with out.progress("fetched", len(under_way.names)) as advance:
+            done = 0
+            while not (report := under_way.wait(_LOOK_EVERY_S)).complete:
+                now = report.present + report.found + report.absent + report.failed
+                advance(now - done)
+                done = now
+    if out.json:
+        out.record({**_fields(report), "error": str(report.error) if report.error else None})
+    else:
+        out.line(
+            f"{report.found} fetched ({size_text(report.size)}), {report.present} were here, "
+            f"{report.absent} are not in the remote, {report.failed} failed"
+        )
+        if report.error is not None:
+            out.line(f"the last error: {report.error}")
+    raise typer.Exit(1 if report.absent or report.failed else 0)
+
+
+@grouped(selection=chosen, out=Output)
+def mirror(
+    selection: Selection,
+    out: Output,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="URL to copy from.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="URL to copy to.")],
+) -> None:
+    """Copy entries from one remote into another, each verified.
+
+    Done again, it copies what is new. Nothing is removed from the target.
+    """
+    from s3cache.catalog import open_place
+
+    with ExitStack() as stack:
+        here = stack.enter_context(opened(open_place(source)))
+        there = stack.enter_context(opened(open_place(target)))
+        tally = _copied(out, here, there, selection)
+    _tell(out, tally)
+
+
+def _copied(out: Output, source: Place, target: Place, selection: Selection) -> Tally:
+    from s3cache import catalog
+
+    admit = source.policy.judge
+    with out.progress("copied") as advance:
+        batches = catalog.scan(source.store, selection, is_local=source.is_local, admit=admit)
+        return until_done(
+            catalog.copy(source.store, target.store, batches, admit=admit, advance=advance)
+        )
+
+
+def _tell(out: Output, tally: Tally) -> None:
+    if out.json:
+        out.record(vars(tally))
+    else:
+        for name, why in tally.failures:
+            out.line(f"{name}: {why}")
+        out.line(
+            f"{tally.done} copied ({size_text(tally.size)}), {tally.present} were there, "
+            f"{tally.failed} failed"
+        )
+    raise typer.Exit(1 if tally.failed else 0)
+
+
+def _lines(manifest: str | None) -> Iterator[str]:
+    """What is written in a manifest: one key to a line, and comments after a ``#``."""
+    if manifest is None:
+        return
+    try:
+        if manifest == "-":
+            lines = sys.stdin.read().splitlines()
+        else:
+            with open(manifest, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(
+            f"manifest {manifest}", f"cannot be read ({exc})", "name another"
+        ) from None
+    for line in lines:
+        if key := line.partition("#")[0].strip():
+            yield key
+
+
+def _fields(report: Any) -> dict[str, Any]:
+    names = ("total", "present", "found", "size", "absent", "failed")
+    return {name: getattr(report, name) for name in names}

@@ -1,0 +1,145 @@
+"""What is shown: tables for people, JSON for programs, and nothing that could be a secret."""
+
+from __future__ import annotations
+
+import json as json_of
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Output", "age", "plain", "redacted", "size_text"]
+
+# What is no terminal has no width: long names stay whole.
+_WIDTH = 240
+_WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
+_SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
+
+
+class Output:
+    """Where a command says what it found; with ``--json`` in JSON and in nothing else."""
+
+    def __init__(
+        self,
+        json: Annotated[
+            bool, typer.Option("--json", help="JSON on standard output, for programs.")
+        ] = False,
+    ) -> None:
+        self.json = json
+
+    def record(self, value: object) -> None:
+        """One JSON value, on a line of its own."""
+        sys.stdout.write(json_of.dumps(_jsonable(value), ensure_ascii=True) + "\n")
+
+    def line(self, text: str) -> None:
+        sys.stdout.write(f"{plain(text)}\n")
+
+    def note(self, text: str) -> None:
+        """What is beside the point: on standard error, and not with ``--json``."""
+        if not self.json:
+            sys.stderr.write(f"{plain(text)}\n")
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+        """Columns whose names begin with ``>`` are set to the right."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+        for column in columns:
+            table.add_column(
+                column.lstrip(">"),
+                justify="right" if column.startswith(">") else "left",
+                overflow="fold",
+            )
+        for row in rows:
+            table.add_row(*(Text(plain(cell)) for cell in row))
+        _console().print(table)
+
+    @contextmanager
+    def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """A bar on standard error, if that is a terminal; call what it gives with each advance."""
+        if self.json or not sys.stderr.isatty():
+            yield lambda _: None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=_console(error=True),
+            transient=True,
+        ) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda count: bar.advance(task, count)
+
+
+def _console(*, error: bool = False) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if error else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
+
+
+def plain(text: str) -> str:
+    """``text`` without what a terminal would obey: what an entry says was written by others."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def redacted(text: str) -> str:
+    """``text`` with no password of a URL in it, however the URL is misspelt."""
+
+    def shorter(match: re.Match[str]) -> str:
+        word = match[0]
+        scheme, separator, rest = word.partition("://")
+        before, _, query = rest.partition("?")
+        if "@" not in word and not _SECRET.search(query) and ":" not in before.partition("/")[0]:
+            return word
+        known = separator and scheme in ("s3", "file", "memory", "http", "https")
+        return f"{scheme}://…" if known else "…"
+
+    return _WORD.sub(shorter, text)
+
+
+def size_text(size: float) -> str:
+    """A size for people, as in ``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def age(seconds: float) -> str:
+    """How long ago, for people, as in ``3 h``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _jsonable(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _jsonable(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(name): _jsonable(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_jsonable(part) for part in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)

@@ -1,0 +1,105 @@
+"""The page of all commands: ``python -m s3cache.cli._reference`` writes it to standard output."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from enum import Enum
+from typing import Any, get_args
+
+from typer.models import OptionInfo
+
+__all__ = ["reference"]
+
+_HEAD = """\
+# Commands
+
+<!-- Written by `make commands` from the commands themselves: change those. -->
+
+`s3cache` is installed with the package; `python -m s3cache` is the same program. Where the cache is
+comes from `--url` or `S3CACHE_URL`, all other settings from `S3CACHE_*`
+([Configuration](configuration.md)). `s3cache COMMAND --help` says what is said here, and
+`s3cache --install-completion` has the shell complete commands and options.
+
+What a program needs comes with `--json`: one value, or one to a line where a command lists things.
+Progress is shown on a terminal only. No command unpickles an entry or loads a kernel, and only
+`run` and `doctor` start torch.
+
+| exit code | |
+|---|---|
+| 0 | all is well |
+| 1 | something was found (`verify`, `doctor`), is not there, or could not all be done |
+| 2 | the arguments or the settings cannot be used |
+| 3 | the store or the disk cannot do it |
+| 130 | interrupted |
+
+`run` ends as the program ends that it runs.
+"""
+
+_RUN = """
+## s3cache run
+
+```
+s3cache run [--url URL] [-m | -c] PROGRAM [ARGUMENT]...
+```
+
+Run a Python program with s3cache turned on, unchanged: a script, a `.pyc`, a directory or zip file
+with a `__main__`, `-` for standard input, with `-m` a module, with `-c` code. What follows its name
+is the program's. The processes that it starts have the cache too. Each process that compiles ends
+with one line of what hit and missed (`S3CACHE_SUMMARY=0`: none).
+"""
+
+
+def reference() -> str:
+    """``docs/commands.md``."""
+    from s3cache.cli._app import app
+
+    parts = [_HEAD]
+    for command in app.registered_commands:
+        assert command.name is not None
+        is_run = command.name == "run"
+        parts.append(_RUN if is_run else _section(command.name, command.callback))
+    return "".join(parts)
+
+
+def _section(name: str, command: Any) -> str:
+    parameters = inspect.signature(command).parameters.values()
+    infos = [(each, *get_args(each.annotation)[:2]) for each in parameters]
+    is_option = [isinstance(info, OptionInfo) for _, _, info in infos]
+    arguments = [_argument(*each) for each, no in zip(infos, is_option, strict=True) if not no]
+    options = [_option(*each) for each, yes in zip(infos, is_option, strict=True) if yes]
+    usage = " ".join([f"s3cache {name}", "[OPTION]...", *(shown for shown, _ in arguments)])
+    rows = [f"| `{shown}` | {text} |" for shown, text in (*arguments, *options)]
+    text = inspect.cleandoc(command.__doc__ or "")
+    return f"\n## s3cache {name}\n\n```\n{usage}\n```\n\n{text}\n\n| | |\n|---|---|\n" + "".join(
+        f"{row}\n" for row in rows
+    )
+
+
+def _argument(parameter: inspect.Parameter, _: Any, info: Any) -> tuple[str, str]:
+    return str(info.metavar or parameter.name.upper()), str(info.help)
+
+
+def _option(parameter: inspect.Parameter, kind: Any, info: Any) -> tuple[str, str]:
+    # Within Annotated, what is meant as a default is the first of the names.
+    given = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
+    names = ", ".join(given or [f"--{parameter.name.replace('_', '-')}"])
+    shown, default = names, parameter.default
+    if kind is not bool:
+        inner = next((each for each in (kind, *get_args(kind)) if _is_enum(each)), None)
+        choices = "" if inner is None else "|".join(each.value for each in inner)
+        shown = f"{names} {info.metavar or choices or 'NUMBER'}".replace("|", "\\|")
+    text = str(info.help)
+    if isinstance(info.show_default, str):
+        return shown, f"{text} Default: {info.show_default}."
+    if default is None or isinstance(default, bool):
+        return shown, text
+    return shown, f"{text} Default: {getattr(default, 'value', default)}."
+
+
+def _is_enum(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,144 @@
+"""``s3cache rm``, ``clear`` and ``gc``: entries that are no longer wanted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from s3cache.cli._choosing import Where, chosen, until_done, whole_batches
+from s3cache.cli._groups import grouped
+from s3cache.cli._output import Output, size_text
+from s3cache.errors import AccessDeniedError, ConfigError, CorruptError
+
+if TYPE_CHECKING:
+    from s3cache.catalog import Item, Place, Selection
+
+__all__ = ["clear", "gc", "rm"]
+
+_SHOWN = 20
+
+
+@grouped(where=Where, out=Output)
+def rm(
+    where: Where,
+    out: Output,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Whole keys.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove all entries under some keys, from the remote or with --local from the local tier.
+
+    Needs credentials that may delete. Machines that have an entry keep it in their local tiers.
+    """
+    from s3cache.catalog import Selection
+    from s3cache.entries import check_key
+
+    names = {check_key(key) for key in keys}
+    _remove(out, where, Selection(keys=tuple(names)), exact=names, dry_run=dry_run)
+
+
+@grouped(where=Where, out=Output)
+def clear(
+    where: Where,
+    out: Output,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only counted.")] = False,
+) -> None:
+    """Remove all entries, from the remote or with --local from the local tier.
+
+    Without --yes it only says what would go. Needs credentials that may delete.
+    """
+    from s3cache.catalog import Selection
+
+    _remove(out, where, Selection(), dry_run=not yes, how="--yes")
+
+
+@grouped(selection=chosen, where=Where, out=Output)
+def gc(
+    selection: Selection,
+    where: Where,
+    out: Output,
+    delete: Annotated[
+        bool, typer.Option("--delete/--dry-run", help="Do it; else it is only counted.")
+    ] = False,
+) -> None:
+    """Remove entries that are old, large, of an old torch, unreadable or not trusted.
+
+    Without --delete it only says what would go; at least one condition has to be given. Needs
+    credentials that may delete. A lifecycle rule of the bucket does the same by age.
+    """
+    if selection.is_everything:
+        raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")
+    _remove(out, where, selection, dry_run=not delete, how="--delete")
+
+
+def _remove(
+    out: Output,
+    where: Where,
+    selection: Selection,
+    *,
+    exact: set[str] | None = None,
+    dry_run: bool,
+    how: str = "no --dry-run",
+) -> None:
+    from s3cache import catalog
+
+    with where.open() as place, out.progress("removed") as advance:
+        if selection.untrusted and place.policy.level == "off":
+            raise ConfigError(
+                "option --untrusted", "asks for a key that is trusted", "set trusted_keys"
+            )
+        batches = _wanted(place, selection, exact)
+        if dry_run:
+            _count(out, batches, how)
+            return
+        keep = until_done(place.to_upload())
+        try:
+            tally = until_done(
+                catalog.remove(
+                    place.store, batches, keep=keep, admit=place.policy.judge, advance=advance
+                )
+            )
+        except AccessDeniedError as exc:
+            raise AccessDeniedError(
+                f"{exc}; to remove entries takes the operator's role, see infra/README.md"
+            ) from exc
+    if out.json:
+        out.record({"dry_run": False, **vars(tally)})
+        return
+    if exact and not tally.done + tally.kept:
+        raise CorruptError("s3cache rm", "there is no entry under " + ", ".join(sorted(exact)))
+    kept = f", {tally.kept} kept: not uploaded yet, or sound after all" if tally.kept else ""
+    out.line(f"{tally.done} entries removed ({size_text(tally.size)}){kept}")
+
+
+async def _wanted(
+    place: Place, selection: Selection, exact: set[str] | None
+) -> AsyncIterator[list[Item]]:
+    from s3cache import catalog
+    from s3cache.entries import name_prefix
+
+    batches = catalog.scan(
+        place.store,
+        selection,
+        is_local=place.is_local,
+        under=None if exact is None or place.is_local else [*map(name_prefix, sorted(exact))],
+        admit=place.policy.judge,
+    )
+    async for batch in batches:
+        yield [item for item in batch if exact is None or item.key in exact]
+
+
+def _count(out: Output, batches: AsyncIterator[list[Item]], how: str) -> None:
+    count = size = 0
+    for batch in whole_batches(batches):
+        for item in batch:
+            count += 1
+            size += item.size
+            if out.json:
+                out.record({"dry_run": True, "name": item.name, "size": item.size})
+            elif count <= _SHOWN:
+                out.line(item.name)
+    if count > _SHOWN:
+        out.note(f"and {count - _SHOWN} more")
+    out.note(f"{count} entries ({size_text(size)}) would be removed: with {how} they are")

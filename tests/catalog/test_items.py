@@ -1,0 +1,96 @@
+"""Entries are listed in memory that does not grow, with what they say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from s3cache import entries
+from s3cache.catalog import Item, Selection, scan
+from s3cache.errors import CorruptError, UntrustedError
+from s3cache.store import FileStore, MemoryStore, WrapperStore
+
+if TYPE_CHECKING:
+    from tests.support.shelves import Shelf
+
+
+def found(shelf: Shelf, selection: Selection | None = None, **how: Any) -> dict[str, Item]:
+    store = FileStore(shelf.root, create=False)
+
+    async def listed() -> dict[str, Item]:
+        batches = scan(store, selection, **how)
+        return {item.name: item async for batch in batches for item in batch}
+
+    return asyncio.run(listed())
+
+
+def test_every_entry_is_listed_with_its_key_and_size(shelf: Shelf) -> None:
+    names = {shelf.add(f"key{number}") for number in range(40)}
+    names.add(shelf.add("key1", variant="v", first=False))
+    shelf.put("elsewhere/key.0", b"none of ours")
+    items = found(shelf)
+    assert set(items) == names
+    assert {item.key for item in items.values()} == {f"key{number}" for number in range(40)}
+    assert all(item.size > 100 and item.about is None for item in items.values())
+
+
+def test_headers_say_kind_release_and_tag(shelf: Shelf) -> None:
+    name = shelf.add("k", kind="fx", torch="2.12.1+cu130", tag="mine", variant="v")
+    about = found(shelf, heads=True)[name].about
+    assert about is not None
+    assert (about.kind, about.torch, about.tag) == ("fx", "2.12.1+cu130", "mine")
+    assert (about.variant, about.signers) == ("v", ())
+
+
+def test_what_cannot_be_used_is_listed_with_the_reason(shelf: Shelf) -> None:
+    damaged, cut, moved = (shelf.add(key) for key in ("damaged", "cut", "moved"))
+    shelf.damage(damaged, at=70)
+    shelf.put(cut, (shelf.files.read(cut) or b"")[:-1])
+    strange = shelf.put(entries.first_name("strange"), shelf.files.read(moved) or b"")
+    items = found(shelf, heads=True)
+    for name in (damaged, cut, strange):
+        assert isinstance(items[name].problem, CorruptError)
+        assert items[name].about is None
+    assert items[moved].problem is None
+
+
+def test_nothing_of_what_is_not_trusted_is_parsed(shelf: Shelf) -> None:
+    name = shelf.add("k")
+
+    def admit(digest: bytes, block: bytes) -> None:
+        raise UntrustedError("unsigned", "nobody signed it")
+
+    item = found(shelf, heads=True, admit=admit)[name]
+    assert isinstance(item.problem, UntrustedError)
+    assert item.about is None
+
+
+class _Counting(WrapperStore):
+    """A store of many objects, that notes how many of their headers it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.asked = 0
+
+    async def get_range(self, key: str, start: int, length: int) -> Any:
+        self.asked += 1
+        return await super().get_range(key, start, length)
+
+
+async def test_it_goes_as_it_is_asked_for() -> None:
+    """Whoever stops early has not made it read all."""
+    store = _Counting()
+    for number in range(600):
+        await store.put(f"v1/000/{number}.0", b"nothing")
+    batches = scan(store, heads=True)
+    first = await anext(batches)
+    await batches.aclose()  # type: ignore[attr-defined]
+    assert len(first) == store.asked == 256
+
+
+async def test_without_headers_nothing_is_read() -> None:
+    store = _Counting()
+    for number in range(20):
+        await store.put(f"v1/000/{number}.0", b"nothing")
+    assert [len(batch) async for batch in scan(store, Selection(keys=("1",)))] == [11]
+    assert store.asked == 0

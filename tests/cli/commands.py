@@ -1,0 +1,33 @@
+"""Calling a command, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Call", "Done"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The only value on standard output."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        """The values on standard output, one to a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+#: Calls a command with these arguments, in this process.
+Call = Callable[..., Done]

@@ -1,0 +1,43 @@
+"""Commands in this process, and an environment in which nothing is set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.cli import main
+from tests.cli.commands import Call, Done
+from tests.support.environment import clean_environment
+from tests.support.served import bucket, moto_port, url
+from tests.support.shelves import Shelf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["bucket", "clean_environment", "moto_port", "url"]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    """An empty remote."""
+    return Shelf(tmp_path / "remote")
+
+
+@pytest.fixture
+def call(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    clean_environment: None,
+) -> Call:
+    """A command, on a machine whose local tier is empty at first."""
+    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
+
+    def run(*arguments: object) -> Done:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        written = capsys.readouterr()
+        return Done(code, written.out, written.err)
+
+    return run

@@ -1,0 +1,69 @@
+"""Commands on a bucket; most of what they do is tested on directories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.density import dense
+from tests.support.refusing import Refusing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.commands import Call
+    from tests.support.shelves import Shelf
+
+
+@pytest.fixture
+def at(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """The URL of an empty prefix on the server that listens there, with credentials for it."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
+    return lambda port: f"{url}?endpoint_url=http://127.0.0.1:{port}&region=us-east-1"
+
+
+def test_from_a_directory_to_a_bucket_and_back_to_nothing(
+    call: Call, shelf: Shelf, at: Callable[[int], str], moto_port: int
+) -> None:
+    """And whoever may not delete is told whose task that is."""
+    for number in range(12):
+        shelf.add(f"key{number}", kind="other" if number < 3 else "test", size=2000)
+    remote = at(moto_port)
+    assert call("mirror", shelf.url, remote, "--json").json["done"] == 12
+    assert len(call("ls", "--url", remote, "--kind", "other", "--json").lines) == 3
+    assert call("verify", "--url", remote, "--json").json["done"] == 12
+    assert call("rm", "key1", "--url", remote).code == 0
+    with Refusing(moto_port, "DELETE") as narrow:
+        done = call("clear", "--url", at(narrow.port), "--yes")
+    assert (done.code, done.out) == (3, "")
+    assert "takes the operator's role" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert call("clear", "--url", remote, "--yes", "--json").json["done"] == 11
+
+
+@dense
+def test_the_doctor_sees_what_credentials_can_do(
+    call: Call, at: Callable[[int], str], moto_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3CACHE_LOCAL", "0")
+
+    def verdicts(url: str, *arguments: str) -> dict[str, str]:
+        done = call("doctor", "--url", url, "--json", "--no-programs", *arguments)
+        return {each["name"]: each["verdict"] for each in done.lines}
+
+    found = verdicts(at(moto_port))
+    assert found["credentials"] == found["list"] == found["put"] == "ok"
+    assert found["conditional put"] == found["read back"] == found["clock"] == "ok"
+    assert found["delete"] == "warning"
+    with Refusing(moto_port, "DELETE") as narrow:
+        assert verdicts(at(narrow.port))["delete"] == "ok"
+        narrow.methods = {"PUT"}
+        found = verdicts(at(narrow.port))
+        assert (found["list"], found["put"]) == ("ok", "fault")
+        assert verdicts(at(narrow.port), "--no-write")["put"] == "skipped"
+        narrow.methods = {"GET"}
+        assert verdicts(at(narrow.port))["list"] == "fault"
+    nobody = at(moto_port).replace("s3://", "s3://no-such-bucket-")
+    assert verdicts(nobody)["list"] == "fault"

@@ -1,0 +1,68 @@
+"""``s3cache doctor``: what it says, and with which exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.density import dense
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.commands import Call
+    from tests.support.shelves import Shelf
+
+
+def test_warnings_are_no_fault(call: Call, shelf: Shelf) -> None:
+    done = call("doctor", "--url", shelf.url, "--no-programs")
+    assert done.code == 0
+    assert "ok       list: allowed" in done.out
+    assert "warning  trust: no key is trusted" in done.out
+    assert "fix: s3cache keygen NAME" in done.out
+    assert "0 faults, 1 warnings" in done.err
+    assert shelf.names == set()
+
+
+def test_a_fault_is_the_exit_code(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    bad.chmod(0o777)
+    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(bad))
+    done = call("doctor", "--no-programs")
+    assert done.code == 1
+    assert f"fix: run: chmod go-w {bad}" in done.out
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://AKIA:hunter2@bucket", "user name, a password"),
+        ("ftp://AKIA:hunter2@bucket", "is not known"),
+        ("file:///nowhere/at/all?create=false", "/nowhere/at/all"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_a_fault(call: Call, url: str, said: str) -> None:
+    done = call("doctor", "--url", url, "--no-programs", "--json")
+    assert done.code == 1
+    assert said in done.out
+    assert "hunter2" not in done.out + done.err
+
+
+def test_settings_that_cannot_be_used_are_the_only_fault(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "soon")
+    done = call("doctor", "--json")
+    assert (done.code, len(done.lines)) == (1, 1)
+    assert "S3CACHE_LOOKUP_TIMEOUT_S" in done.json["found"]
+
+
+@dense
+def test_with_torch_and_a_compiler(call: Call, shelf: Shelf) -> None:
+    """Which takes seconds: torch is imported, in a process of its own."""
+    names = [each["name"] for each in call("doctor", "--url", shelf.url, "--json").lines]
+    assert {"torch", "compiler"} <= set(names)

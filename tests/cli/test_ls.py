@@ -1,0 +1,107 @@
+"""``s3cache ls``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import Cache, frame
+
+if TYPE_CHECKING:
+    from tests.cli.commands import Call
+    from tests.support.shelves import Shelf
+
+
+def test_each_entry_is_a_line(call: Call, shelf: Shelf) -> None:
+    names = {shelf.add("aa" * 8, days=3), shelf.add("bb" * 8, variant="v2", first=False)}
+    done = call("ls", "--url", shelf.url)
+    assert done.code == 0
+    assert len(done.out.splitlines()) == 2
+    assert "3 d  " + "aa" * 8 + "  0" in done.out
+    assert "bb" * 8 + "  v2" in done.out
+    assert "2 entries" in done.err
+    said = call("ls", "--url", shelf.url, "--json")
+    assert {each["name"] for each in said.lines} == names
+    assert said.err == ""
+
+
+def test_filters_and_order(call: Call, shelf: Shelf) -> None:
+    shelf.add("a1", size=10, days=9)
+    shelf.add("a2", size=5000, torch="2.12.0")
+    shelf.add("b1", size=900, kind="fx", days=1, tag="mine")
+
+    def keys(*arguments: str) -> list[str]:
+        done = call("ls", "--url", shelf.url, "--json", *arguments)
+        assert done.code == 0, done.err
+        return [each["key"] for each in done.lines]
+
+    assert keys("--sort", "size") == ["a2", "b1", "a1"]
+    assert keys("--sort", "size", "--reverse", "--limit", "2") == ["a1", "b1"]
+    assert keys("--sort", "age") == ["a2", "b1", "a1"]
+    assert keys("--sort", "torch") == ["a2", "a1", "b1"]
+    assert keys("--sort", "key", "--key", "a") == ["a1", "a2"]
+    assert keys("--older", "2d") == ["a1"]
+    assert keys("--newer", "2d", "--sort", "key") == ["a2", "b1"]
+    assert keys("--min-size", "4KB") == ["a2"]
+    assert keys("--max-size", "800B") == ["a1"]
+    assert keys("--kind", "fx") == keys("--tag", "mine") == ["b1"]
+    assert keys("--torch", "2.12") == ["a2"]
+    assert keys("--signer", "ci") == []
+    assert len(keys("--limit", "1")) == 1
+
+
+def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: Shelf) -> None:
+    shelf.add("good", kind="fx", torch="2.12.1", tag="mine")
+    shelf.damage(shelf.add("bad"), at=70)
+    done = call("ls", "--url", shelf.url, "--long", "--sort", "key")
+    bad, good = done.out.splitlines()
+    assert "?" in bad
+    assert "digest" in bad
+    assert good.split()[4:] == ["fx", "2.12.1", "mine", "unsigned", "good", "0"]
+
+
+def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Shelf) -> None:
+    for url in (None, shelf.url):
+        with Cache.open(url) as cache:
+            cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    done = call("ls", "--local", "--json", "--long")
+    assert [each["key"] for each in done.lines] == ["k", "k"]
+    assert [each["problem"] for each in done.lines] == [None, None]
+    assert len(call("ls", "--url", shelf.url, "--json").lines) == 1
+
+
+def test_nothing_that_an_entry_says_reaches_the_terminal_as_a_command(
+    call: Call, shelf: Shelf
+) -> None:
+    shelf.add("k", torch="2.13\x1b]0;owned\x07", tag="[red]\x1b[2J")
+    for arguments in (["ls", "--long"], ["ls", "--long", "--json"], ["du", "--by", "tag"]):
+        done = call(*arguments, "--url", shelf.url)
+        assert done.code == 0
+        assert "\x1b" not in done.out + done.err
+        assert "[red]" in done.out or "ls" in arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["ls"], 2, "has no URL; give --url, or set S3CACHE_URL"),
+        (["ls", "--url", "file:///nowhere/at/all?create=false"], 3, "/nowhere/at/all"),
+        (["ls", "--url", "ftp://x"], 2, "scheme 'ftp': is not known"),
+        (["ls", "--url", "{url}", "--older", "soon"], 2, "'soon' is no time"),
+        (["ls", "--url", "{url}", "--max-size", "big"], 2, "'big' is no size"),
+        (["ls", "--url", "{url}", "--sort", "colour"], 2, "colour"),
+        (["ls", "--url", "{url}", "--limit", "0"], 2, "--limit"),
+        (["ls", "--url", "{url}", "--reverse"], 2, "nothing to reverse"),
+        (["ls", "s3://AKIA:hunter2@bucket"], 2, "s3://…"),
+        (["ls", "--url", "s3://AKIA:hunter2@bucket"], 2, "user name, a password"),
+    ],
+)
+def test_what_cannot_be_used_is_one_clear_line(
+    call: Call, shelf: Shelf, arguments: list[str], code: int, said: str
+) -> None:
+    done = call(*(each.format(url=shelf.url) for each in arguments))
+    assert (done.code, done.out) == (code, "")
+    assert len(done.err.splitlines()) == 1, done.err
+    assert said in done.err
+    assert "hunter2" not in done.err

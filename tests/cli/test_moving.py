@@ -1,0 +1,131 @@
+"""``s3cache pull``, ``push``, ``prefetch`` and ``mirror``."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import Cache, frame
+from tests.support.shelves import Shelf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.commands import Call
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "other")
+
+
+def variants(shelf: Shelf) -> set[tuple[str, str]]:
+    headers = [frame.decode_header(shelf.files.read(name) or b"") for name in shelf.names]
+    return {(header.key, header.variant) for header in headers}
+
+
+def save(url: str | None, key: str, **options: float) -> None:
+    with Cache.open(url, **options) as cache:  # type: ignore[arg-type]
+        cache.save(key, frame.encode(kind="test", key=key, sections={"s": b"abc"}))
+
+
+def test_a_mirror_has_all_that_is_sound_and_is_done_again_for_what_is_new(
+    call: Call, shelf: Shelf, other: Shelf
+) -> None:
+    names = {shelf.add(f"key{number}", size=500) for number in range(20)}
+    names.add(shelf.add("key1", variant="v", first=False))
+    damaged = shelf.add("damaged")
+    shelf.damage(damaged)
+    found = call("mirror", shelf.url, other.url, "--json")
+    assert found.code == 1
+    assert (found.json["done"], found.json["failed"]) == (21, 1)
+    # Of two variants under a key either may be the first one there.
+    assert len(other.names) == len(names)
+    assert variants(other) == variants(shelf) - {("damaged", "")}
+    assert call("verify", "--url", other.url).code == 0
+    shelf.add("new")
+    again = call("mirror", shelf.url, other.url, "--json").json
+    assert (again["done"], again["present"]) == (1, 21)
+    assert ("new", "") in variants(other)
+    text = call("mirror", shelf.url, other.url)
+    assert damaged in text.out
+    assert "0 copied (0 B), 22 were there, 1 failed" in text.out
+
+
+def test_what_the_target_has_under_a_name_stays(call: Call, shelf: Shelf, other: Shelf) -> None:
+    """Two buckets whose first entries differ: each variant is in the mirror, none is lost."""
+    shelf.add("k", variant="a", size=300)
+    theirs = other.add("k", variant="b", size=200)
+    before = other.files.read(theirs)
+    assert call("mirror", shelf.url, other.url).code == 0
+    assert other.files.read(theirs) == before
+    assert {name.rpartition(".")[2] for name in other.names} == {"0", "a"}
+
+
+def test_only_what_is_chosen_is_copied(call: Call, shelf: Shelf, other: Shelf) -> None:
+    shelf.add("old", days=30)
+    new = shelf.add("new", tag="mine")
+    assert call("mirror", shelf.url, other.url, "--tag", "mine", "--newer", "1d").code == 0
+    assert other.names == {new}
+
+
+def test_what_was_pulled_is_hit_without_the_remote(call: Call, shelf: Shelf) -> None:
+    keys = [f"key{number}" for number in range(5)]
+    for key in keys:
+        shelf.add(key)
+    assert call("pull", "--url", shelf.url, "--key", "key", "--json").json["done"] == 5
+    assert call("pull", "--url", shelf.url, "--json").json["present"] == 5
+    shutil.rmtree(shelf.root)
+    with Cache.open(shelf.url) as cache:
+        for key in keys:
+            assert getattr(cache.lookup(key), "tier", None) == "local"
+
+
+def test_what_this_machine_has_is_pushed(call: Call, shelf: Shelf) -> None:
+    """What is on record as not uploaded, and what was uploaded and is gone from the remote."""
+    save(shelf.url, "uploaded")
+    shutil.rmtree(shelf.root)
+    save(shelf.url + "?create=false", "waiting", exit_timeout_s=0.1, retry_attempts=1)
+    assert call("push", "--url", shelf.url).code == 0
+    assert {name.rpartition("/")[2] for name in shelf.names} == {"uploaded.0", "waiting.0"}
+    assert call("stats", "--local", "--json").json["local"]["to_upload"] == 0
+    assert call("verify", "--url", shelf.url).code == 0
+
+
+def test_prefetching_by_keys_and_by_a_manifest(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+    for key in ("a", "b", "c"):
+        shelf.add(key)
+    manifest = tmp_path / "keys"
+    manifest.write_text("# of yesterday's run\nb  # large\n\nc\n")
+    found = call("prefetch", "a", "--manifest", manifest, "--url", shelf.url, "--json")
+    assert found.code == 0
+    assert (found.json["total"], found.json["found"]) == (3, 3)
+    again = call("prefetch", "a", "absent", "--url", shelf.url)
+    assert again.code == 1
+    assert "0 fetched (0 B), 1 were here, 1 are not in the remote, 0 failed" in again.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["prefetch", "--url", "{url}"], 2, "has no keys"),
+        (["prefetch", "a"], 2, "has no URL"),
+        (["prefetch", "A/B", "--url", "{url}"], 2, "cache key 'A/B'"),
+        (["prefetch", "--manifest", "/nowhere", "--url", "{url}"], 2, "manifest /nowhere"),
+        (["pull"], 2, "has no URL"),
+        (["push"], 2, "has no URL"),
+        (["mirror", "{url}"], 2, "TARGET"),
+        (["mirror", "{url}", "s3://AKIA:hunter2@bucket"], 2, "user name, a password"),
+        (["mirror", "file:///nowhere?create=false", "{url}"], 3, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(
+    call: Call, shelf: Shelf, arguments: list[str], code: int, said: str
+) -> None:
+    done = call(*(each.format(url=shelf.url) for each in arguments))
+    assert (done.code, done.out) == (code, "")
+    assert len(done.err.splitlines()) == 1, done.err
+    assert said.lower() in done.err.lower()
+    assert "hunter2" not in done.err

@@ -1,0 +1,111 @@
+"""What is shown: for people and programs, and never what must not be."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.cli._output import Output, age, plain, redacted, size_text
+from s3cache.errors import ConfigError
+from tests.support.shelves import Shelf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://AKIA:hunter2@bucket/prefix",
+        "'s3://hunter2@bucket'",
+        "(https://user:hunter2@host:9000/x)",
+        "s3://bucket/x?secret_key=hunter2",
+        "s3://bucket/x?session_token=hunter2&region=eu",
+        "AKIA:hunter2@bucket",
+        "hunter2://user@bucket",
+        "http://host/object?X-Amz-Signature=hunter2",
+    ],
+)
+def test_no_secret_is_shown(text: str) -> None:
+    assert "hunter2" not in redacted(f"it was {text}: no")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/prefix is not there",
+        "give --url, or set S3CACHE_URL",
+        "file:///nowhere/at/all",
+        "s3://bucket/p?endpoint_url=https://minio&region=eu-west-1",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_nothing_that_a_terminal_obeys_is_written() -> None:
+    assert plain("a\x1b[2Jb\x07\r\u202ec") == "a\\x1b[2Jb\\x07\\r\\u202ec"
+    assert plain("äöü → 3 µs\nnext") == "äöü → 3 µs\nnext"
+
+
+def test_sizes_and_ages_for_people() -> None:
+    sizes = [size_text(size) for size in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)]
+    assert sizes == ["0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB", "2.0 TiB"]
+    ages = [age(seconds) for seconds in (-1, 5, 120, 7200, 3 * 86400)]
+    assert ages == ["0 s", "5 s", "2 min", "2 h", "3 d"]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("json", "terminal"), [(False, True), (True, True), (False, False)])
+def test_progress_is_for_terminals(
+    json: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = _Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with Output(json).progress("copied", 3) as advance:
+        advance(1)
+        advance(2)
+    assert bool(stream.getvalue()) == (terminal and not json)
+
+
+def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {
+        "bytes": b"\xff",
+        "set": {3},
+        "text": "ü\n",
+        4: (1, None),
+        "x": ConfigError("a", "b", "c"),
+    }
+    Output(json=True).record(odd)
+    assert capsys.readouterr().out == (
+        '{"bytes": "ff", "set": [3], "text": "\\u00fc\\n", "4": [1, null], "x": "a: b; c"}\n'
+    )
+
+
+def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+    """``s3cache ls | head -1``."""
+    shelf = Shelf(tmp_path / "remote")
+    for number in range(20):
+        shelf.put(f"v1/00{number % 10}/{'k' * 100}{number}.0", b"x")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "s3cache", "ls", "--url", shelf.url],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0

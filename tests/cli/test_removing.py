@@ -1,0 +1,103 @@
+"""``s3cache rm``, ``clear`` and ``gc``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import Cache, frame
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.commands import Call
+    from tests.support.shelves import Shelf
+
+
+def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
+    shelf.add("abc")
+    shelf.add("abc", variant="v", first=False)
+    other = shelf.add("abcd")
+    dry = call("rm", "--url", shelf.url, "abc", "--dry-run")
+    assert "2 entries" in dry.err
+    assert len(shelf.names) == 3
+    assert call("rm", "--url", shelf.url, "abc").out.startswith("2 entries removed")
+    assert shelf.names == {other}
+    again = call("rm", "--url", shelf.url, "abc")
+    assert again.code == 1
+    assert "no entry under abc" in again.err
+    assert call("rm", "--url", shelf.url, "../x").code == 2
+
+
+def test_clear_only_counts_until_it_is_told_yes(call: Call, shelf: Shelf) -> None:
+    shelf.add("a")
+    shelf.add("b")
+    other = shelf.put("of/others.txt", b"none of ours")
+    done = call("clear", "--url", shelf.url)
+    assert (done.code, len(done.out.splitlines())) == (0, 2)
+    assert "with --yes" in done.err
+    assert len(shelf.names) == 3
+    assert call("clear", "--url", shelf.url, "--yes", "--json").json["done"] == 2
+    assert shelf.names == {other}
+
+
+def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> None:
+    old, new = shelf.add("old", days=100), shelf.add("new")
+    old_torch = shelf.add("fx", kind="fx", torch="2.12.0", days=100)
+    damaged = shelf.add("damaged")
+    shelf.damage(damaged, at=70)
+    later = shelf.add("later")
+    shelf.damage(later, at=9)  # the version: a release to come, and no damage that we know of
+    everything = shelf.names
+
+    dry = call("gc", "--url", shelf.url, "--older", "90d", "--json")
+    assert {each["name"] for each in dry.lines} == {old, old_torch}
+    assert shelf.names == everything
+    assert call("gc", "--url", shelf.url, "--older", "90d", "--torch", "2.12", "--delete").code == 0
+    assert shelf.names == everything - {old_torch}
+    assert call("gc", "--url", shelf.url, "--unreadable", "--delete").code == 0
+    assert shelf.names == {old, new, later}
+    assert call("gc", "--url", shelf.url, "--key", "ne", "--min-size", "1B", "--delete").code == 0
+    assert shelf.names == {old, later}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "has no condition"), (["--untrusted"], "set trusted_keys")],
+)
+def test_gc_asks_for_what_it_needs(
+    call: Call, shelf: Shelf, arguments: list[str], said: str
+) -> None:
+    shelf.add("a")
+    done = call("gc", "--url", shelf.url, "--delete", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert len(shelf.names) == 1
+
+
+def test_what_nobody_trusted_has_signed_can_be_removed(
+    call: Call, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shelf.add("forged")
+    key = call("keygen", "ci", "--to", tmp_path / "ci.key", "--json").json
+    monkeypatch.setenv("S3CACHE_TRUSTED_KEYS", key["trusted_key"])
+    with Cache.open(shelf.url, signing_key=key["signing_key"]) as cache:
+        cache.save("ours", frame.encode(kind="test", key="ours", sections={"s": b"abc"}))
+    assert call("verify", "--url", shelf.url).code == 1
+    assert call("gc", "--url", shelf.url, "--untrusted", "--delete").code == 0
+    assert [name.rpartition("/")[2] for name in shelf.names] == ["ours.0"]
+    assert call("verify", "--url", shelf.url).code == 0
+    assert call("ls", "--url", shelf.url, "--signer", "ci", "--json").lines[0]["key"] == "ours"
+
+
+def test_what_is_not_uploaded_yet_is_kept_in_the_local_tier(call: Call, tmp_path: Path) -> None:
+    """Nothing acknowledged is lost, by an operator neither."""
+    gone = f"file://{tmp_path}/nowhere?create=false"
+    for url in (gone, None):
+        with Cache.open(url, exit_timeout_s=0.1, retry_attempts=1) as cache:
+            cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    done = call("clear", "--local", "--yes", "--json")
+    assert (done.json["done"], done.json["kept"]) == (1, 1)
+    stats = call("stats", "--local", "--json").json["local"]
+    assert (stats["entries"], stats["to_upload"]) == (1, 1)
