@@ -18,6 +18,10 @@ DIST_VENV := .venv-dist
 DIST_READY := $(DIST_VENV)/.ready
 # What packages are built and checked with.
 DIST_TOOLS := build hatchling twine
+DOCS_VENV := .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
+# What the pages are made into a site with.
+DOCS_TOOLS := mkdocs mkdocs-material
 # Two `make` at once build an environment one after the other, where flock(1) exists; any file
 # that is always there serves as the lock.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
@@ -26,7 +30,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route test-infra test-rgw test-busy soak fuzz fuzz-hits bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz fuzz-hits bench bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -119,6 +123,9 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 test-pythons: check-python ## what needs no torch, with each Python from 3.10 that is found; 2 minutes each
 	nice $(PYTHON) -m tests.pythons $(ARGS)
 
+policies: $(READY) ## write what infra/policies.py says into the files that are deployed
+	$(BIN)/python -m infra.generate
+
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(PYTEST) tests/infra $(ARGS)
 
@@ -164,6 +171,22 @@ $(DIST_READY): constraints.txt | check-python
 		$(DIST_VENV)/bin/python -m pip install --quiet -c constraints.txt $(DIST_TOOLS); \
 		touch $@'
 
+.PHONY: docs docs-settings
+docs: $(DOCS_READY) ## build the site of the documentation into build/site; half a minute, then seconds
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html; to search in it: $(PYTHON) -m http.server --directory build/site"
+
+docs-settings: $(READY) ## names and defaults on docs/configuration.md, as the settings have them
+	$(BIN)/python -m infra.docs.settings $(ARGS)
+
+# Apart from .venv: whoever changes the code needs none of it.
+$(DOCS_READY): constraints.txt | check-python
+	@$(LOCKED) bash -euc '\
+		$(PYTHON) -m venv $(DOCS_VENV); \
+		echo "*" >$(DOCS_VENV)/.gitignore; \
+		$(DOCS_VENV)/bin/python -m pip install --quiet -c constraints.txt $(DOCS_TOOLS); \
+		touch $@'
+
 bench: $(READY) ## first training steps from every cache there is, torch's own and ours; 15 minutes
 	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py $(ARGS)
 
@@ -173,6 +196,10 @@ bench-storage: $(READY) ## latency and throughput of the stores
 
 bench-keys: $(READY) ## what a key costs, beside torch's own
 	$(BIN)/python -m benchmarks.key_cost --json docs/benchmarks/keys.json $(ARGS)
+
+commands: $(READY) ## write docs/commands.md from the commands themselves
+	$(BIN)/python -m s3cache.cli._reference >build-commands.md
+	mv build-commands.md docs/commands.md
 
 route: $(READY) ## the files that a miss and a hit from the remote run through
 	$(BIN)/python benchmarks/route.py
@@ -200,7 +227,7 @@ constraints: check-python ## resolve the dependencies afresh and write constrain
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet -e '.[dev]' packaging \
-		atheris $(DIST_TOOLS) "$$(grep '^torch==' constraints.txt)"
+		atheris $(DIST_TOOLS) $(DOCS_TOOLS) "$$(grep '^torch==' constraints.txt)"
 	build/constraints/bin/python infra/constraints.py >build/constraints.txt
 	mv build/constraints.txt constraints.txt
 

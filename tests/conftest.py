@@ -25,11 +25,13 @@ def loop_blocking() -> Iterator[None]:
     """Fail a test in which s3cache blocks the event loop: a slow disk would stop every transfer.
 
     Only calls made from s3cache's own files count; tests, the contract suite among them, may touch
-    the disk as they like. An S3 client may be made: that happens on a loop and a thread of its own.
+    the disk as they like. An S3 client may be made, and its credentials looked for: that happens on
+    a loop and a thread of its own.
     """
     with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
         for function in blockbuster.functions.values():
             function.can_block_in("s3cache/store/s3/_client.py", "_make_client")
+            function.can_block_in("s3cache/store/s3/_credentials.py", "credentials_source")
         yield
 
 

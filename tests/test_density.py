@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.density import cases, dense
+from tests.support.waiting import LONG_S
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # pytest starts within pytest, with workers of its own.
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 
 CASES = """\
 import pytest
@@ -24,8 +27,24 @@ def chosen(request):
 @pytest.mark.parametrize("name", cases("abc", dense_ones="bc"))
 def test_case(name, chosen, pytestconfig):
     everything = pytestconfig.getoption("--all")
-    assert chosen == (set("abc") if everything else {"a"})
+    left = pytestconfig.getoption("--left")
+    assert chosen == (set("bc") if left else set("abc") if everything else {"a"})
     assert examples(2) == (200 if everything else 50)
+"""
+MORE = """\
+from hypothesis import given, strategies
+from tests.support.density import scaled
+
+@given(strategies.integers())
+def test_drawn(number):
+    pass
+
+@scaled
+def test_scaled():
+    pass
+
+def test_plain():
+    pass
 """
 
 
@@ -37,19 +56,48 @@ def suite(tmp_path: Path) -> Path:
     return suite
 
 
-def closing_lines(suite: Path, *arguments: str) -> list[str]:
+def closing_lines(suite: Path, *arguments: str) -> tuple[str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.support.density", *arguments, str(suite)],
+        [
+            *(sys.executable, "-m", "pytest", "-p", "tests.support.density", *arguments),
+            # Where runs share a directory, one removes what another one is just looking at.
+            f"--basetemp={suite.parent / 'base'}",
+            str(suite),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=LONG_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()[-2:]
+    told = done.stdout.splitlines()
+    return "\n".join(told[:-2]) if "-v" in arguments else told[-2], told[-1]
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+SPARSE = """\
+import pytest
+from tests.support.density import sparse
+
+@sparse
+class TestSparse:
+    @pytest.mark.parametrize("number", range(3))
+    def test_many(self, number):
+        pass
+
+    def test_one(self):
+        pass
+"""
+
+
+def test_one_case_runs_of_what_is_sparse(suite: Path) -> None:
+    (suite / "test_cases.py").write_text(SPARSE)
+    told, closing = closing_lines(suite, "-v", "-p", "no:cacheprovider")
+    assert "2 passed, 2 deselected" in closing
+    assert "::test_many[2] PASSED" in told
+    assert "::test_one PASSED" in told
+
+
+@pytest.mark.parametrize("workers", cases("02", dense_ones="0"))
 def test_what_is_left_out_is_counted(suite: Path, workers: str) -> None:
     """Also by the process that collects nothing itself."""
     told, closing = closing_lines(suite, "-n", workers, "-p", "no:cacheprovider")
@@ -57,7 +105,17 @@ def test_what_is_left_out_is_counted(suite: Path, workers: str) -> None:
     assert " 1 passed" in closing
 
 
+@dense
 def test_all_leaves_nothing_out(suite: Path) -> None:
     told, closing = closing_lines(suite, "--all", "-p", "no:cacheprovider")
     assert "left to make test-all" not in told
     assert "3 passed" in closing
+
+
+def test_left_is_what_a_run_without_all_has_left(suite: Path) -> None:
+    """No case twice, but for those that do more then."""
+    (suite / "test_more.py").write_text(MORE)
+    told, closing = closing_lines(suite, "--all", "--left", "-p", "no:cacheprovider", "-v")
+    assert "4 passed, 2 deselected" in closing
+    for name in ("test_case[b]", "test_case[c]", "test_drawn", "test_scaled"):
+        assert f"::{name} PASSED" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import MISSING, Field, fields
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.render import COMMANDS, fill, render
+from infra.docs.settings import updated
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
 from s3cache.stats import Reason
@@ -18,7 +20,7 @@ from s3cache.store import FileLocation, S3Options, parse_url
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
-PAGES += [*sorted((ROOT / "docs").glob("*.md")), ROOT / "infra" / "README.md"]
+PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "infra" / "README.md"]
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \|", re.MULTILINE)
 
@@ -77,6 +79,21 @@ def test_nothing_else_is_documented() -> None:
     assert {name for name, _ in rows()} == known - {"path"}
 
 
+def test_the_page_of_settings_is_as_its_command_makes_it() -> None:
+    """``make docs-settings`` brings it up to date."""
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert updated(page) == page
+
+
+def test_the_command_mends_defaults_adds_what_is_new_and_takes_away_what_is_gone() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    row = "| `local_max_files` | `50000` | the same for their number |\n"
+    assert row in page
+    assert updated(page.replace("`50000`", "`5`")) == page
+    assert updated(page.replace(row, f"{row}| `bygone` | none | of before |\n")) == page
+    assert "| `local_max_files` | `50000` | its bounds." in updated(page.replace(row, ""))
+
+
 def test_a_wrong_default_would_be_noticed() -> None:
     with pytest.raises(ConfigError):
         Settings.load(local_max_bytes="10 gigs")
@@ -88,7 +105,7 @@ def test_every_reason_is_documented() -> None:
     assert [str(reason) for reason in Reason if f"`{reason}`" not in text] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
@@ -103,7 +120,7 @@ def test_the_readme_is_short_and_names_the_two_commands_to_try() -> None:
     assert re.search("^make test .*$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_heading_finds_it(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s:]*#[^)\s]+)\)", page.read_text(encoding="utf-8")):
         file, _, anchor = target.partition("#")
@@ -111,6 +128,40 @@ def test_every_link_to_a_heading_finds_it(page: Path) -> None:
         headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
         slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings]
         assert anchor in slugs, target
+
+
+# -- the threat model
+
+
+THREATS = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py::\w+)`", THREATS)))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_test_that_the_threat_model_names_exists(name: str) -> None:
+    file, _, function = name.partition("::")
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    assert function in {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+
+
+def test_every_attack_names_a_test_or_says_that_it_succeeds() -> None:
+    attacks = THREATS.partition("## Attacks")[2].partition("## What entries say")[0]
+    rows = re.findall(r"^\|(?! attack|---)(.+)\|$", attacks, re.MULTILINE)
+    assert len(rows) >= 40
+    for row in rows:
+        _, happens, shown_by = row.split("|")
+        assert "::test_" in shown_by or "**" in happens, row
+
+
+def test_each_actor_has_attacks() -> None:
+    actors = THREATS.partition("## Who may attack")[2].partition("## Attacks")[0]
+    rows = re.findall(r"^\| (?!actor|---)(.+?) \|", actors, re.MULTILINE)
+    sections = re.findall(r"^### (.+)$", THREATS, re.MULTILINE)
+    assert len(rows) == len(sections) == 6
 
 
 RESULTS = {

@@ -24,6 +24,7 @@ from tests.support.frames import (
     small_frame,
     zstd_frame,
 )
+from tests.support.waiting import LONG_S
 
 
 class TestDamage:
@@ -360,7 +361,7 @@ def test_bombs_are_refused_in_bounded_memory(name: str, msgpack_in_python: str) 
             "PYTHONPATH": os.path.dirname(os.path.dirname(frame.__file__)),
             "MSGPACK_PUREPYTHON": msgpack_in_python,
         },
-        timeout=30,
+        timeout=LONG_S,
         check=False,
     )
     assert result.stdout.startswith(b"refused: "), result.stderr.decode()[-2000:]

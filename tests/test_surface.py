@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import s3cache
+from tests.support.waiting import LONG_S
 
 ROOT = Path(s3cache.__file__).resolve().parent
 LAZY_PACKAGES = ("s3cache", "s3cache.store", "s3cache.store.s3", "s3cache.testing")
@@ -26,11 +27,13 @@ FUNCTIONS = {
 }
 
 CACHE = {
+    "clear": "(self) -> int",
     "close": "(self, timeout_s: float | None = None) -> FlushReport",
     "flush": "(self, timeout_s: float | None = None) -> FlushReport",
     "lookup": "(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss",
     "open": "(url: str | None = None, **options: Unpack[Options]) -> Cache",
     "prefetch": "(self, keys: Iterable[str]) -> Prefetch",
+    "remove": "(self, key: str) -> int",
     "save": "(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved",
     "settings": "property",
     "start": "(self) -> None",
@@ -111,7 +114,9 @@ def test_a_new_process_shows_each_name_before_and_after_its_use(package: str) ->
         "    assert getattr(package, name) is getattr(package, name)\n"
         "assert set(package.__all__) <= set(dir(package))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -178,7 +183,7 @@ def test_where_torch_is_not_supported_the_cache_is_inert(tmp_path: Path) -> None
         env={"HOME": str(home), "PYTHONPATH": f"{metadata.parents[1]}:{ROOT.parent}"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "did you mean 'strict'?\n"

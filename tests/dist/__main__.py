@@ -155,7 +155,7 @@ def run(python: str, *arguments: str, place: Path, **variables: str) -> list[str
         env={**kept, "HOME": home, "TMPDIR": home, "PYTHONWARNINGS": "ignore", **variables},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=300,
+        timeout=800,
         check=True,
     )
     return done.stdout.splitlines()

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Four jobs that each import torch, one of which compiles.
 @dense
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
     clean = {
         name: value
@@ -32,7 +32,7 @@ def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
         env={**clean, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=800,
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
     cells = {

@@ -14,8 +14,9 @@ import pytest
 
 from tests.support.density import dense
 from tests.support.pages import ROOT, printed, programs
+from tests.support.waiting import LONG_S
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 BLOCKS = [
     pytest.param(
@@ -47,7 +48,7 @@ def test_it_runs_and_prints_what_it_says(code: str, tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from examples.storage_demo import Report, verdict
+from tests.support.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,7 +54,7 @@ def numbers(output: str, row: str) -> list[int]:
 
 def test_nothing_acknowledged_is_lost_and_nothing_is_left(tmp_path: Path) -> None:
     demo = start_demo(tmp_path)
-    output, _ = demo.communicate(timeout=50)
+    output, _ = demo.communicate(timeout=LONG_S)
     assert demo.returncode == 0, output
     assert "Nothing acknowledged was lost: machine B has all 16 entries" in output
     killed, resumed, fresh = numbers(output, "entries saved and acknowledged")
@@ -76,7 +77,7 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
         if "is started again" in line:  # by now there are a server and two machines' files
             break
     demo.send_signal(signal.SIGINT)
-    output, _ = demo.communicate(timeout=20)
+    output, _ = demo.communicate(timeout=LONG_S)
     assert demo.returncode == 130, output
     assert list(tmp_path.iterdir()) == []
     assert processes_in(tmp_path) == []
@@ -86,14 +87,14 @@ def test_a_store_that_outlives_the_demo_is_left_as_it_was(tmp_path: Path) -> Non
     bucket, scratch = tmp_path / "bucket", tmp_path / "scratch"
     scratch.mkdir()
     demo = start_demo(scratch, S3CACHE_URL=bucket.as_uri())
-    output, _ = demo.communicate(timeout=50)
+    output, _ = demo.communicate(timeout=LONG_S)
     assert demo.returncode == 0, output
     assert [path for path in bucket.rglob("*") if path.is_file()] == []
 
 
 def test_a_store_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     demo = start_demo(tmp_path, S3CACHE_URL="memory://x")
-    output, _ = demo.communicate(timeout=20)
+    output, _ = demo.communicate(timeout=LONG_S)
     assert demo.returncode == 1
     assert "S3CACHE_URL" in output
     assert "Traceback" not in output

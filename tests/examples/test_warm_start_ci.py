@@ -37,7 +37,7 @@ def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
 
 # Compiles, and hits elsewhere, as tests/models does in every run.
 @dense
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_its_tests_pass(project: Path) -> None:
     done = run_tests(project)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.waiting import LONG_S
 from tests.support.worker import keys
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def test_without_a_descriptor_to_be_had_all_goes_on(new_machine: NewMachine) -> 
         env={**machine.environment, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ from s3cache.errors import (
 )
 from tests.support.processes import KEYS
 from tests.support.proxy import Link, Proxy
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG_S, eventually
 from tests.support.worker import entry, key, keys
 
 SIZE = 200_000
@@ -65,7 +65,7 @@ def reader(open_cache: OpenCache) -> Iterator[OpenCache]:
     def open_reader(**options: Any) -> Cache:
         cache = open_cache(**options)
         # Not by a lookup, for which making a client may take too long here.
-        eventually(lambda: not cache.prefetch([key("warm")]).wait(20).failed)
+        eventually(lambda: not cache.prefetch([key("warm")]).wait(LONG_S).failed)
         assert isinstance(cache.lookup(key("warm")), Hit)
         return cache
 
@@ -126,7 +126,7 @@ def test_a_lookup_over_a_bad_link_is_a_miss_with_its_reason_in_time(
     make(proxy, link)
     started = time.monotonic()
     results = [hasty.lookup(KEY) for _ in range(2)]
-    assert time.monotonic() - started < 2 * patience_s + 10
+    assert time.monotonic() - started < 2 * patience_s + 60
     assert [r.reason for r in results if isinstance(r, Miss)] == [reason, reason]
     assert hasty.stats().misses == {reason: 2}
     (warning,) = warnings(caplog)
@@ -241,7 +241,7 @@ def test_a_prefetch_over_a_bad_link_reports_and_a_second_one_completes(
     wanted = [KEY, key("warm"), key("absent")]
     cache = reader(attempt_timeout_s=1.5, retry_timeout_s=3.0)
     make(proxy, link)
-    report = cache.prefetch(wanted).wait(20)
+    report = cache.prefetch(wanted).wait(LONG_S)
     assert report.complete
     # "absent" is a short answer, which passes the links that break long ones.
     assert (report.found, report.present) == (0, 1)
@@ -249,7 +249,7 @@ def test_a_prefetch_over_a_bad_link_reports_and_a_second_one_completes(
     assert report.failed
     assert isinstance(report.error, TransientError)
     proxy.heal()
-    report = cache.prefetch(wanted).wait(20)
+    report = cache.prefetch(wanted).wait(LONG_S)
     assert (report.found, report.present, report.absent, report.failed) == (1, 1, 1, 0)
     proxy.refuse()
     assert is_right(cache.lookup(KEY))

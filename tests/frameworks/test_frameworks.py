@@ -12,7 +12,7 @@ import pytest
 from tests.frameworks.catalog import FOLDER, PROGRAMS
 from tests.frameworks.judge import complaints
 from tests.frameworks.runs import RUNS, run_program
-from tests.support.density import cases
+from tests.support.density import cases, scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +22,7 @@ OF_TORCH = [name for name, program in PROGRAMS.items() if program.framework == "
 pytestmark = pytest.mark.timeout(900)
 
 
+@scaled
 @pytest.mark.parametrize("name", cases(OF_TORCH, dense_ones={*OF_TORCH} - {"compiled_optimizer"}))
 def test_a_program_starts_warm_on_machines_that_never_ran_it(
     name: str, tmp_path: Path, pytestconfig: pytest.Config

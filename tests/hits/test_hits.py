@@ -16,7 +16,7 @@ from tests.hits.sketches import BLIND, Call, Sketch
 from tests.hits.trials import Bench
 from tests.support.density import dense
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 PROGRAM = Sketch(
     steps=("r0 = a.sin()", "r1 = helper(r0)"),

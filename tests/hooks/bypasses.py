@@ -83,7 +83,8 @@ def ways_out(url: str) -> dict[str, Any]:
             told = [each for each in records if "not cached as a whole" in each.getMessage()]
             before = cache.stats()
             assert told, (code, before)
-            _, *lines = told[0].getMessage().splitlines()
+            first, *lines = told[0].getMessage().splitlines()
+            assert f"as a whole ({code}): " in first
             exec(lines[0].strip(), {})  # as pasted into another file
             _run(function, x, grad)
             after = cache.stats()

@@ -16,7 +16,7 @@ from tests.support.density import dense
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def _told(machine: Machine, program: str, **variables: str) -> Any:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_bad_entries_are_misses_and_are_replaced(site: Site) -> None:

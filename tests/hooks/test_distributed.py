@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.support.sites import Machine
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 FEW = ("plain", "sizes that change")

@@ -14,7 +14,7 @@ from tests.support.density import dense
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SEAMS = ("key", "half", "lookup", "candidate", "rebuild", "save", "describe")
 # What is noted of a compile for its entry: without it nobody uses that.

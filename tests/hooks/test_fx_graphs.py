@@ -12,7 +12,7 @@ from tests.support.density import dense
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 # Halves of graphs that each way compiles.
 WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}

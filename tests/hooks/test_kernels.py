@@ -14,7 +14,7 @@ from tests.support.density import cases, dense
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 JOBS: dict[str, tuple[Any, ...]] = {"train": (), "each_way": (["unknown"],)}
 

@@ -11,7 +11,7 @@ from tests.support.density import dense
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dense

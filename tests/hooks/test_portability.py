@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

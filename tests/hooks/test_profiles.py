@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def run(
@@ -31,6 +31,7 @@ def profiles(site: Site) -> list[Path]:
     return [path for path, kind in kinds.items() if kind == "shapes"]
 
 
+@dense
 def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -> None:
     first = run(site, "first", 8, 12)
     assert first["lowered"] == 4  # forward and backward, of one size and of all

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.support.sites import Machine, Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 # What a program can see of how it was started, and what it leaves for later.
 _PROGRAM = """\
@@ -165,7 +165,7 @@ def test_what_python_runs_runs_as_python_runs_it(
             cwd=machine.root,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=800,
             check=False,
         )
         return done.returncode, done.stdout
@@ -177,7 +177,20 @@ def test_what_python_runs_runs_as_python_runs_it(
 
 def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_path: Path) -> None:
     """As with ``python train.py``: what lies there is somebody's, and may be named as anything."""
-    script = _write(tmp_path / "programs" / "train.py", "print('ran')")
+    script = _write(
+        tmp_path / "programs" / "train.py",
+        """
+        import importlib.util, os, subprocess, sys
+
+        assert os.getcwd() not in sys.path and "" not in sys.path
+        assert importlib.util.find_spec("s3cache_local") is None
+        child = [sys.executable, __file__, "child"]  # has the cache too, and takes as little
+        if len(sys.argv) == 1:
+            subprocess.run(child, check=True)
+        import torch  # ours, with what it loads at the end of its import
+        print("ran")
+        """,
+    )
     for name in (
         "json",
         "typing",
@@ -187,6 +200,10 @@ def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_pa
         "tenacity",
         "torch",
         "botocore",
+        "sitecustomize",
+        "usercustomize",
+        "_s3cache_autoload",
+        "s3cache_local",
     ):
         _write(
             machine.root / f"{name}.py",
@@ -197,7 +214,7 @@ def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_pa
         if name != "s3cache":  # which with an __init__.py is what `python -m s3cache` runs
             _write(machine.root / name / "__init__.py", "raise SystemExit(8)")
     done = machine.start("-m", "s3cache", "run", str(script))
-    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "ran\n" * 2), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -225,8 +242,8 @@ def test_how_a_program_ends_is_how_this_ends(
 @pytest.mark.parametrize(
     ("arguments", "settings", "said"),
     [
-        ([], {}, "required: command"),
-        (["walk"], {}, "invalid choice: 'walk'"),
+        ([], {}, "Missing command"),
+        (["walk"], {}, "No such command 'walk'"),
         (["run"], {}, "no script to run"),
         (["run", "-m"], {}, "no module to run"),
         (["run", "--link", "x"], {}, "unrecognized arguments: --link"),

@@ -18,7 +18,7 @@ from tests.support.density import dense
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 # Of the program, and of all that it is run by.
 PATHS = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
@@ -33,7 +33,8 @@ def _said(site: Site) -> bytes:
     return b"\n".join(said)
 
 
-@pytest.mark.parametrize("kinds", ["some", pytest.param("all", marks=dense)])
+@dense
+@pytest.mark.parametrize("kinds", ["some", "all"])
 def test_no_line_and_no_path_is_shared(kinds: str, site: Site) -> None:
     site.machine("first").run("telling:share", site.url, kinds)
     said = _said(site)
@@ -46,6 +47,7 @@ def test_no_line_and_no_path_is_shared(kinds: str, site: Site) -> None:
     assert (second["saved"], second["halves"]) == (0, 1)
 
 
+@dense
 def test_lines_are_shared_where_that_is_asked_for(site: Site) -> None:
     site.machine("first", S3CACHE_SHARE_SOURCES="yes").run("telling:share", site.url, "some")
     said = _said(site)

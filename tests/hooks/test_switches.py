@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 HIT = {"hit": 1, "torch hit": 1}
 COLD = {"miss": 1, "saved": 1, "torch miss": 1, "torch saved": 1, "miss fx": 1}

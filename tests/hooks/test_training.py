@@ -12,7 +12,7 @@ from tests.support.density import dense
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 # Of one graph of which torch has both halves on its own disk: far more than any fault may cost.
 LONGEST_S = 60

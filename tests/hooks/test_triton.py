@@ -106,6 +106,16 @@ def test_kernels_go_where_nobody_else_gets(base: Path) -> None:
     assert base.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o002])
+def test_directories_above_are_made_for_nobody_else_to_write(base: Path, umask: int) -> None:
+    """Else whoever may write there could give the kernels' directory another name."""
+    os.umask(umask)
+    base = base / "further" / "below"
+    check_triton_directory(str(base), KERNEL)
+    for made in (base, *base.parents[:4]):
+        assert made.stat().st_mode & 0o022 == 0
+
+
 def test_what_this_users_torch_has_compiled_is_taken(base: Path) -> None:
     planted(base, "nothing")
     emit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,16 +18,28 @@ if TYPE_CHECKING:
 
     from tests.support.sites import Site
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 KEY, STRANGER = generate("ci"), generate("ci")
 TRUSTING = {"S3CACHE_TRUSTED_KEYS": KEY.public_text()}
 SIGNING = {"S3CACHE_SIGNING_KEY": KEY.secret_text()}
 
 
-class Betrayal:
-    """Makes a file when it is unpickled."""
+def betrayal(path: Path) -> bytes:
+    """A pickle that makes a file when it is read.
 
+    By what graphs themselves are made of: their source. Nothing but a signature keeps that out.
+    """
+    args = pickle.dumps(({"_code": "\n"}, f"open({str(path)!r}, 'w').close()\n"), 2)
+    return b"\x80\x02ctorch.fx.graph_module\nreduce_graph_module\n" + args[2:-1] + b"R."
+
+
+def plain_betrayal(path: Path) -> bytes:
+    """One by what no graph needs."""
+    return pickle.dumps(Betrayal(path))
+
+
+class Betrayal:
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -61,8 +74,16 @@ def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path:
     assert saved["saved"] == 1
     hit = site.machine("reader", **TRUSTING).run("trusted:compiled", site.url)
     assert (hit["hits"]["remote"], hit["refused"]) == (1, {})
-    _betray(site, _by_a_stranger, tmp_path / "betrayed")
+    _betray(site, _by_a_stranger, betrayal(tmp_path / "betrayed"))
     _is_refused(site, tmp_path / "betrayed")
+
+
+@dense
+def test_check_says_why_an_entry_is_not_used(site: Site) -> None:
+    site.machine("writer").run("trusted:compiled", site.url)
+    found = site.machine("reader", **TRUSTING).run("trusted:checked", site.url)
+    assert found == [None, "untrusted (1 unsigned)"]
+    assert site.machine("careless").run("trusted:checked", site.url) == [None, "remote"]
 
 
 @dense
@@ -73,15 +94,75 @@ def test_no_forged_entry_runs_anything(site: Site, tmp_path: Path) -> None:
     for forge in (_unsigned, _moved):
         for path, data in good.items():
             path.write_bytes(data)
-        _betray(site, forge, trace)
+        _betray(site, forge, betrayal(trace))
         _is_refused(site, trace, forge.__name__)
-    site.machine("careless").run("trusted:compiled", site.url)
+    careless = {"S3CACHE_MODE": "read-only"}
+    site.machine("careless", **careless).run("trusted:compiled", site.url)
     assert trace.exists()  # it would have
 
 
-def _betray(site: Site, forge: Callable[[bytes, bytes], bytes], trace: Path) -> None:
+@dense
+def test_a_pickle_that_calls_what_no_graph_needs_is_a_miss(site: Site, tmp_path: Path) -> None:
+    """Even where no key is trusted; what replaces it is a hit."""
+    trace = tmp_path / "betrayed"
+    site.machine("writer").run("trusted:compiled", site.url)
+    _betray(site, _unsigned, plain_betrayal(trace))
+    machine = site.machine("careless")
+    found = machine.run("trusted:compiled", site.url)
+    assert (sum(found["hits"].values()), found["misses"]) == (0, {"corrupt": 1})
+    assert not trace.exists()
+    assert machine.run("trusted:compiled", site.url)["hits"]["local"] == 1
+
+
+@dense
+def test_no_forged_kernel_runs_wherever_it_lies(site: Site, tmp_path: Path) -> None:
+    """In the bucket, and in the local tier, in the place of one that was good when it landed."""
+    trace = tmp_path / "betrayed"
+    assert site.machine("writer", **SIGNING, **TRUSTING).run("trusted:waving", site.url)["saved"]
+    reader = site.machine("reader", S3CACHE_MODE="read-only", **TRUSTING)
+    assert reader.run("trusted:waving", site.url)["hits"]["remote"] == 1
+    assert reader.run("trusted:waving", site.url)["hits"]["local"] == 1
+    evil = _betraying_library(tmp_path, trace)
+    for root in (site.root / "remote", reader.root):
+        for path in _frames(root):
+            path.write_bytes(_with_kernels(path.read_bytes(), evil))
+    found = reader.run("trusted:waving", site.url)
+    assert (sum(found["hits"].values()), found["misses"]) == (0, {"untrusted": 1})
+    assert set(found["refused"]) == {"unsigned"}
+    assert not trace.exists()
+    careless = site.machine("careless", S3CACHE_MODE="read-only")
+    careless.run("trusted:waving", site.url)
+    assert trace.exists()  # it would have
+
+
+def _frames(root: Path) -> list[Path]:
+    files = [path for path in root.rglob("*") if path.is_file() and "objects" in path.parts]
+    found = [path for path in files if path.read_bytes().startswith(frame.MAGIC)]
+    assert found
+    return found
+
+
+def _betraying_library(place: Path, trace: Path) -> bytes:
+    """It makes a file when it is loaded."""
+    source, library = place / "evil.c", place / "evil.so"
+    source.write_text(
+        "#include <stdio.h>\n"
+        f'__attribute__((constructor)) void f(void) {{ fclose(fopen("{trace}", "w")); }}\n'
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library.read_bytes()
+
+
+def _with_kernels(data: bytes, evil: bytes) -> bytes:
+    there = frame.decode(data)
+    kernels = [name for name in there.names if name.startswith("kernel/")]
+    assert kernels
+    sections = {name: bytes(there.section(name)) for name in there.names}
+    return bytes(_encoded(there, {**sections, **dict.fromkeys(kernels, evil)}).data)
+
+
+def _betray(site: Site, forge: Callable[[bytes, bytes], bytes], evil: bytes) -> None:
     """Put something else into each entry, as somebody who may write and has no key."""
-    evil = pickle.dumps(Betrayal(trace))
     for path in site.entries():
         path.write_bytes(forge(path.read_bytes(), evil))
 
@@ -97,6 +178,10 @@ def _is_refused(site: Site, trace: Path, name: str = "victim") -> None:
 
 def _forged(data: bytes, evil: bytes) -> frame.Frame:
     there = frame.decode(data)
+    return _encoded(there, dict.fromkeys(there.names, evil))
+
+
+def _encoded(there: frame.Frame, sections: dict[str, bytes]) -> frame.Frame:
     head = there.header
     return frame.decode(
         frame.encode(
@@ -105,7 +190,7 @@ def _forged(data: bytes, evil: bytes) -> frame.Frame:
             variant=head.variant,
             schema=head.schema,
             meta=head.meta,
-            sections=dict.fromkeys(there.names, evil),
+            sections=sections,
         )
     )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 # -- one graph
 
@@ -74,7 +74,7 @@ def test_all_hit_if_all_do() -> None:
 def test_one_that_misses_makes_all_miss_at_once() -> None:
     started = time.monotonic()
     assert vote(HashStore(), [hits, misses, hits]) == [[False], None, [False]]
-    assert time.monotonic() - started < 10  # and not the time-out
+    assert time.monotonic() - started < 60  # and not the time-out
 
 
 def test_one_that_cannot_load_its_entry_makes_all_miss() -> None:
@@ -86,7 +86,7 @@ def test_one_that_never_comes_is_waited_for_in_bounded_time() -> None:
     store = HashStore()
     started = time.monotonic()
     assert vote(store, [hits, lambda _: None], timeout_s=0.3) == [[False], None]
-    assert 0.3 <= time.monotonic() - started < 10
+    assert 0.3 <= time.monotonic() - started < 60
     assert not Ballot(store, "graph", 2).all_hit()
 
 

@@ -12,7 +12,19 @@ def product(x: Any, y: Any) -> Any:
     return (x @ y).t()
 
 
-def compiled(url: str, artifacts: str = "", export: str = "") -> dict[str, Any]:
+def waved(x: Any, y: Any) -> Any:
+    """A graph with a native kernel."""
+    return (x @ y).sin() * 2
+
+
+def waving(url: str) -> dict[str, Any]:
+    """What compiling that one comes to."""
+    return compiled(url, program=waved)
+
+
+def compiled(
+    url: str, artifacts: str = "", export: str = "", program: Any = product
+) -> dict[str, Any]:
     """What compiling it comes to.
 
     Args:
@@ -28,7 +40,7 @@ def compiled(url: str, artifacts: str = "", export: str = "") -> dict[str, Any]:
             with open(artifacts, "rb") as file:
                 torch.compiler.load_cache_artifacts(file.read())
         x = torch.arange(9.0).reshape(3, 3)
-        assert torch.equal(torch.compile(product)(x, x), product(x, x))
+        assert torch.allclose(torch.compile(program)(x, x), program(x, x))
         assert cache.flush(30).complete
         if export:
             saved = torch.compiler.save_cache_artifacts()
@@ -36,3 +48,18 @@ def compiled(url: str, artifacts: str = "", export: str = "") -> dict[str, Any]:
             with open(export, "wb") as file:
                 file.write(saved[0])
         return {**account(cache), "refused": dict(cache.stats().refused)}
+
+
+def checked(url: str) -> list[str | None]:
+    """What ``check`` says that there is of each of its graphs: without a cache, and with one."""
+    import torch
+
+    import s3cache
+
+    x = torch.arange(9.0).reshape(3, 3)
+    alone = s3cache.check(product, x, x)
+    with s3cache.enabled(url) as cache:
+        found = s3cache.check(product, x, x)
+        assert cache.stats().lookups == 0
+    assert str(found.graphs[0].entry) in str(found)
+    return [graph.entry for graph in (*alone.graphs, *found.graphs)]

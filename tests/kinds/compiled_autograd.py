@@ -66,7 +66,7 @@ def backward_module_with_symbols(compile_it: Compile) -> Any:
     return found
 
 
-@case("compiled_autograd", graphs=2, since=(2, 13))
+@case("compiled_autograd", graphs=2, since=(2, 13), dense=True)
 def its_graph_is_cached(compile_it: Compile) -> Any:
     """The graph of the whole backward pass is a graph like others."""
     return _twice(compile_it, lambda x: x * x * 6, compile_it)
@@ -99,7 +99,7 @@ def hooks_around_a_cached_graph(compile_it: Compile) -> Any:
     return [_hooked(function, lambda loss: loss.backward())]
 
 
-@case("compiled_autograd")
+@case("compiled_autograd", dense=True)
 def hooks_under_compiled_autograd(compile_it: Compile) -> Any:
     function = compile_it(lambda x: x * x - 9)
     function(leaf()).sum().backward()

@@ -26,7 +26,7 @@ def _matrix(requires_grad: bool = False) -> Any:
     return torch.arange(6.0).reshape(2, 3).requires_grad_(requires_grad)
 
 
-@case("inputs", shows=_any(mutation_type="NOT_MUTATED", is_leaf=True))
+@case("inputs", shows=_any(mutation_type="NOT_MUTATED", is_leaf=True), dense=True)
 def not_mutated(compile_it: Compile) -> Any:
     x, y = _matrix(), _matrix()
     return x, y, compile_it(lambda x, y: x * y)(x, y)
@@ -53,7 +53,11 @@ def mutated_buffer_of_a_training_step(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True), _matrix())
 
 
-@case("inputs", shows=_any(mutation_type="MUTATED_OUT_GRAPH", mutates_data=True, is_leaf=False))
+@case(
+    "inputs",
+    shows=_any(mutation_type="MUTATED_OUT_GRAPH", mutates_data=True, is_leaf=False),
+    dense=True,
+)
 def data_mutated_out_of_graph(compile_it: Compile) -> Any:
     """A non-leaf in autograd's sight: the caller's tensor gets a new history."""
 
@@ -69,7 +73,7 @@ def data_mutated_out_of_graph(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, out
 
 
-@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False), until=(2, 14))
+@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False), until=(2, 14), dense=True)
 def metadata_mutated(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         x.transpose_(0, 1)
@@ -145,7 +149,7 @@ def mutated_through_an_alias(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("inputs", since=(2, 12))
+@case("inputs", since=(2, 12), dense=True)
 def storage_resized(compile_it: Compile) -> Any:
     """As FSDP does it: a parameter is given room, and filled."""
     import torch
@@ -257,7 +261,7 @@ def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
     return train(function, _matrix(True), _matrix(True) * 0)
 
 
-@case("inputs", graphs=2)
+@case("inputs", graphs=2, dense=True)
 def numbers_and_absent(compile_it: Compile) -> Any:
     """Python numbers are constants, then symbols; lists, dicts and ``None`` are taken apart."""
 

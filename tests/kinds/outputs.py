@@ -61,7 +61,7 @@ def alias_of_input_mutated_by_the_caller(compile_it: Compile) -> Any:
     return x, view, other
 
 
-@case("outputs", shows=_has("is_input"))
+@case("outputs", shows=_has("is_input"), dense=True)
 def is_input(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return x, x * 2, x
@@ -78,7 +78,7 @@ def is_input_training(compile_it: Compile) -> Any:
     return train(compile_it(function, without_dynamo=True), _matrix(True), _matrix(True))
 
 
-@case("outputs", shows=_has("alias_of_intermediate_save_as_output"))
+@case("outputs", shows=_has("alias_of_intermediate_save_as_output"), dense=True)
 def alias_of_intermediate_save_as_output(compile_it: Compile) -> Any:
     """Two views of one intermediate: it is returned too, and the views are made of it."""
 
@@ -89,7 +89,7 @@ def alias_of_intermediate_save_as_output(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True))
 
 
-@case("outputs", shows=_has("alias_of_intermediate"))
+@case("outputs", shows=_has("alias_of_intermediate"), dense=True)
 def alias_of_intermediate(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         y = x * x

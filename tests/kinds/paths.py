@@ -28,7 +28,7 @@ def inference(compile_it: Compile) -> Any:
     return found
 
 
-@case("paths", shows=lambda runtime: runtime["has_backward"])
+@case("paths", shows=lambda runtime: runtime["has_backward"], dense=True)
 def training(compile_it: Compile) -> Any:
     """Two steps; the second finds everything in the process."""
     function = compile_it(lambda x: (x * x).sum())
@@ -46,7 +46,7 @@ def lazy_backward(compile_it: Compile) -> Any:
     return x, y, a, b, x.grad, y.grad
 
 
-@case("paths", graphs=1)
+@case("paths", graphs=1, dense=True)
 def eager_backward(compile_it: Compile) -> Any:
     """The backward pass is compiled along with the forward pass, and never runs."""
     import torch
@@ -181,7 +181,7 @@ def data_dependent_size(compile_it: Compile) -> Any:
         return x, compile_it(function)(x), function(x + 1)
 
 
-@case("paths", graphs=1)
+@case("paths", graphs=1, dense=True)
 def cpp_wrapper(compile_it: Compile) -> Any:
     import torch
 

@@ -18,7 +18,7 @@ def _matrix(requires_grad: bool = False) -> Any:
     return torch.arange(6.0).reshape(2, 3).requires_grad_(requires_grad)
 
 
-@case("runtime", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0)
+@case("runtime", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, dense=True)
 def saved_symints(compile_it: Compile) -> Any:
     """The backward pass needs a size that only the forward pass has seen."""
     import torch
@@ -55,7 +55,7 @@ def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
     return "not noticed"
 
 
-@case("runtime", shows=lambda runtime: bool(runtime["bw_donated_idxs"]))
+@case("runtime", shows=lambda runtime: bool(runtime["bw_donated_idxs"]), dense=True)
 def donated_buffers(compile_it: Compile) -> Any:
     """Buffers that only the backward pass needs are reused by it."""
     import torch
@@ -92,7 +92,7 @@ def backward_state(compile_it: Compile) -> Any:
     return x, x.grad, out
 
 
-@case("runtime")
+@case("runtime", dense=True)
 def effect_tokens(compile_it: Compile) -> Any:
     """Effects happen, and in order: each hands a token to the next."""
     import torch
@@ -144,7 +144,7 @@ def random_numbers(compile_it: Compile) -> Any:
         return found, function(x), function(x)
 
 
-@case("runtime", graphs=0, unsaved=1)
+@case("runtime", graphs=0, unsaved=1, dense=True)
 def functionalised_rng(compile_it: Compile) -> Any:
     """torch has it for CUDA only, and says so."""
     import torch

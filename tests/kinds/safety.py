@@ -44,7 +44,7 @@ def torchs_own_modules(compile_it: Compile) -> Any:
     return train(compile_it(network), _matrix(True)), [e.grad for e in network.parameters()]
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1, since=(2, 13))
+@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1, since=(2, 13), dense=True)
 def numpy_functions(compile_it: Compile) -> Any:
     """torch knows its stand-ins for numpy's functions, and not those for operators."""
     import numpy as np
@@ -56,7 +56,7 @@ def numpy_functions(compile_it: Compile) -> Any:
     return x, function(x), operator(x)
 
 
-@case("safety")
+@case("safety", dense=True)
 def einops_functions(compile_it: Compile) -> Any:
     import einops
 
@@ -198,7 +198,7 @@ def a_function_of_torch_that_was_replaced(compile_it: Compile) -> Any:
     return x, doubled, timed
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("module",), halves=1)
+@case("safety", graphs=0, bypassed=1, reasons=("module",), halves=1, dense=True)
 def unknown_module(compile_it: Compile) -> Any:
     """A module that is called as a whole: nothing says what its code is."""
     import torch
@@ -286,7 +286,15 @@ def checkpoint(compile_it: Compile) -> Any:
     return train(compile_it(function), _matrix(True), w)
 
 
-@case("safety", graphs=3, bypassed=1, reasons=("checkpoint-context",), halves=2, since=(2, 13))
+@case(
+    "safety",
+    graphs=3,
+    bypassed=1,
+    reasons=("checkpoint-context",),
+    halves=2,
+    since=(2, 13),
+    dense=True,
+)
 def selective_checkpoint(compile_it: Compile) -> Any:
     """With a ``cache_hash`` on its ``context_fn``; with code that can be told, and that cannot."""
     import time
@@ -362,7 +370,7 @@ def scaled(x: Any, factor: float) -> Any:
     return x * factor
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("freezing",), lowered=1)
+@case("safety", graphs=1, bypassed=1, reasons=("freezing",), lowered=1, dense=True)
 def freezing(compile_it: Compile) -> Any:
     """Where gradients are on, nothing is frozen."""
     import torch
@@ -394,7 +402,7 @@ def fakify_first_call(compile_it: Compile) -> Any:
     return x, function(x)
 
 
-@case("safety", graphs=0, halves=1, lowered=1)
+@case("safety", graphs=0, halves=1, lowered=1, dense=True)
 def caches_off(compile_it: Compile) -> Any:
     """Then nothing is a bypass; what is off as a whole is shared in halves."""
     import torch

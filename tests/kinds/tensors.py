@@ -102,7 +102,7 @@ def subclass_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _two(requires_grad=True))
 
 
-@case("tensors", shows=_subclass_in("inputs", depth=2))
+@case("tensors", shows=_subclass_in("inputs", depth=2), dense=True)
 def nested_subclass(compile_it: Compile) -> Any:
     x = _two(nested=True)
     return x, compile_it(lambda x: x * 3)(x)
@@ -131,7 +131,7 @@ def subclass_mutated(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1)
+@case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1, dense=True)
 def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     """torch does not know the constructor of a subclass that is not its own."""
     import torch
@@ -168,7 +168,7 @@ def subclass_parameters(compile_it: Compile) -> Any:
     return out, [(each, each.grad) for each in network.parameters()]
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=1)
+@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=1, dense=True)
 def jagged(compile_it: Compile) -> Any:
     x = _jagged()
     return x, compile_it(lambda x: x * 2)(x)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.models.jobs import MODELS
 from tests.support import beside
-from tests.support.density import cases, dense
+from tests.support.density import dense
 from tests.support.machines import Machine, remote_url
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ PROCESS_TIMEOUT_S = 600
 pytestmark = pytest.mark.timeout(5 * PROCESS_TIMEOUT_S)
 
 
-@pytest.mark.parametrize("name", cases(MODELS, dense_ones=set(MODELS) - {"llama"}))
+@dense
+@pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_is_hit_on_an_empty_disk_and_equal(name: str, tmp_path: Path) -> None:
     first, second = (_run(tmp_path, machine, name) for machine in ("first", "second"))
     assert first["bypassed"] == 0, first["reasons"]

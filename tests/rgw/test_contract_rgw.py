@@ -17,7 +17,7 @@ from s3cache.errors import AccessDeniedError, MissingContainerError, Preconditio
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
-from tests.support.density import dense
+from tests.support.density import dense, sparse
 
 MIB = 1 << 20
 
@@ -29,6 +29,7 @@ RETRIES = RetryPolicy(
 pytestmark = pytest.mark.rgw
 
 
+@sparse
 class TestS3OnRGW(StoreContract):
     taken = ".s3cache-probe"
 

@@ -13,12 +13,14 @@
 * :mod:`~tests.support.served`: a server, a bad link to it and machines, as fixtures;
 * :mod:`~tests.support.caching`: small entries, and caches over any store;
 * :mod:`~tests.support.stores`: stores that do not do as told;
+* :mod:`~tests.support.shelves`: a store with entries of many kinds, and damaged ones;
 * :mod:`~tests.support.scripts`: Python code in a process of its own;
 * :mod:`~tests.support.waiting`: until something holds, until a thread or a child ends;
 * :mod:`~tests.support.locks`: every lock there is in an object;
 * :mod:`~tests.support.moments`: something happens between two file system calls;
 * :mod:`~tests.support.hanging`: file systems that hang;
 * :mod:`~tests.support.proxy`: a bad link to a server, :mod:`~tests.support.gate`: a gate before it;
+* :mod:`~tests.support.refusing`: a server with narrow rights before another one;
 * :mod:`~tests.support.scripted`: an S3 server that answers what it is told to;
 * :mod:`~tests.support.buckets`: buckets, which s3cache itself never makes;
 * :mod:`~tests.support.clock`: a clock that moves when it is told to;

@@ -51,7 +51,7 @@ def broken(found: Frame) -> bytes:
 def settings(local_dir: Path | None, **changes: Any) -> Settings:
     """Quick to give up; without a directory, without a local tier."""
     quick: dict[str, Any] = {
-        "lookup_timeout_s": 20,
+        "lookup_timeout_s": 60,
         "exit_timeout_s": 5,
         "retry_attempts": 1,
         "breaker_failures": 1_000,

@@ -1,9 +1,13 @@
 """How much of each suite runs: a part of every one of them, or, with ``--all``, everything.
 
-A case marked ``dense`` is one of many of its kind, and runs with ``--all`` only. What is left out
-is said at the end of the run: nobody should take a part for the whole. Hypothesis draws fewer
-examples without ``--all``; a test that needs more or fewer than others asks for
-``examples(times)``.
+A case marked ``dense`` is one of many of its kind, and runs with ``--all`` only; so do all cases
+but the last of a test that is marked ``sparse``. What is left out is said at the end of the run:
+nobody should take a part for the whole. Hypothesis draws fewer examples without ``--all``; a test
+that needs more or fewer than others asks for ``examples(times)``.
+
+``--all --left`` runs what a run without ``--all`` has left: the dense cases, and again the tests
+that do more then (those of Hypothesis, and what is marked ``scaled``). CI runs the two one after
+the other, and no case twice.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
     from xdist.workermanage import WorkerController
 
-__all__ = ["cases", "dense", "examples", "selected"]
+__all__ = ["cases", "dense", "examples", "scaled", "selected", "sparse"]
 
 dense = pytest.mark.dense
+scaled = pytest.mark.scaled
+sparse = pytest.mark.sparse
 _LEFT = pytest.StashKey[Counter[str]]()
 
 # A busy machine is no fault of the code. CI draws the same examples each time, so that what it
@@ -65,22 +71,46 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> set[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the dense cases too (make test-all)")
+    parser.addoption(
+        "--left", action="store_true", help="of --all, only what is left when make test has run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "dense: one of many of its kind; runs with --all only")
+    config.addinivalue_line("markers", "scaled: does more with --all")
+    config.addinivalue_line("markers", "sparse: all cases of each test but its last are dense")
     config.stash[_LEFT] = Counter()
     settings.load_profile("s3cache-all" if config.getoption("--all") else "s3cache")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    last = {_of_test(item): item for item in items}
+    for item in items:
+        if item.get_closest_marker("sparse") and last[_of_test(item)] is not item:
+            item.add_marker(dense)
     if config.getoption("--all"):
+        if config.getoption("--left"):
+            done = [item for item in items if not _is_left(item)]
+            items[:] = [item for item in items if _is_left(item)]
+            config.hook.pytest_deselected(items=done)
         return
     left = [item for item in items if item.get_closest_marker("dense")]
     if left:
         items[:] = [item for item in items if not item.get_closest_marker("dense")]
         config.stash[_LEFT].update(item.path.parent.name for item in left)
         config.hook.pytest_deselected(items=left)
+
+
+def _of_test(item: pytest.Item) -> str:
+    """The test that it is a case of."""
+    return item.nodeid.partition("[")[0]
+
+
+def _is_left(item: pytest.Item) -> bool:
+    """A run without ``--all`` leaves it, or does less of it."""
+    drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    return bool(drawn or any(map(item.get_closest_marker, ("dense", "scaled"))))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
+
+from tests.support.waiting import LONG_S
 
 __all__ = ["Answer", "Gate", "refusal"]
 
@@ -28,11 +30,15 @@ class Gate:
     Attributes:
         rule: asked with the method, the target and who signed each request; gives the answer, or
             ``None`` to have the server give it.
+        judge: asked first, with the method, the target and the headers.
         change: what becomes of each body that comes from the server.
     """
 
     def __init__(self, server_port: int) -> None:
         self.rule: Callable[[str, str, str], Answer | None] = lambda method, target, who: None
+        self.judge: Callable[[str, str, Mapping[str, str]], Answer | None] = (
+            lambda method, target, headers: None
+        )
         self.change: Callable[[bytes], bytes] = lambda body: body
         gate = self
 
@@ -48,7 +54,8 @@ class Gate:
             def _serve(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 signed = self.headers.get("Authorization", "").partition("Credential=")[2]
-                answer = gate.rule(self.command, self.path, signed.partition("/")[0])
+                answer = gate.judge(self.command, self.path, dict(self.headers.items()))
+                answer = answer or gate.rule(self.command, self.path, signed.partition("/")[0])
                 if answer is None:
                     answer = self._ask(body)
                 status, headers, said = answer
@@ -62,7 +69,7 @@ class Gate:
                     self.wfile.write(said)
 
             def _ask(self, body: bytes) -> Answer:
-                server = http.client.HTTPConnection("127.0.0.1", server_port, timeout=20)
+                server = http.client.HTTPConnection("127.0.0.1", server_port, timeout=LONG_S)
                 try:
                     server.request(self.command, self.path, body, dict(self.headers.items()))
                     answer = server.getresponse()
@@ -98,4 +105,5 @@ class Gate:
     def open(self) -> None:
         """Let everything through again."""
         self.rule = lambda method, target, who: None
+        self.judge = lambda method, target, headers: None
         self.change = lambda body: body

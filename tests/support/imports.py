@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support.waiting import LONG_S
+
 __all__ = ["modules_after"]
 
 
@@ -14,7 +16,7 @@ def modules_after(code: str) -> set[str]:
         [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
         check=True,
     )
     assert done.stderr == ""

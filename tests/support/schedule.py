@@ -1,8 +1,8 @@
 """How pytest-xdist shares the tests out: file by file, those that may take longest first.
 
-Tests of a file share what is costly to make, so a file stays together. So do the folders whose
-tests share an entry that takes long to compile, and whatever uses the gateway: some of those tests
-kill it.
+Tests of a file share what is costly to make, so a file stays together. So do the files whose tests
+share an entry that takes long to compile (the fixture ``written``), and whatever uses the gateway:
+some of those tests kill it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_TOGETHER = {"rgw": "rgw", "tests/hooks/": "written", "tests/artifact/": "written"}
+_TOGETHER = {
+    "rgw": "rgw",
+    "tests/artifact/test_describe": "written",
+    "tests/hooks/test_life": "written",
+    "tests/hooks/test_portability": "written",
+}
 
 
 class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types

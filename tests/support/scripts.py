@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+from tests.support.waiting import LONG_S
+
 __all__ = ["run_script"]
 
 # The start of every script: a cache over a directory that other processes share, or a store that
@@ -32,7 +34,7 @@ def run_script(code: str, *args: object, check: bool = True) -> subprocess.Compl
         [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *map(str, args)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
         check=False,
     )
     if check:

@@ -47,7 +47,7 @@ class Machine:
             cwd=self.root,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=800,
             check=False,
         )
 

@@ -28,19 +28,19 @@ class WarmStart:
     A subclass has a fixture ``place``: an empty prefix of a bucket.
     """
 
-    @pytest.mark.timeout(400)
+    @pytest.mark.timeout(900)
     def test_plain_training(self, place: S3Options, tmp_path: Path) -> None:
         cold, warm = _both(place, tmp_path, "plain")
         assert warm["hits"] == cold["misses"] == 1
 
     @dense
-    @pytest.mark.timeout(400)
+    @pytest.mark.timeout(900)
     def test_ddp(self, place: S3Options, tmp_path: Path) -> None:
         cold, warm = _both(place, tmp_path, "ddp")
         assert warm["hits"] == cold["misses"] > 1
 
     @dense
-    @pytest.mark.timeout(400)
+    @pytest.mark.timeout(900)
     def test_compiled_autograd(self, place: S3Options, tmp_path: Path) -> None:
         cold, warm = _both(place, tmp_path, "compiled autograd")
         # The captured backward pass hits as a whole, the forward in its half.

@@ -11,6 +11,7 @@ import pytest
 
 from s3cache import testing
 from tests.support.imports import modules_after
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ def pytest_in(directory: Path, *arguments: str) -> subprocess.CompletedProcess[s
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from s3cache.torch_api import bind_declarations, declarations, internals, survey
 from tests.support.machines import Machine
+from tests.support.waiting import LONG_S
 
 # Some builds tell torch.__version__ more than their metadata: 2.13.0+cu130.
 VERSION = version("torch")
@@ -63,7 +64,7 @@ def test_the_table_is_printed_and_tells_a_good_torch() -> None:
         [sys.executable, "-W", "ignore", "-m", "s3cache.torch_api"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
         check=True,
     )
     *lines, last = done.stdout.splitlines()

@@ -1,0 +1,275 @@
+"""The examples of trust domains agree with the template, with the settings, and with each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra import policies
+from s3cache.settings import Settings
+from s3cache.store import parse_url
+from s3cache.trust import generate, parse_trusted, read_secret
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "trust_domains"
+KEY = "ci-1:XLVVk5wMsal8CJdY9Rdppue/yvelCkr67tq0z+fmsFQ="
+
+
+class Template(yaml.SafeLoader):
+    """CloudFormation's, with what is to be substituted as it stands."""
+
+
+Template.add_constructor("!Sub", lambda loader, node: node.value)
+TEMPLATE: Any = yaml.load((ROOT / "infra" / "aws" / "template.yaml").read_text(), Template)
+
+
+class Workflow(yaml.SafeLoader):
+    """GitHub's: ``on`` is a name there, and no truth."""
+
+
+Workflow.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in found if not tag.endswith(":bool")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def workflow(name: str) -> Any:
+    return yaml.load((EXAMPLE / "github" / f"{name}.yml").read_text(), Workflow)
+
+
+def job(name: str) -> Any:
+    (found,) = workflow(name)["jobs"].values()
+    return found
+
+
+def manifests(name: str) -> list[Any]:
+    return [*yaml.safe_load_all((EXAMPLE / "kubernetes" / f"{name}.yaml").read_text())]
+
+
+def manifest(name: str, kind: str) -> Any:
+    (found,) = [one for one in manifests(name) if one["kind"] == kind]
+    return found
+
+
+def pod(name: str) -> Any:
+    for one in manifests(name):
+        if one["kind"] == "Job":
+            return one["spec"]["template"]["spec"]
+        if one["kind"] == "CronJob":
+            return one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    raise AssertionError(name)
+
+
+def environment(example: str) -> dict[str, str]:
+    """What the program of an example gets, expressions as they stand."""
+    if example in ("main", "pull-request"):
+        return {
+            name: value
+            for step in job(example)["steps"]
+            for name, value in step.get("env", {}).items()
+        }
+    (container,) = pod(example)["containers"]
+    return {each["name"]: each["value"] for each in container["env"]}
+
+
+EXAMPLES = ["main", "pull-request", "irsa", "mounted-secrets"]
+WORKFLOWS = ["main", "pull-request"]
+examples = pytest.mark.parametrize("example", EXAMPLES)
+workflows = pytest.mark.parametrize("name", WORKFLOWS)
+
+
+@examples
+def test_every_variable_is_a_setting_and_its_value_is_one(example: str) -> None:
+    known = {f"S3CACHE_{name.upper()}" for name in Settings.__dataclass_fields__}
+    given = {k: v for k, v in environment(example).items() if k.startswith("S3CACHE_")}
+    assert given
+    assert given.keys() <= known
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if "KEY" not in name and "${{" not in value:
+            values[name.removeprefix("S3CACHE_").lower()] = value
+    Settings.load(**values)
+
+
+@examples
+def test_the_audience_is_that_of_the_prefix(example: str) -> None:
+    given = environment(example)
+    prefix = policies.PULLS if example == "pull-request" else policies.MAIN
+    assert given.get("S3CACHE_AUDIENCE", prefix) == prefix
+    url = given["S3CACHE_URL"]
+    if "${{" in url:
+        assert re.findall(r"vars\.(\w+)", url) == [f"{prefix.upper()}_URL"]
+    else:
+        where: Any = parse_url(url)
+        assert where.prefix == prefix
+
+
+def test_only_who_signs_has_a_key_that_signs() -> None:
+    signs = {name for name in EXAMPLES if "S3CACHE_SIGNING_KEY" in environment(name)}
+    assert signs == {"main", "pull-request", "mounted-secrets"}
+    assert environment("irsa")["S3CACHE_MODE"] == "read-only"
+
+
+@pytest.mark.parametrize(
+    ("example", "audiences"),
+    [("main", ["main"]), ("pull-request", ["main", "pulls"]), ("mounted-secrets", ["main"])],
+)
+def test_trusted_keys_are_those_of_the_domain(example: str, audiences: list[str]) -> None:
+    given = environment(example)
+    text = re.sub(r"\$\{\{ vars\.\w+_PUBLIC_KEY \}\}", KEY, given["S3CACHE_TRUSTED_KEYS"])
+    found = parse_trusted(text, audience=given["S3CACHE_AUDIENCE"])
+    assert [trusted.audience for trusted in found] == audiences
+
+
+# -- GitHub
+
+
+@workflows
+def test_a_token_is_asked_for_by_the_job_and_nothing_else_is_granted(name: str) -> None:
+    assert workflow(name)["permissions"] == {}
+    assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
+
+
+@workflows
+def test_actions_are_pinned_to_a_major_version(name: str) -> None:
+    used = [step["uses"] for step in job(name)["steps"] if "uses" in step]
+    assert len(used) == 3
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", each) for each in used)
+
+
+@workflows
+def test_the_role_is_an_output_of_the_template(name: str) -> None:
+    (credentials,) = [
+        step for step in job(name)["steps"] if "configure-aws" in step.get("uses", "")
+    ]
+    domain = {"main": "Main", "pull-request": "Pulls"}[name]
+    assert f"{domain}RoleArn" in TEMPLATE["Outputs"]
+    wanted = f"${{{{ vars.{domain.upper()}_ROLE_ARN }}}}"
+    assert credentials["with"]["role-to-assume"] == wanted
+
+
+def test_main_runs_in_the_environment_that_its_role_asks_for() -> None:
+    said = TEMPLATE["Parameters"]["GitHubEnvironment"]["Default"]
+    assert job("main")["environment"] == said
+    trust = TEMPLATE["Resources"]["MainRole"]["Properties"]["AssumeRolePolicyDocument"]
+    (subject,) = [
+        value
+        for name, value in trust["Statement"][0]["Condition"]["StringEquals"].items()
+        if name.endswith(":sub")
+    ]
+    assert subject.endswith(":environment:${GitHubEnvironment}")
+    assert workflow("main")["on"] == {"push": {"branches": ["main"]}}
+
+
+def test_a_pull_request_has_nothing_of_mains() -> None:
+    text = (EXAMPLE / "github" / "pull-request.yml").read_text()
+    assert workflow("pull-request")["on"] == "pull_request"
+    assert "environment" not in job("pull-request")
+    assert set(re.findall(r"secrets\.(\w+)", text)) == {"PULLS_SIGNING_KEY"}
+    assert set(re.findall(r"vars\.(MAIN\w+)", text)) == {"MAIN_PUBLIC_KEY"}
+
+
+def test_a_pull_request_of_a_fork_asks_for_no_credentials_and_has_no_remote() -> None:
+    """It would get neither: the job must not fail for that."""
+    (credentials,) = [
+        step for step in job("pull-request")["steps"] if "configure-aws" in step.get("uses", "")
+    ]
+    assert credentials["if"] == "env.IS_OURS == 'true'"
+    url = environment("pull-request")["S3CACHE_URL"]
+    assert url == "${{ env.IS_OURS == 'true' && vars.PULLS_URL || '' }}"
+    is_ours = job("pull-request")["env"]["IS_OURS"]
+    assert "head.repo.full_name == github.repository" in is_ours
+
+
+def test_empty_variables_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a secret that a fork does not get."""
+    for name in ("URL", "SIGNING_KEY"):
+        monkeypatch.setenv(f"S3CACHE_{name}", "")
+    settings, _ = Settings.load()
+    assert (settings.url, settings.signing_key) == (None, None)
+
+
+def test_the_key_that_signs_is_given_to_no_other_step() -> None:
+    for name in WORKFLOWS:
+        having = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
+        assert [step["run"] for step in having] == ["python -m s3cache run train.py"]
+
+
+def test_the_readme_says_what_to_set() -> None:
+    readme = (EXAMPLE / "README.md").read_text()
+    texts = [(EXAMPLE / "github" / f"{name}.yml").read_text() for name in WORKFLOWS]
+    asked = {name for text in texts for name in re.findall(r"(?:vars|secrets)\.(\w+)", text)}
+    rows = re.findall(r"^\| (`[A-Z_`, ]+) \|", readme, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == asked
+    outputs = set(re.findall(r"`((?:Main|Pulls)\w+)`", readme))
+    assert outputs == {"MainRoleArn", "MainUrl", "PullsRoleArn", "PullsUrl"}
+    assert outputs <= TEMPLATE["Outputs"].keys()
+
+
+# -- Kubernetes
+
+
+def test_the_service_account_is_the_one_that_the_readers_role_asks_for() -> None:
+    account = manifest("irsa", "ServiceAccount")["metadata"]
+    said = TEMPLATE["Parameters"]["KubernetesServiceAccount"]["Default"]
+    assert f"{account['namespace']}:{account['name']}" == said
+    assert "-ReaderRole-" in account["annotations"]["eks.amazonaws.com/role-arn"]
+    assert "ReaderRoleArn" in TEMPLATE["Outputs"]
+    assert pod("irsa")["serviceAccountName"] == account["name"]
+    assert manifest("irsa", "Job")["metadata"]["namespace"] == account["namespace"]
+
+
+def test_what_training_trusts_is_a_file_that_its_variables_do_not_weaken() -> None:
+    data = json.loads(manifest("irsa", "ConfigMap")["data"]["trust.json"])
+    assert data.keys() == {"trust", "trusted_keys", "revoked"}
+    assert data["trust"] == "require"
+    (trusted,) = parse_trusted(" ".join(data["trusted_keys"]), audience="other")
+    assert trusted.audience == "main"
+    (volume,), (container,) = pod("irsa")["volumes"], pod("irsa")["containers"]
+    assert volume["configMap"]["name"] == manifest("irsa", "ConfigMap")["metadata"]["name"]
+    (mount,) = container["volumeMounts"]
+    assert (mount["name"], mount["mountPath"]) == (volume["name"], "/etc/s3cache")
+    assert mount["readOnly"] is True
+
+
+def test_training_has_no_secret() -> None:
+    assert "secret" not in json.dumps(manifests("irsa")).lower()
+
+
+def test_mounted_files_are_where_the_variables_look_for_them() -> None:
+    (volume,), (container,) = (
+        pod("mounted-secrets")["volumes"],
+        pod("mounted-secrets")["containers"],
+    )
+    (mount,) = container["volumeMounts"]
+    assert mount["name"] == volume["name"]
+    mounted = {f"{mount['mountPath']}/{item['path']}" for item in volume["secret"]["items"]}
+    given = environment("mounted-secrets")
+    asked = {given[name] for name in ("S3CACHE_SIGNING_KEY", "AWS_SHARED_CREDENTIALS_FILE")}
+    assert asked == mounted
+
+
+def test_a_key_is_read_as_it_is_mounted(tmp_path: Path) -> None:
+    """Below a link, as kubelet has it, with the mode of the example."""
+    secret = generate("ci-main-1").secret_text()
+    (volume,) = pod("mounted-secrets")["volumes"]
+    data = tmp_path / "..2026"
+    data.mkdir()
+    (data / "ci-main-1.key").write_text(secret)
+    os.chmod(data / "ci-main-1.key", volume["secret"]["defaultMode"])
+    (tmp_path / "..data").symlink_to(data.name)
+    (tmp_path / "ci-main-1.key").symlink_to("..data/ci-main-1.key")
+    assert read_secret(str(tmp_path / "ci-main-1.key")).name == "ci-main-1"
+
+
+@pytest.mark.parametrize("example", ["irsa", "mounted-secrets"])
+def test_pods_do_not_run_as_root(example: str) -> None:
+    assert pod(example)["securityContext"]["runAsNonRoot"] is True
+    (container,) = pod(example)["containers"]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
