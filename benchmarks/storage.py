@@ -23,10 +23,11 @@ import _import
 import _lookup
 import _memory
 import _save
+import _trust
 from _harness import Gateway, Result
 
 # Lookups last: ext4 without a journal makes files slowly after 100,000 were removed.
-PARTS = ("import", "save", "throughput", "memory", "lookup", "bound")
+PARTS = ("import", "save", "throughput", "memory", "trust", "lookup", "bound")
 NEED_GATEWAY = ("throughput", "memory")
 
 
@@ -64,6 +65,7 @@ def _measure(part: str, gateway: Gateway | None, options: argparse.Namespace) ->
         "import": lambda: _import.measure(options.imports, options.seed),
         "lookup": lambda: _lookup.measure(options.lookups, options.entries, options.seed),
         "save": lambda: _save.measure(gateway, options.saves, options.seed),
+        "trust": lambda: _trust.measure(options.signed, options.seed),
     }
     if gateway is not None:
         measure["memory"] = lambda: _memory.measure(gateway, options.memory_bytes, options.seed)
@@ -94,6 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lookups", type=int, default=501)
     parser.add_argument("--entries", type=int, default=100_000, help="in the larger local tier")
     parser.add_argument("--saves", type=int, default=300, help="of each kind and condition")
+    parser.add_argument("--signed", type=int, default=300, help="entries of each kind")
     parser.add_argument("--processes", type=int, default=64, help="that save at the bound")
     parser.add_argument("--saves-each", type=int, default=20, help="... at the bound")
     parser.add_argument("--imports", type=int, default=15)

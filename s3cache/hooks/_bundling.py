@@ -163,11 +163,12 @@ class Bundling:
     def _half(self, gm: GraphModule, compile_: Compile, *, is_backward: bool) -> Half | None:
         """What there is to note of a half that is about to be lowered; without, it is not saved."""
         late = is_backward and self._backwards.are_late()
+        threads, vouched = compile_.of_threads, self._backwards.vouched
         try:
             return {
                 "sees_places": sees_places(gm),
                 "late": late,
-                "lowered": settings_digest(of_threads=compile_.of_threads) if late else None,
+                "lowered": settings_digest(of_threads=threads, vouched=vouched) if late else None,
             }
         except Exception:  # the user's program goes on
             logger.warning("s3cache: a graph will not be cached as a whole", exc_info=True)

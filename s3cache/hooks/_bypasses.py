@@ -44,10 +44,11 @@ class Bypasses:
             self._told |= codes
         if self._engine.settings.strict:  # it is raised instead
             new.clear()
-        lines = [f"s3cache: {what}: {reasons[0]}"]
+        # With its code, by which docs/bypasses.md has a section for it.
+        lines = [f"s3cache: {what} ({reasons[0].code}): {reasons[0]}"]
         for index, reason in enumerate(reasons):
             if index:
-                lines.append(f"  and: {reason}")
+                lines.append(f"  and ({reason.code}): {reason}")
             if reason.fix:  # on a line of its own, to be pasted
                 lines.append(f"    {reason.fix}")
         logger.log(

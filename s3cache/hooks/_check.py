@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from s3cache.graph import Component, Unsafe, remember_pristine
@@ -33,12 +33,16 @@ class Graph:
         key: the key it would be looked up under, or ``None`` if it has none.
         components: what the key is made of.
         reasons: why it cannot be cached as a whole; empty if it can.
+        entry: what the cache that is enabled has under the key: ``local`` or ``remote``, or the
+            reason why nothing would be used, such as ``absent`` or ``untrusted (1 unsigned)``;
+            ``None`` where there is no cache or no key.
     """
 
     nodes: int
     key: str | None
     components: dict[str, Component]
     reasons: tuple[Unsafe, ...]
+    entry: str | None = None
 
     @property
     def cacheable(self) -> bool:
@@ -81,6 +85,7 @@ class Report:
                     "cacheable": graph.cacheable,
                     "in_halves": graph.in_halves,
                     "key": graph.key,
+                    "entry": graph.entry,
                     "components": {
                         name: {"digest": component.digest, "value": component.value}
                         for name, component in graph.components.items()
@@ -99,6 +104,8 @@ class Report:
             verdict = f"key {graph.key}" if graph.cacheable else "cannot be cached"
             if graph.in_halves:
                 verdict = "cannot be cached as a whole, its halves can"
+            if graph.entry is not None:
+                verdict = f"{verdict}, {graph.entry}"
             lines.append(f"graph {index}: {graph.nodes} nodes, {verdict}")
             for reason in graph.reasons:
                 lines.append(f"  {reason} [{reason.code}]")
@@ -114,8 +121,13 @@ def checked(
     registry: Registry,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
+    inquire: Callable[[str], str] | None = None,
 ) -> Report:
-    """See :func:`s3cache.check`."""
+    """See :func:`s3cache.check`.
+
+    Args:
+        inquire: says what there is under a key.
+    """
     import torch
 
     watch = _Watch(registry)
@@ -132,7 +144,13 @@ def checked(
         )
     finally:
         torch.compiler.reset()  # none of the callables made here may run again
-    return Report(tuple(watch.graphs), breaks)
+    if inquire is None:
+        return Report(tuple(watch.graphs), breaks)
+    asked = (
+        graph if graph.key is None else replace(graph, entry=inquire(graph.key))
+        for graph in watch.graphs
+    )
+    return Report(tuple(asked), breaks)
 
 
 def _is_compiled(function: object) -> bool:

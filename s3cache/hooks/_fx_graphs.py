@@ -15,14 +15,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import pickle
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from s3cache.artifact import Artifact
+from s3cache.artifact import Artifact, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup, Saved
 from s3cache.errors import CorruptError
-from s3cache.graph import Code, described_passes
+from s3cache.graph import Code
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
@@ -106,7 +105,7 @@ class FxGraphSeam:
 
     def _key_maker(self, original: Function[Made]) -> Function[Made]:
         def prepare_key(*args: object, **kwargs: object) -> Made:
-            with self._calls.entered(FxKeying()) as call, described_passes():
+            with self._calls.entered(FxKeying()) as call, self._keys.described_passes():
                 made = original(*args, **kwargs)
             if made[0] is None:
                 # torch would leave out what an entry of the whole graph needs.
@@ -201,7 +200,7 @@ class FxGraphSeam:
                 lookup.candidate = None, hit
                 try:
                     content = bytes(Artifact.entry_of(hit.entry, "fx"))
-                    graph = pickle.loads(content)  # noqa: S301 - verified; see docs/threat-model.md
+                    graph = unpickled(content)
                     if not isinstance(graph, internals.compiled_graph.get()):
                         raise CorruptError("entry", f"holds a {type(graph).__name__}")
                 except Exception as exc:  # noqa: BLE001 - whatever unpickling meets

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from s3cache.artifact import Artifact
+from s3cache.artifact import Artifact, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup
 from s3cache.errors import CorruptError
 from s3cache.hooks._backwards import Backwards
@@ -174,7 +173,7 @@ class LookupSeam:
             for hit in lookup.judged:
                 try:
                     content = bytes(Artifact.entry_of(hit.entry, "aot"))
-                    entry = pickle.loads(content)  # noqa: S301 - verified; see docs/threat-model.md
+                    entry = unpickled(content)
                     if not isinstance(entry, internals.aot_result.get()):
                         raise CorruptError("entry", f"holds a {type(entry).__name__}")
                     if conditions_of(entry) is None:

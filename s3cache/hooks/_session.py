@@ -64,6 +64,7 @@ class Session:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.cache = cache_over(engine)
+        self.inquire = engine.inquire
         self._patches = Patches()
         self._forget_kernels = watch_registrations()
         self._withdraw = when_imported(internals.COMPILER, self._install)
@@ -83,7 +84,7 @@ class Session:
 
     def _install_seams(self) -> None:
         """In the order in which torch calls them."""
-        calls, backwards = CacheCalls(), Backwards()
+        calls, backwards = CacheCalls(), Backwards(registry.version_of)
         kernels = Kernels(share_sources=self._engine.settings.share_sources)
         bundling = Bundling(backwards)
         bypasses = Bypasses(self._engine)
@@ -220,11 +221,13 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     It is called once, traced as ``torch.compile`` would and run without being compiled; what it
     does to its arguments happens. ``function`` may be a module, and may be compiled already: then
     with its own options. Compiled code of this process is dropped, so do this before training.
+    Where a cache is enabled it is asked what it has of each graph.
 
     Raises:
         Exception: what ``function`` raises.
     """
-    return checked(function, registry, args, kwargs)
+    inquire = None if _session is None else _session.inquire
+    return checked(function, registry, args, kwargs, inquire)
 
 
 def _close() -> None:

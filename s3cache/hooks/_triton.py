@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.errors import ConfigError
 from s3cache.hooks._patching import Patches
-from s3cache.store import Directory
+from s3cache.store import Directory, make_parents
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
@@ -62,7 +62,7 @@ def check_triton_directory(base: str, kernel: str) -> None:
             says nothing of the entry.
     """
     try:
-        os.makedirs(os.path.dirname(base), mode=0o700, exist_ok=True)
+        make_parents(os.path.abspath(base))
         directory = Directory.at(base, make=True)
         # Where nobody else gets in, it does not matter what the umask left open within.
         is_private = not os.fstat(directory.fd).st_mode & 0o077
