@@ -81,6 +81,25 @@ class Directory:
         _check(os.fstat(fd), path)
         return directory
 
+    @contextlib.contextmanager
+    def scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """What is in it, for the block.
+
+        Through a descriptor of its own: who reads a directory moves a place in it that all users
+        of one descriptor share, and two that read at once would get a part each.
+        """
+        fd = os.open(".", _FLAGS, dir_fd=self.fd)
+        try:
+            with os.scandir(fd) as entries:
+                yield entries
+        finally:
+            os.close(fd)
+
+    def names(self) -> list[str]:
+        """The names of all that is in it."""
+        with self.scan() as entries:
+            return [entry.name for entry in entries]
+
     def flush(self) -> None:
         """Have the names in it reach the disk."""
         os.fsync(self.fd)  # fdatasync need not: names are not what a directory's size counts

@@ -362,7 +362,7 @@ class ObjectFiles:
         with os_errors("sweep", self.url), _absent_is_fine():
             self._forget_removed()
             directory = self._enter(_STAGING)
-            with os.scandir(directory.fd) as found:
+            with directory.scan() as found:
                 for entry in found:
                     with _absent_is_fine():
                         age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
@@ -556,7 +556,7 @@ def _walk(
 
     ``done`` is the escaped key so far, ``prefix`` is escaped too.
     """
-    with _absent_is_fine(), os.scandir(directory.fd) as found:
+    with _absent_is_fine(), directory.scan() as found:
         for entry in found:
             name = done + entry.name.removeprefix("~")
             if entry.name[-1] in "+~":
@@ -566,24 +566,24 @@ def _walk(
                     if below is not None:
                         yield from _walk(below, (*names, entry.name), deeper, prefix)
             elif name.startswith(prefix) and entry.name[0] != ".":
-                yield from _objects_of([entry], names, done)
+                yield from _objects_of(directory, [entry.name], names, done)
 
 
 def _in_any_order(
     directory: Directory, names: _Names, done: str, chance: random.Random
 ) -> Iterator[list[tuple[_Names, ObjectInfo]]]:
     """Like :func:`_walk`, a few at a time, each from a directory that is drawn by lot."""
-    files: list[os.DirEntry[str]] = []
+    files: list[str] = []
     unopened: list[str] = []
-    with _absent_is_fine(), os.scandir(directory.fd) as found:
-        for entry in found:
-            if entry.name[-1] in "+~":
-                unopened.append(entry.name)
-            elif entry.name[0] != ".":
-                files.append(entry)
+    with _absent_is_fine():
+        for name in directory.names():
+            if name[-1] in "+~":
+                unopened.append(name)
+            elif name[0] != ".":
+                files.append(name)
     chance.shuffle(files)
     for start in range(0, len(files), _SAMPLED_TOGETHER):
-        yield [*_objects_of(files[start : start + _SAMPLED_TOGETHER], names, done)]
+        yield [*_objects_of(directory, files[start : start + _SAMPLED_TOGETHER], names, done)]
     opened: list[Iterator[list[tuple[_Names, ObjectInfo]]]] = []
     while unopened or opened:
         drawn = chance.randrange(len(unopened) + len(opened))
@@ -619,15 +619,14 @@ def _deeper(done: str, name: str) -> str:
 
 
 def _objects_of(
-    entries: Iterable[os.DirEntry[str]], names: _Names, done: str
+    directory: Directory, files: Iterable[str], names: _Names, done: str
 ) -> Iterator[tuple[_Names, ObjectInfo]]:
-    for entry in entries:
+    for name in files:
         with _absent_is_fine():
-            status = entry.stat(follow_symlinks=False)
+            status = _stat(directory, name)
             if _is_object(status):
-                key = unquote(done + entry.name.removeprefix("~"))
-                info = ObjectInfo(key, status.st_size, status.st_mtime)
-                yield (*names, entry.name), info
+                key = unquote(done + name.removeprefix("~"))
+                yield (*names, name), ObjectInfo(key, status.st_size, status.st_mtime)
 
 
 def _read_exactly(fd: int, size: int, start: int) -> bytes:

@@ -246,7 +246,7 @@ class DiskTier:
             aside = f"{time.time_ns():020d}-{quote(key, safe='')}"[:255]
             with books.changing(key, before, None):
                 self._files.move(key, quarantine, aside)
-            for old in sorted(os.listdir(quarantine.fd))[:-_QUARANTINED_FILES]:
+            for old in sorted(quarantine.names())[:-_QUARANTINED_FILES]:
                 os.unlink(old, dir_fd=quarantine.fd)
 
     @contextlib.contextmanager

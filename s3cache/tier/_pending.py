@@ -255,14 +255,14 @@ class Pending:
         """All directories of owners; what else lies there, or is somebody else's, is none."""
         with contextlib.suppress(FileNotFoundError):
             root = self._open_root(False)
-            for name in os.listdir(root.fd):
+            for name in root.names():
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError, ConfigError):
                     yield name, root.enter(name)
 
     def _remove_if_empty(self, owner: str, directory: Directory) -> None:
         """Remove an owner's directory, its lock held, unless there are records in it."""
         with contextlib.suppress(OSError):  # NFS keeps the name of an open file: an adopter can
-            present = os.listdir(directory.fd)
+            present = directory.names()
             if _LOCK in present and all(name[0] == "." for name in present):  # and no half note
                 for name in present:
                     os.unlink(name, dir_fd=directory.fd)
@@ -334,12 +334,6 @@ def _records(directory: Directory, prefix: str) -> Iterator[str]:
 
 
 def _files(directory: Directory) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):  # the directory was removed
-        # Opened anew: who reads a directory moves a place in it that all users of ``fd`` share.
-        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd)
-        try:
-            with os.scandir(fd) as entries:
-                return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-        finally:
-            os.close(fd)
-    return []
+    with contextlib.suppress(FileNotFoundError), directory.scan() as entries:
+        return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    return []  # the directory was removed
