@@ -28,6 +28,8 @@ def test_losses_and_gradients_are_the_same_under_each_fault(site: Site) -> None:
         assert told["right"], (name, told, stderr)
         assert told["seconds"] < LONGEST_S, (name, told)
         assert sum(told["hits"].values()) == 0 or name in STILL_HITS, (name, told)
+    assert "machine" in came_to["there is no memory for the entry"]["misses"]
+    assert "machine" in came_to["no connection can be opened"]["misses"]
     # And what was damaged on the way is not what others get.
     assert sum(last["hits"].values()) == 1, last
 

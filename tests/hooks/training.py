@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.server
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -219,6 +221,48 @@ def _no_temporary_directory(remote: str) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
+def _no_memory(remote: str) -> Iterator[dict[str, Any]]:
+    """Enough to compile in, but not for the entry, which has grown to 600 MiB."""
+    copy = Path(f"{remote}-grown")
+    shutil.copytree(remote, copy)
+    for path in (copy / "objects").rglob("*"):
+        if path.is_file():
+            os.truncate(path, 600 << 20)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    try:
+        yield {
+            "url": f"file://{copy}",
+            "local": False,
+            "before": lambda: resource.setrlimit(
+                resource.RLIMIT_AS, (used + (400 << 20), before[1])
+            ),
+        }
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        shutil.rmtree(copy)
+
+
+@contextlib.contextmanager
+def _no_descriptors(_: str) -> Iterator[dict[str, Any]]:
+    """None for a connection."""
+
+    def make(self: socket.socket, *_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    class Socket(socket.socket):
+        __init__ = make  # type: ignore[assignment]
+
+    with _listening(lambda _: None) as port:
+        before, socket.socket = socket.socket, Socket  # type: ignore[misc]
+        try:
+            yield _at(port)
+        finally:
+            socket.socket = before  # type: ignore[misc]
+
+
+@contextlib.contextmanager
 def _no_threads(remote: str) -> Iterator[dict[str, Any]]:
     """As where the number of processes is limited."""
 
@@ -255,6 +299,8 @@ FAULTS: dict[str, Fault] = {
     "the disk is full": _no_room,
     "the directory is gone": _no_directory,
     "there is no temporary directory": _no_temporary_directory,
+    "there is no memory for the entry": _no_memory,
+    "no connection can be opened": _no_descriptors,
     "no thread can start": _no_threads,
 }
 
