@@ -176,8 +176,9 @@ docs: $(DOCS_READY) ## build the site of the documentation into build/site; half
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	@echo "build/site/index.html; to search in it: $(PYTHON) -m http.server --directory build/site"
 
-docs-settings: $(READY) ## names and defaults on docs/configuration.md, as the settings have them
+docs-settings: $(READY) ## settings on docs/configuration.md and metrics on docs/metrics.md, as the code has them
 	$(BIN)/python -m infra.docs.settings $(ARGS)
+	$(BIN)/python -m infra.docs.metrics
 
 # Apart from .venv: whoever changes the code needs none of it.
 $(DOCS_READY): constraints.txt | check-python

@@ -75,6 +75,9 @@ COMMANDS = {
     "python -m s3cache run --url s3://bucket/prefix train.py --epochs 10": _RUN,
     "python -m s3cache run -m package.train --epochs 10": _RUN,
     "torchrun --nproc-per-node 8 -m s3cache run train.py": _RUN,
+    "S3CACHE_URL=s3://bucket/prefix "
+    "S3CACHE_METRICS_FILE=/var/lib/node_exporter/s3cache-{rank}.prom "
+    "torchrun --nproc-per-node 8 train.py": "tests/metrics/test_metrics_file.py, by hand",
     "python -m s3cache keygen ci-main-1": "tests/trust/test_keygen.py",
     ".venv/bin/python benchmarks/render.py": "tests/test_docs.py calls what it calls",
     "make rgw-up && source /tmp/s3cache-rgw/env": f"runs infra/rgw/up.sh, as {_RGW}",

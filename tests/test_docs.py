@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.render import COMMANDS, fill, render
+from infra.docs import metrics
 from infra.docs.settings import updated
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
@@ -83,6 +84,14 @@ def test_the_page_of_settings_is_as_its_command_makes_it() -> None:
     """``make docs-settings`` brings it up to date."""
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert updated(page) == page
+
+
+def test_the_page_of_metrics_is_as_its_command_makes_it() -> None:
+    """``make docs-settings`` brings it up to date."""
+    page = metrics.PAGE.read_text(encoding="utf-8")
+    assert metrics.updated(page) == page
+    with pytest.raises(ValueError, match="not exactly one block"):
+        metrics.updated("no block")
 
 
 def test_the_command_mends_defaults_adds_what_is_new_and_takes_away_what_is_gone() -> None:

@@ -156,7 +156,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
             engine.close()
             raise
         _latest = _session.cache
-        if engine.settings.summary:
+        if engine.settings.summary or engine.settings.metrics_file:
             atexit.unregister(_sum_up)  # once, however often this is called
             atexit.register(_sum_up)
         return _latest
@@ -239,11 +239,17 @@ def _close() -> None:
 
 def _sum_up() -> None:
     """Say what the cache that was enabled last came to. At exit: the uploads are over."""
-    if _latest is None or not _latest.settings.summary:
+    if _latest is None:
         return
-    rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr left
-        sys.stderr.write(f"s3cache: {rank}{_latest.stats().in_words()}\n")
+    settings = _latest.settings
+    if settings.summary:
+        rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr
+            sys.stderr.write(f"s3cache: {rank}{_latest.stats().in_words()}\n")
+    if settings.metrics_file:
+        from s3cache.metrics import leave_textfile
+
+        leave_textfile(settings.metrics_file, _latest.stats)
 
 
 def _after_fork_in_child() -> None:

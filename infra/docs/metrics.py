@@ -1,0 +1,38 @@
+"""Bring the table of docs/metrics.md up to date with the metrics that there are.
+
+.venv/bin/python -m infra.docs.metrics
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from s3cache.metrics import FAMILIES, Family
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+_BLOCK = re.compile(r"(?<=<!-- metrics -->\n).*?(?=<!-- /metrics -->)", re.DOTALL)
+_HEAD = "| OpenTelemetry | Prometheus | | labels | |\n|---|---|---|---|---|\n"
+
+
+def updated(page: str) -> str:
+    """``page`` with a row for each metric.
+
+    Raises:
+        ValueError: there is no place for it.
+    """
+    page, found = _BLOCK.subn(lambda _: _HEAD + "".join(map(_row, FAMILIES)), page)
+    if found != 1:
+        raise ValueError("the page has not exactly one block for metrics")
+    return page
+
+
+def _row(family: Family) -> str:
+    total = "_total" if family.kind == "counter" else ""
+    labels = ", ".join(f"`{label}`" for label in family.labels)
+    names = f"`{family.name}` | `{family.prometheus_name}{total}`"
+    return f"| {names} | {family.kind}, {family.unit.strip('{}')} | {labels} | {family.text} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

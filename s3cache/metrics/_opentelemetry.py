@@ -1,0 +1,151 @@
+"""OpenTelemetry: instruments that are read when its SDK exports, and a span for each transfer.
+
+Its API has no histogram that is read later, so of durations there are how many and how long in all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from s3cache._version import __version__
+from s3cache.errors import ConfigError
+from s3cache.metrics._families import FAMILIES, Family, Sample, Source
+from s3cache.metrics._prometheus import latest_counts
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+    from s3cache.cache import Cache
+    from s3cache.stats import TransferEvent
+
+__all__ = ["Observation", "observe"]
+
+_NAME = "s3cache"
+# Transfers whose end nobody has told of: no more are remembered.
+_OPEN_AT_MOST = 10_000
+
+
+def observe(
+    cache: Cache | None = None,
+    *,
+    meter_provider: MeterProvider | None = None,
+    tracer_provider: TracerProvider | None = None,
+) -> Observation:
+    """Have OpenTelemetry read what is counted, and see each upload and download as a span.
+
+    Args:
+        cache: whose counts and transfers; left out, the counts of the cache that was enabled last,
+            and the transfers of the one that is enabled now.
+        meter_provider: left out, the global one.
+        tracer_provider: left out, the global one.
+
+    Raises:
+        ConfigError: ``opentelemetry-api`` is not installed.
+    """
+    try:
+        from opentelemetry import metrics, trace
+    except ImportError as exc:
+        raise ConfigError(
+            "metrics for OpenTelemetry",
+            "the package opentelemetry-api is not installed",
+            "pip install opentelemetry-api, and an SDK that exports",
+        ) from exc
+    meter = metrics.get_meter(_NAME, __version__, meter_provider)
+    tracer = trace.get_tracer(_NAME, __version__, tracer_provider)
+    observation = Observation(latest_counts if cache is None else cache.stats)
+    for family in FAMILIES:
+        observation.instrument(meter, metrics.Observation, family)
+    if cache is None:
+        from s3cache.hooks import active
+
+        cache = active()
+    if cache is not None:
+        observation.end_with(cache.subscribe(_Spans(tracer).note))
+    return observation
+
+
+class Observation:
+    """What :func:`observe` began; :meth:`stop` ends it.
+
+    OpenTelemetry keeps its instruments for as long as it lives: after that they give nothing.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source: Source | None = source
+        self._ends: list[Callable[[], None]] = []
+
+    def stop(self) -> None:
+        """Give no more counts and no more spans."""
+        self._source = None
+        while self._ends:
+            self._ends.pop()()
+
+    def end_with(self, end: Callable[[], None]) -> None:
+        """Have :meth:`stop` call ``end``."""
+        self._ends.append(end)
+
+    def instrument(self, meter: Any, observation: Any, family: Family) -> None:
+        """Make what reads ``family``."""
+
+        def read(_: object) -> Iterable[Any]:
+            return [observation(each.value, dict(each.labels)) for each in self._samples(family)]
+
+        def count(_: object) -> Iterable[Any]:
+            return [
+                observation(each.buckets[-1][1], dict(each.labels))
+                for each in self._samples(family)
+            ]
+
+        create = {
+            "counter": meter.create_observable_counter,
+            "gauge": meter.create_observable_gauge,
+            "histogram": meter.create_observable_counter,
+        }[family.kind]
+        create(family.name, [read], family.unit, family.text)
+        if family.kind == "histogram":
+            create(f"{family.name}.count", [count], "{call}", f"How many: {family.text}")
+
+    def _samples(self, family: Family) -> Iterable[Sample]:
+        stats = None if self._source is None else self._source()
+        return () if stats is None else family.read(stats)
+
+
+class _Spans:
+    """A span for each transfer, from its start to its end; a retried one has as many as tries."""
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+        self._mutex = threading.Lock()
+        self._began: dict[tuple[str, str], int] = {}
+
+    def note(self, event: TransferEvent) -> None:
+        """A listener for :meth:`s3cache.Cache.subscribe`."""
+        at = (event.direction, event.name)
+        now = time.time_ns()
+        with self._mutex:
+            if event.step == "started":
+                if len(self._began) < _OPEN_AT_MOST:
+                    self._began[at] = now
+                return
+            if event.step == "queued":
+                return
+            began = self._began.pop(at, now)
+        span = self._tracer.start_span(
+            f"{_NAME}.{event.direction}",
+            attributes={
+                "s3cache.object": event.name,
+                "s3cache.size": event.size,
+                "s3cache.outcome": event.step,
+            },
+            start_time=began,
+        )
+        if event.error is not None:
+            from opentelemetry.trace import Status, StatusCode
+
+            span.set_status(Status(StatusCode.ERROR, str(event.error)))
+            span.set_attribute("error.type", type(event.error).__name__)
+        span.end(now)

@@ -1,0 +1,137 @@
+"""OpenTelemetry's own SDK reads what is counted, and gets a span for each transfer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from s3cache import Cache, Hit
+from s3cache.errors import ConfigError
+from s3cache.metrics import FAMILIES, families, observe
+from tests.support.caching import entry
+
+
+class Telemetry:
+    """An SDK that exports into memory."""
+
+    def __init__(self) -> None:
+        self._reader = InMemoryMetricReader()
+        self.meters = MeterProvider([self._reader])
+        self._spans = InMemorySpanExporter()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+
+    def metrics(self) -> dict[str, Any]:
+        data = self._reader.get_metrics_data()
+        return {
+            metric.name: metric
+            for resource in (data.resource_metrics if data else [])
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+    def spans(self) -> tuple[Any, ...]:
+        return self._spans.get_finished_spans()
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    return Telemetry()
+
+
+def open_cache(tmp_path: Path, machine: str) -> Cache:
+    return Cache.open(f"file://{tmp_path / 'remote'}?create=1", local_dir=tmp_path / machine)
+
+
+def test_what_is_counted_is_exported(tmp_path: Path, telemetry: Telemetry) -> None:
+    with open_cache(tmp_path, "one") as cache:
+        observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+        cache.lookup("key-1")
+        cache.save("key-1", entry("key-1"))
+        assert cache.flush(60).complete
+        assert isinstance(cache.lookup("key-1"), Hit)
+        there = telemetry.metrics()
+        for family, samples in families(cache.stats()):
+            if not samples:
+                assert family.name not in there
+                continue
+            metric = there[family.name]
+            assert (metric.unit, metric.description) == (family.unit, family.text)
+            points = {tuple(sorted(p.attributes.items())): p for p in metric.data.data_points}
+            for sample in samples:
+                point = points.pop(tuple(sorted(sample.labels.items())))
+                if family.name != "s3cache.request.duration":  # the reader's own look is one more
+                    assert point.value == pytest.approx(sample.value), family.name
+            assert not points
+            if family.kind == "histogram":
+                [*counts] = there[f"{family.name}.count"].data.data_points
+                assert [point.value for point in counts] == [
+                    sample.buckets[-1][1] for sample in samples
+                ]
+    assert there.keys() - {f"{family.name}.count" for family in FAMILIES} <= {
+        family.name for family in FAMILIES
+    }
+
+
+def test_a_transfer_is_a_span(tmp_path: Path, telemetry: Telemetry) -> None:
+    with open_cache(tmp_path, "one") as cache:
+        observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+        cache.save("key-1", entry("key-1"))
+        assert cache.flush(60).complete
+    with open_cache(tmp_path, "two") as cache:
+        observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+        assert isinstance(cache.lookup("key-1"), Hit)
+        cache.lookup("key-2")
+    told = [(span.name, span.attributes["s3cache.outcome"]) for span in telemetry.spans()]
+    assert told == [
+        ("s3cache.upload", "done"),
+        ("s3cache.download", "done"),
+        ("s3cache.download", "absent"),
+    ]
+    up, down, _ = telemetry.spans()
+    assert up.attributes["s3cache.size"] == down.attributes["s3cache.size"] == entry("key-1").size
+    assert all(span.start_time <= span.end_time for span in telemetry.spans())
+    assert all(span.status.status_code is StatusCode.UNSET for span in telemetry.spans())
+
+
+def test_a_transfer_that_fails_says_why(tmp_path: Path, telemetry: Telemetry) -> None:
+    with open_cache(tmp_path, "one") as cache:
+        cache.save("key-1", entry("key-1"))
+        assert cache.flush(60).complete
+    for path in (tmp_path / "remote" / "objects").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"damaged")
+    with open_cache(tmp_path, "two") as cache:
+        observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+        cache.lookup("key-1")
+    first = telemetry.spans()[0]
+    assert first.status.status_code is StatusCode.ERROR
+    assert first.attributes["error.type"] == "CorruptError"
+
+
+def test_after_stop_there_is_nothing_more(tmp_path: Path, telemetry: Telemetry) -> None:
+    with open_cache(tmp_path, "one") as cache:
+        observation = observe(
+            cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers
+        )
+        assert telemetry.metrics()
+        observation.stop()
+        cache.save("key-1", entry("key-1"))
+        assert cache.flush(60).complete
+        assert not telemetry.metrics()
+    assert not telemetry.spans()
+
+
+def test_without_the_api_one_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(ConfigError, match=r"opentelemetry-api is not installed.*pip install"):
+        observe()
