@@ -85,6 +85,8 @@ class Settings:
         strict: raise what would otherwise become a miss and a warning.
         recache: look nothing up, and overwrite what is there with what is saved.
         summary: end the process with one line on stderr: what hit, missed and was bypassed.
+        record: keep what was looked up in the local tier, for ``s3cache explain``; none of it
+            leaves this machine.
         shape_profile: share which sizes of a program turned out to change, and start with those
             dynamic.
         share_sources: leave in entries which lines of the program an operation is from, with the
@@ -127,6 +129,7 @@ class Settings:
     strict: bool = option(False, FLAG)
     recache: bool = option(False, FLAG)
     summary: bool = option(False, FLAG)
+    record: bool = option(True, FLAG)
     shape_profile: bool = option(True, FLAG)
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
@@ -195,6 +198,7 @@ class Options(StoreOptions, total=False):
     strict: bool | str | None
     recache: bool | str | None
     summary: bool | str | None
+    record: bool | str | None
     shape_profile: bool | str | None
     share_sources: bool | str | None
     trust: Trust | None
