@@ -88,6 +88,8 @@ class Settings:
         metrics_file: where the process leaves what it counted when it ends, for the textfile
             collector of Prometheus' node exporter, which takes files that end in ``.prom``.
             ``{pid}`` and ``{rank}`` become the process's number and rank.
+        record: keep what was looked up in the local tier, for ``s3cache explain``; none of it
+            leaves this machine.
         shape_profile: share which sizes of a program turned out to change, and start with those
             dynamic.
         share_sources: leave in entries which lines of the program an operation is from, with the
@@ -131,6 +133,7 @@ class Settings:
     recache: bool = option(False, FLAG)
     summary: bool = option(False, FLAG)
     metrics_file: str | None = option(None)
+    record: bool = option(True, FLAG)
     shape_profile: bool = option(True, FLAG)
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
@@ -200,6 +203,7 @@ class Options(StoreOptions, total=False):
     recache: bool | str | None
     summary: bool | str | None
     metrics_file: str | os.PathLike[str] | None
+    record: bool | str | None
     shape_profile: bool | str | None
     share_sources: bool | str | None
     trust: Trust | None

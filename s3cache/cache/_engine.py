@@ -18,6 +18,7 @@ from s3cache.cache._lookup import JudgedLookup
 from s3cache.cache._results import Hit, Miss, NotSaved, Saved
 from s3cache.errors import ClosedError, ConfigError, ReadOnlyError, StoreError, UntrustedError
 from s3cache.frame import Frame
+from s3cache.records import Record, Recorder
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, Reason
 from s3cache.store import Buffer, Patience, Store, open_store, store_identity, store_note
@@ -47,6 +48,8 @@ logger = logging.getLogger("s3cache")
 _PROVISIONAL_S = 60.0
 # Beside waiting for uploads the end of a cache takes so long at most, all its parts together.
 _LET_GO_S = 3.0
+# ... and of that, writing what was looked up.
+_RECORDS_S = 0.5
 
 
 class Engine:
@@ -122,6 +125,7 @@ class Engine:
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
         self._disk = RestingDisk(disk, self._counters, self._problems, self._policy.judge)
+        self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         self._replaceable = entries.Replaceable(everything=self.settings.recache)
         self._remote: RemoteTier | None = None
         self._closed_remote: RemoteTier | None = None  # its counts stay readable
@@ -389,6 +393,20 @@ class Engine:
         """Count something that cannot be cached, and why, by short names of the reasons."""
         self._counters_of(level).bypassed(reasons)
 
+    def record(self, lookup: Record) -> None:
+        """Keep what became of a lookup, for whoever asks why; nobody waits for the disk."""
+        if self.settings.record:
+            self._records.add(lookup)
+
+    @property
+    def recorded_run(self) -> str:
+        """The name of the run that lookups are recorded under."""
+        return self._records.run
+
+    def recorded(self) -> tuple[Record, ...]:
+        """The last lookups of this process, the oldest first."""
+        return self._records.held()
+
     def _counters_of(self, level: Level) -> Counters:
         return self._other_counters.get(level, self._counters)
 
@@ -496,6 +514,7 @@ class Engine:
             remote, self._remote = self._remote, None
             self._closed_remote = remote
         self._forget_exit()
+        self._records.close(min(over.left_s, _RECORDS_S))
         if remote is not None:
             remote.close(over.left_s)
         if self._disk.tier is not None:

@@ -12,6 +12,7 @@ from s3cache.hooks._session import (
     enable_by_environment,
     enabled,
     latest,
+    recorded,
     register_cacheable,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "enable_by_environment",
     "enabled",
     "latest",
+    "recorded",
     "register_cacheable",
 ]

@@ -26,6 +26,7 @@ from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._records import Recording
 from s3cache.hooks._saves import maker, told
 from s3cache.hooks._sources import without_sources
 from s3cache.stats import Reason
@@ -49,6 +50,7 @@ class Lookup(CacheCall):
     Attributes:
         judged: the entries under its key, once torch asks for them.
         candidate: the one that torch judges or rebuilds now, and where it came from.
+        saved_s: of a hit, what making it took where it was made.
     """
 
     def __init__(self, key: str) -> None:
@@ -56,6 +58,7 @@ class Lookup(CacheCall):
         self.key = key
         self.judged: JudgedLookup | None = None
         self.candidate: tuple[object, Hit] | None = None
+        self.saved_s = 0.0
 
     def reject(self, error: Exception) -> None:
         """The candidate cannot be used: have it set aside."""
@@ -84,12 +87,14 @@ class FxGraphSeam:
         keys: KeySeam,
         kernels: Kernels,
         bundling: Bundling,
+        recording: Recording,
     ) -> None:
         self._engine = engine
         self._calls = calls
         self._keys = keys
         self._kernels = kernels
         self._bundling = bundling
+        self._recording = recording
         self._warned = False
 
     def install(self, patches: Patches) -> None:
@@ -118,6 +123,8 @@ class FxGraphSeam:
         return prepare_key
 
     def _bypassed(self, call: FxKeying) -> None:
+        if call.reasons:
+            self._recording.bypassed("fx", call.reasons, None)
         codes: list[Code] = [reason.code for reason in call.reasons] or ["torch"]
         self._engine.count_bypass(codes, "fx")
         if call.error is not None:
@@ -140,6 +147,7 @@ class FxGraphSeam:
             if internals.ranks_must_agree():  # they have agreed on the whole graph: to compile it
                 with self._engine.judged(str(key), "fx") as judged:
                     judged.overrule(Reason.RANKS)
+                self._ended(str(key), judged)
                 return None, {}
             with self._calls.entered(Lookup(key)) as lookup:
                 try:
@@ -152,12 +160,16 @@ class FxGraphSeam:
                     graph, info = None, {}
                 finally:
                     if lookup.judged is not None:
-                        lookup.judged.close()
+                        self._ended(str(key), lookup.judged, lookup.saved_s)
                 if lookup.error is not None and self._engine.settings.strict:
                     raise lookup.error
                 return graph, info
 
         return lookup_graph
+
+    def _ended(self, key: str, judged: JudgedLookup, saved_s: float = 0.0) -> None:
+        of_whole = self._bundling.is_under_way()
+        self._recording.ended("fx", key, judged.close(), saved_s=saved_s, of_whole=of_whole)
 
     def _accept(self, lookup: Lookup, graph: CompiledGraph | None) -> None:
         if graph is None or lookup.candidate is None or lookup.judged is None:
@@ -166,7 +178,7 @@ class FxGraphSeam:
         if found is not graph:
             return
         lookup.judged.accept(hit)
-        saved_s = (graph._time_taken_ns or 0) / 1e9
+        lookup.saved_s = saved_s = (graph._time_taken_ns or 0) / 1e9
         self._engine.count_time_saved(saved_s)
         logger.info(
             "s3cache: hit %s (%s, second level), %.1f s of compiling saved",

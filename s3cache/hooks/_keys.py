@@ -184,6 +184,11 @@ class KeySeam:
         """What a key that is shared is made of."""
         return self._keys[key].components
 
+    def known_components(self, key: str) -> Mapping[str, Component]:
+        """What a key is made of, as far as that is remembered."""
+        known = self._keys.get(key)
+        return {} if known is None else known.components
+
     def _key_maker(
         self, original: Function[tuple[str, list[str]]]
     ) -> Function[tuple[str, list[str]]]:

@@ -23,6 +23,7 @@ from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, is_made_for_threads
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._records import Recording
 from s3cache.hooks._votes import Ballot, ballot_on
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
@@ -45,6 +46,7 @@ class Lookup(CacheCall):
     Attributes:
         judged: the entries under its key, once torch asks for them.
         candidate: the one that torch judges or rebuilds now, and where it came from.
+        saved_s: of a hit, what making it took where it was made.
 
     Args:
         config: how AOTAutograd is to go about the graph.
@@ -57,6 +59,7 @@ class Lookup(CacheCall):
         self.config = config
         self.judged: JudgedLookup | None = None
         self.candidate: tuple[AOTResult, Hit] | None = None
+        self.saved_s = 0.0
 
     def accept(self, hit: Hit) -> None:
         """``hit`` was made into a callable."""
@@ -100,6 +103,7 @@ class LookupSeam:
         bundling: Bundling,
         backwards: Backwards,
         bypasses: Bypasses,
+        recording: Recording,
     ) -> None:
         self._engine = engine
         self._calls = calls
@@ -108,6 +112,7 @@ class LookupSeam:
         self._bundling = bundling
         self._backwards = backwards
         self._bypasses = bypasses
+        self._recording = recording
 
     def install(self, patches: Patches) -> None:
         """Replace what looks an entry up, judges it and makes a callable of it."""
@@ -124,6 +129,7 @@ class LookupSeam:
                     result = original(*args, **kwargs)
                 finally:
                     lookup.close()
+                    self._record(lookup, args)
                     if lookup.reasons:
                         self._bypasses.met(lookup.reasons, lookup.error)
                 if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
@@ -133,6 +139,14 @@ class LookupSeam:
                 return result
 
         return try_load
+
+    def _record(self, lookup: Lookup, args: Sequence[object]) -> None:
+        if lookup.reasons:
+            gm = internals.graph_module_of(cast("Module", args[0]))
+            self._recording.bypassed("aot", lookup.reasons, gm)
+        elif lookup.judged is not None:
+            outcome = lookup.judged.close()
+            self._recording.ended("aot", str(lookup.key), outcome, saved_s=lookup.saved_s)
 
     def _begin(self, lookup: Lookup) -> None:
         key = str(lookup.key)
@@ -264,6 +278,7 @@ class LookupSeam:
     def _accept(self, hit: Hit, lookup: Lookup, entry: AOTResult) -> None:
         lookup.accept(hit)
         saved_s = (entry.forward_time_taken_ns + entry.backward_time_taken_ns) / 1e9
+        lookup.saved_s = saved_s
         self._engine.count_time_saved(saved_s)
         logger.info(
             "s3cache: hit %s (%s), %.1f s of compiling saved", lookup.key, hit.tier, saved_s

@@ -26,9 +26,11 @@ from s3cache.hooks._keys import CacheCalls, KeySeam, Registry
 from s3cache.hooks._lookups import LookupSeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._profiles import ProfileSeam
+from s3cache.hooks._records import Recording
 from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
 from s3cache.hooks._triton import TritonSeam
+from s3cache.records import Run
 from s3cache.settings import is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
 from s3cache.torch_api.protocols import Function
@@ -46,6 +48,7 @@ __all__ = [
     "enable_by_environment",
     "enabled",
     "latest",
+    "recorded",
     "register_cacheable",
 ]
 
@@ -89,9 +92,12 @@ class Session:
         bundling = Bundling(backwards)
         bypasses = Bypasses(self._engine)
         keys = KeySeam(registry, calls)
-        lookups = LookupSeam(self._engine, calls, keys, kernels, bundling, backwards, bypasses)
+        recording = Recording(self._engine, keys)
+        lookups = LookupSeam(
+            self._engine, calls, keys, kernels, bundling, backwards, bypasses, recording
+        )
         saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses)
-        halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling)
+        halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling, recording)
         keys.install_fx(self._patches)
         triton = TritonSeam(kernels.is_offered)
         for seam in (backwards, keys, lookups, kernels, triton, bundling, halves, saves):
@@ -111,6 +117,7 @@ _mutex = threading.Lock()
 _environment_mutex = threading.Lock()  # taken before the other one
 _session: Session | None = None
 _latest: Cache | None = None
+_latest_engine: Engine | None = None
 _tried_environment = False
 registry = Registry()
 
@@ -129,6 +136,12 @@ def latest() -> Cache | None:
     return _latest
 
 
+def recorded() -> Run | None:
+    """The lookups of the cache that was enabled last, the last few hundred of them; any thread."""
+    engine = _latest_engine
+    return None if engine is None else Run(engine.recorded_run, engine.recorded())
+
+
 def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
     """Have every ``torch.compile`` of this process look up, and share, what it compiles.
 
@@ -142,7 +155,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
     Raises:
         ConfigError: the URL or a setting cannot be used.
     """
-    global _session, _latest
+    global _session, _latest, _latest_engine
     _autoload.cancel()
     with _mutex:
         _close()
@@ -155,7 +168,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         except Exception:  # strict
             engine.close()
             raise
-        _latest = _session.cache
+        _latest, _latest_engine = _session.cache, engine
         if engine.settings.summary or engine.settings.metrics_file:
             atexit.unregister(_sum_up)  # once, however often this is called
             atexit.register(_sum_up)

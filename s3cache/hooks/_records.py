@@ -1,0 +1,150 @@
+"""What is kept of each lookup for ``s3cache explain``: outcome, key, and the user's line."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from s3cache.cache import Engine, Hit, Miss
+from s3cache.graph import Unsafe
+from s3cache.hooks._keys import KeySeam
+from s3cache.records import Record
+from s3cache.stats import Level
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+__all__ = ["Recording"]
+
+logger = logging.getLogger("s3cache")
+
+_FRAMES_AT_MOST = 1000
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LEVELS = {"aot": "", "fx": ", second level"}
+
+
+class Recording:
+    """Gives the engine a record of each lookup; what goes wrong in it is told once, and no more."""
+
+    def __init__(self, engine: Engine, keys: KeySeam) -> None:
+        self._engine = engine
+        self._keys = keys
+        self._failed = False
+
+    def ended(
+        self,
+        level: Level,
+        key: str,
+        outcome: Hit | Miss,
+        *,
+        saved_s: float = 0.0,
+        of_whole: bool = False,
+    ) -> None:
+        """A lookup under ``key`` came to ``outcome``."""
+        is_hit = isinstance(outcome, Hit)
+        reason = outcome.tier if isinstance(outcome, Hit) else str(outcome.reason)
+        if not is_hit:
+            logger.debug("s3cache: miss %s (%s%s)", key, reason, _LEVELS.get(level, ""))
+        if not self._engine.settings.record:
+            return
+        try:
+            components = self._keys.known_components(key)
+            self._engine.record(
+                Record(
+                    level=level,
+                    outcome="hit" if is_hit else "miss",
+                    key=key,
+                    reason=reason,
+                    time=time.time(),
+                    elapsed_s=outcome.elapsed_s,
+                    saved_s=saved_s,
+                    where=users_line(),
+                    of_whole=of_whole,
+                    components={
+                        name: (each.digest, each.value) for name, each in components.items()
+                    },
+                )
+            )
+        except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
+            self._fail(exc)
+
+    def bypassed(self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None) -> None:
+        """A graph was not looked up, for ``reasons``."""
+        if not self._engine.settings.record:
+            return
+        try:
+            self._engine.record(
+                Record(
+                    level=level,
+                    outcome="bypass",
+                    reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
+                    time=time.time(),
+                    where=users_line(),
+                    reasons=tuple(
+                        {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
+                        for reason in reasons
+                    ),
+                )
+            )
+        except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
+            self._fail(exc)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            logger.warning("s3cache: lookups are not recorded", exc_info=error)
+
+
+def users_line() -> tuple[str, int, str] | None:
+    """File, line and function that called what is compiled now: the first one outside of torch.
+
+    Users' backends are between our caller and Dynamo: what they called is none of it.
+    """
+    compiler, torchs = _places()
+    found = None
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES_AT_MOST):
+        name = frame.f_code.co_filename
+        if name.startswith(compiler):
+            found = None
+        elif found is None and not name.startswith(torchs) and not _is_nowhere(name):
+            found = name, frame.f_lineno, frame.f_code.co_name
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return found
+
+
+@functools.cache
+def _places() -> tuple[str, tuple[str, ...]]:
+    torch = internals.torch_directory()
+    stdlib = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+    # The frames of the standard library that may be in between.
+    between = (stdlib + "contextlib.py", stdlib + "functools.py", stdlib + "threading.py")
+    return os.path.join(torch, "_dynamo") + os.sep, (torch, _OURS, *between)
+
+
+def _is_nowhere(name: str) -> bool:
+    return name.startswith("<") and name not in ("<stdin>", "<string>")
+
+
+_TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?')
+
+
+def line_of(gm: GraphModule, reason: Unsafe) -> str:
+    """The line of the user's program that the reason's node is of, as ``file:line: code``."""
+    module = gm.get_submodule(reason.module) if reason.module else gm
+    for node in getattr(getattr(module, "graph", None), "nodes", ()):
+        if node.name == reason.node:
+            traced = _TRACED.findall(str(node.meta.get("stack_trace") or ""))
+            if traced:
+                file, line, code = traced[-1]
+                return f"{file}:{line}: {code.strip()}".rstrip(": ")
+    return ""

@@ -1,0 +1,93 @@
+"""Reading what processes of this machine have recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from s3cache.records._record import Record
+from s3cache.records._writing import DIRECTORY, SUFFIX
+from s3cache.store import Directory
+
+__all__ = ["Run", "read_run", "run_names"]
+
+# A pipe is not waited at for somebody to write.
+_OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """The lookups of one process, the oldest first.
+
+    Attributes:
+        name: what ``--run`` takes.
+        program: the script that it ran.
+        started: Unix time.
+        rank: of a distributed job, if it is one.
+        complete: whether all its lookups are here; a very long run has more.
+    """
+
+    name: str
+    records: tuple[Record, ...]
+    program: str = ""
+    started: float = 0.0
+    rank: str = ""
+    complete: bool = True
+
+
+def run_names(root: str) -> list[str]:
+    """The names of all runs that are recorded in a local tier, the latest first.
+
+    Raises:
+        ConfigError: the directory may be another user's work.
+        OSError: it cannot be read.
+    """
+    try:
+        directory = Directory.at(root).enter(DIRECTORY)
+    except FileNotFoundError:
+        return []
+    names = (name for name in directory.names() if name.endswith(SUFFIX))
+    return [name.removesuffix(SUFFIX) for name in sorted(names, reverse=True)]
+
+
+def read_run(root: str, name: str) -> Run:
+    """That run, as far as it has got; a line that is damaged, or not whole yet, is left out.
+
+    Raises:
+        ConfigError: the directory may be another user's work.
+        OSError: there is none of that name, or it cannot be read.
+    """
+    directory = Directory.at(root).enter(DIRECTORY)
+    fd = os.open(f"{name}{SUFFIX}", _OLD, dir_fd=directory.fd)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(f"{name} is not a file of ours")
+        with os.fdopen(os.dup(fd), "rb") as file:
+            lines = file.read(_MAX_BYTES).split(b"\n")
+    finally:
+        os.close(fd)
+    head: dict[str, Any] = {}
+    records = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+            if "outcome" in value:
+                records.append(Record.from_dict(value))
+            else:
+                head.update(value)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            continue
+    started = head.get("started")
+    return Run(
+        name=name,
+        records=tuple(records),
+        program=str(head.get("program", "")),
+        started=started if isinstance(started, float) else 0.0,
+        rank=str(head.get("rank", "")),
+        complete="more" not in head,
+    )

@@ -1,0 +1,46 @@
+"""A program that misses, hits, and is bypassed, and says what was recorded of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def mine(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    y = x.cos()
+    return mine(y) + 2  # the line
+
+
+def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
+    """By settings: the records of a miss, a hit and a bypass, each in a cache of its own."""
+    import s3cache
+    from s3cache.hooks import recorded
+
+    torch.compiler.allow_in_graph(mine)
+    found: dict[str, list[dict[str, Any]]] = {}
+    settings: dict[str, dict[str, Any]] = {
+        "miss": {},
+        "hit": {},
+        "bypass": {},
+        "memory": {"local": False},
+        "off": {"record": False},
+    }
+    for name, given in settings.items():
+        torch._dynamo.reset()
+        with s3cache.enabled(url, **given) as cache:
+            called = torch.compile(unknown if name == "bypass" else function)
+            called(torch.ones(4))  # called here
+            cache.flush(60)
+        run = recorded()
+        assert run is not None
+        found[name] = [record.as_dict() for record in run.records]
+    return found

@@ -1,0 +1,62 @@
+"""Each lookup is recorded: what became of it, what its key is made of, and the user's line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.records import read_run, run_names
+
+if TYPE_CHECKING:
+    from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_each_lookup_is_recorded(site: Site) -> None:
+    machine = site.machine("one")
+    found = machine.run("records:lookups", site.url)
+    wholes = {
+        name: [each for each in found[name] if each["level"] == "aot"]
+        for name in ("miss", "hit", "bypass", "memory", "off")
+    }
+    said = {name: [(r["outcome"], r["reason"]) for r in each] for name, each in wholes.items()}
+    assert said == {
+        "miss": [("miss", "absent")],
+        "hit": [("hit", "local")],
+        "bypass": [("bypass", "function")],
+        "memory": [("hit", "remote")],
+        "off": [],
+    }
+    (missed,), (hit,), (bypassed,) = wholes["miss"], wholes["hit"], wholes["bypass"]
+    assert missed["key"] == hit["key"]
+    assert missed["components"]["torch.version"][1][:2] == "2."
+    assert hit["saved_s"] > 0
+    halves = [each for each in found["miss"] if each["level"] == "fx"]
+    assert [(each["outcome"], each["of_whole"]) for each in halves] == [("miss", True)]
+
+    source = str(Path(__file__).with_name("records.py"))
+    lines = Path(source).read_text(encoding="utf-8").splitlines()
+    for each in (missed, hit, bypassed):
+        file, line, function = each["where"]
+        assert (file, function) == (source, "lookups")
+        assert lines[line - 1].endswith("# called here")
+    (reason,) = bypassed["reasons"]
+    number = next(index for index, line in enumerate(lines, 1) if line.endswith("# the line"))
+    assert reason["line"] == f"{source}:{number}: return mine(y) + 2  # the line"
+
+    # A run for each cache that keeps records on a disk, the latest first.
+    root = str(machine.root / "local")
+    runs = [read_run(root, name) for name in run_names(root)]
+    kept = [[record.as_dict() for record in run.records] for run in runs]
+    expected = [found[name] for name in ("bypass", "hit", "miss")]
+    assert sorted(map(str, kept)) == sorted(str(_in_tuples(each)) for each in expected)
+
+
+def _in_tuples(records: list[dict[str, object]]) -> list[dict[str, object]]:
+    """As records are before JSON has made lists of tuples."""
+    from s3cache.records import Record
+
+    return [Record.from_dict(each).as_dict() for each in records]

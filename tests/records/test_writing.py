@@ -1,0 +1,182 @@
+"""What is looked up is on the disk soon, private and bounded, and nobody waits for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.records import Record, Recorder, RecordLimits, read_run, run_names
+from tests.support.hanging import FreezableDisk
+from tests.support.waiting import LONG_S, eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MISS = Record(
+    level="aot",
+    outcome="miss",
+    key="a" * 65,
+    reason="absent",
+    time=5.0,
+    elapsed_s=0.25,
+    where=("train.py", 7, "main"),
+    components={"torch.version": ("d1", "2.12.1")},
+)
+BYPASS = Record(
+    level="aot",
+    outcome="bypass",
+    reason="function",
+    reasons=({"code": "function", "message": "calls mine", "line": "model.py:3: mine(x)"},),
+)
+
+
+def write(root: Path, *records: Record, **limits: int) -> str:
+    recorder = Recorder(str(root), RecordLimits(**limits))
+    for record in records:
+        recorder.add(record)
+    recorder.close(LONG_S)
+    return recorder.run
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    name = write(tmp_path, MISS, BYPASS)
+    run = read_run(str(tmp_path), name)
+    assert run.records == (MISS, BYPASS)
+    assert run.complete
+    assert run.program == sys.argv[0]
+
+
+def test_only_this_user_can_read_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        name = write(tmp_path, MISS)
+    finally:
+        os.umask(before)
+    file = tmp_path / "records" / f"{name}.jsonl"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_who_looks_nothing_up_leaves_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert run_names(str(tmp_path)) == []
+
+
+def test_without_a_directory_it_is_held_in_memory() -> None:
+    recorder = Recorder(None)
+    recorder.add(MISS)
+    recorder.close(LONG_S)
+    recorder.add(BYPASS)
+    assert recorder.held() == (MISS, BYPASS)
+
+
+def test_memory_is_bounded() -> None:
+    recorder = Recorder(None)
+    for _ in range(10_000):
+        recorder.add(MISS)
+    assert len(recorder.held()) == 512
+
+
+def test_a_file_is_bounded_in_count_and_says_that_there_was_more(tmp_path: Path) -> None:
+    run = read_run(str(tmp_path), write(tmp_path, *[MISS] * 5, run_records=3))
+    assert len(run.records) == 3
+    assert not run.complete
+
+
+def test_a_file_is_bounded_in_bytes(tmp_path: Path) -> None:
+    name = write(tmp_path, *[MISS] * 50, run_bytes=700)
+    assert (tmp_path / "records" / f"{name}.jsonl").stat().st_size < 1000
+    assert not read_run(str(tmp_path), name).complete
+
+
+def test_a_record_that_is_too_long_is_left_out(tmp_path: Path) -> None:
+    long = Record("aot", "miss", key="b", components={"gm": ("d", "x" * (1 << 20))})
+    assert read_run(str(tmp_path), write(tmp_path, long, MISS)).records == (MISS,)
+
+
+def test_old_runs_go(tmp_path: Path) -> None:
+    old = tmp_path / "records"
+    old.mkdir(mode=0o700)
+    for second in range(5):
+        (old / f"20200101-00000{second}-1-aaaa.jsonl").write_text("{}\n")
+    name = write(tmp_path, MISS, runs=3)
+    assert run_names(str(tmp_path)) == [name, "20200101-000004-1-aaaa", "20200101-000003-1-aaaa"]
+
+
+def test_all_runs_together_are_bounded_in_bytes(tmp_path: Path) -> None:
+    old = tmp_path / "records"
+    old.mkdir(mode=0o700)
+    for second in range(3):
+        (old / f"20200101-00000{second}-1-aaaa.jsonl").write_bytes(b"x" * 600)
+    name = write(tmp_path, MISS, run_bytes=1000, all_bytes=1900)
+    assert run_names(str(tmp_path)) == [name, "20200101-000002-1-aaaa"]
+
+
+def test_a_killed_process_keeps_what_it_has_appended(tmp_path: Path) -> None:
+    code = (
+        "import time; from s3cache.records import Record, Recorder\n"
+        f"r = Recorder({str(tmp_path)!r}); r.add(Record('aot', 'miss', key='a'))\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        eventually(
+            lambda: any(read_run(str(tmp_path), n).records for n in run_names(str(tmp_path)))
+        )
+        process.send_signal(signal.SIGKILL)
+    (name,) = run_names(str(tmp_path))
+    assert [record.key for record in read_run(str(tmp_path), name).records] == ["a"]
+
+
+def test_a_line_that_is_damaged_is_left_out(tmp_path: Path) -> None:
+    name = write(tmp_path, MISS)
+    file = tmp_path / "records" / f"{name}.jsonl"
+    bad = [b"{", b"[]", b"7", b'{"outcome": "miss", "components": 3}', b'{"outcome": "hit"']
+    file.write_bytes(file.read_bytes() + b"\n".join(bad))
+    assert read_run(str(tmp_path), name).records == (MISS,)
+
+
+def test_fields_of_a_later_release_are_left_out() -> None:
+    data = json.loads(json.dumps({**MISS.as_dict(), "colour": "red"}))
+    assert Record.from_dict(data) == MISS
+
+
+@pytest.mark.parametrize("what", ["link", "file", "writable"])
+def test_where_others_may_write_nothing_is_written(tmp_path: Path, what: str) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir(mode=0o700)
+    elsewhere.mkdir()
+    if what == "link":
+        (root / "records").symlink_to(elsewhere)
+    elif what == "file":
+        (root / "records").write_text("")
+    else:
+        (root / "records").mkdir()
+        (root / "records").chmod(0o777)
+    before = sorted(tmp_path.rglob("*"))
+    write(root, MISS)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_hangs_keeps_nobody(tmp_path: Path) -> None:
+    """Neither who looks something up nor the end, and what waits for it is bounded."""
+    with FreezableDisk.mounted(tmp_path) as disk:
+        recorder = Recorder(str(disk.path))
+        with disk.frozen():
+            for _ in range(2000):
+                recorder.add(MISS)
+            recorder.close(0.1)  # the thread cannot even be killed: who waits for it hangs
+        eventually(lambda: any(read_run(str(disk.path), n).records for n in names(disk)))
+        (name,) = names(disk)
+        assert len(read_run(str(disk.path), name).records) < 600
+
+
+def names(disk: FreezableDisk) -> list[str]:
+    return run_names(str(disk.path))
