@@ -50,6 +50,7 @@ PICTURES = {
     ("docs/storage.md", "objects/"): "names in a directory",
 }
 _DIST = "tests/dist/__main__.py, make test-dist"
+_REPORT = "tests/cli/test_report.py"
 _RUN = "tests/hooks/test_run.py"
 _AUTOLOAD = "tests/hooks/test_autoload.py"
 _RGW = "tests/infra/test_rgw_scripts.py"
@@ -59,6 +60,9 @@ _EXAMPLE = "tests/examples/test_warm_start_ci.py"
 # held against its own model below; `make` against the Makefile.
 COMMANDS = {
     "pip install torch-s3cache": _DIST,
+    "s3cache report": _REPORT,
+    "s3cache report --last 8": _REPORT,
+    "s3cache report --last 8 --html report.html": _REPORT,
     "pip install 'torch-s3cache[testing]'": f"from the index; the extra is installed by {_DIST}",
     "pip install torch 'torch-s3cache[testing]'": f"from the index; as {_DIST}",
     "python -m pytest": _EXAMPLE,

@@ -11,6 +11,7 @@ from s3cache.cli._keygen import keygen
 from s3cache.cli._ls import ls
 from s3cache.cli._moving import mirror, prefetch, pull, push
 from s3cache.cli._removing import clear, gc, rm
+from s3cache.cli._report import report
 from s3cache.cli._stats import stats
 from s3cache.cli._verify import verify
 from s3cache.cli._version import show_version
@@ -47,6 +48,7 @@ def _run(program: list[str]) -> None:
 app.command("version")(show_version)
 app.command("doctor")(doctor)
 app.command("stats")(stats)
+app.command("report")(report)
 app.command("ls")(ls)
 app.command("du")(du)
 app.command("inspect")(inspect)

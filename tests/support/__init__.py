@@ -28,6 +28,7 @@
 * :mod:`~tests.support.compiler`: torch's compiler, imported without a word;
 * :mod:`~tests.support.environment`: nothing of the developer's own, as a fixture;
 * :mod:`~tests.support.descriptions`: whether a description says what torch's object says;
+* :mod:`~tests.support.runs`: what a job has recorded of its lookups;
 * :mod:`~tests.support.frames`: frames that are made by hand and may say anything;
 * :mod:`~tests.support.imports`, :mod:`~tests.support.pages`: what is imported, what pages show;
 * :mod:`~tests.support.observe`: what a program's caller can see of tensors.

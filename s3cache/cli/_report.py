@@ -1,0 +1,110 @@
+"""``s3cache report``: what a job looked up, in numbers, and as a page to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from s3cache.cli._groups import grouped
+from s3cache.cli._output import Output
+from s3cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from s3cache.records import Run
+
+__all__ = ["report"]
+
+# ruff: noqa: UP045 - Typer reads annotations while the program runs, in Python 3.10 too
+
+
+@grouped(out=Output)
+def report(
+    out: Output,
+    run: Annotated[
+        Optional[list[str]],
+        typer.Option("--run", metavar="ID", help="That run; may be given several times."),
+    ] = None,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=1, help="The last N processes.")
+    ] = 1,
+    html: Annotated[
+        Optional[Path],
+        typer.Option("--html", metavar="FILE", help="Write a page of HTML that stands by itself."),
+    ] = None,
+) -> None:
+    """Show what processes of this machine looked up: how it ended, when, and what it spared.
+
+    Of the last process, unless --run or --last says otherwise. Processes record it in the local
+    tier (S3CACHE_RECORD=0: none).
+    """
+    from s3cache.report import name_of, page, sum_up
+
+    runs = _runs(run or [], last)
+    totals = sum_up(runs)
+    if html is not None:
+        try:
+            html.write_text(page(runs), encoding="utf-8")
+        except OSError as exc:
+            problem = f"it cannot be written: {exc.strerror}"
+            raise ConfigError(f"page {html}", problem, "give another path") from exc
+        out.note(f"written to {html}")
+    if out.json:
+        out.record(
+            {
+                "runs": [each.name for each in runs],
+                "hits": totals.hits,
+                "misses": totals.misses,
+                "bypasses": totals.bypasses,
+                "hit_rate": totals.hit_rate,
+                "spared_s": totals.spared_s,
+                "waited_s": totals.waited_s,
+                "complete": totals.complete,
+                "outcomes": [
+                    {"outcome": outcome, "reason": reason, "count": count}
+                    for (outcome, reason), count in totals.outcomes.items()
+                ],
+            }
+        )
+        return
+    for each in runs:
+        rank = f", rank {each.rank}" if each.rank else ""
+        out.line(f"{each.name}: {each.program}{rank}, {len(each.records)} lookups")
+    rows = [
+        (name_of(outcome, reason), str(count))
+        for (outcome, reason), count in totals.outcomes.items()
+    ]
+    out.table(["outcome", ">lookups"], rows)
+    rate = "" if totals.hit_rate is None else f"{totals.hit_rate:.0%} of lookups hit; "
+    out.line(
+        f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
+    )
+
+
+def _runs(names: list[str], last: int) -> list[Run]:
+    """The runs that are meant, the earliest first.
+
+    Raises:
+        ConfigError: there is none of that name, or none at all.
+    """
+    from s3cache.records import read_run, run_names
+    from s3cache.settings import Settings
+
+    settings, _ = Settings.load()
+    known = run_names(settings.local_dir)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"run {name}",
+                f"none of that name is recorded in {settings.local_dir}",
+                f"it may be {known[0]}" if known else "S3CACHE_LOCAL_DIR says where to look",
+            )
+    chosen = names or known[:last]
+    if not chosen:
+        raise ConfigError(
+            "records of lookups",
+            f"there are none in {settings.local_dir}",
+            "run a program with the cache on, and without S3CACHE_RECORD=0",
+        )
+    return [read_run(settings.local_dir, name) for name in sorted(chosen)]

@@ -1,0 +1,69 @@
+"""Runs in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from s3cache.records import Run
+
+__all__ = ["Kind", "Totals", "kind_of", "name_of", "sum_up"]
+
+#: What colours tell apart.
+Kind: TypeAlias = Literal["local", "remote", "miss", "bypass"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What some runs come to. A half of a graph whose whole was looked up before counts for itself.
+
+    Attributes:
+        outcomes: how many lookups ended so, by outcome and reason; the most frequent first.
+        hits, misses, bypasses: how many in all.
+        spared_s: seconds that making what was hit took where it was made.
+        waited_s: seconds that compiling threads waited for lookups.
+        complete: whether all lookups of these runs are on record.
+    """
+
+    outcomes: Mapping[tuple[str, str], int]
+    hits: int
+    misses: int
+    bypasses: int
+    spared_s: float
+    waited_s: float
+    complete: bool
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the lookups, how many hit; ``None`` where nothing was looked up."""
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else None
+
+
+def sum_up(runs: Sequence[Run]) -> Totals:
+    """All of ``runs`` together."""
+    records = [record for run in runs for record in run.records]
+    ended = Counter(record.outcome for record in records)
+    return Totals(
+        outcomes=dict(Counter((each.outcome, each.reason) for each in records).most_common()),
+        hits=ended["hit"],
+        misses=ended["miss"],
+        bypasses=ended["bypass"],
+        spared_s=sum(record.saved_s for record in records),
+        waited_s=sum(record.elapsed_s for record in records),
+        complete=all(run.complete for run in runs),
+    )
+
+
+def name_of(outcome: str, reason: str) -> str:
+    """How a lookup ended, and where or why."""
+    return f"{outcome}: {reason}" if reason else outcome
+
+
+def kind_of(outcome: str, reason: str) -> Kind:
+    """Which of the kinds that is: what nobody knows here is a bypass."""
+    if outcome == "hit":
+        return "local" if reason == "local" else "remote"
+    return "miss" if outcome == "miss" else "bypass"

@@ -1,0 +1,76 @@
+"""``s3cache report``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.records import Recorder, run_names
+from s3cache.settings import Settings
+from tests.support.runs import two_ranks
+from tests.support.waiting import LONG_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.commands import Call
+
+
+@pytest.fixture
+def runs() -> list[str]:
+    """The names of two recorded runs, the latest first."""
+    root = Settings.load()[0].local_dir
+    os.makedirs(root, mode=0o700)
+    for run in two_ranks():
+        recorder = Recorder(root)
+        for record in run.records:
+            recorder.add(record)
+        recorder.close(LONG_S)
+    return run_names(root)
+
+
+def test_the_last_run_is_shown(call: Call, runs: list[str]) -> None:
+    names = sorted(runs, reverse=True)
+    said = call("report")
+    assert said.out.startswith(names[0])
+    found = call("report", "--json").json
+    assert found["runs"] == names[:1]
+    assert found["hits"] + found["misses"] + found["bypasses"] in (2, 3)
+
+
+def test_several_runs_are_counted_together(call: Call, runs: list[str]) -> None:
+    for arguments in (["--last", "2"], [word for name in runs for word in ("--run", name)]):
+        found = call("report", *arguments, "--json").json
+        assert found["runs"] == sorted(runs)
+        assert (found["hits"], found["misses"], found["bypasses"]) == (2, 2, 1)
+        assert (found["hit_rate"], found["spared_s"]) == (0.5, 87)
+        assert {"outcome": "miss", "reason": "guard", "count": 1} in found["outcomes"]
+    text = call("report", "--last", "2").out
+    assert "50% of lookups hit; 87.0 s of compiling spared" in text
+
+
+def test_a_page_is_written(call: Call, runs: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    call("report", "--last", "2", "--html", str(path))
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert text.count("<rect") == 5
+
+
+def test_what_is_not_there_is_named(call: Call, tmp_path: Path) -> None:
+    said = call("report")
+    assert said.code == 2
+    assert "there are none in" in said.err
+    said = call("report", "--run", "20200101-000000-1-aa")
+    assert said.code == 2
+    assert "20200101-000000-1-aa" in said.err
+
+
+def test_where_no_page_can_be_written_that_is_said(
+    call: Call, runs: list[str], tmp_path: Path
+) -> None:
+    said = call("report", "--html", str(tmp_path / "nowhere" / "report.html"))
+    assert said.code == 2
+    assert "nowhere/report.html" in said.err

@@ -1,0 +1,134 @@
+"""The page stands by itself, shows what was looked up, and believes nothing of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import re
+
+import pytest
+
+from s3cache.report import page, sum_up
+from tests.support.runs import HOSTILE, hostile, two_ranks
+
+# Elements that HTML ends by itself.
+_VOID = {"meta", "br"}
+_MAY_NAME = {"http-equiv", "content", "charset", "name", "lang", "class", "style", "data-label"}
+
+
+class Elements(html.parser.HTMLParser):
+    """What a page consists of; fails where it is not well formed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in _VOID and self.get_starttag_text()[-2:] != "/>":  # type: ignore[index]
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_numbers_are_those_of_the_records() -> None:
+    totals = sum_up(two_ranks())
+    assert (totals.hits, totals.misses, totals.bypasses) == (2, 2, 1)
+    assert totals.hit_rate == 0.5
+    assert totals.spared_s == 87
+    assert totals.waited_s == pytest.approx(0.621)
+    assert totals.outcomes == {
+        ("miss", "absent"): 1,
+        ("bypass", "custom_op"): 1,
+        ("miss", "guard"): 1,
+        ("hit", "remote"): 1,
+        ("hit", "local"): 1,
+    }
+    assert not totals.complete
+    assert sum_up([]).hit_rate is None
+
+
+def test_all_of_it_is_shown() -> None:
+    text = "\n".join(Elements(page(two_ranks())).text)
+    for shown in (
+        "/job/train.py",
+        "2 processes",
+        "50%",
+        "1.4 min",
+        "hit: remote",
+        "miss: absent",
+        "bypass: custom_op",
+        "half of a graph",
+        "mine.op has no formula. train.py:7: op(x)",
+        "rank 1",
+        "looked up more than is on record",
+    ):
+        assert shown in text, shown
+
+
+def test_a_lane_for_each_process_and_a_mark_for_each_lookup() -> None:
+    drawn = Elements(page(two_ranks()))
+    assert drawn.names.count("svg") == 1
+    assert drawn.names.count("line") == 2
+    assert drawn.names.count("rect") == 5
+    at = [float(value) for tag, name, value in drawn.attributes if (tag, name) == ("rect", "x")]
+    assert at[:3] == sorted(at[:3])
+    assert at[3:] == sorted(at[3:])
+    assert all(110 <= x <= 960 for x in at)
+
+
+def test_why_is_what_whoever_explains_says() -> None:
+    text = "\n".join(Elements(page(two_ranks(), lambda run, record: f"{run.rank}!")).text)
+    assert text.count("0!") == 3
+    assert "1!" not in text  # its lookups hit
+
+
+def test_nothing_of_the_records_is_believed() -> None:
+    text = page(hostile(), lambda *_: HOSTILE, title=HOSTILE)
+    shown = Elements(text)
+    assert "script" not in shown.names
+    assert HOSTILE in "".join(shown.text)
+    for _, name, value in shown.attributes:
+        assert HOSTILE not in value or name == "aria-label"
+        assert not name.startswith("on")
+
+
+def test_it_loads_nothing() -> None:
+    text = page(two_ranks())
+    assert {
+        name
+        for tag, name, _ in Elements(text).attributes
+        if tag not in ("svg", "rect", "line", "text")
+    } <= _MAY_NAME
+    assert not re.search(r"url\(|@import|https?://|src=|href=", text)
+    assert "default-src 'none'" in text
+
+
+def test_of_nothing_there_is_a_page_too() -> None:
+    empty = [dataclasses.replace(run, records=()) for run in two_ranks()]
+    for runs in ([], empty):
+        assert "Nothing was looked up" in "".join(Elements(page(runs)).text)
+
+
+def test_a_very_long_run_is_cut_and_says_so() -> None:
+    [run, _] = two_ranks()
+    long = dataclasses.replace(run, records=run.records * 1_000)
+    shown = Elements(page([long]))
+    assert shown.names.count("tr") == 2_001
+    assert "1,000 more are left out here" in "".join(shown.text)
+    assert sum_up([long]).misses == 2_000

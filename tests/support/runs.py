@@ -1,0 +1,65 @@
+"""Runs as two ranks of a job leave them."""
+
+from __future__ import annotations
+
+from s3cache.records import Record, Run
+
+HOSTILE = "<script>alert(1)</script>&\"'\x1b[31m"
+BEGAN = 1_790_000_000.0
+
+
+def two_ranks() -> list[Run]:
+    """A rank that compiled and one that hit, with all that a page has to show."""
+    unsafe = {"code": "custom_op", "message": "mine.op has no formula", "line": "train.py:7: op(x)"}
+    first = [
+        _record(1.0, "miss", "absent", elapsed_s=0.2, where=("/job/train.py", 3, "step")),
+        _record(2.5, "bypass", "custom_op", reasons=(unsafe,)),
+        _record(4.0, "miss", "guard", level="fx"),
+    ]
+    second = [
+        _record(3.0, "hit", "remote", elapsed_s=0.4, saved_s=75.0, where=("train.py", 3, "step")),
+        _record(3.6, "hit", "local", elapsed_s=0.001, saved_s=12.0),
+    ]
+    return [
+        Run("20261123-120000-11-aa", tuple(first), "/job/train.py", BEGAN, "0"),
+        Run("20261123-120001-12-bb", tuple(second), "/job/train.py", BEGAN + 0.5, "1", False),
+    ]
+
+
+def hostile() -> list[Run]:
+    """Everything that is text says what would run in a page that believes it."""
+    record = _record(
+        1.0,
+        HOSTILE,
+        HOSTILE,
+        key=HOSTILE,
+        where=(HOSTILE, 1, HOSTILE),
+        level=HOSTILE,
+        reasons=({"message": HOSTILE, "fix": HOSTILE, "line": HOSTILE},),
+    )
+    return [Run(HOSTILE, (record,), HOSTILE, BEGAN, HOSTILE), Run(HOSTILE, (record,))]
+
+
+def _record(
+    at: float,
+    outcome: str,
+    reason: str,
+    *,
+    level: str = "aot",
+    elapsed_s: float = 0.01,
+    saved_s: float = 0.0,
+    key: str = "ab" * 32,
+    where: tuple[str, int, str] | None = None,
+    reasons: tuple[dict[str, str], ...] = (),
+) -> Record:
+    return Record(
+        level=level,
+        outcome=outcome,
+        key=key,
+        reason=reason,
+        time=BEGAN + at,
+        elapsed_s=elapsed_s,
+        saved_s=saved_s,
+        where=where,
+        reasons=reasons,
+    )
