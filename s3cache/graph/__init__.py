@@ -1,6 +1,7 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
 from s3cache.graph._code import code_fingerprint
+from s3cache.graph._homes import home_of_file
 from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options
 from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
@@ -16,6 +17,7 @@ from s3cache.graph._safety import (
 )
 from s3cache.graph._stable import Component
 from s3cache.graph._surroundings import FIRST_CALL, places, sees_places
+from s3cache.graph._tables import forget_entries, record_entry
 
 __all__ = [
     "FIRST_CALL",
@@ -27,11 +29,14 @@ __all__ = [
     "code_fingerprint",
     "context_hashes",
     "described_passes",
+    "forget_entries",
     "forget_kernels",
     "graph_modules",
+    "home_of_file",
     "is_custom_function",
     "key_of",
     "places",
+    "record_entry",
     "record_kernel",
     "remember_pristine",
     "sees_places",

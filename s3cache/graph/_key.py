@@ -82,7 +82,7 @@ def key_of(
         components["graph.subclasses"] = component
     components.update(input_components(details.gm, details.example_inputs))
     try:
-        replaced = overrides(vouched)
+        replaced = overrides(vouched, again=False)
     except UntoldError as exc:
         unsafe.append(Unsafe("override", str(exc), _OVERRIDE_FIX))
     else:

@@ -8,19 +8,41 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import NamedTuple
 
 import _s3cache_autoload
+from s3cache.graph._homes import home_of
 from s3cache.torch_api import internals
 
-__all__ = ["forget_kernels", "is_native", "kernel_of", "record_kernel", "replaced_kernels"]
+__all__ = [
+    "Recorded",
+    "forget_kernels",
+    "is_native",
+    "is_of_torch",
+    "kernel_of",
+    "record_kernel",
+    "replaced_kernels",
+]
 
-_kernels: dict[str, object] = {}
+_kernels: dict[str, Recorded] = {}
 _NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
 
 
-def record_kernel(where: str, function: object) -> None:
+class Recorded(NamedTuple):
+    """A kernel in Python.
+
+    Attributes:
+        function: it; ``None`` if nobody saw what was registered.
+        by_torch: whether torch registered it, for nobody else.
+    """
+
+    function: object | None
+    by_torch: bool
+
+
+def record_kernel(where: str, function: object, *, by_torch: bool) -> None:
     """``function`` is registered from now on; ``where`` is operator and key, as torch has them."""
-    _kernels[where] = function
+    _kernels[where] = Recorded(function, by_torch)
 
 
 def forget_kernels() -> None:
@@ -30,7 +52,8 @@ def forget_kernels() -> None:
 
 def kernel_of(operator: str, key: str) -> object | None:
     """What was registered for an operator's qualified name and a dispatch key, if we saw it."""
-    return _kernels.get(f"{operator.replace('::', '/')}/{key.partition('[')[0]}")
+    found = _kernels.get(f"{operator.replace('::', '/')}/{key.partition('[')[0]}")
+    return None if found is None else found.function
 
 
 def is_native(path: str) -> bool:
@@ -38,34 +61,70 @@ def is_native(path: str) -> bool:
     return path.endswith(_NATIVE)
 
 
-def replaced_kernels() -> dict[str, object]:
+def replaced_kernels() -> dict[str, Recorded]:
     """Kernels in Python that torch's own operators have now and did not have by themselves.
 
-    By operator and key, as torch has them; ``None`` stands for one that nobody saw. Some of those
-    that were seen may be torch's.
+    By operator and key, as torch has them. Some of those that torch registered may do what others
+    gave it.
     """
     present = internals.python_kernels()
-    found: dict[str, object] = {
-        where: function
-        for where, function in _kernels.items()
-        if internals.is_of_aten(where) and where in present
-    }
-    for where in present - _s3cache_autoload.kernels - _kernels.keys():
-        if internals.is_of_aten(where):  # others are defined with their kernels, when first needed
-            name, _, key = where.rpartition("/")
-            if not _is_torchs(name.replace("/", "::", 1), key):
-                found[where] = None
-    return found
+    found = {where: kernel for where, kernel in _kernels.items() if where in present}
+    unseen = present - _s3cache_autoload.kernels - _kernels.keys()
+    found.update((where, Recorded(None, by_torch=False)) for where in unseen if _is_users(where))
+    return {where: kernel for where, kernel in found.items() if is_of_torch(_named(where)[0])}
+
+
+def is_of_torch(name: str) -> bool:
+    """Whether torch defines the operator: by where that is done, whatever its namespace is called.
+
+    Decompositions and fallbacks reach such ones, which no graph names.
+    """
+    return name.startswith("aten::") or _is_defined_by_torch(name)
 
 
 @functools.cache
-def _is_torchs(name: str, key: str) -> bool:
-    """Whether a file of torch's registers it that does so for nobody else."""
+def _is_defined_by_torch(name: str) -> bool:
+    defined = internals.DEFINED_AT.search(internals.dispatch_dump.get()(name))
+    if defined is None:
+        return False
+    if defined[1].startswith(_for_others()):
+        definition = internals.custom_operators.get().get(name)
+        return definition is not None and home_of(definition._init_fn).kind == "torch"
+    built_in = internals.built_in()
     home = internals.torch_directory()
-    paths = [
-        path
-        for each, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name))
-        if each.partition("[")[0] == key and not is_native(path)
+    return defined[1].startswith((home, built_in) if built_in else home)
+
+
+def _named(where: str) -> tuple[str, str]:
+    """Operator and key of a kernel."""
+    name, _, key = where.rpartition("/")
+    return name.replace("/", "::", 1), key
+
+
+def _is_users(where: str) -> bool:
+    """Whether a kernel that nobody saw may be registered by others than torch.
+
+    What registers for others is torch's own file as well, which torch uses for no operator of ATen.
+    """
+    name, key = _named(where)
+    paths = [path for each, path in _registered_at(name) if each == key]
+    home = internals.torch_directory()
+    if not all(path.startswith(home) for path in paths):
+        return True
+    return name.startswith("aten::") and any(path.startswith(_for_others()) for path in paths)
+
+
+@functools.cache
+def _registered_at(name: str) -> list[tuple[str, str]]:
+    """The keys that an operator has kernels in Python for, and the files that registered those."""
+    return [
+        (key.partition("[")[0], path)
+        for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name))
+        if not is_native(path)
     ]
-    for_others = (os.path.join(home, "library.py"), os.path.join(home, "_library") + os.sep)
-    return all(path.startswith(home) and not path.startswith(for_others) for path in paths)
+
+
+@functools.cache
+def _for_others() -> tuple[str, ...]:
+    home = internals.torch_directory()
+    return os.path.join(home, "library.py"), os.path.join(home, "_library") + os.sep

@@ -131,7 +131,7 @@ def checked(
     import torch
 
     watch = _Watch(registry)
-    remember_pristine()
+    remember_pristine(early=False)
     # What is compiled already keeps the options that it was given.
     compiled = function if _is_compiled(function) else torch.compile(function)
     torch.compiler.reset()

@@ -933,20 +933,30 @@ def python_kernels() -> set[str]:
     return _python_kernels.get()
 
 
-def is_of_aten(name: str) -> bool:
-    """Whether it names an operator that decompositions reach, or a kernel of one."""
-    return name.startswith(("aten/", "aten::"))
-
-
 #: How the dispatcher tells the key and the source file of each kernel of an operator, and its own.
 REGISTERED_AT = re.compile(r"^(\S+): registered at (.+?):\d+ ", re.MULTILINE)
 DEFINED_AT = re.compile(r"^debug: registered at (.+?):\d+$", re.MULTILINE)
+
+
+@functools.cache
+def built_in() -> str:
+    """The directory that torch's own C++ was built in; ``""`` if the dispatcher does not tell."""
+    defined = DEFINED_AT.search(dispatch_dump.get()("aten::relu"))
+    root, found, _ = (defined[1] if defined else "").partition("build/aten/")
+    return root if found else ""
 
 
 def is_operator(value: object) -> bool:
     """Whether ``value`` is an operator, an overload of one, or of higher order."""
     kinds = operator.get(), operator_packet.get(), higher_order_operator.get()
     return isinstance(value, kinds)
+
+
+def is_dtype(value: object) -> bool:
+    """Whether it is the type of the elements of a tensor."""
+    import torch
+
+    return isinstance(value, torch.dtype)
 
 
 def operator_of(value: object) -> Operator | OperatorPacket | None:
@@ -979,6 +989,37 @@ def sharding_rules(kind: type) -> list[tuple[object, object]]:
         (dispatcher, "_custom_op_handlers"),
     )
     return [each for owner, table in tables for each in getattr(owner, table, {}).items()]
+
+
+_higher_order: Internal[Mapping[str, Operator]] = Internal("torch._ops:_higher_order_ops")
+#: What registers functions in an operator's :func:`tables_of`, but for those written there.
+register_in_table: Internal[Function[Function[object]]] = Internal(
+    "torch._ops:OperatorBase.py_impl"
+)
+
+
+def operators_so_far() -> list[Operator]:
+    """All operators that were asked for in this process, and so those that Python can change."""
+    import torch
+
+    packet, single = operator_packet.get(), operator.get()
+    packets = [
+        each
+        for namespace in list(vars(torch.ops).values())
+        for each in list(getattr(namespace, "__dict__", {}).values())
+        if type(each) is packet
+    ]
+    made = [each for one in packets for each in list(vars(one).values())]
+    return [*(each for each in made if isinstance(each, single)), *_higher_order.get().values()]
+
+
+def tables_of(values: Sequence[Operator]) -> list[dict[object, object]]:
+    """What each does in Python: by key, by class of tensors or modes, and by transform."""
+    return [
+        table
+        for each in values
+        for table in (each.py_kernels, each.python_key_table, each.functorch_table)
+    ]
 
 
 def packet_of(function: object) -> object:

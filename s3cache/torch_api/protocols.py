@@ -365,7 +365,9 @@ class Operator(Protocol):
     """One overload of an operator."""
 
     namespace: str
-    py_kernels: Mapping[object, Function[object]]
+    py_kernels: dict[object, object]
+    python_key_table: dict[object, object]
+    functorch_table: dict[object, object]
     _schema: object
     tags: Sequence[object]
 
@@ -376,6 +378,7 @@ class CustomOperator(Protocol):
     """What ``torch.library.custom_op`` made."""
 
     _init_fn: Function[object]
+    _backend_fns: Mapping[object, Function[object]]
     _opoverload: Operator
     _torch_dispatch_fns: Mapping[type, Function[object]]
     _abstract_fn: Function[object] | None

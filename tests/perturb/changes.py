@@ -16,7 +16,7 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.perturb import aliasing, backwards, patching, registering
+from tests.perturb import aliasing, backwards, insides, patching, registering
 from tests.perturb.bases import BASES, Mlp, mlp, pointwise
 from tests.perturb.histories import History
 from tests.perturb.operators import OPERATORS
@@ -50,6 +50,7 @@ def all_histories() -> list[History]:
         *backwards.backwards(),
         *patching.patches(),
         *registering.registrations(),
+        *insides.insides(),
     ]
 
 

@@ -1,0 +1,146 @@
+"""What operators of torch's do in Python, by key: what ``py_impl`` is given, or is written there.
+
+Those tables come before the dispatcher's own while something is traced, and no graph names what is
+in them. All are noted when a cache is enabled, and held against what they are now: flat, side by
+side, as there are two thousand operators, of which most looks find nothing new.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from operator import is_
+from typing import NamedTuple
+
+from s3cache.graph._homes import home_of
+from s3cache.graph._registered import is_of_torch
+from s3cache.graph._whose import ABSENT, is_foreign
+from s3cache.torch_api import internals
+
+__all__ = ["Entry", "forget_entries", "record_entry", "remember_tables", "replaced_entries"]
+
+
+class Entry(NamedTuple):
+    """What is now where torch had something else, or nothing."""
+
+    place: str
+    key: str
+    value: object
+
+
+class _Looked:
+    """All tables as they are at one moment."""
+
+    def __init__(self, last: _Looked | None = None) -> None:
+        self.tables: list[dict[object, object]]
+        self.operators = internals.operators_so_far()
+        if last is not None and _are_same(self.operators, last.operators):
+            self.tables = last.tables
+        else:
+            self.tables = internals.tables_of(self.operators)
+        self.sizes = list(map(len, self.tables))
+        self.keys = list(itertools.chain.from_iterable(self.tables))
+        self.values = list(itertools.chain.from_iterable(map(dict.values, self.tables)))
+
+    def is_like(self, other: _Looked) -> bool:
+        return (
+            self.tables is other.tables
+            and self.sizes == other.sizes
+            and _are_same(self.values, other.values)
+            and _are_same(self.keys, other.keys)
+        )
+
+    def entries(self) -> Iterator[tuple[int, object, object]]:
+        """The number of its table, the key and the value of each."""
+        numbers = itertools.chain.from_iterable(
+            map(itertools.repeat, itertools.count(), self.sizes)
+        )
+        return zip(numbers, self.keys, self.values, strict=True)
+
+    def operator_of(self, number: int) -> object:
+        return self.operators[number * len(self.operators) // len(self.tables)]
+
+
+def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+# What torch has put there, by table and key. The tables are kept, so that nothing else gets an id.
+_of_torch: dict[tuple[int, object], object] = {}
+_first: _Looked | None = None
+_last: tuple[_Looked, list[Entry]] | None = None
+# Whether it was torch that called `py_impl`, by operator and key, while it is watched.
+_called_by_torch: dict[tuple[int, object], bool] = {}
+_is_watched = False
+
+
+def remember_tables(*, early: bool) -> None:
+    """What torch has put there by now is torch's; from now on :func:`record_entry` is called.
+
+    Args:
+        early: whether nobody but torch can have been here yet.
+    """
+    global _first, _is_watched
+    if _first is None:
+        _first = _Looked()
+        _of_torch.update(
+            ((id(_first.tables[number]), key), value)
+            for number, key, value in _first.entries()
+            if early or not is_foreign(value, "")
+        )
+    else:
+        replaced_entries()  # what came while nobody watched is judged by whose it is
+    _is_watched = True
+
+
+def record_entry(operator: object, key: object, *, by_torch: bool) -> None:
+    """``py_impl`` of an operator is called for ``key``, by torch or by somebody else."""
+    _called_by_torch[id(operator), key] = by_torch
+
+
+def forget_entries() -> None:
+    """Nobody records any more what is registered."""
+    global _is_watched, _last
+    _is_watched, _last = False, None
+    _called_by_torch.clear()
+
+
+def replaced_entries() -> list[Entry]:
+    """What others than torch have put into the tables of torch's operators, or taken out."""
+    global _last
+    if _first is None:
+        return []
+    now = _Looked(None if _last is None else _last[0])
+    if _last is None or not now.is_like(_last[0]):
+        _last = now, list(_differences(now))
+    return _last[1]
+
+
+def _differences(now: _Looked) -> Iterator[Entry]:
+    left = dict(_of_torch)
+    for number, key, value in now.entries():
+        place, operator = (id(now.tables[number]), key), now.operator_of(number)
+        had = left.pop(place, ABSENT)
+        if value is had or not _is_of_torch(operator):
+            continue
+        if had is ABSENT and not _is_users(operator, key, value):
+            _of_torch[place] = value
+        else:
+            yield Entry(str(operator), str(key), value)
+    numbers = {id(table): number for number, table in enumerate(now.tables)}
+    for table, key in left:
+        if table in numbers and _is_of_torch(operator := now.operator_of(numbers[table])):
+            yield Entry(str(operator), str(key), ABSENT)
+
+
+def _is_users(operator: object, key: object, value: object) -> bool:
+    by_torch = _called_by_torch.get((id(operator), key))
+    if by_torch is None and _is_watched:
+        return True  # written past `py_impl`, as torch itself never does
+    return by_torch is False or is_foreign(value, "")
+
+
+def _is_of_torch(operator: object) -> bool:
+    if isinstance(operator, internals.operator.get()):
+        return is_of_torch(operator.name())
+    return home_of(type(operator)).kind == "torch"

@@ -1,0 +1,152 @@
+"""Whose something is that stands where torch looks, and what it is, in words.
+
+Whether it is torch's is decided by where its code lies, and by nothing that it says of itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from s3cache.graph._code import UntoldError, fingerprint
+from s3cache.graph._homes import home_of
+from s3cache.graph._reads import code_digest, content_of
+from s3cache.torch_api import internals
+
+__all__ = ["ABSENT", "are_alike", "is_foreign", "shown", "text_of"]
+
+ABSENT = object()
+
+_NATIVE = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_MAX_DEPTH = 8
+_BY_OTHER_NAMES = {
+    "itruediv": "idiv",
+    "logsigmoid": "log_sigmoid",
+    "pos": "positive",
+    "torch_dispatch": "disabled_torch_dispatch_impl",
+    "torch_function": "disabled_torch_function_impl",
+}
+
+
+def is_foreign(value: object, name: object) -> bool:
+    """Whether ``value`` was not put under ``name`` by torch, as far as that can be seen."""
+    if isinstance(value, _NATIVE):
+        return isinstance(name, str) and not _bears(value.__name__, name)
+    if not callable(value) or isinstance(value, type):
+        return False
+    return any(not _is_of_torch(part) for part in _parts(value, 0))
+
+
+def _bears(own: str, name: str) -> bool:
+    """Whether a native function is found under its name: ``linalg_inv`` is ``torch.linalg.inv``."""
+    own, name = own.strip("_"), name.strip("_")
+    return own in (name, _BY_OTHER_NAMES.get(name)) or own.endswith(f"_{name}")
+
+
+def are_alike(old: object, value: object) -> bool:
+    """Whether torch has made the same anew, or only keeps Dynamo out of it."""
+    if internals.is_kept_from_dynamo(value, old):
+        return True
+    if type(old) is not type(value) or isinstance(value, type):
+        return False
+    try:
+        return text_of(old) == text_of(value)
+    except UntoldError:
+        return False
+
+
+def _is_of_torch(value: object) -> bool:
+    """Whether torch made it, or has it from Python or from what it builds on."""
+    if not isinstance(value, (types.FunctionType, *_NATIVE)):
+        called: object = getattr(type(value), "__call__", None)  # noqa: B004 - to see whose it is
+        value = called if isinstance(called, types.FunctionType) else type(value)
+    if isinstance(value, types.FunctionType) and internals.has_code_of_torch(value):
+        return True
+    if home_of(value).is_named:
+        return True
+    wrapping = sys.modules.get("typing_extensions")  # torch decorates with it
+    return isinstance(value, types.FunctionType) and (
+        wrapping is not None and value.__globals__ is vars(wrapping)
+    )
+
+
+def _parts(value: object, depth: int) -> Iterator[object]:
+    """``value``, and all functions that it wraps: of closures, partials and bound methods."""
+    if depth > _MAX_DEPTH:
+        return
+    yield value
+    inner: tuple[object, ...] = ()
+    if isinstance(value, types.FunctionType):
+        inner = tuple(content_of(cell) for cell in value.__closure__ or ())
+    elif isinstance(value, partial):
+        inner = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.MethodType):
+        inner = (value.__func__,)
+    for each in inner:
+        if callable(each) and not isinstance(each, type):
+            yield from _parts(each, depth + 1)
+
+
+def text_of(
+    value: object,
+    vouched: Callable[[object], str | None] = lambda _: None,
+    place: str = "",
+    name: object = "",
+) -> str:
+    """What ``value`` is, in words that another process has for the same, and for nothing else."""
+    if value is ABSENT:
+        return "nothing"
+    version = vouched(value)
+    if version is not None:
+        return f"version {version}"
+    try:
+        return " ".join(_word(part) for part in _parts(value, 0))
+    except UntoldError as exc:
+        raise UntoldError(f"{place}.{shown(name)} is not torch's, and {exc}") from exc
+
+
+def _word(value: object) -> str:
+    if isinstance(value, _NATIVE):
+        owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+        home = owner if isinstance(owner, (type, types.ModuleType)) else type(owner)
+        return f"{home.__name__}.{value.__name__}"
+    if isinstance(value, types.FunctionType) and internals.has_code_of_torch(value):
+        code = value.__code__
+        file = code.co_filename.removeprefix(internals.torch_directory())
+        cells = [content_of(cell) for cell in value.__closure__ or ()]
+        held = [*cells, value.__defaults__, value.__kwdefaults__]
+        plain = ", ".join(_plain(each) for each in held)
+        return f"{file}:{code.co_firstlineno}:{code.co_name}:{code_digest(code)}({plain})"
+    if internals.is_operator(value):
+        return str(value)
+    if isinstance(value, partial):
+        named = {k: v for k, v in value.keywords.items() if isinstance(v, _PLAIN)}
+        return f"partial {[v for v in value.args if isinstance(v, _PLAIN)]} {sorted(named.items())}"
+    return fingerprint(value)
+
+
+def _plain(value: object) -> str:
+    """What a function of torch's has been given, as far as it is told by its value."""
+    if isinstance(value, (*_PLAIN, enum.Enum)) or internals.is_operator(value):
+        return str(value) if isinstance(value, enum.Enum) else repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}({', '.join(map(_plain, value))})"
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__}({', '.join(sorted(map(_plain, value)))})"
+    if isinstance(value, dict):
+        return f"dict({', '.join(f'{_plain(k)}: {_plain(v)}' for k, v in value.items())})"
+    return str(value) if internals.is_dtype(value) else type(value).__name__
+
+
+def shown(name: object) -> str:
+    return name if isinstance(name, str) else str(name)
