@@ -140,11 +140,13 @@ soak: $(READY) ## 8 processes at full rate for SOAK_TIME seconds, under all faul
 fuzz-hits: $(READY) ## random programs, changed in one thing: look for wrong hits for FUZZ_TIME seconds
 	$(BIN)/python -m tests.hits --seconds $(FUZZ_TIME) $(ARGS)
 
-fuzz: $(FUZZ_READY) ## fuzz the frame decoder for FUZZ_TIME seconds (60)
-	@mkdir -p build/fuzz/frame
-	PYTHONPATH=. $(FUZZ_VENV)/bin/python tests/fuzz/fuzz_frame.py --write-seeds build/fuzz/frame
-	PYTHONPATH=. $(FUZZ_VENV)/bin/python tests/fuzz/fuzz_frame.py \
-		-max_total_time=$(FUZZ_TIME) -artifact_prefix=build/fuzz/ $(ARGS) build/fuzz/frame
+fuzz: $(FUZZ_READY) ## fuzz the frame decoder, then who is trusted, for FUZZ_TIME seconds (60) each
+	@mkdir -p build/fuzz
+	for target in frame signed; do \
+		PYTHONPATH=. $(FUZZ_VENV)/bin/python tests/fuzz/fuzz_$$target.py --write-seeds build/fuzz/$$target; \
+		PYTHONPATH=. $(FUZZ_VENV)/bin/python tests/fuzz/fuzz_$$target.py \
+			-max_total_time=$(FUZZ_TIME) -artifact_prefix=build/fuzz/ $(ARGS) build/fuzz/$$target; \
+	done
 
 # Apart from .venv: atheris has wheels for few Pythons, and the frame needs nothing of torch.
 $(FUZZ_READY): constraints.txt | check-python
@@ -152,7 +154,7 @@ $(FUZZ_READY): constraints.txt | check-python
 		$(PYTHON) -m venv $(FUZZ_VENV); \
 		echo "*" >$(FUZZ_VENV)/.gitignore; \
 		$(FUZZ_VENV)/bin/python -m pip install --quiet -c constraints.txt \
-			atheris msgpack zstandard; \
+			atheris msgpack zstandard cryptography; \
 		touch $@'
 
 dist: $(DIST_READY) ## build sdist and wheel into dist/ and check what the package index will read

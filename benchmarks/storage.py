@@ -5,7 +5,8 @@
 Contenders run in one process or one after the other, interleaved in a shuffled order, so that the
 ratios hold on a busy machine where the times do not. Prints tables, writes every sample as JSON,
 and ends with status 1 where a bar is missed. Without a gateway (see infra/README.md) the parts
-that need one are skipped.
+that need one are skipped. Where only some parts are measured, what the JSON has of the others
+stays, if it is of a machine like this one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import _bound
 import _import
@@ -48,15 +50,28 @@ def main() -> int:
     bars = [bar for result in results for bar in result.bars]
     print(*bars, sep="\n")
     if options.json:
+        measured = [result.as_json() for result in results]
+        if set(options.parts) != set(PARTS):
+            measured = _among_others(options.json, measured)
         os.makedirs(os.path.dirname(options.json) or ".", exist_ok=True)
         with open(options.json, "w", encoding="utf-8") as file:
-            document = {
-                "environment": _environment(),
-                "results": [result.as_json() for result in results],
-            }
+            document = {"environment": _environment(), "results": measured}
             json.dump(document, file, indent=1, ensure_ascii=False)
             file.write("\n")
     return int(not all(bar.met for bar in bars))
+
+
+def _among_others(path: str, measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is in the file, with what was measured now in the place of the same of before."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+    except FileNotFoundError:
+        return [*measured]
+    if document["environment"] != _environment():
+        return [*measured]
+    found = {result["title"]: result for result in (*document["results"], *measured)}
+    return [*found.values()]
 
 
 def _measure(part: str, gateway: Gateway | None, options: argparse.Namespace) -> Result:

@@ -92,7 +92,7 @@ class VerifyKey:
             raise _wrong_size(f"trusted key {name!r}", len(key), "32")
         return cls(name, algorithm, text.strip(), key)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """What a revocation list names it by: 32 hexadecimal digits."""
         return hashlib.sha256(bytes([self.algorithm]) + self._bytes).hexdigest()[:32]

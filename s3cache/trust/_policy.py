@@ -134,11 +134,10 @@ class Policy:
         proving = [each for each in named if each.key.proves(signature, digest)]
         if not proving:
             return "bad-signature"
-        if all(each.key.fingerprint in self.revoked_keys for each in proving):
+        valid = [each for each in proving if each.key.fingerprint not in self.revoked_keys]
+        if not valid:
             return "revoked"
-        if statement.audience not in {
-            each.audience for each in proving if each.key.fingerprint not in self.revoked_keys
-        }:
+        if all(each.audience != statement.audience for each in valid):
             return "other-audience"
         now = self.now()
         if statement.issued_s > now + _SKEW_S or 0 < statement.expires_s <= now:

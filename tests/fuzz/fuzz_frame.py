@@ -14,21 +14,16 @@ It needs atheris, msgpack and zstandard, not torch.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import struct
 import sys
 
 import atheris
-import msgpack  # type: ignore[import-untyped]
 
 with atheris.instrument_imports(include=["s3cache"]):
     from s3cache.errors import CorruptError
-    from s3cache.frame import MAGIC, PRELUDE_BYTES, decode, decode_header, encode, signed
+    from s3cache.frame import PRELUDE_BYTES, decode, decode_header, encode, signed
     from s3cache.trust import Algorithm, generate, pack, sign, unpack
-
-# What lies in front of the digest, in the grammar at the top of s3cache/frame.py.
-FIELDS = struct.Struct(">8sHHI")
+    from tests.support.forging import resealed, split, with_section_digests
 
 
 def seeds() -> dict[str, bytes]:
@@ -64,35 +59,6 @@ def seeds() -> dict[str, bytes]:
     return frames
 
 
-def seal(signatures: bytes, header: bytes, payload: bytes) -> bytes:
-    version = 2 if signatures else 1
-    fields = FIELDS.pack(MAGIC, version, 0, len(header))
-    digest = hashlib.sha256(fields + header).digest()
-    fields = FIELDS.pack(MAGIC, version, len(signatures), len(header))
-    return fields + digest + signatures + header + payload
-
-
-def split(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Signatures, header and payload, each cut where the data end."""
-    _, _, signed_size, size = FIELDS.unpack_from(data)
-    start = PRELUDE_BYTES + signed_size
-    return data[PRELUDE_BYTES:start], data[start : start + size], data[start + size :]
-
-
-def with_section_digests(header: bytes, payload: bytes) -> bytes:
-    """The header with the digests its sections ought to have.
-
-    Raises some Exception where it is too broken to have any.
-    """
-    fields = msgpack.unpackb(header)
-    at = 0
-    for record in fields["sections"]:
-        end = at + record[2]
-        record[4] = hashlib.sha256(payload[at:end]).digest()
-        at = end
-    return bytes(msgpack.packb(fields))
-
-
 def read(data: bytes) -> None:
     with contextlib.suppress(CorruptError):
         decode_header(data)
@@ -125,10 +91,10 @@ def try_one_input(data: bytes) -> None:
     if len(data) < PRELUDE_BYTES:
         return
     signatures, header, payload = split(data)
-    read(seal(signatures, header, payload))
+    read(resealed(signatures, header, payload))
     with contextlib.suppress(Exception):
         header = with_section_digests(header, payload)
-    read(seal(signatures, header, payload))
+    read(resealed(signatures, header, payload))
 
 
 def main() -> None:

@@ -30,6 +30,7 @@
 * :mod:`~tests.support.descriptions`: whether a description says what torch's object says;
 * :mod:`~tests.support.runs`: what a job has recorded of its lookups;
 * :mod:`~tests.support.frames`: frames that are made by hand and may say anything;
+* :mod:`~tests.support.forging`: signed frames, and what forgers make of them;
 * :mod:`~tests.support.imports`, :mod:`~tests.support.pages`: what is imported, what pages show;
 * :mod:`~tests.support.observe`: what a program's caller can see of tensors.
 """

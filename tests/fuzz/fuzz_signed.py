@@ -1,0 +1,56 @@
+"""Fuzz signed frames: what nobody signed is used by nobody who asks for signatures.
+
+    make fuzz FUZZ_TIME=600        or: python tests/fuzz/fuzz_signed.py -max_total_time=600 DIR
+    python tests/fuzz/fuzz_signed.py --write-seeds DIR
+
+Inputs are made of frames that are signed, some of them for others, by libFuzzer's own mutations and
+by those of ``tests/support/forging.py`` in turns. Each is tried as it is, with the prelude's digest
+made right, and with the sections' digests made right as well, for readers of either algorithm.
+
+It needs atheris, msgpack, zstandard and cryptography, not torch.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["s3cache"]):
+    from s3cache.trust import Algorithm
+    from tests.support.forging import Forgery, Reader
+
+READERS = {algorithm: Reader(algorithm) for algorithm in Algorithm}
+FRAMES = tuple(
+    data for each in READERS.values() for data in (*each.good, *each.ample, *each.refused)
+)
+
+
+def try_one_input(data: bytes) -> None:
+    for algorithm, reader in READERS.items():
+        found = reader.forgery(data)
+        assert found is None, f"{algorithm.name} reader took {found!r}"
+
+
+def mutated(data: bytes, max_size: int, seed: int) -> bytes:
+    """What libFuzzer goes on with: its own idea of it, or ours."""
+    if seed % 2 or len(data) < 100:
+        return bytes(atheris.Mutate(data, max_size))
+    return Forgery(FRAMES, random.Random(seed)).changed(data)[:max_size]
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--write-seeds"]:
+        os.makedirs(sys.argv[2], exist_ok=True)
+        for number, data in enumerate(FRAMES):
+            with open(os.path.join(sys.argv[2], f"frame {number}"), "wb") as file:
+                file.write(data)
+        return
+    atheris.Setup(sys.argv, try_one_input, custom_mutator=mutated)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

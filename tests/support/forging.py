@@ -1,0 +1,234 @@
+"""Signed frames, what random damage and forgers make of them, and whether a reader takes it.
+
+Everybody who can write to a bucket can compute digests. So what is changed here is also tried with
+the prelude's digest made right, and with those of the sections made right too: then nothing but the
+signature is left to keep it out. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import struct
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import msgpack  # type: ignore[import-untyped]
+
+from s3cache import frame
+from s3cache.errors import CorruptError, UntrustedError
+from s3cache.frame import MAGIC, PRELUDE_BYTES
+from s3cache.trust import (
+    Algorithm,
+    Policy,
+    Signature,
+    SigningKey,
+    Trusted,
+    VerifyKey,
+    pack,
+    sign,
+    unpack,
+)
+
+__all__ = ["NOW", "Forgery", "Reader", "resealed", "signed_by", "split", "with_section_digests"]
+
+# What lies in front of the digest, in the grammar at the top of s3cache/frame.py.
+_FIELDS = struct.Struct(">8sHHI")
+NOW = 1_000_000
+
+
+def split(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Signatures, header and payload, each cut where the data end."""
+    _, _, signed_size, size = _FIELDS.unpack_from(data)
+    start = PRELUDE_BYTES + signed_size
+    return data[PRELUDE_BYTES:start], data[start : start + size], data[start + size :]
+
+
+def resealed(signatures: bytes, header: bytes, payload: bytes) -> bytes:
+    """A frame of these, with the digest that it ought to have; signatures of 64 KiB at most."""
+    signatures = signatures[:0xFFFF]
+    version = 2 if signatures else 1
+    fields = _FIELDS.pack(MAGIC, version, 0, len(header))
+    digest = hashlib.sha256(fields + header).digest()
+    fields = _FIELDS.pack(MAGIC, version, len(signatures), len(header))
+    return fields + digest + signatures + header + payload
+
+
+def with_section_digests(header: bytes, payload: bytes) -> bytes:
+    """The header with the digests its sections ought to have.
+
+    Raises some Exception where it is too broken to have any.
+    """
+    fields = msgpack.unpackb(header)
+    at = 0
+    for record in fields["sections"]:
+        end = at + record[2]
+        record[4] = hashlib.sha256(payload[at:end]).digest()
+        at = end
+    return bytes(msgpack.packb(fields))
+
+
+def signed_by(plain: bytes, *keys: SigningKey, audience: str = "main", ttl_s: int = 0) -> bytes:
+    """``plain`` with the signature of each, made just before :data:`NOW`."""
+
+    def block(digest: bytes) -> bytes:
+        issued_s = NOW - 100
+        return pack(
+            sign(digest, key, audience=audience, issued_s=issued_s, ttl_s=ttl_s) for key in keys
+        )
+
+    return frame.signed(frame.decode(plain), block)
+
+
+Judge: TypeAlias = Callable[[bytes, bytes], "Signature | None"]
+
+
+class Reader:
+    """Requires signatures, and knows each frame that it may take.
+
+    Args:
+        algorithm: of the keys; they are the same in every process, as a fuzzer's corpus has to be.
+
+    Attributes:
+        judge: decides; another may be put here.
+        good: frames with one signature, which it takes as they are, and in no other form.
+        ample: frames with several: what proves nothing may change beside what proves.
+        refused: frames that are signed, and not for it.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        key, stranger, pulls, stolen = (
+            SigningKey(name, algorithm, bytes([number]) * 32)
+            for number, name in enumerate(["ci", "ci", "pulls", "stolen"])
+        )
+        may_sign = [("main", key), ("main", stolen), ("pulls", pulls)]
+        trusted = [Trusted(whom, VerifyKey.parse(each.public_text())) for whom, each in may_sign]
+        self.judge: Judge = Policy(
+            "require",
+            tuple(trusted),
+            revoked_keys=frozenset({trusted[1].key.fingerprint}),
+            now=lambda: NOW,
+        ).judge
+        text = b"the same words over and over; " * 20
+        plain = [
+            frame.encode(
+                kind="test",
+                key=f"k{number}",
+                variant="v" * (number % 2),
+                sections={"text": text, "noise": random.Random(number).randbytes(60), "empty": b""},
+                meta={"torch": "2.13", "deep": {"list": [1, -2, None, True, 0.5, b"\xff", "ü"]}},
+                created_ns=number + 1,
+            )
+            for number in range(4)
+        ]
+        self.good = tuple(signed_by(data, key) for data in plain)
+        self.ample = tuple(signed_by(data, stranger, key, pulls) for data in plain[:2])
+        self.refused = (
+            plain[0],
+            signed_by(plain[0], stranger),
+            signed_by(plain[1], pulls),
+            signed_by(plain[1], key, audience="pulls"),
+            signed_by(plain[2], key, ttl_s=50),
+            signed_by(plain[2], stolen),
+        )
+        frames = [frame.decode(data) for data in (*self.good, *self.ample)]
+        self._contents = {split(bytes(each.data))[1:] for each in frames}
+        self._made: set[tuple[bytes, Signature | None]] = {
+            (each.digest, signature) for each in frames for signature in unpack(each.signatures)
+        }
+        for data in (*self.good, *self.ample):
+            assert self.admitted(data) is not None
+        for data in self.refused:
+            assert self.admitted(data) is None
+
+    def admitted(self, data: bytes) -> tuple[bytes, Signature | None] | None:
+        """The digest of the frame that it takes ``data`` for, and what proves it; ``None``: none.
+
+        All of it was verified then.
+        """
+        proof: list[tuple[bytes, Signature | None]] = []
+
+        def admit(digest: bytes, block: bytes) -> None:
+            signature = self.judge(digest, block)
+            proof.append((digest, signature))
+
+        try:
+            frame.decode(data, admit=admit).verify()
+        except (CorruptError, UntrustedError):
+            return None
+        return proof[0]
+
+    def forgery(self, data: bytes) -> bytes | None:
+        """What of ``data`` is taken although nobody signed it: itself, or with digests made right.
+
+        Only what proves nothing, beside a signature that was made for this very header and payload,
+        may be other than it was.
+        """
+        for each in _with_right_digests(data):
+            proof = self.admitted(each)
+            if proof is not None and (
+                proof not in self._made or split(each)[1:] not in self._contents
+            ):
+                return each
+        return None
+
+
+def _with_right_digests(data: bytes) -> Iterator[bytes]:
+    yield data
+    if len(data) < PRELUDE_BYTES:
+        return
+    signatures, header, payload = split(data)
+    yield resealed(signatures, header, payload)
+    with contextlib.suppress(Exception):
+        header = with_section_digests(header, payload)
+        yield resealed(signatures, header, payload)
+
+
+class Forgery:
+    """Changes frames as damage and forgers do, one to three times each."""
+
+    def __init__(self, frames: tuple[bytes, ...], chance: random.Random) -> None:
+        self._frames = frames
+        self._chance = chance
+
+    def any(self) -> bytes:
+        """One of the frames, changed; seldom it is what it was."""
+        return self.changed(self._chance.choice(self._frames))
+
+    def changed(self, data: bytes) -> bytes:
+        changed = bytearray(data)
+        for _ in range(self._chance.choice([1, 1, 1, 2, 3])):
+            if len(changed) < 100:
+                break
+            self._change(changed)
+        return bytes(changed)
+
+    def _change(self, changed: bytearray) -> None:
+        chance = self._chance
+        # Most of them where they are read first.
+        size = len(changed) if chance.random() < 0.3 else min(len(changed), 400)
+        at, end = chance.randrange(size), chance.randrange(size)
+        match chance.randrange(8):
+            case 0:
+                changed[at] ^= 1 << chance.randrange(8)
+            case 1:
+                changed[at] = chance.choice([0, 1, 2, 255])
+            case 2:
+                del changed[at : at + chance.randrange(1, 40)]
+            case 3:
+                changed[at:at] = chance.randbytes(chance.randrange(1, 40))
+            case 4:
+                changed[at : at + 32] = changed[end : end + 32]
+            case 5:
+                other = chance.choice(self._frames)
+                changed[at:end] = other[at:end]
+            case 6:  # the header or payload of one, the signatures of another
+                mine, theirs = split(bytes(changed)), split(chance.choice(self._frames))
+                changed[:] = resealed(
+                    *(chance.choice(parts) for parts in zip(mine, theirs, strict=True))
+                )
+            case 7:  # what is signed, moved where it is not looked for
+                signatures, header, payload = split(bytes(changed))
+                cut = chance.randrange(len(signatures) + 1)
+                changed[:] = resealed(signatures[:cut], signatures[cut:] + header, payload)
