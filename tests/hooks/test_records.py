@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.artifact import Artifact
-from s3cache.entries import first_name
 from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
 
@@ -62,7 +61,8 @@ def test_each_lookup_is_recorded(site: Site) -> None:
 
 
 def entry_of(remote: Path, key: str) -> Frame:
-    return decode((remote / first_name(key)).read_bytes())
+    (path,) = remote.rglob(f"{key}.0")
+    return decode(path.read_bytes())
 
 
 def _in_tuples(records: list[dict[str, object]]) -> list[dict[str, object]]:
