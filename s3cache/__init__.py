@@ -46,6 +46,7 @@ from s3cache.errors import (
 if TYPE_CHECKING:
     from s3cache import frame, store
     from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
+    from s3cache.explaining import Difference, Explained, Explanation, explain
     from s3cache.hooks import (
         Graph,
         GraphBreak,
@@ -67,6 +68,7 @@ else:
         "frame",
         "store",
         cache="Cache Hit Miss NotSaved Saved",
+        explaining="Difference Explained Explanation explain",
         hooks="Graph GraphBreak Report active check disable enable enabled register_cacheable",
         settings="Mode Options Settings",
         stats="CacheStats Listener Reason TransferEvent",
@@ -82,7 +84,10 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "CorruptError",
+    "Difference",
     "DownloadTimeoutError",
+    "Explained",
+    "Explanation",
     "FileLocation",
     "FlushReport",
     "Graph",
@@ -121,6 +126,7 @@ __all__ = [
     "enable",
     "enabled",
     "errors",
+    "explain",
     "frame",
     "register_cacheable",
     "store",

@@ -6,6 +6,8 @@ Sections of a frame of kind ``aot``, a whole graph, or ``fx``, what Inductor mad
                      backward with their source, runtime metadata, wrappers, backward module,
                      Triton bundles; of ``fx``: torch's own compiled FX graph (pickle)
     kernel/<id>      shared library of one native kernel that the compiled code loads
+    parts            JSON, for people who ask why another key is not this one: what components of
+                     the key consist of, where the readable value does not say it
 
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
@@ -18,6 +20,7 @@ relies on where inputs lie in their storages ``relies_on`` (text, see ``hooks/_c
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +37,7 @@ SCHEMA = 2
 CONDITIONS = "s3cache_conditions"
 _ENTRY = "entry"
 _KERNEL = "kernel/"
+_PARTS = "parts"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Artifact:
         components, made_by: plain data, see the module.
         first_call: the outputs of a graph that has to answer its first call with fake ones.
         relies_on: what else must hold for a hit, if anything.
+        parts: what components consist of, by their names.
     """
 
     kind: Level
@@ -63,6 +68,7 @@ class Artifact:
     made_by: Mapping[str, object] = field(default_factory=dict)
     first_call: Sequence[Mapping[str, object]] | None = None
     relies_on: str | None = None
+    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def variant(self) -> str:
@@ -79,6 +85,7 @@ class Artifact:
             sections={
                 _ENTRY: self.entry,
                 **{_KERNEL + name: image for name, image in self.kernels.items()},
+                **({_PARTS: _packed_parts(self.parts)} if self.parts else {}),
             },
             meta={
                 "guards": self.guards,
@@ -116,6 +123,21 @@ class Artifact:
         }
 
     @staticmethod
+    def parts_of(entry: Frame) -> dict[str, dict[str, str]]:
+        """What components of its key consist of, if a verified frame says so."""
+        if _PARTS not in entry.names:
+            return {}
+        try:
+            parts: object = json.loads(bytes(entry.section(_PARTS)))
+        except (RecursionError, ValueError):
+            return {}
+        return {
+            str(name): {str(part): str(text) for part, text in texts.items()}
+            for name, texts in (parts.items() if isinstance(parts, dict) else ())
+            if isinstance(texts, dict)
+        }
+
+    @staticmethod
     def first_call_of(entry: Frame) -> Sequence[Mapping[str, object]] | None:
         """The described outputs in a verified frame, if the graph's first call is on fake tensors.
 
@@ -130,6 +152,11 @@ class Artifact:
         ):
             raise CorruptError("first_call", "describes no outputs")
         return described
+
+
+def _packed_parts(parts: Mapping[str, Mapping[str, str]]) -> bytes:
+    plain = {name: dict(texts) for name, texts in parts.items()}
+    return json.dumps(plain, separators=(",", ":")).encode()
 
 
 def variant_of(guards: str | None, relies_on: str | None = None) -> str:

@@ -6,6 +6,7 @@ import typer
 
 from s3cache.cli._doctor import doctor
 from s3cache.cli._du import du
+from s3cache.cli._explain import explain
 from s3cache.cli._inspect import inspect
 from s3cache.cli._keygen import keygen
 from s3cache.cli._ls import ls
@@ -52,6 +53,7 @@ app.command("report")(report)
 app.command("ls")(ls)
 app.command("du")(du)
 app.command("inspect")(inspect)
+app.command("explain")(explain)
 app.command("verify")(verify)
 app.command("rm")(rm)
 app.command("clear")(clear)

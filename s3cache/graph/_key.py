@@ -8,6 +8,7 @@ torch leaves out.
 from __future__ import annotations
 
 import functools
+import hashlib
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from s3cache.graph._code import UntoldError, fingerprint
 from s3cache.graph._definitions import parts_of
 from s3cache.graph._operators import function_component, operator_component
 from s3cache.graph._overrides import overrides
+from s3cache.graph._parts import bounded, shown_parts
 from s3cache.graph._passes import described_passes
 from s3cache.graph._safety import Unsafe, graph_modules
 from s3cache.graph._stable import Component, StableBytes
@@ -51,6 +53,17 @@ class Key:
     def digest(self) -> str:
         """64 hexadecimal digits; equal keys have equal components, whatever their order."""
         return digest_of({name: each.digest for name, each in self.components.items()})
+
+    @property
+    def parts(self) -> dict[str, Mapping[str, str]]:
+        """What each component consists of, of those whose value does not say it."""
+        return {name: each.parts for name, each in self.components.items() if each.parts}
+
+    def without_parts(self) -> Key:
+        """The same key, which takes less memory."""
+        return Key(
+            {name: Component(one.digest, one.value) for name, one in self.components.items()}
+        )
 
 
 def key_of(
@@ -186,7 +199,9 @@ def _details_components(
                     value = internals.without_backend_id(value)
                 elif name in internals.PROVENANCE_DETAILS.names:
                     value = internals.without_debugging(value)
-                components[name] = Component.of_bytes(stable(value), _shown(value))
+                data = stable(value)
+                parts = shown_parts(value, stable)
+                components[name] = Component.of_bytes(data, _shown(value), parts)
         except Exception as exc:  # noqa: BLE001 - pickling runs anybody's code
             unsafe += _reasons(name, exc)
     return components, unsafe
@@ -232,7 +247,10 @@ def _config_component(
     known = _last.get(name)
     if known is None or known[0] != (plain, data):
         whole = repr([(option, setting) for option, _, setting in plain]).encode() + data
-        known = (plain, data), Component.of_bytes(whole, _changed(name, values))
+        changed = _changed(name, values, stable)
+        shown = " ".join(f"{option}={text}" for option, (text, _) in changed.items()) or "defaults"
+        parts = bounded((option, default + text) for option, (text, default) in changed.items())
+        known = (plain, data), Component.of_bytes(whole, shown, parts)
         _last[name] = known
     return known[1]
 
@@ -250,21 +268,44 @@ def _ordered(value: object, vouched: Callable[[object], str | None]) -> object:
     return value
 
 
-def _changed(name: str, values: Mapping[str, object]) -> str:
-    """The options that are not as torch has them by default."""
+def _changed(
+    name: str, values: Mapping[str, object], stable: StableBytes
+) -> dict[str, tuple[str, str]]:
+    """The options that are not as torch has them by default, and ``DEFAULT → `` of each."""
     configs: dict[str, Config] = {
         "autograd_config": internals.functorch_config.get(),
         "inductor_config": internals.inductor_config.get(),
     }
-    if name not in configs:
-        return f"{len(values)} options"
-    entries = configs[name]._config
-    changed = [
-        f"{option}={setting!r}"
-        for option, setting in sorted(values.items())
-        if option not in _LEFT_OUT and option in entries and entries[option].default != setting
-    ]
-    return " ".join(changed) or "defaults"
+    known = configs[name]._config if name in configs else None
+    changed = {}
+    for option, setting in sorted(values.items()):
+        if option in _LEFT_OUT or (known is not None and option not in known):
+            continue
+        text, default = _option_text(option, setting, stable), ""
+        if known is not None:
+            if known[option].default == setting:
+                continue
+            default = f"{_option_text(option, known[option].default, stable)} → "
+        changed[option] = text, default
+    return changed
+
+
+def _option_text(option: str, setting: object, stable: StableBytes) -> str:
+    """The setting in words; where it has none, with the beginning of its digest."""
+    if type(setting) in _SCALARS:
+        return repr(setting)
+    ordered = _ordered(setting, stable.vouched)
+    if _is_told(ordered):
+        return repr(setting)
+    digest = hashlib.sha256(stable((option, ordered))).hexdigest()[:8]
+    return f"{_shown_item(setting)} #{digest}"
+
+
+def _is_told(value: object) -> bool:
+    """Whether ``repr`` says all of it, and nothing of the process that it is in."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_told, value))
+    return type(value) in _SCALARS
 
 
 def unpicklable_options() -> Iterator[Unsafe]:

@@ -12,11 +12,12 @@ import dataclasses
 import enum
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
+from s3cache.graph._parts import bounded
 from s3cache.graph._passes import context_hash
 from s3cache.torch_api import internals
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Component", "StableBytes", "autograd_words"]
 
 _VALUE_CHARACTERS = 200
+_TEXT_CHARACTERS = 16 << 10
 _REMEMBERED_TEXTS = 4096
 
 
@@ -38,22 +40,26 @@ class Component:
     Attributes:
         digest: 32 hexadecimal digits.
         value: what it is, for people; shortened, and not part of the key.
+        parts: what it consists of, by name, where the value does not say it; neither.
     """
 
     digest: str
     value: str
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of_text(cls, text: str) -> Component:
         """A component whose value is its whole content."""
-        return cls.of_bytes(text.encode(), text)
+        is_short = len(text) <= _VALUE_CHARACTERS
+        parts = None if is_short else bounded((("", text),), _TEXT_CHARACTERS)
+        return cls.of_bytes(text.encode(), text, parts)
 
     @classmethod
-    def of_bytes(cls, data: bytes, value: str) -> Component:
+    def of_bytes(cls, data: bytes, value: str, parts: Mapping[str, str] | None = None) -> Component:
         """A component with content that nobody wants to read."""
         if len(value) > _VALUE_CHARACTERS:
             value = value[:_VALUE_CHARACTERS] + "…"
-        return cls(hashlib.sha256(data).hexdigest()[:32], value)
+        return cls(hashlib.sha256(data).hexdigest()[:32], value, parts or {})
 
 
 class StableBytes:
@@ -71,8 +77,19 @@ class StableBytes:
         self._words = _Words(internals.inherited_reducer(pickler), vouched)
         pickler.reducer_override = self._words.reduce
 
+    @property
+    def codes(self) -> list[str]:
+        """The code of each graph in the last value, the outermost first."""
+        return self._words.codes
+
+    @property
+    def told(self) -> Mapping[int, str]:
+        """What each tensor in the last value is, by its id; good while that value lives."""
+        return self._words.told
+
     def __call__(self, value: object) -> bytes:
         """Raises what torch's pickler raises for a value that has none."""
+        self._words.codes, self._words.told = [], {}
         self._pickler.clear_memo()
         self._pickler.fast = True
         return self._pickler.dumps(value)
@@ -97,16 +114,20 @@ class _Words:
         self._mesh, self._script = internals.device_mesh.get(), internals.script_object.get()
         self._state = internals.backward_state.get()
         self._sources: dict[int, tuple[object, str | None]] = {}
+        self.codes: list[str] = []
+        self.told: dict[int, str] = {}
 
     def reduce(self, value: object) -> object:
         """What ``reducer_override`` of a pickler returns."""
         words: object = None
         if type(value) is self._fake:
-            words = _metadata_text(self._metadata_of(value))
+            words = self.told[id(value)] = _metadata_text(self._metadata_of(value))
         elif isinstance(value, self._source):
             words = self._source_text(value)
         elif isinstance(value, self._graph):
             words = _graph_parts(value, self._vouched)
+            if words is not None:
+                self.codes.append(words[1])
         elif type(value) is self._script:  # what a graph that takes an object gets while traced
             real = getattr(value, internals.REAL_OBJECT)
             words = _mesh_words(real) if isinstance(real, self._mesh) else None
@@ -144,7 +165,9 @@ class _Words:
         return None
 
 
-def _graph_parts(gm: GraphModule, vouched: Callable[[object], str | None]) -> object:
+def _graph_parts(
+    gm: GraphModule, vouched: Callable[[object], str | None]
+) -> tuple[object, str, object] | None:
     """As torch's reducer, but the generated code is not compiled to be read."""
     line_of = internals.line_for_global()
     if line_of is None:

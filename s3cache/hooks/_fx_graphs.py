@@ -282,6 +282,7 @@ class FxGraphSeam:
                 guards=graph.guards_expr,
                 forward_ns=int(graph._time_taken_ns or 0),
                 components=told(self._keys.components(key)),
+                parts=self._keys.known(key).parts,
                 made_by=maker(compiled=bool(kernels)),
             )
             provisional = self._bundling.is_under_way()

@@ -42,6 +42,8 @@ __all__ = ["CacheCall", "CacheCalls", "FxKeying", "KeySeam", "Registry", "is_mad
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
 _REMEMBERED_KEYS = 1024
+# What their components consist of takes more, and an entry does without it.
+_REMEMBERED_PARTS = 64
 
 
 class CacheCall:
@@ -146,6 +148,7 @@ class KeySeam:
         self._registry = registry
         self._calls = calls
         self._keys: OrderedDict[str, Key] = OrderedDict()
+        self._with_parts: OrderedDict[str, None] = OrderedDict()
         self._directory = _cache_directory()
 
     def install(self, patches: Patches) -> None:
@@ -184,10 +187,9 @@ class KeySeam:
         """What a key that is shared is made of."""
         return self._keys[key].components
 
-    def known_components(self, key: str) -> Mapping[str, Component]:
+    def known(self, key: str) -> Key:
         """What a key is made of, as far as that is remembered."""
-        known = self._keys.get(key)
-        return {} if known is None else known.components
+        return self._keys.get(key, Key({}))
 
     def _key_maker(
         self, original: Function[tuple[str, list[str]]]
@@ -317,6 +319,11 @@ class KeySeam:
 
     def _remember(self, name: str, key: Key) -> None:
         self._keys[name] = key
+        self._with_parts[name] = None
+        while len(self._with_parts) > _REMEMBERED_PARTS:
+            old, _ = self._with_parts.popitem(last=False)
+            if old in self._keys:
+                self._keys[old] = self._keys[old].without_parts()
         while len(self._keys) > _REMEMBERED_KEYS:
             self._keys.popitem(last=False)
 

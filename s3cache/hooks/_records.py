@@ -55,7 +55,7 @@ class Recording:
         if not self._engine.settings.record:
             return
         try:
-            components = self._keys.known_components(key)
+            known = self._keys.known(key)
             self._engine.record(
                 Record(
                     level=level,
@@ -68,8 +68,9 @@ class Recording:
                     where=users_line(),
                     of_whole=of_whole,
                     components={
-                        name: (each.digest, each.value) for name, each in components.items()
+                        name: (each.digest, each.value) for name, each in known.components.items()
                     },
+                    parts={} if is_hit else known.parts,
                 )
             )
         except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record

@@ -188,6 +188,7 @@ class SaveSeam:
             backward_ns=int(entry.backward_time_taken_ns),
             runtime=runtime,
             components=told(components),
+            parts=self._keys.known(key).parts,
             made_by=maker(compiled=bool(kernels)),
             first_call=first_call,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import stat
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,8 @@ __all__ = ["Run", "read_run", "run_names"]
 # A pipe is not waited at for somebody to write.
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_BYTES = 16 << 20
+_MAX_PARTS_BYTES = 16 << 20
+_BAD = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,10 @@ def read_run(root: str, name: str) -> Run:
         try:
             value = json.loads(line)
             if "outcome" in value:
-                records.append(Record.from_dict(value))
+                records.append(Record.from_dict(_unpacked(value)))
             else:
                 head.update(value)
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        except (*_BAD, zlib.error):
             continue
     started = head.get("started")
     return Run(
@@ -91,3 +95,10 @@ def read_run(root: str, name: str) -> Run:
         rank=str(head.get("rank", "")),
         complete="more" not in head,
     )
+
+
+def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
+    if parts := record.get("parts"):
+        plain = zlib.decompressobj().decompress(base64.b85decode(parts), _MAX_PARTS_BYTES)
+        record["parts"] = json.loads(plain)
+    return record

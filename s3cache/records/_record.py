@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["MAX_LINE_BYTES", "Record"]
+__all__ = ["MAX_LINE_BYTES", "Record", "texts_of"]
 
 #: A line of a file of records is no longer; what is longer is left out.
 MAX_LINE_BYTES = 512 << 10
@@ -27,6 +27,7 @@ class Record:
         where: file, line and function that called what was compiled, outside of torch.
         of_whole: whether it is a half of a graph whose whole was looked up before.
         components: what the key is made of, by name: the digest and a readable value.
+        parts: of a miss, what components consist of whose value does not say it, by name.
         reasons: why it was bypassed: code, message, fix, and the line in the user's program.
     """
 
@@ -40,11 +41,12 @@ class Record:
     where: tuple[str, int, str] | None = None
     of_whole: bool = False
     components: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     reasons: tuple[Mapping[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """All that is not empty, as JSON can hold it."""
-        return {name: value for name, value in asdict(self).items() if value}
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
@@ -62,6 +64,7 @@ class Record:
             str(name): (str(digest), str(value))
             for name, (digest, value) in given.get("components", {}).items()
         }
+        given["parts"] = texts_of(given.get("parts", {}))
         given["reasons"] = tuple(
             {str(name): str(text) for name, text in reason.items()}
             for reason in given.get("reasons", ())
@@ -71,3 +74,15 @@ class Record:
         for name in ("time", "elapsed_s", "saved_s"):
             given[name] = float(given.get(name, 0.0))
         return cls(**given)
+
+
+def texts_of(value: Any) -> dict[str, dict[str, str]]:
+    """``value``, if it is a mapping of mappings of texts.
+
+    Raises:
+        TypeError, AttributeError: it is something else.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name, parts in value.items():
+        found[str(name)] = {str(part): str(text) for part, text in parts.items()}
+    return found

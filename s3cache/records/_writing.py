@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -11,9 +12,11 @@ import secrets
 import sys
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from s3cache.errors import ConfigError
 from s3cache.records._record import MAX_LINE_BYTES, Record
@@ -123,7 +126,7 @@ class Recorder:
             os.write(fd, _line(self._head()))
             size = 0
             for count, record in enumerate(self._queued()):
-                line = _line(record.as_dict())
+                line = _line(_packed(record.as_dict()))
                 size += len(line)
                 if count >= self._limits.run_records or size > self._limits.run_bytes:
                     os.write(fd, _line({"more": True}))
@@ -150,6 +153,14 @@ class Recorder:
 
 def _line(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+def _packed(record: dict[str, Any]) -> dict[str, Any]:
+    """Parts are mostly code and shapes, which are a tenth when compressed."""
+    if parts := record.get("parts"):
+        plain = json.dumps(parts, separators=(",", ":"), default=str).encode()
+        record["parts"] = base64.b85encode(zlib.compress(plain, 1)).decode()
+    return record
 
 
 def _make_room(directory: Directory, limits: RecordLimits) -> None:

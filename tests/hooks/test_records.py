@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache.artifact import Artifact
+from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     assert missed["key"] == hit["key"]
     assert missed["components"]["torch.version"][1][:2] == "2."
     assert hit["saved_s"] > 0
+    assert "sin()" in missed["parts"]["gm"]["code"]
+    assert "shape=torch.Size([4])" in missed["parts"]["example_inputs"]["0"]
+    assert Artifact.parts_of(entry_of(site.remote, missed["key"])) == missed["parts"]
     halves = [each for each in found["miss"] if each["level"] == "fx"]
     assert [(each["outcome"], each["of_whole"]) for each in halves] == [("miss", True)]
 
@@ -53,6 +58,11 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     kept = [[record.as_dict() for record in run.records] for run in runs]
     expected = [found[name] for name in ("bypass", "hit", "miss")]
     assert sorted(map(str, kept)) == sorted(str(_in_tuples(each)) for each in expected)
+
+
+def entry_of(remote: Path, key: str) -> Frame:
+    (path,) = remote.rglob(f"{key}.0")
+    return decode(path.read_bytes())
 
 
 def _in_tuples(records: list[dict[str, object]]) -> list[dict[str, object]]:

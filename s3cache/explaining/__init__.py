@@ -1,0 +1,6 @@
+"""Why did it miss? The nearest entry, and in which words its key differs."""
+
+from s3cache.explaining._differences import Described, Difference, differences
+from s3cache.explaining._explain import Explained, Explanation, explain
+
+__all__ = ["Described", "Difference", "Explained", "Explanation", "differences", "explain"]

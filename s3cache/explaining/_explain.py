@@ -1,0 +1,272 @@
+"""Why lookups missed or were bypassed, from the records of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from s3cache.errors import ConfigError
+from s3cache.explaining._differences import Described, Difference, differences
+from s3cache.explaining._nearest import Known, nearest
+from s3cache.records import Record, Run, read_run, run_names
+from s3cache.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from s3cache.settings import Options
+
+__all__ = ["Explained", "Explanation", "explain"]
+
+# So many runs are read, the latest ones, to find what is nearest.
+_RUNS = 16
+
+_REASONS = {
+    "absent": "nobody has saved it under this key",
+    "guard": "there are entries under this key, whose guards on sizes or memory do not hold here",
+    "corrupt": "what was there was damaged or could not be used, and was set aside",
+    "untrusted": "what was there is signed by nobody who is trusted here",
+    "timeout": "the remote did not answer within lookup_timeout_s",
+    "unavailable": "the store could not be reached",
+    "denied": "credentials are missing, or not allowed to read",
+    "full": "there was no room",
+    "machine": "this machine had no room, memory or descriptors for it",
+    "ranks": "another rank of the job missed, and all compile together",
+    "disabled": "the mode does not look anything up",
+    "forced": "recache=True asks to compile anew",
+    "error": "s3cache made a mistake: its log has more",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why one lookup came to what it came to.
+
+    Attributes:
+        record: the lookup.
+        why: in a line.
+        entry: the key of the entry that is nearest, if one is known of.
+        known_from: where that is known from.
+        differences: what its key differs in, that first which has not followed from another.
+    """
+
+    record: Record
+    why: str
+    entry: str = ""
+    known_from: str = ""
+    differences: tuple[Difference, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """The explanation as plain data."""
+        record = self.record
+        return {
+            "level": record.level,
+            "outcome": record.outcome,
+            "key": record.key,
+            "reason": record.reason,
+            "why": self.why,
+            "time": record.time,
+            "elapsed_s": record.elapsed_s,
+            "where": list(record.where) if record.where else None,
+            "nearest": {"key": self.entry, "known_from": self.known_from} if self.entry else None,
+            "differences": [each.as_dict() for each in self.differences],
+            "reasons": [dict(each) for each in record.reasons],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        record = self.record
+        what = {"aot": "graph", "fx": "half of a graph"}.get(record.level, record.level)
+        name = f" {record.key[:17]}" if record.key else ""
+        where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
+        yield f"{record.outcome}: {what}{name} at {where}"
+        yield f"  {record.reason}: {self.why}"
+        for reason in record.reasons:
+            node = ".".join(filter(None, (reason.get("module"), reason.get("node"))))
+            at = f"{node}: " if node else ""
+            yield f"  {at}{reason.get('message', '')} ({reason.get('code', '')})"
+            if line := reason.get("line"):
+                yield f"    {line}"
+            if fix := reason.get("fix"):
+                yield f"    fix: {fix}"
+        if self.entry:
+            yield f"  nearest: {self.entry[:17]} ({self.known_from}), which differs in"
+        for each in self.differences:
+            yield f"    {each.text}{' (follows)' if each.follows else ''}"
+            yield from (f"      {line}" for line in each.diff.splitlines())
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A run of one process, and each of its lookups that did not hit, explained.
+
+    Attributes:
+        run: its name, which ``--run`` takes; ``""`` where a key was asked for.
+        program: the script.
+        hits: how many lookups hit.
+        explanations: of the others, the oldest first.
+        complete: whether all its lookups were recorded.
+    """
+
+    run: str
+    program: str
+    hits: int
+    explanations: tuple[Explanation, ...]
+    complete: bool = True
+
+    def as_dict(self) -> dict[str, object]:
+        """All of it as plain data."""
+        return {
+            "run": self.run,
+            "program": self.program,
+            "hits": self.hits,
+            "complete": self.complete,
+            "explanations": [each.as_dict() for each in self.explanations],
+        }
+
+    def __str__(self) -> str:
+        counts = [
+            f"{sum(each.record.outcome == outcome for each in self.explanations)} {words}"
+            for outcome, words in (("miss", "missed"), ("bypass", "bypassed"))
+        ]
+        of = f"run {self.run} of {self.program}: " if self.run else ""
+        lines = [f"{of}{self.hits} hit, {', '.join(counts)}"]
+        lines += map(str, self.explanations)
+        if not self.complete:
+            lines.append("there were more lookups than are recorded of one process")
+        return "\n".join(lines)
+
+
+def explain(
+    run: str | None = None, *, key: str | None = None, **options: Unpack[Options]
+) -> Explained:
+    """Why lookups missed or were bypassed: those of this process, else of the last that recorded.
+
+    For each the nearest entry that this machine knows of, from its records, and what its key
+    differs in. Nothing is sent anywhere, and torch is not needed.
+
+    Args:
+        run: the name of a run, or the beginning of one.
+        key: what was looked up, or the beginning of it: the last lookup of it that did not hit.
+        options: settings that say where records are, such as ``local_dir``.
+
+    Raises:
+        ConfigError: there is no such run or key, or nothing is recorded.
+    """
+    settings, _ = Settings.load(**options)
+    places = [each for each in (settings.local_dir, settings.spare_local_dir) if each]
+    stored = sorted(_stored(places), reverse=True)
+    here = None if run or options else _of_this_process()
+    runs = _read(stored, here)
+    if key is not None:
+        return _of_key(key, runs)
+    chosen = next((each for each in runs if each.name.startswith(run or "")), None)
+    if chosen is None and run:
+        chosen = next((_read_one(*each) for each in stored if each[0].startswith(run)), None)
+    if chosen is None:
+        raise ConfigError(
+            f"run {run}" if run else "records",
+            "there is none of that name" if run else f"there are none in {settings.local_dir}",
+            "run a program that compiles with s3cache on (and with record and local not off)",
+        )
+    known = _known(runs if chosen in runs else [chosen, *runs])
+    missed = [each for each in chosen.records if each.outcome != "hit"]
+    # Halves of a graph that missed as a whole miss with it.
+    return Explained(
+        run=chosen.name,
+        program=chosen.program,
+        hits=sum(each.outcome == "hit" for each in chosen.records),
+        explanations=tuple(_explained(each, known) for each in missed if not each.of_whole),
+        complete=chosen.complete,
+    )
+
+
+def _of_key(key: str, runs: Iterable[Run]) -> Explained:
+    known = _known(runs)
+    records = [record for run in runs for record in run.records if record.key.startswith(key)]
+    last = max(records, key=lambda each: (each.outcome != "hit", each.time), default=None)
+    if last is None or not key:
+        raise ConfigError(
+            f"key {key!r}",
+            "is not in the records of this machine",
+            "s3cache ls --key finds entries",
+        )
+    hits = sum(each.outcome == "hit" for each in records)
+    explanations = () if last.outcome == "hit" else (_explained(last, known),)
+    return Explained("", "", hits, explanations)
+
+
+def _explained(record: Record, known: Iterable[Known]) -> Explanation:
+    if record.outcome == "bypass":
+        return Explanation(record, "it cannot be cached as it is")
+    why = _REASONS.get(record.reason, "")
+    if record.reason != "absent" or not record.components:
+        return Explanation(record, why)
+    found = nearest(record, known)
+    if found is None:
+        return Explanation(record, f"{why}; this machine knows of no entry to compare it with")
+    wanted = Described(record.components, record.parts)
+    differing = tuple(differences(found.described, wanted))
+    return Explanation(record, why, found.key, found.where, differing)
+
+
+# -- what there is to compare with
+
+
+def _known(runs: Iterable[Run]) -> list[Known]:
+    """What was looked up before; of a hit, the miss that led to it says what its parts are."""
+    found: dict[tuple[str, str], Known] = {}
+    for run in runs:
+        for record in run.records:
+            if not record.components:
+                continue
+            described = Described(record.components, record.parts)
+            where = f"run {run.name}" if run.name else "this process"
+            new = Known(record.key, record.level, described, where, record.time)
+            old = found.get((record.level, record.key))
+            if old is not None:
+                parts = old.described.parts or record.parts
+                described = replace(described, parts=parts)
+                new = replace(old, described=described, time=min(old.time, record.time))
+            found[record.level, record.key] = new
+    return list(found.values())
+
+
+def _stored(places: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for place in places:
+        try:
+            yield from ((name, place) for name in run_names(place))
+        except (OSError, ConfigError):
+            continue
+
+
+def _read(stored: Iterable[tuple[str, str]], here: Run | None) -> list[Run]:
+    """The latest runs, that of this process first."""
+    runs = [] if here is None else [here]
+    for name, place in stored:
+        if len(runs) >= _RUNS:
+            break
+        if (here is None or name != here.name) and (run := _read_one(name, place)) is not None:
+            runs.append(run)
+    return runs
+
+
+def _read_one(name: str, place: str) -> Run | None:
+    try:
+        return read_run(place, name)
+    except (OSError, ConfigError):
+        return None  # it has gone meanwhile
+
+
+def _of_this_process() -> Run | None:
+    """What is held in memory, if a cache was enabled here and has looked something up."""
+    hooks = sys.modules.get("s3cache.hooks")
+    run: Run | None = None if hooks is None else hooks.recorded()
+    if run is None or not run.records:
+        return None
+    return replace(run, program=os.path.basename(sys.argv[0]) if sys.argv else "")

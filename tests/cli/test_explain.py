@@ -1,0 +1,67 @@
+"""``s3cache explain``: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from s3cache.records import Record, Recorder
+from tests.support.waiting import LONG_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.commands import Call
+
+
+def record(root: Path, *records: Record) -> str:
+    root.mkdir(mode=0o700, exist_ok=True)
+    recorder = Recorder(str(root))
+    for each in records:
+        recorder.add(each)
+    recorder.close(LONG_S)
+    return recorder.run
+
+
+def looked_up(key: str, time: float, version: str) -> Record:
+    of = {"gm": ("g", "graph of 3 nodes"), "torch.version": (version, version)}
+    return Record("aot", "miss", key=key, reason="absent", time=time, components=of)
+
+
+def test_a_miss_is_told_with_the_nearest_entry(call: Call, tmp_path: Path) -> None:
+    run = record(tmp_path / "local", looked_up("a", 1, "2.11.0"), looked_up("b", 2, "2.12.1"))
+    for arguments in ((), ("--run", run), ("b",)):
+        done = call("explain", *arguments)
+        assert done.code == 1
+        assert "torch 2.11.0 → 2.12.1" in done.out
+    found = call("explain", "--json").json
+    assert found["run"] == run
+    assert found["explanations"][1]["nearest"]["key"] == "a"
+    assert found["explanations"][1]["differences"] == [
+        {
+            "component": "torch.version",
+            "text": "torch 2.11.0 → 2.12.1",
+            "old": "2.11.0",
+            "new": "2.12.1",
+        }
+    ]
+
+
+def test_where_all_was_a_hit_it_ends_with_0(call: Call, tmp_path: Path) -> None:
+    record(tmp_path / "local", Record("aot", "hit", key="a", reason="local", time=1.0))
+    done = call("explain")
+    assert (done.code, done.err) == (0, "")
+    assert "1 hit" in done.out
+
+
+def test_without_records_it_says_so(call: Call) -> None:
+    done = call("explain")
+    assert done.code == 2
+    assert "run a program" in done.err
+
+
+def test_what_a_terminal_would_obey_is_shown_as_text(call: Call, tmp_path: Path) -> None:
+    record(
+        tmp_path / "local",
+        Record("aot", "miss", key="a", reason="\x1b[2J", where=("\x1b]0;x", 1, "f")),
+    )
+    assert "\x1b" not in call("explain").out

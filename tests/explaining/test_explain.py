@@ -1,0 +1,151 @@
+"""Which entry a miss is compared with, and what is said of a run."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import explain
+from s3cache.errors import ConfigError
+from s3cache.records import Record, Recorder
+from tests.support.waiting import LONG_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Record:
+    values = {"gm": "g", "torch.version": "2.12.1", "grad_enabled": "True", **changes.pop("of", {})}
+    components = {
+        name: (hashlib.sha256(value.encode()).hexdigest()[:32], value)
+        for name, value in values.items()
+    }
+    given = {"reason": "absent", "components": components, "level": "aot", **changes}
+    return Record(outcome=outcome, key=key, time=time, **given)
+
+
+def write(root: Path, *records: Record) -> str:
+    recorder = Recorder(str(root))
+    for record in records:
+        recorder.add(record)
+    recorder.close(LONG_S)
+    return recorder.run
+
+
+def nearest(root: Path) -> str:
+    (last,) = explain(local_dir=str(root)).explanations[-1:]
+    return last.entry
+
+
+def test_the_same_graph_comes_first(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        lookup("a", 1, of={"torch.version": "2.11.0", "grad_enabled": "False"}),
+        lookup("b", 2, of={"gm": "another"}),
+        lookup("c", 3),
+    )
+    assert nearest(tmp_path) == "a"
+
+
+def test_then_the_most_components_in_common(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        lookup("a", 1, of={"torch.version": "2.11.0", "grad_enabled": "False"}),
+        lookup("b", 2, of={"torch.version": "2.11.0"}),
+        lookup("c", 3, of={"torch.version": "2.10.0", "grad_enabled": "False"}),
+        lookup("d", 4),
+    )
+    assert nearest(tmp_path) == "b"
+
+
+def test_of_other_graphs_the_one_most_like_it(tmp_path: Path) -> None:
+    def of(code: str) -> dict[str, Any]:
+        return {"of": {"gm": code}, "parts": {"gm": {"code": code}}}
+
+    write(
+        tmp_path,
+        lookup("a", 1, **of("a = x\nb = y\nc = z")),
+        lookup("b", 2, **of("k = l\nm = n")),
+        lookup("c", 3, **of("a = x\nb = y\nc = z + 1")),
+    )
+    assert nearest(tmp_path) == "a"
+
+
+def test_what_came_later_or_is_of_the_other_level_is_no_entry_for_it(tmp_path: Path) -> None:
+    write(tmp_path, lookup("a", 5, level="fx"), lookup("b", 4), lookup("c", 9, "hit"))
+    (first, second) = explain(local_dir=str(tmp_path)).explanations
+    assert first.entry == second.entry == ""
+    assert "no entry to compare it with" in second.why
+
+
+def test_other_runs_of_the_machine_are_compared_with(tmp_path: Path) -> None:
+    first = write(tmp_path, lookup("a", 1, of={"torch.version": "2.11.0"}))
+    second = write(tmp_path, lookup("b", 2))
+    for run in (second, None):
+        found = (
+            explain(run, local_dir=str(tmp_path))
+            if run
+            else explain(key="b", local_dir=str(tmp_path))
+        )
+        (one,) = found.explanations
+        assert (one.entry, one.known_from) == ("a", f"run {first}")
+        assert [each.text for each in one.differences] == ["torch 2.11.0 → 2.12.1"]
+    (one,) = explain(first, local_dir=str(tmp_path)).explanations
+    assert one.entry == ""
+
+
+def test_halves_of_a_graph_that_missed_are_not_told_again(tmp_path: Path) -> None:
+    write(tmp_path, lookup("a", 1), lookup("b", 2, level="fx", of_whole=True))
+    assert [each.record.key for each in explain(local_dir=str(tmp_path)).explanations] == ["a"]
+
+
+def test_hits_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, lookup("a", 1, "hit", reason="local"), lookup("b", 2))
+    found = explain(local_dir=str(tmp_path))
+    assert found.hits == 1
+    assert str(found).splitlines()[0].endswith(": 1 hit, 1 missed, 0 bypassed")
+    assert explain(key="a", local_dir=str(tmp_path)).explanations == ()
+
+
+@pytest.mark.parametrize("reason", ["guard", "timeout", "untrusted"])
+def test_where_the_key_is_not_why_nothing_is_compared(tmp_path: Path, reason: str) -> None:
+    write(tmp_path, lookup("a", 1, of={"gm": "h"}), lookup("b", 2, reason=reason))
+    one = explain(local_dir=str(tmp_path)).explanations[-1]
+    assert one.why
+    assert not one.differences
+
+
+def test_a_bypass_has_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
+    reason = {
+        "code": "function",
+        "message": "calls mine",
+        "fix": "vouch",
+        "node": "mine",
+        "line": "m.py:3",
+    }
+    write(
+        tmp_path,
+        Record(
+            "aot",
+            "bypass",
+            reason="function",
+            time=1.0,
+            where=("t.py", 7, "main"),
+            reasons=(reason,),
+        ),
+    )
+    text = str(explain(local_dir=str(tmp_path)))
+    for words in ("t.py:7 in main", "mine: calls mine (function)", "m.py:3", "fix: vouch"):
+        assert words in text
+
+
+def test_where_nothing_is_recorded_it_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run a program"):
+        explain(local_dir=str(tmp_path))
+    write(tmp_path, lookup("a", 1))
+    with pytest.raises(ConfigError, match="no"):
+        explain("19990101", local_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="records"):
+        explain(key="b", local_dir=str(tmp_path))
