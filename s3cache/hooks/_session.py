@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from s3cache import _autoload
+from s3cache import _autoload, metrics
 from s3cache._importing import when_imported
 from s3cache.cache import Cache, Engine, cache_over
 from s3cache.errors import S3CacheError
@@ -169,6 +169,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
             engine.close()
             raise
         _latest, _latest_engine = _session.cache, engine
+        metrics.announce(_latest)
         if engine.settings.summary or engine.settings.metrics_file:
             atexit.unregister(_sum_up)  # once, however often this is called
             atexit.register(_sum_up)
@@ -260,9 +261,7 @@ def _sum_up() -> None:
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr
             sys.stderr.write(f"s3cache: {rank}{_latest.stats().in_words()}\n")
     if settings.metrics_file:
-        from s3cache.metrics import leave_textfile
-
-        leave_textfile(settings.metrics_file, _latest.stats)
+        metrics.leave_textfile(settings.metrics_file, _latest.stats)
 
 
 def _after_fork_in_child() -> None:

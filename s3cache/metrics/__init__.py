@@ -6,6 +6,7 @@ imported when it is first asked for.
 """
 
 from s3cache.metrics._families import FAMILIES, Family, Sample, Source, families
+from s3cache.metrics._latest import announce
 from s3cache.metrics._opentelemetry import Observation, observe
 from s3cache.metrics._prometheus import PrometheusCollector, leave_textfile, write_textfile
 
@@ -16,6 +17,7 @@ __all__ = [
     "PrometheusCollector",
     "Sample",
     "Source",
+    "announce",
     "families",
     "leave_textfile",
     "observe",

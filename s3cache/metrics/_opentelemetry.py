@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from s3cache._version import __version__
 from s3cache.errors import ConfigError
 from s3cache.metrics._families import FAMILIES, Family, Sample, Source
-from s3cache.metrics._prometheus import latest_counts
+from s3cache.metrics._latest import latest_counts, with_each
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -38,8 +38,8 @@ def observe(
     """Have OpenTelemetry read what is counted, and see each upload and download as a span.
 
     Args:
-        cache: whose counts and transfers; left out, the counts of the cache that was enabled last,
-            and the transfers of the one that is enabled now.
+        cache: whose counts and transfers; left out, those of whichever cache was enabled last, or
+            will be.
         meter_provider: left out, the global one.
         tracer_provider: left out, the global one.
 
@@ -59,12 +59,15 @@ def observe(
     observation = Observation(latest_counts if cache is None else cache.stats)
     for family in FAMILIES:
         observation.instrument(meter, metrics.Observation, family)
-    if cache is None:
-        from s3cache.hooks import active
+    spans = _Spans(tracer)
 
-        cache = active()
-    if cache is not None:
-        observation.end_with(cache.subscribe(_Spans(tracer).note))
+    def watch(cache: Cache) -> None:
+        observation.end_with(cache.subscribe(spans.note))
+
+    if cache is None:
+        observation.end_with(with_each(watch))
+    else:
+        watch(cache)
     return observation
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from s3cache.errors import ConfigError
 from s3cache.metrics._families import Family, Sample, Source, families
+from s3cache.metrics._latest import latest_counts
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-__all__ = ["PrometheusCollector", "latest_counts", "leave_textfile", "write_textfile"]
+__all__ = ["PrometheusCollector", "leave_textfile", "write_textfile"]
 
 logger = logging.getLogger("s3cache")
 
@@ -76,14 +77,6 @@ def leave_textfile(path: str, source: Source) -> None:
         write_textfile(here, source)
     except Exception as exc:  # noqa: BLE001 - the program is over, and well
         logger.warning("s3cache: no metrics are left in %s: %s", here, exc)
-
-
-def latest_counts() -> Any:
-    """The counts of the cache that was enabled last, also where it is off again."""
-    from s3cache.hooks import latest
-
-    cache = latest()
-    return None if cache is None else cache.stats()
 
 
 def _client() -> Any:

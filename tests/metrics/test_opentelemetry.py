@@ -16,7 +16,7 @@ from opentelemetry.trace import StatusCode
 
 from s3cache import Cache, Hit
 from s3cache.errors import ConfigError
-from s3cache.metrics import FAMILIES, families, observe
+from s3cache.metrics import FAMILIES, announce, families, observe
 from tests.support.caching import entry
 
 
@@ -135,3 +135,22 @@ def test_without_the_api_one_error_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigError, match=r"opentelemetry-api is not installed.*pip install"):
         observe()
+
+
+def test_of_whichever_is_enabled(tmp_path: Path, telemetry: Telemetry) -> None:
+    """Also where that is after this was asked for."""
+    observation = observe(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+    for number in range(2):
+        with open_cache(tmp_path, str(number)) as cache:
+            announce(cache)
+            cache.save(f"key-{number}", entry(f"key-{number}"))
+            assert cache.flush(60).complete
+            [point] = telemetry.metrics()["s3cache.uploads"].data.data_points
+            assert point.value == 1
+    assert [span.name for span in telemetry.spans()] == ["s3cache.upload"] * 2
+    observation.stop()
+    with open_cache(tmp_path, "more") as cache:
+        announce(cache)
+        cache.save("more", entry("more"))
+        assert cache.flush(60).complete
+    assert len(telemetry.spans()) == 2
