@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -12,7 +13,7 @@ from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.records import Run
+    from s3cache.records import Record, Run
 
 __all__ = ["report"]
 
@@ -45,7 +46,7 @@ def report(
     totals = sum_up(runs)
     if html is not None:
         try:
-            html.write_text(page(runs), encoding="utf-8")
+            html.write_text(page(runs, _explainer(runs)), encoding="utf-8")
         except OSError as exc:
             problem = f"it cannot be written: {exc.strerror}"
             raise ConfigError(f"page {html}", problem, "give another path") from exc
@@ -80,6 +81,20 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
+
+
+def _explainer(runs: list[Run]) -> Callable[[Run, Record], str]:
+    """Says what a miss or a bypass is due to, as ``s3cache explain`` does, in a line."""
+    from s3cache.explaining import explain
+
+    words: dict[tuple[str, float], str] = {}
+    for run in runs:
+        for each in explain(run.name).explanations:
+            differing = [found.text for found in each.differences if not found.follows]
+            reasons = [f"{r.get('message', '')} {r.get('line', '')}" for r in each.record.reasons]
+            why = "; ".join([*differing, *reasons]) or each.why
+            words[run.name, each.record.time] = why.strip()
+    return lambda run, record: words.get((run.name, record.time), "")
 
 
 def _runs(names: list[str], last: int) -> list[Run]:
