@@ -24,6 +24,7 @@ import _s3cache_autoload
 from s3cache._importing import when_imported
 from s3cache.graph._altered import altered_functions, remember_insides, stand_in_for
 from s3cache.graph._code import UntoldError
+from s3cache.graph._placed import is_misplaced
 from s3cache.graph._registered import is_of_torch, replaced_kernels
 from s3cache.graph._stable import Component
 from s3cache.graph._tables import Entry, remember_tables, replaced_entries
@@ -97,30 +98,24 @@ def overrides(
     return Component.of_text("\n".join(sorted(lines))) if lines else None
 
 
-_torchs: set[object] = set()  # kernels, hundreds, and they stay
+_torchs: set[object] = set()  # hundreds, and they stay
 
 
 def _kernels(vouched: Callable[[object], str | None]) -> Iterator[str]:
     """What torch's own operators are registered as in Python by others."""
-    for where, (function, by_torch) in replaced_kernels().items():
+    for where, function in replaced_kernels().items():
         if function is None:
             raise UntoldError(
                 f"{where} was registered before s3cache was enabled, so what it does cannot be told"
             )
-        if not (by_torch and _is_torchs(function)):
-            yield _line(where, "was registered anew", function, vouched)
-    for where, function in _fakes():
-        if not _is_torchs(function):
-            yield _line(where, "was registered anew", function, vouched)
-
-
-def _is_torchs(function: object) -> bool:
-    if function in _torchs:
-        return True
-    if is_foreign(function, ""):
-        return False
-    _torchs.add(function)
-    return True
+        yield _line(where, "was registered anew", function, vouched)
+    for name, on, function in _fakes():
+        if function in _torchs:
+            continue
+        if not is_foreign(function, ""):
+            _torchs.add(function)
+        elif is_of_torch(name):
+            yield _line(f"{name} on {on}", "was registered anew", function, vouched)
 
 
 def _line(where: str, how: str, value: object, vouched: Callable[[object], str | None]) -> str:
@@ -158,16 +153,14 @@ def _insides(vouched: Callable[[object], str | None], *, again: bool) -> Iterato
         yield _line(f"{entry.place} for {entry.key}", "was registered anew", entry.value, vouched)
 
 
-def _fakes() -> Iterator[tuple[str, object]]:
-    """What runs on fake tensors, and on those of other classes, in place of torch's operators."""
+def _fakes() -> Iterator[tuple[str, str, object]]:
+    """What runs on fake tensors, and on those of other classes, in place of operators."""
     for name, entry in list(internals.fake_registry.get().items()):
         kernel = entry.fake_impl.kernel
-        rules = list(entry.torch_dispatch_rules._data.values())
-        if (kernel is not None or rules) and is_of_torch(name):
-            if kernel is not None:
-                yield f"{name} on fake tensors", kernel.func
-            for rule in rules:
-                yield f"{name} on a class of tensors", rule
+        if kernel is not None:
+            yield name, "fake tensors", kernel.func
+        for rule in entry.torch_dispatch_rules._data.values():
+            yield name, "a class of tensors", rule
 
 
 # -- namespaces and tables
@@ -203,7 +196,10 @@ class _Watched:
             self.note(known)
         else:
             now = internals.contents(self.place) or {}
-            self.note({name: each for name, each in now.items() if not is_foreign(each, name)})
+            self.note({name: each for name, each in now.items() if not self._is_others(each, name)})
+
+    def _is_others(self, value: object, name: object) -> bool:
+        return is_foreign(value, name) or is_misplaced(value, self.place, name)
 
     def replaced(self) -> dict[object, object]:
         """What is there now in place of what torch had, by name; what is gone is told apart."""
@@ -232,7 +228,7 @@ class _Watched:
             if value is old or name in internals.NOT_COMPILED:
                 continue
             if old is ABSENT:
-                if self._matters(name) and (is_foreign(value, name) or self._shadows(name)):
+                if self._matters(name) and (self._is_others(value, name) or self._shadows(name)):
                     yield name, value
             elif (callable(old) or callable(value)) and not are_alike(old, value):
                 yield name, value

@@ -17,7 +17,14 @@ from s3cache.graph._registered import is_of_torch
 from s3cache.graph._whose import ABSENT, is_foreign
 from s3cache.torch_api import internals
 
-__all__ = ["Entry", "forget_entries", "record_entry", "remember_tables", "replaced_entries"]
+__all__ = [
+    "Entry",
+    "begin_recording",
+    "forget_entries",
+    "record_entry",
+    "remember_tables",
+    "replaced_entries",
+]
 
 
 class Entry(NamedTuple):
@@ -75,12 +82,12 @@ _is_watched = False
 
 
 def remember_tables(*, early: bool) -> None:
-    """What torch has put there by now is torch's; from now on :func:`record_entry` is called.
+    """What torch has put there by now is torch's.
 
     Args:
         early: whether nobody but torch can have been here yet.
     """
-    global _first, _is_watched
+    global _first
     if _first is None:
         _first = _Looked()
         _of_torch.update(
@@ -90,6 +97,11 @@ def remember_tables(*, early: bool) -> None:
         )
     else:
         replaced_entries()  # what came while nobody watched is judged by whose it is
+
+
+def begin_recording() -> None:
+    """From now on :func:`record_entry` is called for each ``py_impl``."""
+    global _is_watched
     _is_watched = True
 
 
@@ -119,18 +131,20 @@ def replaced_entries() -> list[Entry]:
 def _differences(now: _Looked) -> Iterator[Entry]:
     left = dict(_of_torch)
     for number, key, value in now.entries():
-        place, operator = (id(now.tables[number]), key), now.operator_of(number)
+        place = id(now.tables[number]), key
         had = left.pop(place, ABSENT)
-        if value is had or not _is_of_torch(operator):
+        if value is had:
             continue
+        operator = now.operator_of(number)
         if had is ABSENT and not _is_users(operator, key, value):
             _of_torch[place] = value
-        else:
+        elif _is_of_torch(operator):
             yield Entry(str(operator), str(key), value)
-    numbers = {id(table): number for number, table in enumerate(now.tables)}
-    for table, key in left:
-        if table in numbers and _is_of_torch(operator := now.operator_of(numbers[table])):
-            yield Entry(str(operator), str(key), ABSENT)
+    if left:
+        numbers = {id(table): number for number, table in enumerate(now.tables)}
+        for table, key in left:
+            if table in numbers and _is_of_torch(operator := now.operator_of(numbers[table])):
+                yield Entry(str(operator), str(key), ABSENT)
 
 
 def _is_users(operator: object, key: object, value: object) -> bool:
