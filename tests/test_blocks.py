@@ -46,6 +46,7 @@ PICTURES = {
     ("docs/architecture.md", "torch's compiler"): "a diagram",
     ("docs/compile-cache.md", "torch.compile ── a graph"): "a diagram",
     ("docs/compile-cache.md", "s3cache: a graph is not"): "a message; tests/hooks/test_bypasses.py",
+    ("docs/explaining-misses.md", "run 20261123"): "what is printed; tests/explaining",
     ("docs/storage.md", "lookup(key)"): "a diagram",
     ("docs/storage.md", "objects/"): "names in a directory",
 }
@@ -82,6 +83,7 @@ COMMANDS = {
     "S3CACHE_URL=s3://bucket/prefix "
     "S3CACHE_METRICS_FILE=/var/lib/node_exporter/s3cache-{rank}.prom "
     "torchrun --nproc-per-node 8 train.py": "tests/metrics/test_metrics_file.py, by hand",
+    "s3cache explain": "tests/cli/test_explain.py",
     "python -m s3cache keygen ci-main-1": "tests/trust/test_keygen.py",
     ".venv/bin/python benchmarks/render.py": "tests/test_docs.py calls what it calls",
     "make rgw-up && source /tmp/s3cache-rgw/env": f"runs infra/rgw/up.sh, as {_RGW}",

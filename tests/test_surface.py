@@ -21,8 +21,8 @@ FUNCTIONS = {
     "active": "() -> Cache | None",
     "check": "(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> Report",
     "disable": "() -> None",
-    "explain": "(run: str | None = None, *, key: str | None = None, **options: Unpack[Options]) "
-    "-> Explained",
+    "explain": "(run: str | None = None, *, key: str | None = None, url: str | None = None, "
+    "remote: bool = True, **options: Unpack[Options]) -> Explained",
     "enable": "(url: str | None = None, **options: Unpack[Options]) -> Cache",
     "enabled": "(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cache]",
     "register_cacheable": "(function: _F, *, version: str) -> _F",

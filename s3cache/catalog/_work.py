@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import dataclass, field
 
-from s3cache import entries
+from s3cache import entries, hints
 from s3cache.catalog._items import Item, read_about
 from s3cache.entries import publish
 from s3cache.errors import CorruptError, S3CacheError, StoreError, TransientError, UntrustedError
@@ -91,7 +91,7 @@ async def remove(
     admit: Judge | None = None,
     advance: _Advance = bool,
 ) -> Tally:
-    """Remove each entry, but those whose names are to be kept.
+    """Remove each entry, but those whose names are to be kept; and the hints that lead to them.
 
     What was chosen because it could not be used is read again: it may have been the network.
 
@@ -102,6 +102,7 @@ async def remove(
         StoreError: the store refuses, or cannot answer; what was removed by then stays so.
     """
     tally = Tally()
+    removed: set[str] = set()
 
     async def one(item: Item) -> None:
         if item.name in keep:
@@ -114,10 +115,12 @@ async def remove(
                 tally.gone += again is None
                 return
         await store.delete(item.name)
+        removed.add(item.key)
         tally.done += 1
         tally.size += item.size
 
     await _each(batches, one, advance)
+    await hints.remove(store, removed)
     return tally
 
 

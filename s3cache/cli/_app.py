@@ -16,6 +16,7 @@ from s3cache.cli._report import report
 from s3cache.cli._stats import stats
 from s3cache.cli._verify import verify
 from s3cache.cli._version import show_version
+from s3cache.cli._warm import warm
 
 __all__ = ["app"]
 
@@ -46,6 +47,7 @@ def _run(program: list[str]) -> None:
     run(["run", *program])
 
 
+app.command("warm")(warm)
 app.command("version")(show_version)
 app.command("doctor")(doctor)
 app.command("stats")(stats)

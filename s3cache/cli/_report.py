@@ -89,7 +89,7 @@ def _explainer(runs: list[Run]) -> Callable[[Run, Record], str]:
 
     words: dict[tuple[str, float], str] = {}
     for run in runs:
-        for each in explain(run.name).explanations:
+        for each in explain(run.name, remote=False).explanations:
             differing = [found.text for found in each.differences if not found.follows]
             reasons = [f"{r.get('message', '')} {r.get('line', '')}" for r in each.record.reasons]
             why = "; ".join([*differing, *reasons]) or each.why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -129,6 +130,7 @@ _LABELS = {
     "deterministic_algorithms_settings": "torch.use_deterministic_algorithms",
     "graph.operators": "custom operators",
     "graph.functions": "functions that the graph calls",
+    "graph.subclasses": "tensor subclasses",
     "graph.constants": "tensors that the graph holds itself",
     "graph.vouched": "versions given to register_cacheable",
     "torch.overrides": "functions of torch that were replaced",
@@ -140,6 +142,9 @@ _LABELS = {
 }
 
 
+_PARTS = {"aot_autograd_arg_pos_to_source": "what the program calls inputs:"}
+
+
 def _label(name: str) -> str:
     return _LABELS.get(name, name)
 
@@ -149,7 +154,13 @@ def _short(text: str) -> str:
 
 
 def _arrow(label: str, old: str, new: str) -> str:
+    if _is_digest(old) and _is_digest(new):
+        return f"{label}: the code or value is another"
     return f"{label} {_short(old) or 'none'} → {_short(new) or 'none'}"
+
+
+def _is_digest(text: str) -> bool:
+    return _DIGEST.fullmatch(text.strip("'")) is not None
 
 
 def _in_general(name: str, old: Described, new: Described) -> Iterator[Difference]:
@@ -170,7 +181,8 @@ def _in_general(name: str, old: Described, new: Described) -> Iterator[Differenc
         return
     for part in differing:
         one, other = ours.get(part, ""), theirs.get(part, "")
-        yield Difference(name, _arrow(f"{label}.{part}".rstrip("."), one, other), one, other)
+        called = _PARTS.get(part, f"{label}.{part}".rstrip("."))
+        yield Difference(name, _arrow(called, one, other), one, other)
 
 
 def _options(name: str, old: Described, new: Described) -> Iterator[Difference]:
@@ -187,6 +199,27 @@ def _options(name: str, old: Described, new: Described) -> Iterator[Difference]:
     if not told:
         text = f"{_label(name)} options, whose defaults are those of another release or device"
         yield Difference(name, text)
+
+
+_DIGEST = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{32})?")
+# A name with the digest of what it stands for: `lib.op.default: 0123…`, `torch.relu=0123…`.
+_DIGESTED = re.compile(rf"(\S+?)(?:: |=)({_DIGEST.pattern})(?=[\s;,]|$)")
+
+
+def _definitions(name: str, old: Described, new: Described) -> Iterator[Difference]:
+    """Names with digests of what they stand for: people's own functions, operators, classes."""
+    label = _label(name)
+    before, now = (dict(_DIGESTED.findall(each.text_of(name))) for each in (old, new))
+    told = False
+    for each in dict.fromkeys([*before, *now]):
+        if before.get(each) != now.get(each):
+            told = True
+            what = "is defined otherwise" if each in before else "is new"
+            what = what if each in now else "is not there"
+            one, other = before.get(each, ""), now.get(each, "")
+            yield Difference(name, f"{label}: {each} {what}", one, other)
+    if not told:
+        yield from _in_general(name, old, new)
 
 
 _SETS = ("amx_tile", "avx512f", "avx2", "avx", "sse4_2", "sve2", "sve", "asimd")
@@ -233,6 +266,12 @@ def _code(name: str, old: Described, new: Described) -> Iterator[Difference]:
     )
 
 
+def _input_names(of: Described) -> dict[str, str]:
+    """What the program calls each input, by its number."""
+    sources = of.parts.get("aot_config", {}).get("aot_autograd_arg_pos_to_source", "")
+    return {str(number): source for number, source in enumerate(items_of(sources))}
+
+
 # What follows from the shape of a tensor.
 _OF_SHAPE = ("stride", "storage_bytes", "memory_format")
 _OF_TENSORS = "TensorMetadata("
@@ -243,20 +282,22 @@ def _inputs(name: str, old: Described, new: Described) -> Iterator[Difference]:
     if not (before and now):
         yield from _in_general(name, old, new)
         return
-    sources = items_of(new.parts.get("aot_config", {}).get("aot_autograd_arg_pos_to_source", ""))
     told = False
+    names_before, names_now = _input_names(old), _input_names(new)
+    by_name = False
     if len(before) != len(now):
         told = True
-        yield Difference(
-            name, f"inputs: {len(before)} → {len(now)}", str(len(before)), str(len(now))
-        )
+        counts = str(len(before)), str(len(now))
+        yield Difference(name, f"inputs: {counts[0]} → {counts[1]}", *counts)
+        by_name = bool(names_before and names_now)
+        before = {names_before.get(number, ""): text for number, text in before.items()}
     for number, text in now.items():
-        was = before.get(number)
+        called = names_now.get(number, "")
+        was = before.get(called if by_name else number)
         if was is not None and was != text:
             told = True
-            at = int(number) if number.isdigit() else -1
-            called = f" ({sources[at]})" if 0 <= at < len(sources) else ""
-            yield from _tensor(name, f"input {number}{called}:", was, text)
+            label = f"input {number} ({called}):" if called else f"input {number}:"
+            yield from _tensor(name, label, was, text)
     if not told:
         yield Difference(name, "inputs differ in what their words do not show")
 
@@ -297,7 +338,9 @@ def _is_fixed(shape: str) -> bool:
     return all(size.strip().isdigit() for size in shape.strip("()").split(",") if size.strip())
 
 
+_OF_DEFINITIONS = ("graph.operators", "graph.functions", "graph.subclasses", "torch.overrides")
 _WORDS: dict[str, Callable[[str, Described, Described], Iterator[Difference]]] = {
+    **dict.fromkeys(_OF_DEFINITIONS, _definitions),
     "inductor_config": _options,
     "autograd_config": _options,
     "machine.isa": _instructions,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
+from s3cache.explaining._hinted import Hinted
 from s3cache.explaining._nearest import Known, nearest
 from s3cache.records import Record, Run, read_run, run_names
 from s3cache.settings import Settings
@@ -111,6 +112,7 @@ class Explained:
         hits: how many lookups hit.
         explanations: of the others, the oldest first.
         complete: whether all its lookups were recorded.
+        unasked: why the remote could not be asked, if so.
     """
 
     run: str
@@ -118,6 +120,7 @@ class Explained:
     hits: int
     explanations: tuple[Explanation, ...]
     complete: bool = True
+    unasked: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """All of it as plain data."""
@@ -126,6 +129,7 @@ class Explained:
             "program": self.program,
             "hits": self.hits,
             "complete": self.complete,
+            "unasked": self.unasked,
             "explanations": [each.as_dict() for each in self.explanations],
         }
 
@@ -139,32 +143,42 @@ class Explained:
         lines += map(str, self.explanations)
         if not self.complete:
             lines.append("there were more lookups than are recorded of one process")
+        if self.unasked:
+            lines.append(f"the remote could not be asked: {self.unasked}")
         return "\n".join(lines)
 
 
 def explain(
-    run: str | None = None, *, key: str | None = None, **options: Unpack[Options]
+    run: str | None = None,
+    *,
+    key: str | None = None,
+    url: str | None = None,
+    remote: bool = True,
+    **options: Unpack[Options],
 ) -> Explained:
     """Why lookups missed or were bypassed: those of this process, else of the last that recorded.
 
-    For each the nearest entry that this machine knows of, from its records, and what its key
-    differs in. Nothing is sent anywhere, and torch is not needed.
+    For each the nearest entry that this machine has looked up before, or that hints in the remote
+    lead to, and what its key differs in. What hints say is signed by nobody. torch is not needed.
 
     Args:
         run: the name of a run, or the beginning of one.
         key: what was looked up, or the beginning of it: the last lookup of it that did not hit.
-        options: settings that say where records are, such as ``local_dir``.
+        url: of the remote, where neither this process nor the environment names it.
+        remote: whether to ask it, if there is one: a few small requests for each miss.
+        options: settings that say where records and the remote are, such as ``local_dir``.
 
     Raises:
         ConfigError: there is no such run or key, or nothing is recorded.
     """
-    settings, _ = Settings.load(**options)
+    settings, _ = Settings.load(url, **options)
+    hinted = Hinted(options, _url(settings) if remote else None)
     places = [each for each in (settings.local_dir, settings.spare_local_dir) if each]
     stored = sorted(_stored(places), reverse=True)
     here = None if run or options else _of_this_process()
     runs = _read(stored, here)
     if key is not None:
-        return _of_key(key, runs)
+        return _of_key(key, runs, hinted)
     chosen = next((each for each in runs if each.name.startswith(run or "")), None)
     if chosen is None and run:
         chosen = next((_read_one(*each) for each in stored if each[0].startswith(run)), None)
@@ -177,16 +191,18 @@ def explain(
     known = _known(runs if chosen in runs else [chosen, *runs])
     missed = [each for each in chosen.records if each.outcome != "hit"]
     # Halves of a graph that missed as a whole miss with it.
+    explanations = tuple(_explained(each, known, hinted) for each in missed if not each.of_whole)
     return Explained(
         run=chosen.name,
         program=chosen.program,
         hits=sum(each.outcome == "hit" for each in chosen.records),
-        explanations=tuple(_explained(each, known) for each in missed if not each.of_whole),
+        explanations=explanations,
         complete=chosen.complete,
+        unasked=hinted.problem,
     )
 
 
-def _of_key(key: str, runs: Iterable[Run]) -> Explained:
+def _of_key(key: str, runs: Iterable[Run], hinted: Hinted) -> Explained:
     known = _known(runs)
     records = [record for run in runs for record in run.records if record.key.startswith(key)]
     last = max(records, key=lambda each: (each.outcome != "hit", each.time), default=None)
@@ -197,19 +213,19 @@ def _of_key(key: str, runs: Iterable[Run]) -> Explained:
             "s3cache ls --key finds entries",
         )
     hits = sum(each.outcome == "hit" for each in records)
-    explanations = () if last.outcome == "hit" else (_explained(last, known),)
-    return Explained("", "", hits, explanations)
+    explanations = () if last.outcome == "hit" else (_explained(last, known, hinted),)
+    return Explained("", "", hits, explanations, unasked=hinted.problem)
 
 
-def _explained(record: Record, known: Iterable[Known]) -> Explanation:
+def _explained(record: Record, known: Iterable[Known], hinted: Hinted) -> Explanation:
     if record.outcome == "bypass":
         return Explanation(record, "it cannot be cached as it is")
     why = _REASONS.get(record.reason, "")
     if record.reason != "absent" or not record.components:
         return Explanation(record, why)
-    found = nearest(record, known)
+    found = nearest(record, [*known, *hinted.near(record)])
     if found is None:
-        return Explanation(record, f"{why}; this machine knows of no entry to compare it with")
+        return Explanation(record, f"{why}; there is no entry to compare it with")
     wanted = Described(record.components, record.parts)
     differing = tuple(differences(found.described, wanted))
     return Explanation(record, why, found.key, found.where, differing)
@@ -261,6 +277,13 @@ def _read_one(name: str, place: str) -> Run | None:
         return read_run(place, name)
     except (OSError, ConfigError):
         return None  # it has gone meanwhile
+
+
+def _url(settings: Settings) -> str | None:
+    hooks = sys.modules.get("s3cache.hooks")
+    cache = None if hooks is None else hooks.latest()
+    url: str | None = settings.url or (None if cache is None else cache.settings.url)
+    return url
 
 
 def _of_this_process() -> Run | None:

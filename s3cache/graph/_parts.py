@@ -20,6 +20,8 @@ __all__ = ["bounded", "shown_parts"]
 _COUNT = 1024
 _CHARACTERS = 1 << 10
 _ALL_CHARACTERS = 128 << 10
+# What counts graphs of a process is in no key.
+_OF_THE_PROCESS = frozenset({"aot_id", "precompile_backend_id"})
 _SCALARS = (type(None), bool, int, float, complex, str)
 
 
@@ -53,7 +55,7 @@ def _named(value: object) -> Iterator[tuple[str, object]]:
     elif dataclasses.is_dataclass(value):
         for each in dataclasses.fields(value):
             part = getattr(value, each.name, None)
-            if not callable(part):
+            if not callable(part) and each.name not in _OF_THE_PROCESS:
                 yield each.name, part
 
 

@@ -287,9 +287,10 @@ class FxGraphSeam:
             )
             provisional = self._bundling.is_under_way()
             frame = artifact.encode(key)
-            return isinstance(
-                self._engine.save(key, frame, level="fx", provisional=provisional), Saved
-            )
+            saved = self._engine.save(key, frame, level="fx", provisional=provisional)
+            if isinstance(saved, Saved):
+                logger.debug("s3cache: saved %s (%d bytes, second level)", key, len(frame))
+            return isinstance(saved, Saved)
         except UnsharableKernelError as exc:
             self._engine.count_bypass(["kernel"], "fx")
             logger.info("s3cache: a compiled graph is not shared at the second level: %s", exc)

@@ -140,6 +140,7 @@ class SaveSeam:
             frame = self._artifact(key, saving, content).encode(key)
             saved = isinstance(self._engine.save(key, frame), Saved)
             if saved:
+                logger.debug("s3cache: saved %s (%d bytes)", key, len(frame))
                 self._supersede(saving.entry)
             return saved
         except UnsharableKernelError as exc:

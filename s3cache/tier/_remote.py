@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
-from s3cache import entries, frame
+from s3cache import entries, frame, hints
 from s3cache._problems import Problems
 from s3cache.entries import Replaceable
 from s3cache.errors import (
@@ -352,6 +352,9 @@ class RemoteTier:
         for failed in await asyncio.gather(*map(remove, names), return_exceptions=True):
             if failed is not None:
                 raise failed
+        await hints.remove(
+            self._writer, None if prefix == entries.NAMES else {*map(entries.key_of, names)}
+        )
         return names
 
     async def _stop(self) -> None:
@@ -371,6 +374,8 @@ class RemoteTier:
             writer, entry, replaceable=self._replaceable, admit=self._admit
         )
         self._in_vain.end()
+        if is_written:
+            await hints.write(writer, entry)
         return is_written
 
     def _writer_as(self, note: bytes) -> Store:

@@ -170,3 +170,36 @@ def test_it_is_plain_data() -> None:
         "old": "1",
         "new": "2",
     }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (f"l.f: {'a' * 32}", f"l.f: {'b' * 32}", "custom operators: l.f is defined otherwise"),
+        (f"l.f: {'a' * 32}", f"l.f: {'a' * 32} l.g: {'b' * 32}", "custom operators: l.g is new"),
+        (f"l.f: {'a' * 32} l.g: {'b' * 32}", f"l.g: {'b' * 32}",
+         "custom operators: l.f is not there"),
+        ("l.f version 1", "l.f version 2", "custom operators l.f version 1 → l.f version 2"),
+    ],
+)  # fmt: skip
+def test_definitions_are_told_by_name(old: str, new: str, expected: str) -> None:
+    before, now = described(graph__operators=old), described(graph__operators=new)
+    assert texts(before, now) == [expected]
+
+
+def test_a_digest_is_not_shown_to_people() -> None:
+    before, now = described(custom_pass="a" * 32), described(custom_pass="b" * 32)
+    assert texts(before, now) == ["custom_pass: the code or value is another"]
+
+
+def test_inputs_of_another_count_are_compared_by_name() -> None:
+    def of(names: str, *inputs: str) -> Described:
+        given = {str(number): each for number, each in enumerate(inputs)}
+        sources = {"aot_autograd_arg_pos_to_source": names}
+        return described({"aot_config": sources, "example_inputs": given})
+
+    found = texts(
+        of("[L['x'], L['y']]", tensor("4, 64"), tensor("8, 64")),
+        of("[L['n'], L['x'], L['y']]", tensor("3, 3"), tensor("4, 64"), tensor("9, 64")),
+    )
+    assert found[:2] == ["inputs: 2 → 3", "input 2 (L['y']): (8, 64) → (9, 64), not marked dynamic"]

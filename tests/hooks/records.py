@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
     from s3cache.hooks import recorded
 
     torch.compiler.allow_in_graph(mine)
+    logger = logging.getLogger("s3cache")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(logging.StreamHandler())  # to stderr
     found: dict[str, list[dict[str, Any]]] = {}
     settings: dict[str, dict[str, Any]] = {
         "miss": {},

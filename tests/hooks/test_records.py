@@ -32,6 +32,11 @@ def test_each_lookup_is_recorded(site: Site) -> None:
         "memory": [("hit", "remote")],
         "off": [],
     }
+    log = found["stderr"].splitlines()
+    key = wholes["miss"][0]["key"]
+    assert log.count(f"s3cache: miss {key} (absent)") == 1
+    assert sum(line.startswith(f"s3cache: saved {key} (") for line in log) == 1
+    assert sum(line.startswith(f"s3cache: hit {key} (") for line in log) == 2
     (missed,), (hit,), (bypassed,) = wholes["miss"], wholes["hit"], wholes["bypass"]
     assert missed["key"] == hit["key"]
     assert missed["components"]["torch.version"][1][:2] == "2."

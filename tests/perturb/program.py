@@ -23,6 +23,7 @@ __all__ = [
     "eager",
     "keys",
     "record",
+    "report_of",
 ]
 
 Record = list[Any]
@@ -69,11 +70,15 @@ class Change:
 
 def keys(program: Program) -> list[str | None]:
     """The key of each graph, ``None`` for one that cannot be cached; compiles nothing."""
+    return [graph.key for graph in report_of(program).graphs]
+
+
+def report_of(program: Program) -> s3cache.Report:
+    """What s3cache finds of it; compiles nothing."""
     torch.manual_seed(0)
     with program.context():
         function, args = program.make()
-        report = s3cache.check(torch.compile(function, **program.options), *args)
-    return [graph.key for graph in report.graphs]
+        return s3cache.check(torch.compile(function, **program.options), *args)
 
 
 def eager(program: Program) -> Record:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from tests.perturb.bases import BASES
 from tests.perturb.changes import all_bases, all_changes, all_histories
+from tests.perturb.explained import sample
 from tests.perturb.histories import History, judge_histories
 from tests.perturb.judge import judge
 from tests.perturb.workers import Changes, Chunk, Histories, in_processes
@@ -42,7 +43,7 @@ def part(count: int) -> dict[str, Any]:
         chosen += random.Random(family).sample(members, min(share, len(members)))
     verdicts = judge(all_bases(), chosen)
     judge_histories(_some_of_each(count // 60), verdicts)
-    return verdicts.as_dict()
+    return {**verdicts.as_dict(), "explained": sample(count // 2)}
 
 
 def _some_of_each(count: int) -> list[History]:

@@ -53,6 +53,14 @@ def test_most_changes_are_misses_and_some_are_right_hits(verdicts: dict[str, Any
     assert verdicts["right"]
 
 
+def test_an_explanation_names_what_was_changed(count: int, verdicts: dict[str, Any]) -> None:
+    """All of the misses that are sampled; of all there are, see docs/explaining-misses.md."""
+    found = verdicts["explained"]
+    assert found["unnamed"] == []
+    assert sum(found["missed"].values()) >= count // 3
+    assert len(found["missed"]) >= 8  # families
+
+
 @dense
 def test_the_suite_can_fail(tmp_path: Path) -> None:
     """With torch's own key, inputs that overlap get the answer for inputs that do not."""

@@ -1,0 +1,60 @@
+"""``s3cache warm``: run a job until it has compiled and shared what it compiles, then end it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from s3cache.cli._choosing import Url, duration_s
+from s3cache.cli._groups import grouped
+from s3cache.cli._output import Output
+
+__all__ = ["warm"]
+
+_ENDS = {
+    "itself": "the job ended by itself",
+    "quiet": "the job was ended: it compiled nothing more",
+    "timeout": "the job was ended: its time was over",
+}
+
+
+@grouped(out=Output)
+def warm(
+    out: Output,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The job, as a shell has it.")
+    ],
+    quiet: Annotated[
+        str, typer.Option(metavar="TIME", help="End it when it compiled nothing for so long.")
+    ] = "60s",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="End it after that time in any case.")
+    ] = "2h",
+    url: Url = None,
+) -> int:
+    """Run a job until it compiles nothing more and all is uploaded, then end it.
+
+    For a build step, or one machine before a fleet starts: what it compiled is in the remote then.
+    The cache is turned on in all its processes, which are ended with SIGTERM. Exits with 1 if the
+    time was over, the job failed or something is not uploaded.
+    """
+    from s3cache.warming import warm as warmed
+
+    done = warmed(
+        command,
+        quiet_s=duration_s("--quiet", quiet),
+        timeout_s=duration_s("--timeout", timeout),
+        url=url,
+    )
+    if out.json:
+        out.record({**vars(done), "is_warm": done.is_warm})
+        return 0 if done.is_warm else 1
+    code = f" with {done.exit_code}" if done.exit_code else ""
+    out.note(f"{_ENDS[done.end]}{code}")
+    left = f", {done.to_upload} not uploaded" if done.to_upload else ", all is uploaded"
+    out.note(
+        f"{done.hits} graphs hit, {done.misses} missed, of which {done.added} are in the cache "
+        f"now; {done.bypasses} bypassed{left}"
+    )
+    return 0 if done.is_warm else 1

@@ -1,0 +1,96 @@
+"""``s3cache warm`` runs a job until it compiles nothing more, and all is uploaded."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.density import dense
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.commands import Call
+    from tests.support.shelves import Shelf
+
+# Looks a key up as the compile cache does, then saves it; what follows is up to the test.
+LOOKS_UP = """
+import os, subprocess, sys, time
+import s3cache
+from s3cache import frame
+from s3cache.records import Record, Recorder
+recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
+cache = s3cache.Cache.open()
+cache.lookup("a1")
+recorder.add(Record("aot", "miss", key="a1", reason="absent", time=time.time()))
+recorder.add(Record("aot", "hit", key="a2", reason="remote", time=time.time()))
+def save():
+    cache.save("a1", frame.encode(kind="test", key="a1", sections={"entry": b"x"}))
+"""
+
+
+def test_a_job_that_goes_on_is_ended_when_it_is_warm(
+    call: Call, shelf: Shelf, tmp_path: Path
+) -> None:
+    """With what it has started; not before what missed is saved, and uploaded."""
+    alive = tmp_path / "alive"
+    job = f"""{LOOKS_UP}
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(alive)!r}, "w").write(str(child.pid))
+time.sleep(1.5)  # longer than the quiet time: it compiles
+save()
+time.sleep(600)
+"""
+    done = call(
+        *("warm", "--url", f"{shelf.url}?create=1", "--quiet", "0.3s", "--json"),
+        *("--", sys.executable, "-c", job),
+    )
+    assert done.code == 0, done.err
+    assert done.json == {
+        "end": "quiet",
+        "exit_code": None,
+        "hits": 1,
+        "misses": 1,
+        "bypasses": 0,
+        "added": 1,
+        "to_upload": 0,
+        "is_warm": True,
+    }
+    assert {name.rpartition("/")[2] for name in shelf.names} == {"a1.0"}
+    with pytest.raises(ProcessLookupError):
+        _signal(int(alive.read_text()))
+
+
+def test_a_job_that_ends_by_itself_says_how(call: Call, shelf: Shelf) -> None:
+    job = (sys.executable, "-c", "raise SystemExit(7)")
+    done = call("warm", "--url", f"{shelf.url}?create=1", "--", *job)
+    assert done.code == 1
+    assert "ended by itself with 7" in done.err
+
+
+@dense
+def test_a_job_that_never_compiles_is_ended_at_last(call: Call, shelf: Shelf) -> None:
+    job = (sys.executable, "-c", "import time; time.sleep(600)")
+    done = call("warm", "--url", f"{shelf.url}?create=1", "--timeout", "1s", "--json", "--", *job)
+    assert (done.code, done.json["end"]) == (1, "timeout")
+
+
+def test_without_a_remote_or_a_program_it_says_so(call: Call, shelf: Shelf) -> None:
+    assert call("warm", "--", "true").code == 2
+    done = call("warm", "--url", f"{shelf.url}?create=1", "--", "/no/such/program")
+    assert done.code == 2
+    assert "/no/such/program" in done.err
+
+
+def _signal(pid: int) -> None:
+    import os
+    import time
+
+    for _ in range(500):  # until whoever inherited it has waited for it
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            if file.read().rpartition(")")[2].split()[0] == "Z":
+                raise ProcessLookupError
+        time.sleep(0.02)

@@ -1,0 +1,134 @@
+"""Is what was changed what the explanation of a miss names?"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from s3cache import Difference, Graph, Report
+from s3cache.explaining import Described, differences
+from tests.perturb.changes import all_bases, all_changes
+from tests.perturb.program import Change, Program, report_of
+
+__all__ = ["explained", "sample"]
+
+# In which components a change of a family can be, by how they begin; of others in any.
+_GRAPH, _INPUTS = ("gm", "graph."), ("example_inputs", "inputs.")
+_WHERE = {
+    "argument": (*_GRAPH, *_INPUTS),
+    "body": (*_GRAPH, *_INPUTS),
+    "constant": (*_GRAPH, *_INPUTS),
+    "dynamic": (*_GRAPH, *_INPUTS),
+    "input": (*_GRAPH, *_INPUTS),
+    "sharing": (*_GRAPH, *_INPUTS),
+}
+
+# What says that something differs, and not what.
+_VAGUE = re.compile(r"words do not show|whose defaults are|graph: the same code")
+
+
+def explained(bases: Mapping[str, Program], changes: Iterable[Change]) -> dict[str, Any]:
+    """How many changes miss, and of how many of these the explanation does not name what changed.
+
+    Returns:
+        ``missed`` and ``named``, counts by family; ``unnamed``, the changes with what is said.
+    """
+    known: dict[str, Report] = {}
+    missed: dict[str, int] = collections.Counter()
+    named: dict[str, int] = collections.Counter()
+    unnamed = []
+    for change in changes:
+        try:
+            if change.base not in known:
+                known[change.base] = report_of(bases[change.base])
+            found = report_of(change.program)
+        except Exception:
+            continue
+        base = known[change.base]
+        keys = {graph.key for graph in base.graphs}
+        for graph in found.graphs:
+            if graph.key is None or graph.key in keys or not base.graphs[0].key:
+                continue
+            missed[change.family] += 1
+            said = [
+                each
+                for each in differences(_nearest(base, graph), _described(graph))
+                if not each.follows
+            ]
+            if _names(change, said):
+                named[change.family] += 1
+            else:
+                unnamed.append(f"{change}: {[each.text for each in said]}")
+            break
+    return {"missed": dict(missed), "named": dict(named), "unnamed": unnamed}
+
+
+def sample(count: int) -> dict[str, Any]:
+    """The same of ``count`` changes, always the same ones and some of each family."""
+    everything = all_changes()
+    chosen: list[Change] = []
+    for family in sorted({each.family for each in everything}):
+        members = [each for each in everything if each.family == family]
+        share = max(3, count * len(members) // len(everything))
+        chosen += random.Random(family).sample(members, min(share, len(members)))
+    return explained(all_bases(), chosen)
+
+
+def _nearest(base: Report, graph: Graph) -> Described:
+    def common(of: Graph) -> int:
+        mine = graph.components
+        return sum(name in mine and mine[name] == one for name, one in of.components.items())
+
+    return _described(max((each for each in base.graphs if each.key), key=common))
+
+
+def _described(graph: Graph) -> Described:
+    return Described(
+        {name: (one.digest, one.value) for name, one in graph.components.items()},
+        {name: one.parts for name, one in graph.components.items() if one.parts},
+    )
+
+
+def _names(change: Change, said: list[Difference]) -> bool:
+    """Whether one of them says what was changed, and none is of something else alone."""
+    clear = [each for each in said if not _VAGUE.search(each.text)]
+    if change.family == "config":
+        option = change.name.partition("=")[0].partition(".")[2]
+        others = [each for each in clear if each.component.endswith("_config")]
+        return any(option in each.text for each in clear) and all(
+            option in each.text for each in others
+        )
+    if where := _WHERE.get(change.family):
+        clear = [each for each in clear if each.component.startswith(where)]
+    shape = re.match(r"(\d+)x(\d+)$", change.name)
+    if change.family == "input" and shape is not None:
+        return any(f"→ ({shape[1]}, {shape[2]})" in each.text for each in clear)
+    return bool(clear)
+
+
+def main() -> int:
+    """Of every change, or of those of some families: how many are named, and which are not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.perturb.explained", description=__doc__)
+    parser.add_argument("families", nargs="*", help="all of them, if none is named")
+    parser.add_argument("--each", type=int, default=1, help="take each n-th only")
+    options = parser.parse_args()
+    chosen = [
+        each for each in all_changes() if not options.families or each.family in options.families
+    ]
+    found = explained(all_bases(), chosen[:: options.each])
+    for family, count in sorted(found["missed"].items()):
+        print(f"{family:12} {found['named'].get(family, 0)} of {count}")
+    for each in found["unnamed"]:
+        print(each)
+    total = sum(found["missed"].values())
+    print(f"{total - len(found['unnamed'])} of {total} misses are explained by what was changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
