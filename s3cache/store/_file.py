@@ -74,6 +74,8 @@ _LONGEST_S = 600.0
 _SWEEP_GRACE_S = 60.0
 # Of one directory, so many objects are looked at before others get their turn.
 _SAMPLED_TOGETHER = 128
+# ... of so many directories that are open at once: a process may open a thousand files.
+_OPEN_AT_MOST = 32
 
 
 class ObjectFiles:
@@ -586,8 +588,9 @@ def _in_any_order(
         yield [*_objects_of(directory, files[start : start + _SAMPLED_TOGETHER], names, done)]
     opened: list[Iterator[list[tuple[_Names, ObjectInfo]]]] = []
     while unopened or opened:
-        drawn = chance.randrange(len(unopened) + len(opened))
-        if drawn < len(unopened):
+        may_open = len(unopened) if len(opened) < _OPEN_AT_MOST else 0
+        drawn = chance.randrange(may_open + len(opened))
+        if drawn < may_open:
             unopened[drawn], unopened[-1] = unopened[-1], unopened[drawn]
             name = unopened.pop()
             below = _entered(directory, name)
@@ -597,7 +600,7 @@ def _in_any_order(
             opened.append(_in_any_order(below, (*names, name), deeper, chance))
             drawn = -1
         else:
-            drawn -= len(unopened)
+            drawn -= may_open
         batch = next(opened[drawn], None)
         if batch is None:
             opened[drawn] = opened[-1]

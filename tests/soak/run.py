@@ -143,7 +143,9 @@ def soak(
     began = time.monotonic()
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(server_port))
-        options = {**where, "endpoint_url": proxy.url, "local_max_files": 3000}
+        # Of what waits for a server, a process may hold a quarter of this in memory.
+        holds = {"upload_queue_max_bytes": "32MiB"}
+        options = {**where, "endpoint_url": proxy.url, "local_max_files": 3000, **holds}
         machines = [
             stack.enter_context(Machine(root / f"machine-{number}", **options))
             for number in range(MACHINES)
