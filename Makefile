@@ -30,7 +30,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz fuzz-hits bench bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz fuzz-hits bench bench-signed bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -192,6 +192,10 @@ $(DOCS_READY): constraints.txt | check-python
 
 bench: $(READY) ## first training steps from every cache there is, torch's own and ours; 15 minutes
 	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py $(ARGS)
+
+bench-signed: $(READY) ## the first steps and the import, where every entry has to be signed; 6 minutes
+	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py --signed --rounds 3 \
+		--json docs/benchmarks/signed.json $(ARGS)
 
 bench-storage: $(READY) ## latency and throughput of the stores
 	S3CACHE_TEST_RGW_MEMORY=$${S3CACHE_TEST_RGW_MEMORY:-6442450944} \

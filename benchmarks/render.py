@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What writes docs/benchmarks/NAME.json, by name.
 COMMANDS = {
     "warm_start": "make bench",
+    "signed": "make bench-signed",
     "keys": "make bench-keys",
     "storage": "make bench-storage",
 }

@@ -1,6 +1,7 @@
 """How fast does training start: compiled before by this machine, by another one, or by nobody?
 
     make bench [ARGS="--rounds 9"]
+    make bench-signed
 
 One training step of a GPT, each time in a fresh process. What is compared takes turns in a
 shuffled order, so that ratios hold on a busy machine where times do not. On an "empty disk" home,
@@ -8,6 +9,9 @@ caches and temporary directory are empty, so that torch's precompiled headers ar
 
 Later steps differ by a fifth from one second to the next, whatever made the code. So two processes
 that are both alive take turns, a few steps each.
+
+With ``--signed`` every entry is signed with Ed25519 and has to be, for the first steps and the
+import of s3cache: that is to cost so little that the same bars are met.
 
 Prints a table, writes every sample as JSON and a plot as SVG, and ends with status 1 where a bar
 is missed.
@@ -31,9 +35,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import _import
 from _first_step import LAYERS, WIDTH, Request
 from _harness import Bar, Gateway, Result, median_ratio, shuffled_rounds
 from _plot import horizontal_bars
+
+from s3cache.trust import generate
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -144,10 +151,17 @@ class Bench:
 
     Args:
         name: of the job; jobs of different names share nothing.
+        trust: settings of s3cache that say who signs and who is trusted.
     """
 
     def __init__(
-        self, root: Path, gateway: Gateway, redis_url: str, request: Request, name: str = ""
+        self,
+        root: Path,
+        gateway: Gateway,
+        redis_url: str,
+        request: Request,
+        name: str = "",
+        trust: Mapping[str, str] | None = None,
     ) -> None:
         # Compilers take no path with a space in it.
         plain = name.replace(",", "").replace(" ", "-").lower()
@@ -155,6 +169,7 @@ class Bench:
         self._prefix = f"{plain}-" if plain else ""
         self._gateway = gateway
         self._request = request
+        self._trust = {**(trust or {})}
         self._disks = 0
         artifacts = str(self._root / "mega-cache")
         redis = {
@@ -185,7 +200,7 @@ class Bench:
 
     def _s3cache(self, prefix: str) -> dict[str, str]:
         url = self._gateway.url(self._prefix + prefix)
-        options = {**self._gateway.options(), "url": url, "strict": "true"}
+        options = {**self._gateway.options(), **self._trust, "url": url, "strict": "true"}
         return {f"S3CACHE_{name.upper()}": value for name, value in options.items()}
 
     def start(self, case: Case) -> Training:
@@ -313,6 +328,26 @@ def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -
     return result
 
 
+def measure_signed(
+    root: Path, gateway: Gateway, redis_url: str, options: argparse.Namespace
+) -> list[Result]:
+    """First steps and the import, where what nobody has signed is not used."""
+    key = generate("bench-1")
+    readers = {"trusted_keys": key.public_text(), "trust": "require"}
+    trust = {**readers, "signing_key": key.secret_text()}
+    request = Request(began_s=0.0, layers=options.layers)
+    bench = Bench(root, gateway, redis_url, request, "signed", trust)
+    names = [COLD, MISS, REDIS, TORCH, LOCAL, S3]
+    found = measure(bench, names, options.rounds, options.seed)
+    first = result_of(found, options.layers, options.rounds)
+    first.title += ", where every entry is signed and has to be"
+    first.notes.pop()  # of what is not measured here
+    environment = {f"S3CACHE_{name.upper()}": value for name, value in readers.items()}
+    imported = _import.measure(15, options.seed, environment)
+    imported.title += ", where every entry has to be signed"
+    return [first, imported]
+
+
 def main() -> int:
     options = _options()
     gateway = Gateway.from_environment()
@@ -320,6 +355,13 @@ def main() -> int:
     if gateway is None or redis_url is None:
         raise SystemExit("there is no gateway or no Redis: use make bench")
     gateway.create_bucket()
+    if options.signed:
+        with tempfile.TemporaryDirectory(prefix="s3cache-bench-") as root:
+            results = measure_signed(Path(root), gateway, redis_url, options)
+        _show(results)
+        if options.json:
+            _write(options.json, results)
+        return _status(results)
     request = Request(began_s=0.0, layers=options.layers)
     with tempfile.TemporaryDirectory(prefix="s3cache-bench-") as root:
         bench = Bench(Path(root), gateway, redis_url, request)
@@ -330,27 +372,39 @@ def main() -> int:
             results.append(measure_later(bench, options.rounds))
         if not options.only:
             results.append(measure_others(Path(root), gateway, redis_url, options))
+    _show(results)
+    if options.json:
+        plot = os.path.splitext(options.json)[0] + ".svg"
+        _write(options.json, results, plot=os.path.basename(plot))
+        _plot(plot, results[0].title, found["first_s"])
+    return _status(results)
+
+
+def _show(results: Sequence[Result]) -> None:
     for result in results:
         print(f"\n{result.markdown()}", *result.bars, sep="\n")
-    if options.json:
-        _write(options.json, results, found["first_s"])
+
+
+def _status(results: Sequence[Result]) -> int:
     return int(not all(bar.met for result in results for bar in result.bars))
 
 
-def _write(path: str, results: Sequence[Result], first_s: Mapping[str, list[float]]) -> None:
+def _write(path: str, results: Sequence[Result], **more: str) -> None:
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    plot = os.path.splitext(path)[0] + ".svg"
     with open(path, "w", encoding="utf-8") as file:
         document = {
             "environment": _environment(),
             "results": [result.as_json() for result in results],
-            "plot": os.path.basename(plot),
+            **more,
         }
         json.dump(document, file, indent=1, ensure_ascii=False)
         file.write("\n")
+
+
+def _plot(path: str, title: str, first_s: Mapping[str, list[float]]) -> None:
     seconds = {name: statistics.median(samples) for name, samples in first_s.items()}
-    with open(plot, "w", encoding="utf-8") as file:
-        file.write(horizontal_bars(f"{results[0].title}, seconds", seconds, emphasised={LOCAL, S3}))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(horizontal_bars(f"{title}, seconds", seconds, emphasised={LOCAL, S3}))
 
 
 def _environment() -> dict[str, str | int | None]:
@@ -367,6 +421,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the model")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="some of the cases, as printed")
+    parser.add_argument("--signed", action="store_true", help="where every entry has to be")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", default="docs/benchmarks/warm_start.json", help="'' for none")
     return parser.parse_args()

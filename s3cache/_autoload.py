@@ -16,19 +16,21 @@ from s3cache.torch_api import internals
 __all__ = ["cancel", "go_ahead", "wait_for_compiler"]
 
 _enable: Callable[[], None] | None = None
-_withdraw: Callable[[], None] | None = None
+_withdraw: list[Callable[[], None]] = []
 _cancelled = False
 
 
 def wait_for_compiler(enable: Callable[[], None]) -> None:
     """Call ``enable`` once, right before torch's compiler is imported, unless cancelled.
 
-    What it raises, the import raises.
+    Or before something is loaded into torch's own caches, which a policy may forbid. What it
+    raises, the import raises.
     """
-    global _enable, _withdraw
+    global _enable
     if not _cancelled:
         _enable = enable
-        _withdraw = before_import(internals.COMPILER, go_ahead)
+        for module in (internals.COMPILER, internals.CODE_CACHES):
+            _withdraw.append(before_import(module, go_ahead))
 
 
 def go_ahead() -> None:
@@ -47,7 +49,7 @@ def cancel() -> None:
 
 
 def _stop_waiting() -> None:
-    global _enable, _withdraw
-    if _withdraw is not None:
-        _withdraw()
-    _enable = _withdraw = None
+    global _enable
+    while _withdraw:
+        _withdraw.pop()()
+    _enable = None

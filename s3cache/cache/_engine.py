@@ -142,6 +142,11 @@ class Engine:
         """Whether nothing is used that no trusted key has signed, wherever it comes from."""
         return self._policy.level == "require"
 
+    @property
+    def policy_digest(self) -> str:
+        """What tells whom is trusted here from every other such list."""
+        return self._policy.digest
+
     # -- looking up
 
     def judged(self, key: str, level: Level = "aot") -> JudgedLookup:

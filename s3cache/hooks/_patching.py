@@ -42,6 +42,10 @@ class Patches:
             partial(delattr, owner, name) if old is _ABSENT else partial(setattr, owner, name, old)
         )
 
+    def at_undo(self, call: Callable[[], None]) -> None:
+        """Call this when everything is put back, in its turn."""
+        self._undo.append(call)
+
     def undo(self) -> None:
         """Put everything back, last first."""
         while self._undo:

@@ -30,6 +30,7 @@ from s3cache.hooks._records import Recording
 from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
 from s3cache.hooks._triton import TritonSeam
+from s3cache.hooks._ways_around import WaysAround
 from s3cache.records import Run
 from s3cache.settings import is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
@@ -70,7 +71,20 @@ class Session:
         self.inquire = engine.inquire
         self._patches = Patches()
         self._forget_kernels = watch_registrations()
+        self._withdraw_ways = (
+            when_imported(internals.CODE_CACHES, self._close_ways_around)
+            if engine.uses_trusted_only
+            else None
+        )
         self._withdraw = when_imported(internals.COMPILER, self._install)
+
+    def _close_ways_around(self) -> None:
+        try:
+            WaysAround(self._engine.policy_digest).install(self._patches)
+        except Exception:
+            if self._engine.settings.strict:
+                raise
+            logger.warning("s3cache: torch may use what nobody has signed", exc_info=True)
 
     def _install(self) -> None:
         try:
@@ -108,6 +122,8 @@ class Session:
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""
         self._withdraw()
+        if self._withdraw_ways is not None:
+            self._withdraw_ways()
         self._forget_kernels()
         self._patches.undo()
         self._engine.close()

@@ -85,6 +85,9 @@ NEWEST: Release = (2, 15)
 
 #: The module whose import means that something will be compiled; it imports the others here.
 COMPILER = "torch._inductor.compile_fx"
+#: The one whose import means that torch's own caches are about to be used: it comes with the
+#: compiler, or earlier where a program loads artifacts into them.
+CODE_CACHES = "torch._inductor.codecache"
 TORCH = "torch"
 
 logger = logging.getLogger("s3cache")
@@ -547,6 +550,22 @@ SHAPES_OPTIONS = Fields(
     symbol_guard_limit_before_specialize unify_view_symbols_bso_meta use_duck_shape""",
     added={"aggressive_guard_free_semantics": (2, 12), "unify_view_symbols_bso_meta": (2, 13)},
 )
+
+
+# -- what torch keeps by itself
+
+#: Its directory, which it makes; the environment names it from then on.
+cache_dir: Internal[Callable[[], str]] = Internal(
+    "torch._inductor.runtime.cache_dir_utils:cache_dir"
+)
+#: Has it forget what it has loaded from there, and where that was.
+clear_caches: Internal[Callable[[], None]] = Internal("torch._inductor.utils:clear_caches")
+#: What ``torch.compiler.load_cache_artifacts`` does with what it has read.
+populate_caches: Internal[Function[object]] = Internal(
+    "torch.compiler._cache:CacheArtifactManager.populate_caches"
+)
+#: Variables that name the directories in which it keeps what it compiles.
+DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 # -- custom passes, and whatever else keeps a graph from being cached
@@ -1169,6 +1188,8 @@ Shape("torch._dynamo.output_graph:GraphCompileReason", CompileReason)
 
 _PGO = "torch._dynamo.pgo"
 
+#: Where profiles are fetched from, and put to, if torch is to share them; or ``None``.
+remote_profiles: Internal[Function[object]] = Internal(f"{_PGO}:get_remote_cache")
 update_automatic_dynamic: Internal[Function[ShapeState]] = Internal(
     f"{_PGO}:update_automatic_dynamic"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -89,6 +90,15 @@ class Policy:
     def judges(self) -> bool:
         """Whether anything may come of :meth:`judge` but leave."""
         return self.level != "off"
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that tell whom it trusts, and what it has revoked."""
+        parts = sorted(
+            f"{each.audience}={each.key.name}:{each.key.fingerprint}" for each in self.trusted
+        )
+        parts += sorted(self.revoked_keys) + sorted(each.hex() for each in self.revoked_digests)
+        return hashlib.sha256(" ".join([self.level, *parts]).encode()).hexdigest()[:16]
 
     def judge(self, digest: bytes, block: bytes) -> Signature | None:
         """Decide whether the entry with that digest is used; nothing else of it was looked at.

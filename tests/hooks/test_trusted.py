@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import pickle
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from s3cache import frame
+from s3cache.testing import ProgramError
 from s3cache.trust import generate, pack, sign
 from tests.support.density import dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from tests.support.sites import Site
+    from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
 
 KEY, STRANGER = generate("ci"), generate("ci")
 TRUSTING = {"S3CACHE_TRUSTED_KEYS": KEY.public_text()}
+# torch keeps profiles of jobs that have a name.
+JOB = {"TORCH_COMPILE_JOB_ID": "job"}
 SIGNING = {"S3CACHE_SIGNING_KEY": KEY.secret_text()}
 
 
@@ -67,6 +72,146 @@ def test_what_torch_keeps_by_itself_is_not_used(site: Site, tmp_path: Path) -> N
     # The first has them in torch's own directory now.
     assert hits("one", "empty 3", "", **TRUSTING) == 0
     assert hits("one", "empty 4", "") == 1
+
+
+# -- ways around
+
+
+def plant(machine: Machine, kinds: str, trace: Path, place: Path) -> int:
+    """Put what makes ``trace`` into all that torch has left of these kinds; says how many."""
+    evil: dict[str, bytes] = {
+        "code": f"open({str(trace)!r}, 'w').close()\n".encode(),
+        "pickles": plain_betrayal(trace),
+    }
+    if "libraries" in kinds:
+        evil["libraries"] = _betraying_library(place, trace)
+    files = [path for path in (machine.root / "inductor").rglob("*") if path.is_file()]
+    planted = 0
+    for path in files:
+        kind = {".py": "code", ".so": "libraries"}.get(path.suffix, "")
+        if {"aotautograd", "fxgraph", "dynamo"} & set(path.parts):
+            kind = "pickles"
+        if kind and kind in kinds.split():
+            path.write_bytes(evil[kind])
+            planted += 1
+    return planted
+
+
+def planted(site: Site, tmp_path: Path, kinds: str, job: str, trace: Path) -> Machine:
+    """A machine that has compiled before, and what it left is exchanged."""
+    machine = site.machine(f"victim-{trace.name}", S3CACHE_LOCAL="no", **JOB)
+    machine.run(f"trusted:{job}", site.url)
+    assert plant(machine, kinds, trace, tmp_path)
+    return machine
+
+
+def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
+    """What was planted may well end the program, once it has run."""
+    with contextlib.suppress(ProgramError):
+        machine.run(job, *arguments)
+
+
+def test_nothing_that_an_earlier_run_has_left_is_run(site: Site, tmp_path: Path) -> None:
+    """Neither on a miss: torch runs what lies under the name of the code that it has made."""
+    trace = tmp_path / "betrayed"
+    machine = planted(site, tmp_path, "code pickles", "compiled", trace)
+    machine.environment.update(TRUSTING)
+    found = machine.run("trusted:compiled", f"file://{tmp_path}/nothing?create=1")
+    assert not trace.exists()
+    assert found["misses"] == {"absent": 1}
+
+
+@dense
+@pytest.mark.parametrize("kinds", ["code", "pickles", "libraries"])
+def test_no_kind_of_what_an_earlier_run_has_left_is_run(
+    kinds: str, site: Site, tmp_path: Path
+) -> None:
+    trace = tmp_path / kinds
+    machine = planted(site, tmp_path, kinds, "waving", trace)
+    machine.environment.update(TRUSTING)
+    found = machine.run("trusted:waving", f"file://{tmp_path}/nothing?create=1")
+    assert not trace.exists()
+    assert found["misses"] == {"absent": 1}
+    for variable in TRUSTING:
+        del machine.environment[variable]
+    run_carelessly(machine, "trusted:waving", f"file://{tmp_path}/nothing2?create=1")
+    assert trace.exists()  # it would have
+
+
+@dense
+def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_path: Path) -> None:
+    """Also in the directory that torch then has; nor is what remembers the installation read."""
+    writer = site.machine("writer", **SIGNING, **TRUSTING)
+    assert writer.run("trusted:waving", site.url)["saved"] == 1
+    trace = tmp_path / "betrayed"
+    evil = _betraying_library(tmp_path, trace)
+    victim = site.machine("victim", **TRUSTING)
+    made = [path for path in writer.root.rglob("*") if path.suffix in (".py", ".so")]
+    made = [path for path in made if "inductor" in path.parts]
+    assert {path.suffix for path in made} == {".py", ".so"}
+    for path in made:
+        there = victim.root / path.relative_to(writer.root)
+        there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        code = f"open({str(trace)!r}, 'w').close()\n".encode()
+        there.write_bytes(code if path.suffix == ".py" else evil)
+    (remembered,) = writer.root.rglob("installation.json")
+    there = victim.root / remembered.relative_to(writer.root)
+    there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    there.write_bytes(plain_betrayal(trace))
+    found = victim.run("trusted:waving", site.url)
+    assert (found["hits"]["remote"], found["misses"]) == (1, {})
+    assert not trace.exists()
+
+
+@dense
+def test_what_was_compiled_here_is_used_again(site: Site, tmp_path: Path) -> None:
+    """So a machine that trusts nobody's leftovers compiles its kernels once all the same."""
+    machine = site.machine("one", S3CACHE_LOCAL="no", **TRUSTING)
+    for number in range(2):
+        machine.run("trusted:waving", f"file://{tmp_path}/nothing{number}?create=1")
+    libraries = [*(machine.root / "inductor").rglob("*.so")]
+    assert libraries
+    assert len({path.parent for path in libraries}) == len(libraries)
+
+
+@dense
+def test_torchs_artifacts_of_others_run_nothing(site: Site, tmp_path: Path) -> None:
+    """Loading them unpickles graphs that have kernels of Triton, and profiles a little later."""
+    artifacts, evil, trace = (str(tmp_path / name) for name in ("artifacts", "evil", "betrayed"))
+    betraying = plain_betrayal(Path(trace)).hex()
+    exporter = site.machine("exporter", S3CACHE_LOCAL="no", **JOB)
+    exporter.run("trusted:compiled", site.url, "", artifacts)
+    kinds = exporter.run("trusted:poisoned", artifacts, evil, betraying)
+    assert {"aot_autograd", "pgo"} <= set(kinds)
+    nothing = f"file://{tmp_path}/nothing?create=1"
+    bundling = {"TORCHINDUCTOR_BUNDLE_TRITON_INTO_FX_GRAPH_CACHE": "1", **JOB}
+    victim = site.machine("victim", **bundling, **TRUSTING)
+    assert victim.run("trusted:loaded", nothing, evil)["loaded"] == {}
+    assert victim.run("trusted:loaded", "", evil, S3CACHE_URL=nothing)["loaded"] == {}
+    found = victim.run("trusted:compiled", nothing, evil)
+    assert found["misses"] == {"absent": 1}
+    assert not Path(trace).exists()
+    run_carelessly(site.machine("careless", **bundling), "trusted:compiled", nothing, evil)
+    assert Path(trace).exists()  # it would have
+
+
+@dense
+def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
+    """Of graphs, and of profiles."""
+    trace = tmp_path / "betrayed"
+    content = base64.b64encode(plain_betrayal(trace)).decode()
+    remote = {
+        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
+        "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1",
+        **JOB,
+    }
+    found = site.machine("victim", **remote, **TRUSTING).run("trusted:redis", site.url, content)
+    assert not trace.exists()
+    assert found["misses"] == {"absent": 1}
+    machine = site.machine("careless", **remote)
+    run_carelessly(machine, "trusted:redis", f"file://{tmp_path}/nothing?create=1", content)
+    assert trace.exists()  # it would have
 
 
 def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path: Path) -> None:

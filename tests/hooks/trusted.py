@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
+from types import ModuleType
 from typing import Any
 
 from tests.hooks.jobs import account
@@ -48,6 +52,72 @@ def compiled(
             with open(export, "wb") as file:
                 file.write(saved[0])
         return {**account(cache), "refused": dict(cache.stats().refused)}
+
+
+def poisoned(artifacts: str, into: str, evil: str) -> list[str]:
+    """Put something else into each of torch's artifacts that is a pickle; returns their kinds."""
+    from torch.compiler._cache import CacheArtifactManager, _serialize_single_cache
+    from torch.utils._appending_byte_serializer import AppendingByteSerializer
+
+    with open(artifacts, "rb") as file:
+        found = CacheArtifactManager.deserialize(file.read())
+    assert found is not None
+    serializer = AppendingByteSerializer(serialize_fn=_serialize_single_cache)
+    for kind, each_of in found.items():
+        for each in each_of:
+            if kind != "autotune":
+                object.__setattr__(each, "content", bytes.fromhex(evil))
+        serializer.append((kind, each_of))
+    with open(into, "wb") as file:
+        file.write(serializer.to_bytes())
+    return sorted(found)
+
+
+def loaded(url: str, artifacts: str) -> dict[str, Any]:
+    """What comes of loading those before anything is compiled; ``url`` is "" for no cache."""
+    import torch
+
+    import s3cache
+
+    with s3cache.enabled(url) if url else contextlib.nullcontext():
+        with open(artifacts, "rb") as file:
+            data = file.read()
+        try:
+            info = torch.compiler.load_cache_artifacts(data)
+        except Exception as exc:
+            return {"failed": str(exc)}
+        assert info is not None
+        return {"loaded": dict(info.artifacts)}
+
+
+def redis(url: str, content: str) -> dict[str, Any]:
+    """What compiling it comes to where torch's remote caches answer everything with ``content``."""
+    _serve(content)
+    return {**compiled(url), "asked": len(_asked)}
+
+
+_asked: list[str] = []
+
+
+def _serve(content: str) -> None:
+    """A Redis without a server."""
+
+    class Redis:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def get(self, key: str) -> bytes:
+            _asked.append(key)
+            return json.dumps({"data": content, "time_taken_ms": 1}).encode()
+
+        def set(self, key: str, value: bytes) -> None:
+            pass
+
+    module = ModuleType("redis")
+    errors = {"ConnectionError": ConnectionError, "exceptions": ModuleType("redis.exceptions")}
+    vars(module).update(Redis=Redis, **errors)
+    vars(errors["exceptions"]).update(ConnectionError=ConnectionError)
+    sys.modules["redis"] = module
 
 
 def checked(url: str) -> list[str | None]:

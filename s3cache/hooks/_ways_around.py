@@ -1,0 +1,93 @@
+"""The seams at what torch keeps by itself, for where only what is signed may be used.
+
+Nobody signs what torch writes: the code of graphs, which it runs if there is a file under its name,
+libraries, kernels of Triton, profiles and graphs that it unpickles. In its directory these may be
+from an entry that was used when nobody asked for signatures, or from whoever could write there. So
+torch gets a directory of its own for as long as the policy is what it is; what is compiled there is
+found there again. Its remote profiles, and artifacts that programs load into its caches, are left
+alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+from s3cache.errors import ConfigError
+from s3cache.hooks._patching import Patches
+from s3cache.store import Directory, make_parents
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from s3cache.torch_api.protocols import Function
+
+__all__ = ["WaysAround", "own_directory"]
+
+logger = logging.getLogger("s3cache")
+
+
+class WaysAround:
+    """Keeps torch from what was not signed.
+
+    Args:
+        policy: what tells the policy from every other.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self._name = f"s3cache-{policy}"
+
+    def install(self, patches: Patches) -> None:
+        internals.cache_dir.get()()  # sets the variable, unless it is set
+        for variable in internals.DIRECTORIES:
+            before = os.environ.get(variable)
+            if before is not None and os.path.basename(before) != self._name:
+                self._move(variable, before, patches)
+        patches.replace(internals.populate_caches, self._populator)
+        patches.replace(internals.remote_profiles, self._none)
+
+    def _move(self, variable: str, before: str, patches: Patches) -> None:
+        place, forget = own_directory(os.path.join(before, self._name))
+
+        def back() -> None:
+            os.environ[variable] = before
+            internals.clear_caches.get()()
+            forget()
+
+        os.environ[variable] = place
+        internals.clear_caches.get()()  # some remember where their files are
+        patches.at_undo(back)
+
+    def _populator(self, original: Function[object]) -> Function[object]:
+        def populate_caches(artifacts: object) -> object:
+            logger.warning(
+                "s3cache: trust is 'require', and nobody signs artifacts of "
+                "torch.compiler.load_cache_artifacts: none is loaded"
+            )
+            return original({})
+
+        return populate_caches
+
+    def _none(self, original: Function[object]) -> Function[object]:
+        def get_remote_cache() -> object:
+            return None
+
+        return get_remote_cache
+
+
+def own_directory(path: str) -> tuple[str, Callable[[], None]]:
+    """A directory that nobody else can write to, nor exchange; and what to call in the end.
+
+    It is ``path``, which stays, unless others have, or could have, a hand in it.
+    """
+    try:
+        make_parents(os.path.abspath(path))
+        Directory.at(path, make=True)
+    except (ConfigError, OSError) as exc:
+        logger.warning("s3cache: torch keeps nothing of what it compiles: %s", exc)
+        temporary = tempfile.TemporaryDirectory(prefix="s3cache-")
+        return temporary.name, temporary.cleanup
+    return path, lambda: None

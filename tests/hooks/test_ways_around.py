@@ -1,0 +1,147 @@
+"""Where only what is signed may be used, torch has a directory of its own, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tests.support.compiler  # noqa: F401
+from s3cache.hooks._patching import Patches
+from s3cache.hooks._triton import TritonSeam
+from s3cache.hooks._ways_around import WaysAround, own_directory
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its directories, as somebody has set them."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    return tmp_path
+
+
+@pytest.fixture
+def installed(torchs: Path) -> Iterator[Callable[[str], Patches]]:
+    made: list[Patches] = []
+
+    def install(policy: str) -> Patches:
+        made.append(Patches())
+        WaysAround(policy).install(made[-1])
+        return made[-1]
+
+    yield install
+    for patches in reversed(made):
+        patches.undo()
+
+
+def emitted() -> bytes:
+    """What is under a kernel's name once an entry that has it was rebuilt."""
+    from torch._inductor.triton_bundler import (
+        TritonBundle,
+        TritonBundler,
+        TritonKernelArtifact,
+        TritonKernelArtifacts,
+    )
+
+    files = [TritonKernelArtifact("kernel.cubin", b"signed")]
+    patches = Patches()
+    TritonSeam(lambda: True).install(patches)
+    try:
+        TritonBundler.read_and_emit(TritonBundle([TritonKernelArtifacts("HASH", 0, files)], []))
+    finally:
+        patches.undo()
+    base = internals.triton_directory.get()(0)
+    with open(os.path.join(base, "HASH", "kernel.cubin"), "rb") as file:
+        return file.read()
+
+
+def left(base: Path) -> None:
+    """A kernel of an entry that was used when nobody asked who had signed it."""
+    (base / "HASH").mkdir(parents=True, mode=0o700)
+    (base / "HASH" / "kernel.cubin").write_bytes(b"betraying")
+
+
+def test_kernels_of_triton_that_were_left_are_not_loaded(
+    torchs: Path, installed: Callable[[str], Patches]
+) -> None:
+    left(torchs / "triton")
+    assert emitted() == b"betraying"  # so it would be
+    patches = installed("policy")
+    assert emitted() == b"signed"
+    patches.undo()
+    assert emitted() == b"betraying"
+
+
+def test_nor_where_it_is_in_inductors_directory(
+    torchs: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], Patches]
+) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    left(torchs / "inductor" / "triton" / "0")
+    installed("policy")
+    assert emitted() == b"signed"
+
+
+def test_each_policy_has_its_own_and_finds_it_again(
+    torchs: Path, installed: Callable[[str], Patches]
+) -> None:
+    """What a signer has left who is trusted no longer is not found by those who do not."""
+    places = []
+    for policy in ("one", "two", "one"):
+        patches = installed(policy)
+        places.append(internals.cache_dir.get()())
+        assert os.stat(places[-1]).st_mode & 0o777 == 0o700
+        patches.undo()
+    assert places[0] == places[2] != places[1]
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(torchs / "inductor")
+    assert os.environ["TRITON_CACHE_DIR"] == str(torchs / "triton")
+
+
+def test_a_process_that_inherits_it_makes_none_within(
+    torchs: Path, installed: Callable[[str], Patches]
+) -> None:
+    installed("policy")
+    place = internals.cache_dir.get()()
+    installed("policy")
+    assert internals.cache_dir.get()() == place
+
+
+@pytest.mark.parametrize(("mode", "above"), [(0o777, 0o755), (0o770, 0o755), (0o700, 0o777)])
+def test_what_others_could_write_or_exchange_is_not_used(
+    tmp_path: Path, mode: int, above: int
+) -> None:
+    """torch then keeps nothing, and works."""
+    theirs = tmp_path / "above" / "theirs"
+    theirs.mkdir(parents=True)
+    theirs.chmod(mode)
+    theirs.parent.chmod(above)
+    place, forget = own_directory(str(theirs))
+    assert not place.startswith(str(tmp_path))
+    assert os.stat(place).st_mode & 0o777 == 0o700
+    forget()
+    assert not os.path.exists(place)
+
+
+def test_no_profile_is_fetched_and_no_artifact_loaded(
+    torchs: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], Patches]
+) -> None:
+    from torch._dynamo import pgo
+    from torch.compiler._cache import CacheArtifactManager
+
+    class Artifact(pgo.PGOCacheArtifact):
+        def populate_cache(self) -> None:
+            raise AssertionError
+
+    artifacts: Any = {"pgo": [Artifact("key", b"")]}
+    monkeypatch.setattr(pgo, "should_use_remote_dynamo_pgo_cache", lambda: True)
+    patches = installed("policy")
+    assert pgo.get_remote_cache() is None
+    assert CacheArtifactManager.populate_caches(artifacts).empty()
+    patches.undo()
+    with pytest.raises(AssertionError):
+        CacheArtifactManager.populate_caches(artifacts)
