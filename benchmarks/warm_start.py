@@ -337,7 +337,8 @@ def measure_signed(
     trust = {**readers, "signing_key": key.secret_text()}
     request = Request(began_s=0.0, layers=options.layers)
     bench = Bench(root, gateway, redis_url, request, "signed", trust)
-    names = [COLD, MISS, REDIS, TORCH, LOCAL, S3]
+    names = [name for name in bench.cases if name not in (EAGER, MEGA)]
+    names = [name for name in names if not options.only or name in options.only]
     found = measure(bench, names, options.rounds, options.seed)
     first = result_of(found, options.layers, options.rounds)
     first.title += ", where every entry is signed and has to be"

@@ -139,6 +139,31 @@ def test_no_kind_of_what_an_earlier_run_has_left_is_run(
 
 
 @dense
+def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_path: Path) -> None:
+    """Also in the directory that torch then has; nor is what remembers the installation read."""
+    writer = site.machine("writer", **SIGNING, **TRUSTING)
+    assert writer.run("trusted:waving", site.url)["saved"] == 1
+    trace = tmp_path / "betrayed"
+    evil = _betraying_library(tmp_path, trace)
+    victim = site.machine("victim", **TRUSTING)
+    made = [path for path in writer.root.rglob("*") if path.suffix in (".py", ".so")]
+    made = [path for path in made if "inductor" in path.parts]
+    assert {path.suffix for path in made} == {".py", ".so"}
+    for path in made:
+        there = victim.root / path.relative_to(writer.root)
+        there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        code = f"open({str(trace)!r}, 'w').close()\n".encode()
+        there.write_bytes(code if path.suffix == ".py" else evil)
+    (remembered,) = writer.root.rglob("installation.json")
+    there = victim.root / remembered.relative_to(writer.root)
+    there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    there.write_bytes(plain_betrayal(trace))
+    found = victim.run("trusted:waving", site.url)
+    assert (found["hits"]["remote"], found["misses"]) == (1, {})
+    assert not trace.exists()
+
+
+@dense
 def test_what_was_compiled_here_is_used_again(site: Site, tmp_path: Path) -> None:
     """So a machine that trusts nobody's leftovers compiles its kernels once all the same."""
     machine = site.machine("one", S3CACHE_LOCAL="no", **TRUSTING)

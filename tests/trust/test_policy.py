@@ -196,3 +196,18 @@ def test_errors_survive_pickling() -> None:
     error = UntrustedError("expired", "signed by 'ci'")
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.cause, copy.detail, str(copy)) == ("expired", "signed by 'ci'", str(error))
+
+
+def test_a_digest_tells_policies_apart() -> None:
+    """Whom it trusts for what, and what it has revoked; in whatever order that is written."""
+    shared = generate("ci", Algorithm.HMAC_SHA256).public_text()
+    texts = [f"{MAIN.public_text()} {shared}", MAIN.public_text(), f"pulls={MAIN.public_text()}"]
+    policies = [Policy("require", parse_trusted(text, audience="main")) for text in texts]
+    policies += [
+        replace(policies[0], revoked_keys=frozenset({"ab" * 16})),
+        replace(policies[0], revoked_digests=frozenset({bytes(32)})),
+    ]
+    assert len({policy.digest for policy in policies}) == len(policies)
+    turned = Policy("require", policies[0].trusted[::-1])
+    assert turned.digest == policies[0].digest
+    assert replace(turned, revoked_keys=frozenset()).digest == turned.digest
