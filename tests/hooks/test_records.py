@@ -22,13 +22,14 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     found = machine.run("records:lookups", site.url)
     wholes = {
         name: [each for each in found[name] if each["level"] == "aot"]
-        for name in ("miss", "hit", "bypass", "memory", "off")
+        for name in ("miss", "hit", "bypass", "later", "memory", "off")
     }
     said = {name: [(r["outcome"], r["reason"]) for r in each] for name, each in wholes.items()}
     assert said == {
         "miss": [("miss", "absent")],
         "hit": [("hit", "local")],
         "bypass": [("bypass", "function")],
+        "later": [("hit", "local"), ("miss", "absent")],
         "memory": [("hit", "remote")],
         "off": [],
     }
@@ -36,7 +37,8 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     key = wholes["miss"][0]["key"]
     assert log.count(f"s3cache: miss {key} (absent)") == 1
     assert sum(line.startswith(f"s3cache: saved {key} (") for line in log) == 1
-    assert sum(line.startswith(f"s3cache: hit {key} (") for line in log) == 2
+    assert sum(line.startswith(f"s3cache: hit {key} (") for line in log) == 4
+    assert sum("s3cache explain" in line for line in log) == 1
     (missed,), (hit,), (bypassed,) = wholes["miss"], wholes["hit"], wholes["bypass"]
     assert missed["key"] == hit["key"]
     assert missed["components"]["torch.version"][1][:2] == "2."
@@ -61,7 +63,7 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     root = str(machine.root / "local")
     runs = [read_run(root, name) for name in run_names(root)]
     kept = [[record.as_dict() for record in run.records] for run in runs]
-    expected = [found[name] for name in ("bypass", "hit", "miss")]
+    expected = [found[name] for name in ("bypass", "hit", "later", "miss")]
     assert sorted(map(str, kept)) == sorted(str(_in_tuples(each)) for each in expected)
 
 
