@@ -51,3 +51,12 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
         assert run is not None
         found[name] = [record.as_dict() for record in run.records]
     return found
+
+
+def compiled(url: str, size: int) -> None:
+    """Compile the function for that many numbers."""
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        torch.compile(function)(torch.ones(size))
+        cache.flush(60)

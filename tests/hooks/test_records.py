@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from s3cache.artifact import Artifact
 from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
+from tests.support.density import dense
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -65,6 +67,22 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     kept = [[record.as_dict() for record in run.records] for run in runs]
     expected = [found[name] for name in ("bypass", "hit", "later", "miss")]
     assert sorted(map(str, kept)) == sorted(str(_in_tuples(each)) for each in expected)
+
+
+@dense
+def test_a_machine_that_knows_nothing_is_told_by_hints(site: Site) -> None:
+    """It compares with what another one has saved; asked for nothing, the remote says nothing."""
+    site.machine("one").run("records:compiled", site.url, 4)
+    second = site.machine("two")
+    second.run("records:compiled", site.url, 5)
+    for options, expected in (
+        (("--url", site.url), ["input 0 (L['x']): (4,) → (5,), not marked dynamic"]),
+        (("--local",), []),
+    ):
+        done = second.start("-m", "s3cache", "explain", "--json", *options)
+        assert done.returncode == 1, done.stderr
+        (one,) = json.loads(done.stdout)["explanations"]
+        assert [each["text"] for each in one["differences"]] == expected
 
 
 def entry_of(remote: Path, key: str) -> Frame:
