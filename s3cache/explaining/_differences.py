@@ -132,6 +132,7 @@ _LABELS = {
     "graph.functions": "functions that the graph calls",
     "graph.subclasses": "tensor subclasses",
     "graph.constants": "tensors that the graph holds itself",
+    "graph.annotations": "annotations of nodes",
     "graph.vouched": "versions given to register_cacheable",
     "torch.overrides": "functions of torch that were replaced",
     "inputs.sharing": "inputs that share memory",

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
@@ -77,6 +77,10 @@ class Explanation:
             "reasons": [dict(each) for each in record.reasons],
         }
 
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """What a notebook shows."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -132,6 +136,10 @@ class Explained:
             "unasked": self.unasked,
             "explanations": [each.as_dict() for each in self.explanations],
         }
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """What a notebook shows."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         counts = [

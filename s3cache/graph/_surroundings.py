@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from s3cache.artifact import SCHEMA
+from s3cache.graph._parts import bounded
 from s3cache.graph._safety import graph_modules
 from s3cache.graph._stable import Component
 from s3cache.torch_api import internals
@@ -275,10 +276,17 @@ def graph_components(gm: GraphModule, stable: Callable[[object], bytes]) -> dict
     if annotations := list(_annotations(gm)):
         data = b"".join(node.encode() + stable(value) for node, value in annotations)
         nodes = " ".join(node for node, _ in annotations)
-        components["graph.annotations"] = Component.of_bytes(data, nodes)
+        parts = bounded((node.lstrip("."), _annotation_text(value)) for node, value in annotations)
+        components["graph.annotations"] = Component.of_bytes(data, nodes, parts)
     if constants := "; ".join(_constants(gm)):
         components["graph.constants"] = Component.of_text(constants)
     return components
+
+
+def _annotation_text(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_annotation_text(part)}" for name, part in value.items())
+    return repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__qualname__
 
 
 def _sharing(inputs: Sequence[object]) -> str:

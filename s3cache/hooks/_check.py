@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from s3cache.graph import Component, Unsafe, remember_pristine
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, Registry
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import AOTConfig, CompileReason, Function
 
 __all__ = ["Graph", "GraphBreak", "Report", "checked"]
+
+
+class Printer(Protocol):
+    """What IPython writes what it shows with."""
+
+    def text(self, text: str, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,10 @@ class Report:
             ],
             "breaks": [{"reason": place.reason, "where": place.where} for place in self.breaks],
         }
+
+    def _repr_pretty_(self, printer: Printer, _: bool) -> None:
+        """What a notebook shows."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         good = sum(graph.cacheable for graph in self.graphs)

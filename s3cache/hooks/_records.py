@@ -15,7 +15,7 @@ from s3cache.cache import Engine, Hit, Miss
 from s3cache.graph import Unsafe
 from s3cache.hooks._keys import KeySeam
 from s3cache.records import Record
-from s3cache.stats import Level
+from s3cache.stats import Level, Reason
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Recording:
         self._engine = engine
         self._keys = keys
         self._failed = False
+        self._has_hit = False
+        self._has_hinted = False
 
     def ended(
         self,
@@ -54,6 +56,8 @@ class Recording:
             logger.debug("s3cache: miss %s (%s%s)", key, reason, _LEVELS.get(level, ""))
         if not self._engine.settings.record:
             return
+        if level == "aot":
+            self._hint(outcome)
         try:
             known = self._keys.known(key)
             self._engine.record(
@@ -96,6 +100,14 @@ class Recording:
             )
         except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
             self._fail(exc)
+
+    def _hint(self, outcome: Hit | Miss) -> None:
+        """Say once where to ask: of the first graph that nobody has saved where others hit."""
+        if isinstance(outcome, Hit):
+            self._has_hit = True
+        elif self._has_hit and not self._has_hinted and outcome.reason is Reason.ABSENT:
+            self._has_hinted = True
+            logger.info("s3cache: a graph missed where others hit; `s3cache explain` says why")
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from operator import methodcaller
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache import explain
+from s3cache import Report, explain
 from s3cache.errors import ConfigError
 from s3cache.records import Record, Recorder
 from tests.support.waiting import LONG_S
@@ -99,6 +101,15 @@ def test_other_runs_of_the_machine_are_compared_with(tmp_path: Path) -> None:
 def test_halves_of_a_graph_that_missed_are_not_told_again(tmp_path: Path) -> None:
     write(tmp_path, lookup("a", 1), lookup("b", 2, level="fx", of_whole=True))
     assert [each.record.key for each in explain(local_dir=str(tmp_path)).explanations] == ["a"]
+
+
+def test_a_notebook_shows_what_print_does(tmp_path: Path) -> None:
+    write(tmp_path, lookup("a", 1))
+    found = explain(local_dir=str(tmp_path))
+    for each in (found, *found.explanations, Report((), ())):
+        shown: list[str] = []
+        methodcaller("_repr_pretty_", SimpleNamespace(text=shown.append), False)(each)  # IPython
+        assert shown == [str(each)]
 
 
 def test_hits_are_counted(tmp_path: Path) -> None:

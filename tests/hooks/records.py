@@ -35,6 +35,7 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
         "miss": {},
         "hit": {},
         "bypass": {},
+        "later": {},
         "memory": {"local": False},
         "off": {"record": False},
     }
@@ -43,8 +44,19 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
         with s3cache.enabled(url, **given) as cache:
             called = torch.compile(unknown if name == "bypass" else function)
             called(torch.ones(4))  # called here
+            if name == "later":  # after a hit, what nobody has saved
+                torch.compile(torch.sin, dynamic=False)(torch.ones(5))
             cache.flush(60)
         run = recorded()
         assert run is not None
         found[name] = [record.as_dict() for record in run.records]
     return found
+
+
+def compiled(url: str, size: int) -> None:
+    """Compile the function for that many numbers."""
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        torch.compile(function)(torch.ones(size))
+        cache.flush(60)

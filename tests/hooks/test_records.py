@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from s3cache.artifact import Artifact
 from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
+from tests.support.density import dense
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -22,13 +24,14 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     found = machine.run("records:lookups", site.url)
     wholes = {
         name: [each for each in found[name] if each["level"] == "aot"]
-        for name in ("miss", "hit", "bypass", "memory", "off")
+        for name in ("miss", "hit", "bypass", "later", "memory", "off")
     }
     said = {name: [(r["outcome"], r["reason"]) for r in each] for name, each in wholes.items()}
     assert said == {
         "miss": [("miss", "absent")],
         "hit": [("hit", "local")],
         "bypass": [("bypass", "function")],
+        "later": [("hit", "local"), ("miss", "absent")],
         "memory": [("hit", "remote")],
         "off": [],
     }
@@ -36,7 +39,8 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     key = wholes["miss"][0]["key"]
     assert log.count(f"s3cache: miss {key} (absent)") == 1
     assert sum(line.startswith(f"s3cache: saved {key} (") for line in log) == 1
-    assert sum(line.startswith(f"s3cache: hit {key} (") for line in log) == 2
+    assert sum(line.startswith(f"s3cache: hit {key} (") for line in log) == 4
+    assert sum("s3cache explain" in line for line in log) == 1
     (missed,), (hit,), (bypassed,) = wholes["miss"], wholes["hit"], wholes["bypass"]
     assert missed["key"] == hit["key"]
     assert missed["components"]["torch.version"][1][:2] == "2."
@@ -61,8 +65,24 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     root = str(machine.root / "local")
     runs = [read_run(root, name) for name in run_names(root)]
     kept = [[record.as_dict() for record in run.records] for run in runs]
-    expected = [found[name] for name in ("bypass", "hit", "miss")]
+    expected = [found[name] for name in ("bypass", "hit", "later", "miss")]
     assert sorted(map(str, kept)) == sorted(str(_in_tuples(each)) for each in expected)
+
+
+@dense
+def test_a_machine_that_knows_nothing_is_told_by_hints(site: Site) -> None:
+    """It compares with what another one has saved; asked for nothing, the remote says nothing."""
+    site.machine("one").run("records:compiled", site.url, 4)
+    second = site.machine("two")
+    second.run("records:compiled", site.url, 5)
+    for options, expected in (
+        (("--url", site.url), ["input 0 (L['x']): (4,) → (5,), not marked dynamic"]),
+        (("--local",), []),
+    ):
+        done = second.start("-m", "s3cache", "explain", "--json", *options)
+        assert done.returncode == 1, done.stderr
+        (one,) = json.loads(done.stdout)["explanations"]
+        assert [each["text"] for each in one["differences"]] == expected
 
 
 def entry_of(remote: Path, key: str) -> Frame:

@@ -62,6 +62,9 @@ def explained(bases: Mapping[str, Program], changes: Iterable[Change]) -> dict[s
             ]
             if _names(change, said):
                 named[change.family] += 1
+            elif report_of(bases[change.base]).graphs[0].key in (graph.key, None):
+                missed[change.family] -= 1  # the process is another one than it was
+                del known[change.base]
             else:
                 unnamed.append(f"{change}: {[each.text for each in said]}")
             break
@@ -98,15 +101,13 @@ def _names(change: Change, said: list[Difference]) -> bool:
     """Whether one of them says what was changed, and none is of something else alone."""
     clear = [each for each in said if not _VAGUE.search(each.text)]
     if change.family == "config":
-        option = change.name.partition("=")[0].partition(".")[2]
-        others = [each for each in clear if each.component.endswith("_config")]
-        return any(option in each.text for each in clear) and all(
-            option in each.text for each in others
-        )
+        option, _, value = change.name.partition("=")
+        option = option.rpartition(".")[2]
+        return any(option in each.text or f"→ {value}" in each.text for each in clear)
     if where := _WHERE.get(change.family):
         clear = [each for each in clear if each.component.startswith(where)]
     shape = re.match(r"(\d+)x(\d+)$", change.name)
-    if change.family == "input" and shape is not None:
+    if change.family == "input" and shape is not None and change.base != "dynamic":
         return any(f"→ ({shape[1]}, {shape[2]})" in each.text for each in clear)
     return bool(clear)
 
