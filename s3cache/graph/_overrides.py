@@ -97,30 +97,24 @@ def overrides(
     return Component.of_text("\n".join(sorted(lines))) if lines else None
 
 
-_torchs: set[object] = set()  # kernels, hundreds, and they stay
+_torchs: set[object] = set()  # hundreds, and they stay
 
 
 def _kernels(vouched: Callable[[object], str | None]) -> Iterator[str]:
     """What torch's own operators are registered as in Python by others."""
-    for where, (function, by_torch) in replaced_kernels().items():
+    for where, function in replaced_kernels().items():
         if function is None:
             raise UntoldError(
                 f"{where} was registered before s3cache was enabled, so what it does cannot be told"
             )
-        if not (by_torch and _is_torchs(function)):
-            yield _line(where, "was registered anew", function, vouched)
-    for where, function in _fakes():
-        if not _is_torchs(function):
-            yield _line(where, "was registered anew", function, vouched)
-
-
-def _is_torchs(function: object) -> bool:
-    if function in _torchs:
-        return True
-    if is_foreign(function, ""):
-        return False
-    _torchs.add(function)
-    return True
+        yield _line(where, "was registered anew", function, vouched)
+    for name, on, function in _fakes():
+        if function in _torchs:
+            continue
+        if not is_foreign(function, ""):
+            _torchs.add(function)
+        elif is_of_torch(name):
+            yield _line(f"{name} on {on}", "was registered anew", function, vouched)
 
 
 def _line(where: str, how: str, value: object, vouched: Callable[[object], str | None]) -> str:
@@ -158,16 +152,14 @@ def _insides(vouched: Callable[[object], str | None], *, again: bool) -> Iterato
         yield _line(f"{entry.place} for {entry.key}", "was registered anew", entry.value, vouched)
 
 
-def _fakes() -> Iterator[tuple[str, object]]:
-    """What runs on fake tensors, and on those of other classes, in place of torch's operators."""
+def _fakes() -> Iterator[tuple[str, str, object]]:
+    """What runs on fake tensors, and on those of other classes, in place of operators."""
     for name, entry in list(internals.fake_registry.get().items()):
         kernel = entry.fake_impl.kernel
-        rules = list(entry.torch_dispatch_rules._data.values())
-        if (kernel is not None or rules) and is_of_torch(name):
-            if kernel is not None:
-                yield f"{name} on fake tensors", kernel.func
-            for rule in rules:
-                yield f"{name} on a class of tensors", rule
+        if kernel is not None:
+            yield name, "fake tensors", kernel.func
+        for rule in entry.torch_dispatch_rules._data.values():
+            yield name, "a class of tensors", rule
 
 
 # -- namespaces and tables

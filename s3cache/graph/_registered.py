@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import _s3cache_autoload
 from s3cache.graph._homes import home_of
+from s3cache.graph._whose import is_foreign
 from s3cache.torch_api import internals
 
 __all__ = [
-    "Recorded",
     "forget_kernels",
     "is_native",
     "is_of_torch",
@@ -24,25 +25,27 @@ __all__ = [
     "replaced_kernels",
 ]
 
-_kernels: dict[str, Recorded] = {}
+_kernels: dict[str, _Recorded] = {}
+_replaced: tuple[object, dict[str, object | None]] | None = None
+_times_recorded = 0
 _NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
 
 
-class Recorded(NamedTuple):
-    """A kernel in Python.
-
-    Attributes:
-        function: it; ``None`` if nobody saw what was registered.
-        by_torch: whether torch registered it, for nobody else.
-    """
-
-    function: object | None
-    by_torch: bool
+class _Recorded(NamedTuple):
+    function: object
+    by_torch: bool  # for nobody else
 
 
 def record_kernel(where: str, function: object, *, by_torch: bool) -> None:
-    """``function`` is registered from now on; ``where`` is operator and key, as torch has them."""
-    _kernels[where] = Recorded(function, by_torch)
+    """``function`` is registered from now on.
+
+    Args:
+        where: operator and key, as torch has them.
+        by_torch: whether torch does so, for nobody else.
+    """
+    global _times_recorded
+    _kernels[where] = _Recorded(function, by_torch)
+    _times_recorded += 1
 
 
 def forget_kernels() -> None:
@@ -61,17 +64,28 @@ def is_native(path: str) -> bool:
     return path.endswith(_NATIVE)
 
 
-def replaced_kernels() -> dict[str, Recorded]:
-    """Kernels in Python that torch's own operators have now and did not have by themselves.
+def replaced_kernels() -> dict[str, object | None]:
+    """Kernels in Python that others registered for torch's own operators.
 
-    By operator and key, as torch has them. Some of those that torch registered may do what others
-    gave it.
+    By operator and key, as torch has them; ``None`` stands for one that nobody saw.
     """
+    global _replaced
     present = internals.python_kernels()
-    found = {where: kernel for where, kernel in _kernels.items() if where in present}
-    unseen = present - _s3cache_autoload.kernels - _kernels.keys()
-    found.update((where, Recorded(None, by_torch=False)) for where in unseen if _is_users(where))
-    return {where: kernel for where, kernel in found.items() if is_of_torch(_named(where)[0])}
+    state = _times_recorded, len(present), len(_kernels)
+    if _replaced is None or _replaced[0] != state:
+        _replaced = state, dict(_find_replaced(present))
+    return _replaced[1]
+
+
+def _find_replaced(present: set[str]) -> Iterator[tuple[str, object | None]]:
+    for where, (function, by_torch) in _kernels.items():
+        if where not in present or (by_torch and not is_foreign(function, "")):
+            continue
+        if is_of_torch(_named(where)[0]):
+            yield where, function
+    for where in present - _s3cache_autoload.kernels - _kernels.keys():
+        if _is_users(where) and is_of_torch(_named(where)[0]):
+            yield where, None
 
 
 def is_of_torch(name: str) -> bool:

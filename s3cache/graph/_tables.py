@@ -119,18 +119,20 @@ def replaced_entries() -> list[Entry]:
 def _differences(now: _Looked) -> Iterator[Entry]:
     left = dict(_of_torch)
     for number, key, value in now.entries():
-        place, operator = (id(now.tables[number]), key), now.operator_of(number)
+        place = id(now.tables[number]), key
         had = left.pop(place, ABSENT)
-        if value is had or not _is_of_torch(operator):
+        if value is had:
             continue
+        operator = now.operator_of(number)
         if had is ABSENT and not _is_users(operator, key, value):
             _of_torch[place] = value
-        else:
+        elif _is_of_torch(operator):
             yield Entry(str(operator), str(key), value)
-    numbers = {id(table): number for number, table in enumerate(now.tables)}
-    for table, key in left:
-        if table in numbers and _is_of_torch(operator := now.operator_of(numbers[table])):
-            yield Entry(str(operator), str(key), ABSENT)
+    if left:
+        numbers = {id(table): number for number, table in enumerate(now.tables)}
+        for table, key in left:
+            if table in numbers and _is_of_torch(operator := now.operator_of(numbers[table])):
+                yield Entry(str(operator), str(key), ABSENT)
 
 
 def _is_users(operator: object, key: object, value: object) -> bool:

@@ -1009,8 +1009,10 @@ def operators_so_far() -> list[Operator]:
         for each in list(getattr(namespace, "__dict__", {}).values())
         if type(each) is packet
     ]
-    made = [each for one in packets for each in list(vars(one).values())]
-    return [*(each for each in made if isinstance(each, single)), *_higher_order.get().values()]
+    found = [
+        each for one in packets for each in list(vars(one).values()) if isinstance(each, single)
+    ]
+    return found + list(_higher_order.get().values())
 
 
 def tables_of(values: Sequence[Operator]) -> list[dict[object, object]]:
