@@ -17,7 +17,7 @@ from s3cache.graph._safety import (
 )
 from s3cache.graph._stable import Component
 from s3cache.graph._surroundings import FIRST_CALL, places, sees_places
-from s3cache.graph._tables import forget_entries, record_entry
+from s3cache.graph._tables import begin_recording, forget_entries, record_entry
 
 __all__ = [
     "FIRST_CALL",
@@ -26,6 +26,7 @@ __all__ = [
     "Key",
     "Unsafe",
     "also_safe",
+    "begin_recording",
     "code_fingerprint",
     "context_hashes",
     "described_passes",

@@ -20,6 +20,8 @@ from s3cache.torch_api import internals
 __all__ = ["altered_functions", "remember_insides", "stand_in_for"]
 
 _EMPTY = object()
+_PLAIN = (type(None), bool, int, float, str)
+_MAX_DEPTH = 8
 _rebound: dict[int, bool] = {}  # by the place of a cell among those that were noted
 
 
@@ -29,13 +31,14 @@ def remember_insides(values: Iterable[object]) -> None:
 
 
 def altered_functions() -> list[tuple[str, types.FunctionType]]:
-    """Those that are not what they were, each with the place at which torch has it."""
+    """Those that are not what they were, each with what it was."""
     noted = _s3cache_autoload.insides
     if _is_as_before(noted):
         return []
     cells = {id(cell) for cell in _changed_cells(noted)}
+    was = _Past(noted)
     return [
-        (_place_of(code), function)
+        (was.word(function), function)
         for function, code, defaults, keywords in zip(
             noted.functions, noted.codes, noted.defaults, noted.in_keywords, strict=True
         )
@@ -44,6 +47,25 @@ def altered_functions() -> list[tuple[str, types.FunctionType]]:
         or not _are_same(_in_keywords(function.__kwdefaults__), keywords)
         or any(id(cell) in cells for cell in function.__closure__ or ())
     ]
+
+
+class _Past:
+    """What functions were when they were noted, in words: wrappers by what they wrapped, too."""
+
+    def __init__(self, noted: _s3cache_autoload.Insides) -> None:
+        self._codes = dict(zip(map(id, noted.functions), noted.codes, strict=True))
+        self._contents = dict(zip(map(id, noted.cells), noted.contents, strict=True))
+
+    def word(self, value: object, depth: int = 0) -> str:
+        """The place of a function, with those of what it had in its closure."""
+        code = self._codes.get(id(value))
+        if not isinstance(value, types.FunctionType) or code is None:
+            return repr(value) if isinstance(value, _PLAIN) else type(value).__name__
+        if depth == _MAX_DEPTH:
+            return _place_of(code)
+        cells = [self._contents.get(id(cell)) for cell in value.__closure__ or ()]
+        held = ", ".join(self.word(each, depth + 1) for each in cells)
+        return f"{_place_of(code)}({held})" if held else _place_of(code)
 
 
 def stand_in_for(function: types.FunctionType) -> types.FunctionType:

@@ -24,6 +24,7 @@ import _s3cache_autoload
 from s3cache._importing import when_imported
 from s3cache.graph._altered import altered_functions, remember_insides, stand_in_for
 from s3cache.graph._code import UntoldError
+from s3cache.graph._placed import is_misplaced
 from s3cache.graph._registered import is_of_torch, replaced_kernels
 from s3cache.graph._stable import Component
 from s3cache.graph._tables import Entry, remember_tables, replaced_entries
@@ -195,7 +196,10 @@ class _Watched:
             self.note(known)
         else:
             now = internals.contents(self.place) or {}
-            self.note({name: each for name, each in now.items() if not is_foreign(each, name)})
+            self.note({name: each for name, each in now.items() if not self._is_others(each, name)})
+
+    def _is_others(self, value: object, name: object) -> bool:
+        return is_foreign(value, name) or is_misplaced(value, self.place, name)
 
     def replaced(self) -> dict[object, object]:
         """What is there now in place of what torch had, by name; what is gone is told apart."""
@@ -224,7 +228,7 @@ class _Watched:
             if value is old or name in internals.NOT_COMPILED:
                 continue
             if old is ABSENT:
-                if self._matters(name) and (is_foreign(value, name) or self._shadows(name)):
+                if self._matters(name) and (self._is_others(value, name) or self._shadows(name)):
                     yield name, value
             elif (callable(old) or callable(value)) and not are_alike(old, value):
                 yield name, value

@@ -17,7 +17,14 @@ from s3cache.graph._registered import is_of_torch
 from s3cache.graph._whose import ABSENT, is_foreign
 from s3cache.torch_api import internals
 
-__all__ = ["Entry", "forget_entries", "record_entry", "remember_tables", "replaced_entries"]
+__all__ = [
+    "Entry",
+    "begin_recording",
+    "forget_entries",
+    "record_entry",
+    "remember_tables",
+    "replaced_entries",
+]
 
 
 class Entry(NamedTuple):
@@ -75,12 +82,12 @@ _is_watched = False
 
 
 def remember_tables(*, early: bool) -> None:
-    """What torch has put there by now is torch's; from now on :func:`record_entry` is called.
+    """What torch has put there by now is torch's.
 
     Args:
         early: whether nobody but torch can have been here yet.
     """
-    global _first, _is_watched
+    global _first
     if _first is None:
         _first = _Looked()
         _of_torch.update(
@@ -90,6 +97,11 @@ def remember_tables(*, early: bool) -> None:
         )
     else:
         replaced_entries()  # what came while nobody watched is judged by whose it is
+
+
+def begin_recording() -> None:
+    """From now on :func:`record_entry` is called for each ``py_impl``."""
+    global _is_watched
     _is_watched = True
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 
 from s3cache._importing import when_imported
 from s3cache.graph import (
+    begin_recording,
     forget_entries,
     forget_kernels,
     home_of_file,
@@ -56,6 +57,7 @@ def _watch(patches: Patches) -> None:
     if internals.is_supported():
         patches.replace(internals.register_kernel, _recorder)
         patches.replace(internals.register_in_table, _table_recorder)
+        begin_recording()
 
 
 def _recorder(original: Function[object]) -> Function[object]:

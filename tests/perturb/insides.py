@@ -167,10 +167,10 @@ def _coded(function: types.FunctionType, how: str, by: float) -> Iterator[None]:
 # Code that is put into a function has to have as many variables of its closure as that one.
 _TEXT = """
 def make({free}):
-    def code(x, *args, **kwargs):
+    def code(*args, **kwargs):
         lambda: ({free})
         import torch
-        return torch.sin(x) * {by}
+        return torch.sin([*args, *kwargs.values()][0]) * {by}
     return code
 """
 
