@@ -123,8 +123,8 @@ def _functions() -> Iterator[_Member]:
         program = functools.partial(_simple, name)
         yield f"F.{name} {how}", program, _altering(_coded, function, how)
     for name in ("elu", "celu", "leaky_relu", "hardtanh", "layer_norm", "normalize"):
-        program = _DEFAULTED.get(name, functools.partial(_simple, name))
-        yield f"F.{name} defaults", program, _altering(_defaulted, getattr(F, name))
+        called = _DEFAULTED.get(name, functools.partial(_simple, name))
+        yield f"F.{name} defaults", called, _altering(_defaulted, getattr(F, name))
     for name in _FORMULAS:
         formula = _decompositions[getattr(_aten, name).default]
         program = functools.partial(_simple, name)
