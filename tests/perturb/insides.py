@@ -44,8 +44,9 @@ def insides() -> Iterator[History]:
             yield _pair(family.__name__.strip("_"), f"{name}, {since}", program, make, since)
     for name, program, make in itertools.islice(_functions(), 0, None, 9):
         yield _as_before("functions", name, program, make)
-    for name, program, make in itertools.islice(_tables(), 0, None, 9):
-        yield _as_before("tables", name, program, make)
+    for name, program, make in itertools.islice(_tables(), 0, None, 5):
+        if "torch's" not in name:
+            yield _as_before("tables", name, program, make)
 
 
 def _input() -> tuple[Tensor]:
@@ -255,7 +256,7 @@ def _entered(operator: Any, key_name: str, how: str, by: float) -> Iterator[None
 
     function: Any = scaled
     if how.startswith("torch's"):
-        function = torch._refs.cos if by == 2 else torch._refs.sinc
+        function = _decompositions[(_aten.silu if by == 2 else _aten.mish).default]
     key = getattr(DispatchKey, key_name)
     before = dict(operator.py_kernels)
     operator.py_kernels.pop(key, None)
