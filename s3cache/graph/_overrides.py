@@ -199,7 +199,9 @@ class _Watched:
             self.note({name: each for name, each in now.items() if not self._is_others(each, name)})
 
     def _is_others(self, value: object, name: object) -> bool:
-        return is_foreign(value, name) or is_misplaced(value, self.place, name)
+        if is_foreign(value, name):
+            return True
+        return self._is_late and isinstance(name, str) and is_misplaced(value, self.place, name)
 
     def replaced(self) -> dict[object, object]:
         """What is there now in place of what torch had, by name; what is gone is told apart."""

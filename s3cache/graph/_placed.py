@@ -16,7 +16,7 @@ __all__ = ["is_misplaced"]
 _DEFINED = re.compile(r"^[ \t]*(?:async )?def (\w+)", re.MULTILINE)
 
 
-def is_misplaced(value: object, place: str, name: object) -> bool:
+def is_misplaced(value: object, place: str, name: str) -> bool:
     """Whether the file of a namespace defines a function ``name``, and ``value`` is another one.
 
     Args:

@@ -71,19 +71,22 @@ def replaced_kernels() -> dict[str, object | None]:
     """
     global _replaced
     present = internals.python_kernels()
-    state = _times_recorded, len(present), len(_kernels)
+    new = present - _s3cache_autoload.kernels
+    seen = present & _kernels.keys()
+    state = _times_recorded, seen, new
     if _replaced is None or _replaced[0] != state:
-        _replaced = state, dict(_find_replaced(present))
+        _replaced = state, dict(_find_replaced(seen, new - seen))
     return _replaced[1]
 
 
-def _find_replaced(present: set[str]) -> Iterator[tuple[str, object | None]]:
-    for where, (function, by_torch) in _kernels.items():
-        if where not in present or (by_torch and not is_foreign(function, "")):
+def _find_replaced(seen: set[str], unseen: set[str]) -> Iterator[tuple[str, object | None]]:
+    for where in sorted(seen):
+        function, by_torch = _kernels[where]
+        if by_torch and not is_foreign(function, ""):
             continue
         if is_of_torch(_named(where)[0]):
             yield where, function
-    for where in present - _s3cache_autoload.kernels - _kernels.keys():
+    for where in unseen:
         if _is_users(where) and is_of_torch(_named(where)[0]):
             yield where, None
 

@@ -151,6 +151,10 @@ def _is_users(operator: object, key: object, value: object) -> bool:
     by_torch = _called_by_torch.get((id(operator), key))
     if by_torch is None and _is_watched:
         return True  # written past `py_impl`, as torch itself never does
+    if by_torch is None and isinstance(operator, internals.operator.get()):
+        # Nobody watched. Torch itself, when imported, gives an operator what is called like it.
+        name = operator.name().rpartition("::")[2].partition(".")[0]
+        return getattr(value, "__name__", "") != name or is_foreign(value, "")
     return by_torch is False or is_foreign(value, "")
 
 

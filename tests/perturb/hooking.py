@@ -174,7 +174,8 @@ def _kernel(key: str, kernel: bool, hook: Any) -> Iterator[None]:
         if key.startswith("Auto"):
             torch.library.register_fake("s3cache_reaching::raw", torch.empty_like, lib=library)
         library.impl("raw", hook, key)
-        record_kernel(f"s3cache_reaching/raw/{key}", hook)  # as is done while a cache is enabled
+        # As is done while a cache is enabled.
+        record_kernel(f"s3cache_reaching/raw/{key}", hook, by_torch=False)
         yield
     finally:
         forget_kernels()
@@ -186,7 +187,7 @@ def _kernel_of_torchs(hook: Any) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         library.impl("mish", hook, "AutogradCPU")
-        record_kernel("aten/mish/AutogradCPU", hook)
+        record_kernel("aten/mish/AutogradCPU", hook, by_torch=False)
         yield
     finally:
         forget_kernels()

@@ -44,8 +44,9 @@ def insides() -> Iterator[History]:
             yield _pair(family.__name__.strip("_"), f"{name}, {since}", program, make, since)
     for name, program, make in itertools.islice(_functions(), 0, None, 9):
         yield _as_before("functions", name, program, make)
-    for name, program, make in itertools.islice(_tables(), 0, None, 9):
-        yield _as_before("tables", name, program, make)
+    for name, program, make in itertools.islice(_tables(), 0, None, 5):
+        if "torch's" not in name:
+            yield _as_before("tables", name, program, make)
 
 
 def _input() -> tuple[Tensor]:
@@ -123,8 +124,8 @@ def _functions() -> Iterator[_Member]:
         program = functools.partial(_simple, name)
         yield f"F.{name} {how}", program, _altering(_coded, function, how)
     for name in ("elu", "celu", "leaky_relu", "hardtanh", "layer_norm", "normalize"):
-        program = _DEFAULTED.get(name, functools.partial(_simple, name))
-        yield f"F.{name} defaults", program, _altering(_defaulted, getattr(F, name))
+        called = _DEFAULTED.get(name, functools.partial(_simple, name))
+        yield f"F.{name} defaults", called, _altering(_defaulted, getattr(F, name))
     for name in _FORMULAS:
         formula = _decompositions[getattr(_aten, name).default]
         program = functools.partial(_simple, name)
@@ -255,7 +256,7 @@ def _entered(operator: Any, key_name: str, how: str, by: float) -> Iterator[None
 
     function: Any = scaled
     if how.startswith("torch's"):
-        function = torch._refs.cos if by == 2 else torch._refs.sinc
+        function = _decompositions[(_aten.silu if by == 2 else _aten.mish).default]
     key = getattr(DispatchKey, key_name)
     before = dict(operator.py_kernels)
     operator.py_kernels.pop(key, None)
