@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -164,7 +165,7 @@ async def test_a_store_that_refuses_hints_is_no_matter() -> None:
 def test_hints_are_written_with_the_upload_and_go_with_the_entry(tmp_path: Path) -> None:
     store, of = MemoryStore(), components()
     other = components(gm="h")
-    with open_cache(tmp_path / "a", store) as cache:
+    with open_cache(tmp_path / "a", store, hints=True) as cache:
         for each in (of, other):
             cache.save(key_of(each), entry(each))
         assert cache.flush(60).complete
@@ -197,3 +198,11 @@ async def test_who_looks_after_a_store_does_not_take_hints_for_entries() -> None
     left = [info.key async for info in store.list(hints.NAMES)]
     assert len(left) == 2
     assert all(key_of(of) not in name for name in left)
+
+
+def test_none_are_written_unless_asked_for(tmp_path: Path) -> None:
+    store, of = MemoryStore(), components()
+    with open_cache(tmp_path / "a", store) as cache:
+        cache.save(key_of(of), entry(of))
+        assert cache.flush(60).complete
+    assert asyncio.run(found(store, of)) is None

@@ -121,6 +121,7 @@ class RemoteTier:
         self._arrival = _Arrival(disk, replaceable, counters, admit)
         self._disk = disk
         self._may_upload = settings.mode not in ("off", "read-only")
+        self._hints = settings.hints
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAdmitted | None]] = {}
         self._stopped = False
@@ -374,7 +375,7 @@ class RemoteTier:
             writer, entry, replaceable=self._replaceable, admit=self._admit
         )
         self._in_vain.end()
-        if is_written:
+        if is_written and self._hints:
             await hints.write(writer, entry)
         return is_written
 

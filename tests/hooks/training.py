@@ -252,7 +252,7 @@ def _no_descriptors(_: str) -> Iterator[dict[str, Any]]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     class Socket(socket.socket):
-        __init__ = make  # type: ignore[assignment]
+        __init__ = make
 
     with _listening(lambda _: None) as port:
         before, socket.socket = socket.socket, Socket  # type: ignore[misc]

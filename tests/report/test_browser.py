@@ -69,8 +69,12 @@ def test_all_that_is_drawn_is_seen(shoot: Shoot, scheme: str, width: int) -> Non
     is_dark = scheme == "dark"
     shown = shoot(width, f"--blink-settings=preferredColorScheme={0 if is_dark else 1}")
     assert shown.getpixel((1, 1)) == GROUND[is_dark]
-    colours = {colour for _, colour in shown.getcolors(maxcolors=1 << 24)}
+    colours = colours_of(shown)
     for kind, expected in KINDS.items():
         assert expected[is_dark] in colours, kind
     edge = shown.crop((width - 8, 0, width, shown.height))
-    assert {colour for _, colour in edge.getcolors(maxcolors=1 << 24)} == {GROUND[is_dark]}
+    assert colours_of(edge) == {GROUND[is_dark]}
+
+
+def colours_of(image: Image.Image) -> set[object]:
+    return {colour for _, colour in image.getcolors(maxcolors=1 << 24) or []}
