@@ -94,5 +94,5 @@ def test_of_a_cache_that_works(tmp_path: Path) -> None:
         by_name = {family.name: samples for family, samples in families(cache.stats())}
         first = by_name["s3cache.hits"][0]
         assert (first.labels, first.value) == ({"level": "aot", "tier": "local"}, 1)
-        assert [s.value for s in by_name["s3cache.uploads"]] == [1]
+        assert [s.value for s in by_name["s3cache.saved"]] == [1, 0]
         assert [s.value for s in by_name["s3cache.local.files"]] == [1]
