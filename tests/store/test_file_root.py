@@ -103,9 +103,9 @@ def test_a_sample_of_many_directories_opens_few_at_once(directory: ObjectFiles) 
     for key in present:
         directory.write(key, b"x")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    next_one = os.dup(0)
-    os.close(next_one)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (next_one + 64, limits[1]))
+    used = {*map(int, os.listdir("/proc/self/fd"))}
+    free = [number for number in range(limits[0]) if number not in used][:100]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, limits[1]))
     try:
         sampled, is_all = directory.sample(1_000)
     finally:
