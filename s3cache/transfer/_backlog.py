@@ -56,6 +56,7 @@ class Backlog:
         # tells the end of an upload that the object was replaced while it was under way.
         self._record_locks = [threading.Lock() for _ in range(_RECORD_LOCKS)]
         self._versions: Counter[str] = Counter()  # of all objects put here and not uploaded
+        self._arriving: set[str] = set()  # being put: who puts them hands them over, too
         self._closed = False
 
     def put(self, name: str, data: Buffer) -> None:
@@ -66,7 +67,7 @@ class Backlog:
             ClosedError: the backlog was closed; nothing was written.
         """
         assert self._disk is not None
-        with self._record_lock(name):
+        with self._record_lock(name), self._arrival(name):
             if self._closed:
                 raise ClosedError("the cache was closed")
             self._disk.put_pending(name, data)
@@ -169,6 +170,8 @@ class Backlog:
     def records(self, but: Container[str]) -> dict[str, int]:
         """What this process has on record, by name with its size, 0 where it is not known.
 
+        Less what is being put just now.
+
         Args:
             but: names to leave out.
 
@@ -176,7 +179,9 @@ class Backlog:
             StoreError: the disk fails.
         """
         names = [] if self._disk is None else self._disk.pending()
-        return self._sized([name for name in names if name not in but])
+        return self._sized(
+            [name for name in names if name not in but and name not in self._arriving]
+        )
 
     def adopt(self, limit: int | None, but: Collection[str]) -> dict[str, int]:
         """Take over what processes that are gone have left to upload, by name with its size.
@@ -233,6 +238,14 @@ class Backlog:
             return {}
         sizes = {info.key: info.size for info in self._disk.objects()}
         return {name: sizes.get(name, 0) for name in names}
+
+    @contextlib.contextmanager
+    def _arrival(self, name: str) -> Iterator[None]:
+        self._arriving.add(name)  # one at a time: the lock of its record is held
+        try:
+            yield
+        finally:
+            self._arriving.discard(name)
 
     def _record_lock(self, name: str) -> threading.Lock:
         return self._record_locks[hash(name) % _RECORD_LOCKS]

@@ -19,6 +19,7 @@ from s3cache.errors import (
     CorruptError,
     S3CacheError,
     TransientError,
+    UntrustedError,
 )
 from s3cache.stats import Listeners, Step, TransferEvent
 from s3cache.store import Buffer
@@ -95,6 +96,7 @@ class Uploads:
 
     What other processes have left is adopted a few at a time until an upload proves that this one
     may write, and given back where it turns out that it may not: whoever can upload it shall.
+    What they have left and nobody signed whom we trust is theirs to upload, or for who trusts them.
 
     Args:
         publish: uploads the bytes of the object of that name, with the note of its record if this
@@ -153,6 +155,7 @@ class Uploads:
         self._may_write = False  # proven, and not refused since
         self._adopt_at_once = 1  # until that is proven
         self._given_back: set[str] = set()  # not to be adopted again right away
+        self._untrusted: set[str] = set()  # not to be adopted again by this process
         self._refusals = 0  # of what was adopted
         self._error: Exception | None = None
         self._stopped = False
@@ -286,7 +289,10 @@ class Uploads:
         self._told = False  # first: what is appended from now on may come too late for this round
         self._keep_records()
         while self._handed_over:
-            self._accept(*self._handed_over.popleft())
+            name, size = self._handed_over.popleft()
+            # Its record may have been found before it came here, and be done with.
+            if self.backlog.is_own(name):
+                self._accept(name, size)
 
     def _accept(self, name: str, size: int) -> None:
         if self._stopped:
@@ -387,6 +393,12 @@ class Uploads:
             self._pause_uploads()
             self._fail("retried", name, exc)
             return
+        except UntrustedError as exc:
+            logger.debug("s3cache: %s is left to those who trust whose it is: %s", name, exc)
+            self._untrusted.add(name)
+            with contextlib.suppress(S3CacheError):  # the disk fails: then it stays ours
+                await asyncio.to_thread(self.backlog.give_back, name)
+            self._emit("absent", name)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other uploads go on
             if not isinstance(exc, CorruptError):
                 await self._refused(name, exc)
@@ -399,7 +411,8 @@ class Uploads:
                 self._try_all_again()
         self._on_trial.discard(name)
         size, replaced = self._queue.end(name)
-        if replaced:
+        # What came here while its record was being uploaded is done as well.
+        if replaced and self.backlog.is_own(name):
             self._accept(name, size)
 
     async def _attempt(self, name: str) -> bool:
@@ -509,7 +522,7 @@ class Uploads:
         but, self._given_back = self._given_back, set()
         adopted: dict[str, int] = {}
         with self._records_read():
-            adopted = await asyncio.to_thread(self.backlog.adopt, limit, but)
+            adopted = await asyncio.to_thread(self.backlog.adopt, limit, but | self._untrusted)
             self._accept_records(adopted)
         if adopted:
             self._adopt_at_once *= 2

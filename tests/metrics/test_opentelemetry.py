@@ -145,9 +145,8 @@ def test_of_whichever_is_enabled(tmp_path: Path, telemetry: Telemetry) -> None:
             assert cache.flush(60).complete
             first, _ = telemetry.metrics()["s3cache.saved"].data.data_points
             assert (first.attributes, first.value) == ({"level": "aot"}, 1)
-    # An upload that is picked up while it is handed over is done once more, and finds all there.
     seen = telemetry.spans()
-    assert len({span.attributes["s3cache.object"] for span in seen}) == 2
+    assert len(seen) == 2
     observation.stop()
     with open_cache(tmp_path, "more") as cache:
         announce(cache)

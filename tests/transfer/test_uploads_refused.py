@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.errors import AccessDeniedError, ConfigError, NoSpaceError
+from s3cache.errors import AccessDeniedError, ConfigError, NoSpaceError, UntrustedError
 from s3cache.tier import DiskTier
 from tests.support.scripts import run_script
 from tests.support.waiting import eventually
@@ -25,11 +25,14 @@ class Guarded(Remote):
     def __init__(self) -> None:
         super().__init__()
         self.closed_to_us = True
+        self.untrusted: Callable[[str], bool] = lambda _: False
         self.tried: list[str] = []
         self.error: Exception = AccessDeniedError("expired")
 
     async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> bool:
         self.tried.append(name)
+        if self.untrusted(name):
+            raise UntrustedError("unsigned", "nobody signed it")
         if self.closed_to_us:
             raise self.error
         return await super().publish(name, data, note)
@@ -60,6 +63,21 @@ def free(tmp_path: Path) -> list[str]:
     names = tier.adopt()
     tier.close()
     return names
+
+
+def test_what_others_left_and_is_not_trusted_is_left_to_them_at_once(
+    tmp_path: Path, site: Site, remote: Guarded
+) -> None:
+    """Each is looked at once, and none keeps those behind it waiting, nor is it our failure."""
+    remote.closed_to_us = False
+    remote.untrusted = lambda name: len(name) > 1
+    left_behind(tmp_path, 40)
+    report = site.uploads.flush(60)
+    assert (report.complete, report.error) == (True, None)
+    assert sorted(remote.objects) == [f"{number}" for number in range(10)]
+    assert sorted(remote.tried) == sorted(f"{number}" for number in range(40))
+    assert not site.problems
+    assert len(free(tmp_path)) == 30
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("expired"), NoSpaceError("quota")], ids=str)

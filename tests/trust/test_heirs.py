@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import entries
+from s3cache.trust import generate
 from tests.support.gate import Gate, refusal
 from tests.support.proxy import Link, Proxy
 from tests.support.waiting import LONG_S
@@ -110,6 +111,22 @@ def test_an_heir_uploads_as_the_saver_would_have(
         assert {name: found.get(name) for name in expected} == expected
     assert "x-amz-storage-class" not in headers(moto_port, url, "key-own")
     assert machine.leftovers() == []
+
+
+def test_who_trusts_nobody_else_uploads_nothing_of_others(
+    proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """Nor looks at more of it than its signature; whoever trusts whose it is does both."""
+    ours, theirs = generate("ours"), generate("theirs")
+    trusting = {"trusted_keys": ours.public_text()}
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    left_behind(machine, proxy, signing_key=theirs.secret_text())
+    heir = machine.start(["save", ["key-own"], SIZE], ["flush"], **trusting)
+    assert heir.finish() == ["saved key-own -", "flushed 0"]  # unsigned, and its own to answer for
+    assert heir.errors == ""
+    assert len(machine.pending()) == len(NAMES)
+    machine.run(["flush"], trusted_keys=f"{ours.public_text()} {theirs.public_text()}")
+    assert machine.pending() == []
 
 
 def test_what_was_saved_with_a_key_of_ones_own_waits_for_who_has_it(
