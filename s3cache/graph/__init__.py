@@ -6,6 +6,7 @@ from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options
 from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._registered import forget_kernels, record_kernel
+from s3cache.graph._registries import forget_registered, record_registered
 from s3cache.graph._safety import (
     Code,
     Unsafe,
@@ -32,6 +33,7 @@ __all__ = [
     "described_passes",
     "forget_entries",
     "forget_kernels",
+    "forget_registered",
     "graph_modules",
     "home_of_file",
     "is_custom_function",
@@ -39,6 +41,7 @@ __all__ = [
     "places",
     "record_entry",
     "record_kernel",
+    "record_registered",
     "remember_pristine",
     "sees_places",
     "settings_digest",

@@ -11,10 +11,10 @@ import functools
 import hashlib
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from s3cache._components import digest_of
 from s3cache.graph._code import UntoldError, fingerprint
@@ -115,7 +115,12 @@ def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]
 
     gm, processor = _nothing()
     inputs = [processor] if of_threads else []
-    with described_passes(vouched), internals.without_modes.get()(), internals.tracing.get()(None):
+    with (
+        described_passes(vouched),
+        internals.backends_unasked(),
+        internals.without_modes.get()(),
+        internals.tracing.get()(None),
+    ):
         details = internals.details_of.get()(gm, inputs, {}, [])
     for name in internals.GRAPHS_DETAILS.names:
         vars(details).pop(name, None)
@@ -197,6 +202,8 @@ def _details_components(
             else:
                 if name == "aot_config":
                     value = internals.without_backend_id(value)
+                elif name == internals.PASSES_OF_BACKENDS:
+                    value = internals.passes_by_device(cast("Sequence[object]", value))
                 elif name in internals.PROVENANCE_DETAILS.names:
                     value = internals.without_debugging(value)
                 data = stable(value)

@@ -26,6 +26,7 @@ from s3cache.graph._altered import altered_functions, remember_insides, stand_in
 from s3cache.graph._code import UntoldError
 from s3cache.graph._placed import is_misplaced
 from s3cache.graph._registered import is_of_torch, replaced_kernels
+from s3cache.graph._registries import registered_lines
 from s3cache.graph._stable import Component
 from s3cache.graph._tables import Entry, remember_tables, replaced_entries
 from s3cache.graph._whose import ABSENT, are_alike, is_foreign, shown, text_of
@@ -95,6 +96,7 @@ def overrides(
     ]
     lines += _kernels(vouched)
     lines += _insides(vouched, again=again)
+    lines += registered_lines(vouched)
     return Component.of_text("\n".join(sorted(lines))) if lines else None
 
 

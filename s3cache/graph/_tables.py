@@ -8,8 +8,7 @@ side, as there are two thousand operators, of which most looks find nothing new.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from operator import is_
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from s3cache.graph._homes import home_of
@@ -41,7 +40,7 @@ class _Looked:
     def __init__(self, last: _Looked | None = None) -> None:
         self.tables: list[dict[object, object]]
         self.operators = internals.operators_so_far()
-        if last is not None and _are_same(self.operators, last.operators):
+        if last is not None and internals.are_identical(self.operators, last.operators):
             self.tables = last.tables
         else:
             self.tables = internals.tables_of(self.operators)
@@ -53,8 +52,8 @@ class _Looked:
         return (
             self.tables is other.tables
             and self.sizes == other.sizes
-            and _are_same(self.values, other.values)
-            and _are_same(self.keys, other.keys)
+            and internals.are_identical(self.values, other.values)
+            and internals.are_identical(self.keys, other.keys)
         )
 
     def entries(self) -> Iterator[tuple[int, object, object]]:
@@ -66,10 +65,6 @@ class _Looked:
 
     def operator_of(self, number: int) -> object:
         return self.operators[number * len(self.operators) // len(self.tables)]
-
-
-def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
 
 
 # What torch has put there, by table and key. The tables are kept, so that nothing else gets an id.

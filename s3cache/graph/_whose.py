@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 
 from s3cache.graph._code import UntoldError, fingerprint
@@ -38,13 +38,17 @@ _BY_OTHER_NAMES = {
 }
 
 
-def is_foreign(value: object, name: object) -> bool:
-    """Whether ``value`` was not put under ``name`` by torch, as far as that can be seen."""
+def is_foreign(value: object, name: object, *, but: Container[object] = ()) -> bool:
+    """Whether ``value`` was not put under ``name`` by torch, as far as that can be seen.
+
+    Args:
+        but: functions that torch is known to have made, and not in a file.
+    """
     if isinstance(value, _NATIVE):
         return isinstance(name, str) and not _bears(value.__name__, name)
     if not callable(value) or isinstance(value, type):
         return False
-    return any(not _is_of_torch(part) for part in _parts(value, 0))
+    return any(not _is_of_torch(part) and part not in but for part in _parts(value, 0))
 
 
 def _bears(own: str, name: str) -> bool:

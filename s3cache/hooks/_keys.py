@@ -158,6 +158,7 @@ class KeySeam:
         patches.replace(internals.get_hash, self._digester)
         patches.replace(internals.operator_cacheable, _function_accepter)
         patches.replace(internals.context_hashes, self._context_hasher)
+        patches.replace(internals.init_backends, _only_if_asked)
 
     def install_fx(self, patches: Patches) -> None:
         """Replace what makes keys of FX graphs."""
@@ -202,7 +203,7 @@ class KeySeam:
             with self._calls.entered(self._calls.current or CacheCall()) as call:
                 call.inputs = inputs
                 try:
-                    with self.described_passes():
+                    with self.described_passes(), internals.backends_unasked():
                         made = original(mod, inputs, *args, **kwargs)
                 except Exception as exc:
                     call.reasons = call.reasons or _reasons_for(exc)
@@ -326,6 +327,14 @@ class KeySeam:
                 self._keys[old] = self._keys[old].without_parts()
         while len(self._keys) > _REMEMBERED_KEYS:
             self._keys.popitem(last=False)
+
+
+def _only_if_asked(original: Function[None]) -> Function[None]:
+    def init_backend_registration() -> None:
+        if not internals.are_backends_unasked():
+            original()
+
+    return init_backend_registration
 
 
 def _function_accepter(original: Callable[[object], bool]) -> Callable[[object], bool]:

@@ -1,12 +1,13 @@
-"""Seeing which Python functions torch's dispatcher is given, from when we are enabled."""
+"""Seeing what torch's dispatcher and compiler are given, and by whom, from when we are enabled."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from s3cache._importing import when_imported
@@ -14,9 +15,11 @@ from s3cache.graph import (
     begin_recording,
     forget_entries,
     forget_kernels,
+    forget_registered,
     home_of_file,
     record_entry,
     record_kernel,
+    record_registered,
     remember_pristine,
 )
 from s3cache.hooks._patching import Patches
@@ -24,6 +27,8 @@ from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function, OperatorLibrary
 
 __all__ = ["watch_registrations"]
+
+logger = logging.getLogger("s3cache")
 
 
 def watch_registrations() -> Callable[[], None]:
@@ -42,6 +47,9 @@ def watch_registrations() -> Callable[[], None]:
         _watch(patches)
 
     waiting.append(when_imported(internals.TORCH, begin))
+    if internals.is_supported():
+        for module, watch in _WATCHED_LATER.items():
+            waiting.append(when_imported(module, functools.partial(watch, patches)))
 
     def stop() -> None:
         for take_back in waiting:
@@ -49,6 +57,7 @@ def watch_registrations() -> Callable[[], None]:
         patches.undo()
         forget_kernels()
         forget_entries()
+        forget_registered()
 
     return stop
 
@@ -87,6 +96,55 @@ def _table_recorder(original: Function[Function[object]]) -> Function[Function[o
     return py_impl
 
 
+# -- what is registered with Inductor, once that is imported
+
+
+def _watch_patterns(patches: Patches) -> None:
+    with _quietly():
+        patches.replace(internals.register_pattern, _pattern_recorder)
+
+
+def _watch_backends(patches: Patches) -> None:
+    with _quietly():
+        patches.replace(internals.register_backend, _backend_recorder)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Whoever imports the module need not know; the seams find out that this torch is another."""
+    try:
+        yield
+    except Exception:
+        logger.debug("what is registered with Inductor is not watched", exc_info=True)
+
+
+_WATCHED_LATER = {
+    internals.PATTERN_MATCHER: _watch_patterns,
+    internals.BACKENDS: _watch_backends,
+}
+
+
+def _pattern_recorder(original: Function[None]) -> Function[None]:
+    def register(entry: object, *args: object, **kwargs: object) -> None:
+        if not _is_called_by_torch():
+            record_registered(entry)
+        original(entry, *args, **kwargs)
+
+    return register
+
+
+def _backend_recorder(original: Function[None]) -> Function[None]:
+    def register_backend_for_device(device: str, *args: object, **kwargs: object) -> None:
+        original(device, *args, **kwargs)
+        if not _is_called_by_torch():
+            record_registered(internals.backend_of(device))
+
+    return register_backend_for_device
+
+
+# -- by whom
+
+
 def _is_called_by_torch() -> bool:
     """Whether a file of torch's registers it that does so for nobody else."""
     frame: FrameType | None = sys._getframe(2)
@@ -99,5 +157,6 @@ def _is_called_by_torch() -> bool:
 def _passing_on() -> tuple[str, ...]:
     """What is between us and whoever registers something."""
     home = internals.torch_directory()
-    files = "library.py", "_ops.py", "_library" + os.sep
-    return (*(os.path.join(home, each) for each in files), contextlib.__file__)
+    matcher = os.path.join("_inductor", "pattern_matcher.py")
+    files = "library.py", "_ops.py", "_library" + os.sep, matcher
+    return (*(os.path.join(home, each) for each in files), contextlib.__file__, __file__)

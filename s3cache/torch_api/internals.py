@@ -13,14 +13,17 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from s3cache.torch_api._declare import (
     Behaviour,
@@ -61,6 +64,8 @@ from s3cache.torch_api.protocols import (
     OperatorLibrary,
     OperatorPacket,
     OutputInfo,
+    PatternEntry,
+    PatternPass,
     PythonModules,
     Reducer,
     RuntimeMetadata,
@@ -73,6 +78,7 @@ from s3cache.torch_api.protocols import (
     TracingContext,
     Translator,
     ViewSequence,
+    Virtualized,
 )
 
 if TYPE_CHECKING:
@@ -199,6 +205,8 @@ CONFIG_DETAILS = Fields(
 PROVENANCE_DETAILS = Fields(
     _DETAILS, "provenance_tracking_level", added={"provenance_tracking_level": (2, 12)}
 )
+#: One that has something for each device that has been registered so far.
+(PASSES_OF_BACKENDS,) = Fields(_DETAILS, "custom_backend_passes").names
 #: One that says how to cache, and nothing about what is compiled.
 CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
 #: What torch's key has of the context functions of checkpointed regions; it refuses some.
@@ -564,6 +572,8 @@ clear_caches: Internal[Callable[[], None]] = Internal("torch._inductor.utils:cle
 populate_caches: Internal[Function[object]] = Internal(
     "torch.compiler._cache:CacheArtifactManager.populate_caches"
 )
+#: Whether it has no caches at all, of whatever kind.
+force_disable_caches: Internal[bool] = Internal("torch.compiler.config:force_disable_caches")
 #: Variables that name the directories in which it keeps what it compiles.
 DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
@@ -779,6 +789,38 @@ def freezing_unasked() -> Iterator[None]:
         yield
 
 
+_keying = threading.local()
+
+
+@contextlib.contextmanager
+def backends_unasked() -> Iterator[None]:
+    """While the block runs, :func:`are_backends_unasked` in this thread.
+
+    A key has what users register with a backend, which is there without torch's own: to import all
+    of those takes longer than the key, and a hit needs none.
+    """
+    before, _keying.unasked = getattr(_keying, "unasked", False), True
+    try:
+        yield
+    finally:
+        _keying.unasked = before
+
+
+def are_backends_unasked() -> bool:
+    """Whether backends need not be registered now; one that has a device of its own must be."""
+    import torch
+
+    if not getattr(_keying, "unasked", False):
+        return False
+    return torch._C._get_privateuse1_backend_name() == "privateuseone"
+
+
+def passes_by_device(passes: Sequence[object]) -> dict[str, object]:
+    """Which devices have which of the passes that a key has of backends, less those of none."""
+    devices = list(custom_backend_passes.get())
+    return {device: each for device, each in zip(devices, passes, strict=True) if each is not None}
+
+
 @contextlib.contextmanager
 def first_calls_unasked() -> Iterator[None]:
     """While the block runs, torch does not know that first calls are to be on fake tensors."""
@@ -893,9 +935,88 @@ LATER_PLACES = (
     "torch._inductor.lowering:lowerings",
     "torch._inductor.lowering:user_lowerings",
     "torch._inductor.lowering:_maybe_layout_constraints",
+    "torch._higher_order_ops.utils:registered_hop_fake_fns",
+    "torch._subclasses.fake_tensor:_DISPATCH_META_HANDLERS",
     "torch._inductor.decomposition",
     "torch._inductor.lowering",
 )
+# -- what programs register with Inductor
+
+PATTERN_MATCHER = "torch._inductor.pattern_matcher"
+BACKENDS = "torch._inductor.codegen.common"
+
+pattern_pass: Internal[type[PatternPass]] = Internal(f"{PATTERN_MATCHER}:PatternMatcherPass")
+register_pattern: Internal[Function[None]] = Internal(f"{PATTERN_MATCHER}:PatternEntry.register")
+Shape(f"{PATTERN_MATCHER}:PatternEntry", PatternEntry)
+_PATTERNS = "torch._inductor.fx_passes."
+_pattern_passes: tuple[int, list[tuple[str, PatternPass]]] = (0, [])
+
+
+def pattern_passes() -> list[tuple[str, PatternPass]]:
+    """What patterns are registered with, by its place; those of modules that are imported."""
+    global _pattern_passes
+    if _pattern_passes[0] != len(sys.modules):
+        modules = [each for each in list(sys.modules.items()) if each[0].startswith(_PATTERNS)]
+        found: dict[int, tuple[str, PatternPass]] = {}
+        for name, module in sorted(modules, key=lambda each: each[0]):
+            for attribute, value in list(vars(module).items()):
+                for which, each in _passes_in(value):
+                    place = f"{name.removeprefix(_PATTERNS)}.{attribute}{which}"
+                    found.setdefault(id(each), (place, each))
+        _pattern_passes = len(sys.modules), list(found.values())
+    return _pattern_passes[1]
+
+
+def _passes_in(value: object) -> Iterator[tuple[str, PatternPass]]:
+    kind = pattern_pass.get()
+    if isinstance(value, kind):
+        yield "", value
+    elif isinstance(value, (dict, list, tuple)) and value:
+        named = value if isinstance(value, dict) else dict(enumerate(value[:9]))
+        if isinstance(next(iter(named.values())), kind):
+            yield from ((f"[{key}]", each) for key, each in named.items())
+
+
+register_backend: Internal[Function[None]] = Internal(f"{BACKENDS}:register_backend_for_device")
+_device_codegens: Internal[Mapping[str, object]] = Internal(f"{BACKENDS}:device_codegens")
+_device_overrides: Internal[Mapping[str, object]] = Internal(f"{BACKENDS}:device_op_overrides_dict")
+custom_backend_passes: Internal[Mapping[str, object]] = Internal(
+    f"{BACKENDS}:custom_backend_passes"
+)
+#: Imports all backends, most of which nobody needs, and registers them.
+init_backends: Internal[Function[None]] = Internal(
+    "torch._inductor.codecache:init_backend_registration"
+)
+_choices: Internal[Virtualized] = Internal("torch._inductor.virtualized:_choices")
+_virtual: Internal[object] = Internal("torch._inductor.virtualized:threadlocal")
+#: Calls of these stay in a graph whether or not anybody uses what they return.
+side_effectful: Internal[set[object]] = Internal("torch.fx.node:_side_effectful_functions")
+
+
+def registries_by_device() -> list[tuple[str, Mapping[str, object]]]:
+    """How code is made for each device: schedulers and wrappers, and what these call."""
+    return [("backend", _device_codegens.get()), ("operations", _device_overrides.get())]
+
+
+_default_handler: Internal[type] = Internal("torch._inductor.ops_handler:DefaultHandler")
+
+
+def generated_operations() -> list[FunctionType]:
+    """Functions of Inductor's that it makes from text, so that no file has their code."""
+    values = vars(_default_handler.get()).values()
+    return [each for each in values if isinstance(each, FunctionType)]
+
+
+def backend_of(device: str) -> object:
+    """What makes code for it."""
+    return _device_codegens.get()[device]
+
+
+def choices_handler() -> object:
+    """What decides between ways to compile something, if that was set; else ``None``."""
+    return getattr(_virtual.get(), _choices.get()._key, None)
+
+
 #: What is in there and computes nothing while something is compiled; programs replace these often.
 NOT_COMPILED = frozenset(
     """
@@ -1017,21 +1138,44 @@ register_in_table: Internal[Function[Function[object]]] = Internal(
 )
 
 
+class _Operators(NamedTuple):
+    """What was found where operators lie, one in the other; most looks find the same again."""
+
+    members: list[object] = []  # noqa: RUF012 - never changed
+    packets: list[object] = []  # noqa: RUF012
+    insides: list[object] = []  # noqa: RUF012
+    singles: list[Operator] = []  # noqa: RUF012
+
+
+_found = _Operators()
+
+
 def operators_so_far() -> list[Operator]:
     """All operators that were asked for in this process, and so those that Python can change."""
+    global _found
     import torch
 
-    packet, single = operator_packet.get(), operator.get()
-    packets = [
-        each
-        for namespace in list(vars(torch.ops).values())
-        for each in list(getattr(namespace, "__dict__", {}).values())
-        if type(each) is packet
-    ]
-    found = [
-        each for one in packets for each in list(vars(one).values()) if isinstance(each, single)
-    ]
-    return found + list(_higher_order.get().values())
+    spaces = [getattr(space, "__dict__", {}) for space in list(vars(torch.ops).values())]
+    members = _all_values(spaces)
+    packets = _found.packets
+    if not are_identical(members, _found.members):
+        packets = [each for each in members if type(each) is operator_packet.get()]
+    insides = _all_values(map(vars, packets))
+    singles = _found.singles
+    if not are_identical(insides, _found.insides):
+        single = operator.get()
+        singles = [each for each in insides if isinstance(each, single)]
+    _found = _Operators(members, packets, insides, singles)
+    return singles + list(_higher_order.get().values())
+
+
+def _all_values(spaces: Iterable[dict[str, object]]) -> list[object]:
+    return list(itertools.chain.from_iterable(map(dict.values, spaces)))
+
+
+def are_identical(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether both hold the very same objects, which is quickly seen."""
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def tables_of(values: Sequence[Operator]) -> list[dict[object, object]]:

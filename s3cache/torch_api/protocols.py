@@ -49,6 +49,8 @@ __all__ = [
     "Operator",
     "OperatorPacket",
     "OutputInfo",
+    "PatternEntry",
+    "PatternPass",
     "PlaceholderInfo",
     "PythonModules",
     "Reducer",
@@ -63,6 +65,7 @@ __all__ = [
     "TritonBundle",
     "TritonKernel",
     "ViewSequence",
+    "Virtualized",
 ]
 
 R = TypeVar("R")
@@ -453,6 +456,26 @@ class Config(Protocol):
     _config: Mapping[str, ConfigEntry]
 
     def patch(self, **changes: object) -> AbstractContextManager[object]: ...
+
+
+class PatternPass(Protocol):
+    """``PatternMatcherPass``: patterns of graphs, by what stands at their ends."""
+
+    @property
+    def patterns(self) -> Mapping[tuple[str, object], Sequence[PatternEntry]]: ...
+
+
+class PatternEntry(Protocol):
+    """One of its patterns, and what becomes of what matches it."""
+
+    pattern: object
+    extra_check: object
+
+
+class Virtualized(Protocol):
+    """A variable of Inductor's that each thread has its own value of, under this name."""
+
+    _key: str
 
 
 class FunctorchConfig(Config, Protocol):

@@ -1,7 +1,8 @@
 """What is inside of torch's functions and operators, and which of its functions stands where.
 
 Nothing of it is in a namespace: code, defaults and closures of functions; tables of ``py_impl``;
-kernels of torch's operators that are not ATen's; torch's functions in each other's place. Each
+kernels of torch's operators that are not ATen's; torch's functions in each other's place; what is
+registered with Inductor. Each
 pair is made of words of a grammar: what is altered, how, and since when.
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from tests.perturb.histories import Call, History
+from tests.perturb.registries import registered
 
 __all__ = ["insides"]
 
@@ -36,14 +38,16 @@ _SINCE = ("after enable", "before enable", "after another")
 
 
 def insides() -> Iterator[History]:
-    """All four families, each member at one time."""
-    for family in (_functions, _tables, _kernels, _swaps):
+    """All families, each member at one time."""
+    for family in (_functions, _tables, _kernels, _swaps, registered):
         sinces = itertools.cycle(_SINCE)
         for name, program, make in family():
             since = next(sinces)
             yield _pair(family.__name__.strip("_"), f"{name}, {since}", program, make, since)
     for name, program, make in itertools.islice(_functions(), 0, None, 9):
         yield _as_before("functions", name, program, make)
+    for name, program, make in itertools.islice(registered(), 0, None, 7):
+        yield _as_before("registered", name, program, make)
     for name, program, make in itertools.islice(_tables(), 0, None, 5):
         if "torch's" not in name:
             yield _as_before("tables", name, program, make)

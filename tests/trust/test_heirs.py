@@ -118,7 +118,7 @@ def test_who_trusts_nobody_else_uploads_nothing_of_others(
 ) -> None:
     """Nor looks at more of it than its signature; whoever trusts whose it is does both."""
     ours, theirs = generate("ours"), generate("theirs")
-    trusting = {"trusted_keys": ours.public_text()}
+    trusting: dict[str, Any] = {"trusted_keys": ours.public_text()}
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     left_behind(machine, proxy, signing_key=theirs.secret_text())
     heir = machine.start(["save", ["key-own"], SIZE], ["flush"], **trusting)

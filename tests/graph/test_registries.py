@@ -1,0 +1,224 @@
+"""What programs register with Inductor is in their keys; what torch registers is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.compile_fx
+from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen import common
+from torch._inductor.codegen.cpp import CppScheduling
+from torch._inductor.codegen.triton import TritonScheduling
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.pattern_matcher import Arg, CallFunction, register_graph_pattern
+from torch._inductor.virtualized import V
+
+from s3cache.graph._code import UntoldError
+from s3cache.graph._registries import registered_lines
+from s3cache.hooks._registrations import watch_registrations
+from s3cache.torch_api import internals
+from tests.support.scripts import run_script
+
+Register = Callable[[float], object]
+
+
+def lines(vouched: Callable[[object], str | None] = lambda _: None) -> list[str]:
+    return sorted(registered_lines(vouched))
+
+
+def pattern(by: float, where: Any = post_grad.pass_patterns[1], prepend: bool = False) -> object:
+    @register_graph_pattern(
+        CallFunction(torch.ops.aten.sin.default, Arg()), pass_dict=where, prepend=prepend
+    )
+    def handler(match: Any, x: Any) -> None:
+        match.replace_by_example(lambda x: x * by, [x])
+
+    return handler
+
+
+def early_pattern(by: float) -> object:
+    return pattern(by, joint_graph.early_patterns)
+
+
+def backend(by: float) -> object:
+    class Scheduling(CppScheduling):
+        def codegen_node(self, node: Any) -> Any:
+            return super().codegen_node(node * by)
+
+    common.register_backend_for_device("cpu", Scheduling, PythonWrapperCodegen)
+    return Scheduling
+
+
+def operations(by: float) -> object:
+    class Overrides(common.DeviceOpOverrides):
+        def device_guard(self, device_idx: int) -> str:
+            return f"{by * device_idx}"
+
+    common.register_device_op_overrides("cpu", Overrides())
+    return None
+
+
+def choices(by: float) -> object:
+    class Choices(InductorChoices):
+        def should_use_cooperative_reduction(self, features: Any) -> bool:  # type: ignore[override]
+            return bool(features.numel > by)
+
+    V.set_choices_handler(Choices())
+    return None
+
+
+def side_effect(by: float) -> object:
+    def logged(x: Any) -> Any:
+        return x * by
+
+    return torch.fx.node.has_side_effect(logged)
+
+
+WAYS = [pattern, early_pattern, backend, operations, choices, side_effect]
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """All registries."""
+    common.init_backend_registration()
+    lists = [entries for _, one in internals.pattern_passes() for entries in one.patterns.values()]
+    copies: list[tuple[Any, Any]] = [(entries, list(entries)) for entries in lists]
+    tables: list[Any] = [common.device_codegens, common.device_op_overrides_dict]
+    tables += [common.custom_backend_passes]
+    known = [dict(table) for table in tables]
+    kept = set(torch.fx.node._side_effectful_functions)
+    handler = V.choices
+    yield
+    after = [entries for _, one in internals.pattern_passes() for entries in one.patterns.values()]
+    before = {id(entries): copy for entries, copy in copies}
+    for entries in after:
+        entries[:] = before.get(id(entries), [])  # type: ignore[index]
+    for table, copy in zip(tables, known, strict=True):
+        table.clear()
+        table.update(copy)
+    torch.fx.node._side_effectful_functions.intersection_update(kept)
+    V.set_choices_handler(handler)
+
+
+def test_what_torch_registers_itself_says_nothing() -> None:
+    """Neither before it compiles, nor when all its patterns and backends are there."""
+    assert lines() == []
+    torch._inductor.fx_passes.post_grad.lazy_init()
+    joint_graph.lazy_init()
+    common.get_device_op_overrides("cpu")
+    assert len(common.device_codegens) > 3
+    assert sum(len(one.patterns) for _, one in internals.pattern_passes()) > 50
+    assert lines() == []
+
+
+@pytest.mark.parametrize("register", WAYS, ids=lambda each: each.__name__)
+def test_what_others_register_is_told_by_what_it_does(register: Register) -> None:
+    found = []
+    for by in (2.0, 3.0, 2.0):
+        with pytest.MonkeyPatch.context():
+            undo = as_before.__wrapped__()  # type: ignore[attr-defined]
+            next(undo)
+            register(by)
+            found.append(lines())
+            next(undo, None)
+    assert found[0] == found[2] != found[1]
+    assert len(found[0]) == 1
+    assert lines() == []
+
+
+def test_what_torch_has_is_told_where_others_register_it() -> None:
+    """A pattern's handler, or the code of a device, may be torch's: that is no default."""
+    found = []
+    handlers = torch.fx.Graph.lint, torch.fx.Graph.eliminate_dead_code
+    stop = watch_registrations()
+    try:
+        for handler in handlers:
+            entries = post_grad.pass_patterns[1].patterns["call_function", torch.sin]
+            register_graph_pattern(
+                CallFunction(torch.sin, Arg()),
+                pass_dict=post_grad.pass_patterns[1],
+            )(handler)
+            found.append(lines())
+            entries.clear()
+        for kind in (CppScheduling, TritonScheduling):
+            common.register_backend_for_device("cpu", kind, PythonWrapperCodegen)
+            found.append(lines())
+    finally:
+        stop()
+    assert [len(each) for each in found] == [1, 1, 1, 1]
+    assert len(set(map(str, found))) == 4
+
+
+def test_where_a_pattern_comes_among_torchs_matters() -> None:
+    """The first one that matches is applied."""
+    where = post_grad.pass_patterns[1]
+    key = "call_function", torch.ops.aten.sin.default
+    torchs = post_grad.pass_patterns[2]
+    where.patterns[key].extend(next(iter(torchs.patterns.values())))
+    found = set()
+    for prepend in (True, False):
+        pattern(2.0, where, prepend)
+        found.add(str(lines()))
+        where.patterns[key].pop(0 if prepend else -1)
+    assert len(found) == 2
+
+
+def test_a_pattern_without_a_name_of_its_own_cannot_be_told() -> None:
+    class Odd(CallFunction):
+        def __repr__(self) -> str:
+            return object.__repr__(self)
+
+    @register_graph_pattern(
+        Odd(torch.ops.aten.sin.default, Arg()), pass_dict=post_grad.pass_patterns[1]
+    )
+    def handler(match: Any, x: Any) -> None:
+        raise AssertionError
+
+    with pytest.raises(UntoldError, match="pattern in post_grad"):
+        lines()
+
+
+def test_what_the_user_vouches_for_is_not_looked_into() -> None:
+    def vouched(value: object) -> str | None:
+        return "7" if value is kind else None
+
+    kind = backend(2.0)
+    assert lines(vouched) != lines()
+    assert "version 7" in str(lines(vouched))
+
+
+_KEYS = """
+import torch
+from torch._inductor.codegen import common
+
+import s3cache
+
+def key():
+    (graph,) = s3cache.check(torch.compile(lambda x: x.sin() @ x), torch.ones(4, 4)).graphs
+    return graph.key
+
+first, devices = key(), len(common.device_codegens)
+common.init_backend_registration()
+print(first is not None and first == key(), devices, len(common.device_codegens) > 3)
+"""
+
+
+def test_a_key_does_not_ask_for_torchs_backends(tmp_path: Path) -> None:
+    """To import them all takes longer than the key; it is the same where they are there."""
+    assert run_script(_KEYS, tmp_path).stdout.split() == ["True", "0", "True"]
+
+
+def test_a_pass_of_a_backend_is_told_with_its_device() -> None:
+    """torch's own key has one and the same for a pass of one device and of another."""
+    devices = list(common.custom_backend_passes)
+    passes: list[str | None] = [None] * len(devices)
+    assert internals.passes_by_device(passes) == {}
+    passes[2] = "uuid"
+    assert internals.passes_by_device(passes) == {devices[2]: "uuid"}
+    with pytest.raises(ValueError, match="shorter"):
+        internals.passes_by_device(passes[1:])
