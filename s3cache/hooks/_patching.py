@@ -13,6 +13,7 @@ from s3cache.torch_api.protocols import Function
 __all__ = ["Patches"]
 
 F = TypeVar("F", bound=Function[object])
+T = TypeVar("T")
 
 _ABSENT = object()
 
@@ -41,6 +42,16 @@ class Patches:
         self._undo.append(
             partial(delattr, owner, name) if old is _ABSENT else partial(setattr, owner, name, old)
         )
+
+    def set(self, internal: Internal[T], value: T) -> None:
+        """Give an option that value.
+
+        Raises:
+            UnsupportedTorchError: this torch lacks it.
+        """
+        owner, name = internal.owner()
+        self._undo.append(partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
 
     def at_undo(self, call: Callable[[], None]) -> None:
         """Call this when everything is put back, in its turn."""

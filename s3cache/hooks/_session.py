@@ -70,17 +70,36 @@ class Session:
         self.cache = cache_over(engine)
         self.inquire = engine.inquire
         self._patches = Patches()
+        self._ways = Patches()  # apart, for they stay closed where no seam can be installed
+        self._ways_around = WaysAround(engine.policy_digest) if engine.uses_trusted_only else None
         self._forget_kernels = watch_registrations()
         self._withdraw_ways = (
             when_imported(internals.CODE_CACHES, self._close_ways_around)
-            if engine.uses_trusted_only
+            if self._ways_around
             else None
         )
         self._withdraw = when_imported(internals.COMPILER, self._install)
 
     def _close_ways_around(self) -> None:
+        assert self._ways_around is not None
         try:
-            WaysAround(self._engine.policy_digest).install(self._patches)
+            self._ways_around.install(self._ways)
+        except Exception:
+            self._ways.undo()
+            self._leave_torch_no_caches()
+            if self._engine.settings.strict:
+                raise
+            logger.warning(
+                "s3cache: cannot keep torch from what nobody has signed, so it has no caches",
+                exc_info=True,
+            )
+
+    def _leave_torch_no_caches(self) -> None:
+        """Where only what is signed may be used, and we do not get behind torch's caches."""
+        if self._ways_around is None:
+            return
+        try:
+            self._ways_around.without_caches(self._ways)
         except Exception:
             if self._engine.settings.strict:
                 raise
@@ -93,6 +112,7 @@ class Session:
             self._install_seams()
         except Exception:
             self._patches.undo()
+            self._leave_torch_no_caches()
             if self._engine.settings.strict:
                 raise
             logger.warning(
@@ -126,6 +146,7 @@ class Session:
             self._withdraw_ways()
         self._forget_kernels()
         self._patches.undo()
+        self._ways.undo()
         self._engine.close()
 
 

@@ -5,7 +5,7 @@ libraries, kernels of Triton, profiles and graphs that it unpickles. In its dire
 from an entry that was used when nobody asked for signatures, or from whoever could write there. So
 torch gets a directory of its own for as long as the policy is what it is; what is compiled there is
 found there again. Its remote profiles, and artifacts that programs load into its caches, are left
-alone.
+alone. Where that is not possible, because this torch has other internals, it has no caches at all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError
@@ -49,6 +50,19 @@ class WaysAround:
         patches.replace(internals.populate_caches, self._populator)
         patches.replace(internals.remote_profiles, self._none)
 
+    def without_caches(self, patches: Patches) -> None:
+        """For a torch that :meth:`install`, or the seams, cannot get behind: it keeps nothing.
+
+        What it writes on its way goes to a directory that is removed in the end. Nothing but a
+        public option and the environment are relied on.
+        """
+        for variable in internals.DIRECTORIES:
+            before = os.environ.get(variable)
+            temporary = tempfile.TemporaryDirectory(prefix="s3cache-")
+            os.environ[variable] = temporary.name
+            patches.at_undo(partial(_put_back, variable, before, temporary.cleanup))
+        patches.set(internals.force_disable_caches, True)
+
     def _move(self, variable: str, before: str, patches: Patches) -> None:
         place, forget = own_directory(os.path.join(before, self._name))
 
@@ -76,6 +90,14 @@ class WaysAround:
             return None
 
         return get_remote_cache
+
+
+def _put_back(variable: str, before: str | None, forget: Callable[[], None]) -> None:
+    if before is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = before
+    forget()
 
 
 def own_directory(path: str) -> tuple[str, Callable[[], None]]:

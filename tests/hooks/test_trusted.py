@@ -214,6 +214,28 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
     assert trace.exists()  # it would have
 
 
+@dense
+@pytest.mark.parametrize("lacks", ["torch._guards:nonsense", "clear_caches"])
+def test_nothing_is_run_either_where_torch_cannot_be_got_behind(
+    lacks: str, site: Site, tmp_path: Path
+) -> None:
+    """It then has no caches; what it compiles is compiled anew, and right."""
+    trace = tmp_path / "betrayed"
+    content = base64.b64encode(plain_betrayal(trace)).decode()
+    remote = {
+        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
+    }
+    machine = planted(site, tmp_path, "code pickles libraries", "waving", trace)
+    arguments = (f"file://{tmp_path}/nothing?create=1", lacks, content)
+    found = machine.run("trusted:lacking", *arguments, **remote, **TRUSTING)
+    assert not trace.exists()
+    assert (found["saved"], found["asked"]) == (0, 0)
+    assert found["stderr"].count("it compiles without a cache") == 1
+    run_carelessly(machine, "trusted:lacking", *arguments)
+    assert trace.exists()  # it would have
+
+
 def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path: Path) -> None:
     saved = site.machine("writer", **SIGNING, **TRUSTING).run("trusted:compiled", site.url)
     assert saved["saved"] == 1
