@@ -72,6 +72,8 @@ def _registered() -> Iterator[_Registered]:
     for name, table in internals.registries_by_device():
         for device, each in list(table.items()):
             yield _Registered(name, device, each, tuple(vars(each).values()) or (each,))
+    for rule in list(internals.fake_rules.get()):
+        yield _Registered("fake tensors", "", rule, rule)
     handler = internals.choices_handler()
     if handler is not None:
         yield _Registered("choices", "", handler, (handler,))

@@ -419,6 +419,11 @@ def way_out(target: object, condition: str = "if it depends on its inputs alone"
     if name and getattr(sys.modules.get(str(module)), name, None) is target:
         register = f"s3cache.register_cacheable({module}.{name}, version='1')"
         return f"import s3cache, {module}; {register}  # {condition}"
+    if str(module).startswith("torch.") and "<locals>" in getattr(target, "__qualname__", ""):
+        return (
+            "call a custom operator or plain functions there instead: torch makes this one anew "
+            "for each call of what allow_in_graph or nonstrict_trace keeps from it"
+        )
     return "define it at the top of a module, then: s3cache.register_cacheable(it, version='1')"
 
 

@@ -991,6 +991,10 @@ _choices: Internal[Virtualized] = Internal("torch._inductor.virtualized:_choices
 _virtual: Internal[object] = Internal("torch._inductor.virtualized:threadlocal")
 #: Calls of these stay in a graph whether or not anybody uses what they return.
 side_effectful: Internal[set[object]] = Internal("torch.fx.node:_side_effectful_functions")
+#: Which operators, and what is done for them on fake tensors; the first that agrees is asked.
+fake_rules: Internal[list[tuple[object, object]]] = Internal(
+    "torch._subclasses.fake_impls:op_implementations_checks"
+)
 
 
 def registries_by_device() -> list[tuple[str, Mapping[str, object]]]:

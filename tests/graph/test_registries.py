@@ -17,6 +17,7 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.pattern_matcher import Arg, CallFunction, register_graph_pattern
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_impls import register_op_impl
 
 from s3cache.graph._code import UntoldError
 from s3cache.graph._registries import registered_lines
@@ -79,7 +80,18 @@ def side_effect(by: float) -> object:
     return torch.fx.node.has_side_effect(logged)
 
 
-WAYS = [pattern, early_pattern, backend, operations, choices, side_effect]
+def fake_rule(by: float) -> object:
+    def check(operator: Any) -> bool:
+        return operator is torch.ops.aten.sin.default
+
+    @register_op_impl(check)
+    def sized(mode: Any, operator: Any, x: Any) -> Any:
+        return x.new_empty(int(by))
+
+    return sized
+
+
+WAYS = [pattern, early_pattern, backend, operations, choices, side_effect, fake_rule]
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +103,7 @@ def as_before() -> Iterator[None]:
     tables: list[Any] = [common.device_codegens, common.device_op_overrides_dict]
     tables += [common.custom_backend_passes]
     known = [dict(table) for table in tables]
+    rules = list(internals.fake_rules.get())
     kept = set(torch.fx.node._side_effectful_functions)
     handler = V.choices
     yield
@@ -103,6 +116,7 @@ def as_before() -> Iterator[None]:
         table.update(copy)
     torch.fx.node._side_effectful_functions.intersection_update(kept)
     V.set_choices_handler(handler)
+    internals.fake_rules.get()[:] = rules
 
 
 def test_what_torch_registers_itself_says_nothing() -> None:

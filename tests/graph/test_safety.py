@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental._backward_state import BackwardState
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+import s3cache
 from s3cache.graph import Unsafe, unsafe_parts
 
 
@@ -190,6 +191,17 @@ def test_what_the_user_vouches_for_is_safe() -> None:
         registered=lambda each: each in (users_own, UsersModule),
     )
     assert found == []
+
+
+def test_nobody_is_told_to_vouch_for_what_torch_makes_anew_for_each_call() -> None:
+    @torch._dynamo.nonstrict_trace
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    report = s3cache.check(torch.compile(lambda x: kept(x) + 1), torch.ones(2))
+    (reason,) = report.graphs[0].reasons
+    assert (reason.code, "nonstrict_trace" in reason.fix) == ("function", True)
+    assert "register_cacheable" not in reason.fix
 
 
 def test_hooks_that_travel_to_the_backward_pass_are_not_safe() -> None:
