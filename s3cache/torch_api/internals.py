@@ -948,23 +948,27 @@ BACKENDS = "torch._inductor.codegen.common"
 pattern_pass: Internal[type[PatternPass]] = Internal(f"{PATTERN_MATCHER}:PatternMatcherPass")
 register_pattern: Internal[Function[None]] = Internal(f"{PATTERN_MATCHER}:PatternEntry.register")
 Shape(f"{PATTERN_MATCHER}:PatternEntry", PatternEntry)
-_PATTERNS = "torch._inductor.fx_passes."
+_pass_package: Internal[ModuleType] = Internal("torch._inductor.fx_passes")
 _pattern_passes: tuple[int, list[tuple[str, PatternPass]]] = (0, [])
 
 
 def pattern_passes() -> list[tuple[str, PatternPass]]:
     """What patterns are registered with, by its place; those of modules that are imported."""
     global _pattern_passes
-    if _pattern_passes[0] != len(sys.modules):
-        modules = [each for each in list(sys.modules.items()) if each[0].startswith(_PATTERNS)]
+    package = vars(_pass_package.get())
+    if _pattern_passes[0] != len(package):
         found: dict[int, tuple[str, PatternPass]] = {}
-        for name, module in sorted(modules, key=lambda each: each[0]):
+        for name, module in sorted((n, m) for n, m in package.items() if type(m) is ModuleType):
             for attribute, value in list(vars(module).items()):
-                for which, each in _passes_in(value):
-                    place = f"{name.removeprefix(_PATTERNS)}.{attribute}{which}"
-                    found.setdefault(id(each), (place, each))
-        _pattern_passes = len(sys.modules), list(found.values())
+                if type(value) not in _NO_PASSES:
+                    for which, each in _passes_in(value):
+                        found.setdefault(id(each), (f"{name}.{attribute}{which}", each))
+        _pattern_passes = len(package), list(found.values())
     return _pattern_passes[1]
+
+
+# What most names in a module stand for.
+_NO_PASSES = frozenset((FunctionType, BuiltinFunctionType, ModuleType, type, str, int, bool))
 
 
 def _passes_in(value: object) -> Iterator[tuple[str, PatternPass]]:
@@ -1167,8 +1171,9 @@ def operators_so_far() -> list[Operator]:
     insides = _all_values(map(vars, packets))
     singles = _found.singles
     if not are_identical(insides, _found.insides):
-        single = operator.get()
-        singles = [each for each in insides if isinstance(each, single)]
+        kinds = {operator.get(), *operator.get().__subclasses__()}
+        # A tenth of ten thousand.
+        singles = [cast("Operator", each) for each in insides if type(each) in kinds]
     _found = _Operators(members, packets, insides, singles)
     return singles + list(_higher_order.get().values())
 
