@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from s3cache import entries, frame
 from s3cache._forks import call_in_child
+from s3cache._logs import logger_of
 from s3cache._problems import Problems, reason_for
 from s3cache.cache._lookup import JudgedLookup
 from s3cache.cache._results import Hit, Miss, NotSaved, Saved
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("storage")
 
 # How long an entry that another may supersede is kept from being uploaded: a training step that
 # compiles a forward pass comes to its backward within that time, or it never does.
@@ -502,7 +502,7 @@ class Engine:
             self._last_report = report
             if report.remaining:
                 logger.warning(
-                    "s3cache: %d uploads to %s are unfinished: %d are on record for the next "
+                    "%d uploads to %s are unfinished: %d are on record for the next "
                     "process on this machine, %d are lost",
                     report.remaining,
                     remote.url,

@@ -92,7 +92,7 @@ def _explainer(runs: list[Run]) -> Callable[[Run, Record], str]:
         for each in explain(run.name, remote=False).explanations:
             differing = [found.text for found in each.differences if not found.follows]
             reasons = [f"{r.get('message', '')} {r.get('line', '')}" for r in each.record.reasons]
-            why = "; ".join([*differing, *reasons]) or each.why
+            why = "; ".join([*each.record.rejected, *differing, *reasons]) or each.why
             words[run.name, each.record.time] = why.strip()
     return lambda run, record: words.get((run.name, record.time), "")
 

@@ -74,6 +74,7 @@ class Explanation:
             "where": list(record.where) if record.where else None,
             "nearest": {"key": self.entry, "known_from": self.known_from} if self.entry else None,
             "differences": [each.as_dict() for each in self.differences],
+            "rejected": list(record.rejected),
             "reasons": [dict(each) for each in record.reasons],
         }
 
@@ -91,6 +92,8 @@ class Explanation:
         where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
         yield f"{record.outcome}: {what}{name} at {where}"
         yield f"  {record.reason}: {self.why}"
+        for number, text in enumerate(record.rejected, 1):
+            yield f"  entry {number} under this key: {text}"
         for reason in record.reasons:
             node = ".".join(filter(None, (reason.get("module"), reason.get("node"))))
             at = f"{node}: " if node else ""
@@ -288,16 +291,16 @@ def _read_one(name: str, place: str) -> Run | None:
 
 
 def _url(settings: Settings) -> str | None:
-    hooks = sys.modules.get("s3cache.hooks")
-    cache = None if hooks is None else hooks.latest()
+    caches = sys.modules.get("s3cache.cache")
+    cache = None if caches is None else caches.latest()
     url: str | None = settings.url or (None if cache is None else cache.settings.url)
     return url
 
 
 def _of_this_process() -> Run | None:
     """What is held in memory, if a cache was enabled here and has looked something up."""
-    hooks = sys.modules.get("s3cache.hooks")
-    run: Run | None = None if hooks is None else hooks.recorded()
+    caches = sys.modules.get("s3cache.cache")
+    run: Run | None = None if caches is None else caches.recorded()
     if run is None or not run.records:
         return None
     return replace(run, program=os.path.basename(sys.argv[0]) if sys.argv else "")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from s3cache._logs import logger_of
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.graph import Unsafe
 from s3cache.hooks._keys import KeySeam
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Recording"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("lookups")
 
 _FRAMES_AT_MOST = 1000
+# Under one key there may be any number of entries, of which these say enough.
+_REJECTED_AT_MOST = 16
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LEVELS = {"aot": "", "fx": ", second level"}
 
@@ -48,12 +50,13 @@ class Recording:
         *,
         saved_s: float = 0.0,
         of_whole: bool = False,
+        rejected: Sequence[str] = (),
     ) -> None:
-        """A lookup under ``key`` came to ``outcome``."""
+        """A lookup under ``key`` came to ``outcome``; see :class:`Record`."""
         is_hit = isinstance(outcome, Hit)
         reason = outcome.tier if isinstance(outcome, Hit) else str(outcome.reason)
         if not is_hit:
-            logger.debug("s3cache: miss %s (%s%s)", key, reason, _LEVELS.get(level, ""))
+            logger.debug("miss %s (%s%s)", key, reason, _LEVELS.get(level, ""))
         if not self._engine.settings.record:
             return
         if level == "aot":
@@ -71,6 +74,7 @@ class Recording:
                     saved_s=saved_s,
                     where=users_line(),
                     of_whole=of_whole,
+                    rejected=() if is_hit else tuple(rejected[:_REJECTED_AT_MOST]),
                     components={
                         name: (each.digest, each.value) for name, each in known.components.items()
                     },
@@ -79,6 +83,17 @@ class Recording:
             )
         except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
             self._fail(exc)
+
+    def note(self, rejected: list[str], why: Callable[[], list[str]]) -> None:
+        """Add to ``rejected`` a line for an entry that does not fit, for what ``why`` finds."""
+        if not self._engine.settings.record or len(rejected) >= _REJECTED_AT_MOST:
+            return
+        try:
+            words = "; ".join(why())
+        except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
+            self._fail(exc)
+            words = ""
+        rejected.append(words or "what it relies on does not hold")
 
     def bypassed(self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None) -> None:
         """A graph was not looked up, for ``reasons``."""
@@ -107,12 +122,12 @@ class Recording:
             self._has_hit = True
         elif self._has_hit and not self._has_hinted and outcome.reason is Reason.ABSENT:
             self._has_hinted = True
-            logger.info("s3cache: a graph missed where others hit; `s3cache explain` says why")
+            logger.info("a graph missed where others hit; `s3cache explain` says why")
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            logger.warning("s3cache: lookups are not recorded", exc_info=error)
+            logger_of("records").warning("lookups are not recorded", exc_info=error)
 
 
 def users_line() -> tuple[str, int, str] | None:

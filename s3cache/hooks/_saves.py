@@ -7,13 +7,13 @@ and writes it to its directory. That write comes here; what cannot be shared goe
 from __future__ import annotations
 
 import functools
-import logging
 import platform
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from s3cache._logs import logger_of
 from s3cache.artifact import Artifact, describe, packed, variant_of
 from s3cache.cache import Engine, Saved
 from s3cache.graph import FIRST_CALL, Code, Component, Unsafe
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SaveSeam", "maker", "told"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("saves")
 
 
 class Save(CacheCall):
@@ -140,7 +140,7 @@ class SaveSeam:
             frame = self._artifact(key, saving, content).encode(key)
             saved = isinstance(self._engine.save(key, frame), Saved)
             if saved:
-                logger.debug("s3cache: saved %s (%d bytes)", key, len(frame))
+                logger.debug("saved %s (%d bytes)", key, len(frame))
                 self._supersede(saving.entry)
             return saved
         except UnsharableKernelError as exc:
@@ -155,7 +155,7 @@ class SaveSeam:
         saving.met(error)
         if not self._warned and not self._engine.settings.strict:
             self._warned = True
-            logger.warning("s3cache: a compiled graph is not shared", exc_info=error)
+            logger.warning("a compiled graph is not shared", exc_info=error)
 
     def _refused(self, code: Code, error: Exception) -> None:
         self._bypasses.met([Unsafe(code, str(error))], what="a compiled graph is not shared")

@@ -28,6 +28,7 @@ class Record:
         of_whole: whether it is a half of a graph whose whole was looked up before.
         components: what the key is made of, by name: the digest and a readable value.
         parts: of a miss, what components consist of whose value does not say it, by name.
+        rejected: of a miss, what kept entries under the key from being used, each in a line.
         reasons: why it was bypassed: code, message, fix, and the line in the user's program.
     """
 
@@ -42,6 +43,7 @@ class Record:
     of_whole: bool = False
     components: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    rejected: tuple[str, ...] = ()
     reasons: tuple[Mapping[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,6 +67,7 @@ class Record:
             for name, (digest, value) in given.get("components", {}).items()
         }
         given["parts"] = texts_of(given.get("parts", {}))
+        given["rejected"] = tuple(str(text) for text in given.get("rejected", ()))
         given["reasons"] = tuple(
             {str(name): str(text) for name, text in reason.items()}
             for reason in given.get("reasons", ())

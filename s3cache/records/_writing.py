@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import logging
 import os
 import queue
 import secrets
@@ -18,13 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
 from s3cache.records._record import MAX_LINE_BYTES, Record
 from s3cache.store import Directory
 
 __all__ = ["DIRECTORY", "SUFFIX", "RecordLimits", "Recorder"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("records")
 
 DIRECTORY = "records"
 SUFFIX = ".jsonl"
@@ -113,7 +113,7 @@ class Recorder:
             self._write_all()
         except (OSError, ConfigError, ValueError) as exc:
             # People may want it later, and no program needs it now.
-            logger.info("s3cache: lookups are not recorded any more: %s", exc)
+            logger.info("lookups are not recorded any more: %s", exc)
         self._closed = True
 
     def _write_all(self) -> None:

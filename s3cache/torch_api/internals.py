@@ -13,7 +13,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import logging
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ from contextlib import AbstractContextManager
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, cast
 
+from s3cache._logs import logger_of
 from s3cache.torch_api._declare import (
     Behaviour,
     Fields,
@@ -90,7 +90,7 @@ COMPILER = "torch._inductor.compile_fx"
 CODE_CACHES = "torch._inductor.codecache"
 TORCH = "torch"
 
-logger = logging.getLogger("s3cache")
+logger = logger_of()
 
 _warned = False
 
@@ -102,7 +102,7 @@ def is_supported() -> bool:
         return True
     if not _warned:
         logger.warning(
-            "s3cache: torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
+            "torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
             installed_version(),
             *OLDEST,
             *NEWEST,
@@ -683,8 +683,18 @@ def size_guard_holds(context: TracingContext, expression: str, named: Mapping[st
         named: what its symbols are to be the sizes of.
     """
     shapes = context.fake_mode.shape_env
-    here = {str(symbol): symbol for symbol in shapes.var_to_sources if str(symbol) in named}
-    return _named(context, here) == dict(named) and bool(shapes.evaluate_symexpr(expression))
+    return are_named(context, named) and bool(shapes.evaluate_symexpr(expression))
+
+
+def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
+    """Whether symbols of those names stand for these sizes in what is compiled for now."""
+    symbols = context.fake_mode.shape_env.var_to_sources
+    return _named(context, {str(each): each for each in symbols if str(each) in named}) == {**named}
+
+
+def value_of_symbol(context: TracingContext, symbol: str) -> int | float | bool:
+    """The size, in what is compiled for now, that a symbol stands for."""
+    return context.fake_mode.shape_env.evaluate_symexpr(symbol)
 
 
 def guard_on_sizes(context: TracingContext, expression: str) -> None:
@@ -704,6 +714,32 @@ def symbols_of(inputs: Sequence[object]) -> frozenset[object]:
 
     numbers = (value.node.expr for value in inputs if isinstance(value, torch.SymInt))
     return frozenset(symbol for symbol in numbers if getattr(symbol, "is_symbol", False))
+
+
+def sizes_among(inputs: Sequence[object]) -> list[SymInt]:
+    """The inputs that guards in torch's entries are about, in the order of their numbers."""
+    import torch
+
+    sizes = [value for value in inputs if isinstance(value, torch.SymInt)]
+    return [size for size in sizes if size.node.hint is not None]
+
+
+def name_of_size(size: SymInt) -> str | None:
+    """What the program calls a size, as ``L['x'].size()[0]``, if torch knows."""
+    sources = size.node.shape_env.var_to_sources.get(size.node.expr)
+    return name_of_source(sources[0]) if sources else None
+
+
+def value_of_size(size: SymInt) -> int:
+    """The size that it is now; nothing is guarded because of this."""
+    return int(size.node.hint)
+
+
+def holds_of_sizes(guards: str, sizes: Sequence[SymInt], values: Sequence[int]) -> bool:
+    """Whether guards of an entry of torch's hold of sizes that are ``values`` now."""
+    if not sizes:
+        return False
+    return bool(sizes[0].node.shape_env.evaluate_guards_expression(guards, values))
 
 
 def sources_of_guard(guard: object) -> tuple[str, list[object], list[object]] | None:

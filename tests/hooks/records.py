@@ -24,7 +24,7 @@ def unknown(x: torch.Tensor) -> torch.Tensor:
 def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
     """By settings: the records of a miss, a hit and a bypass, each in a cache of its own."""
     import s3cache
-    from s3cache.hooks import recorded
+    from s3cache.cache import recorded
 
     torch.compiler.allow_in_graph(mine)
     logger = logging.getLogger("s3cache")

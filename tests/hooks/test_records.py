@@ -37,9 +37,9 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     }
     log = found["stderr"].splitlines()
     key = wholes["miss"][0]["key"]
-    assert log.count(f"s3cache: miss {key} (absent)") == 1
-    assert sum(line.startswith(f"s3cache: saved {key} (") for line in log) == 1
-    assert sum(line.startswith(f"s3cache: hit {key} (") for line in log) == 4
+    assert log.count(f"miss {key} (absent)") == 1
+    assert sum(line.startswith(f"saved {key} (") for line in log) == 1
+    assert sum(line.startswith(f"hit {key} (") for line in log) == 4
     assert sum("s3cache explain" in line for line in log) == 1
     (missed,), (hit,), (bypassed,) = wholes["miss"], wholes["hit"], wholes["bypass"]
     assert missed["key"] == hit["key"]
