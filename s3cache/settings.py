@@ -34,7 +34,8 @@ _MOMENT_S = 0.001
 _SIGNER = Kind(str, (Signer,), in_text=False)
 
 # The variable of _s3cache_autoload.py, which is no setting of a cache.
-_AUTOLOAD = "AUTOLOAD"
+# They are read by others.
+_NO_SETTINGS = ("AUTOLOAD", "JOB")
 
 logger = logger_of()
 
@@ -247,7 +248,7 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
     variables = {name.upper() for name in _all_names()}
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in {*variables, _AUTOLOAD} or name.startswith("TEST_"):
+        if name == variable or name in {*variables, *_NO_SETTINGS} or name.startswith("TEST_"):
             continue
         hint = did_you_mean(name, variables, "nothing reads it", prefix=PREFIX)
         yield variable, hint

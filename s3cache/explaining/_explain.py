@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,16 @@ from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
 from s3cache.explaining._hinted import Hinted
 from s3cache.explaining._nearest import Known, nearest
-from s3cache.records import Record, Run, read_run, run_names
+from s3cache.records import (
+    Record,
+    Run,
+    folded,
+    in_jobs,
+    ranks_in_words,
+    read_head,
+    read_run,
+    run_names,
+)
 from s3cache.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,6 +61,7 @@ class Explanation:
         entry: the key of the entry that is nearest, if one is known of.
         known_from: where that is known from.
         differences: what its key differs in, that first which has not followed from another.
+        processes: of a job of several, those that it is of: ``ranks 0-7``.
     """
 
     record: Record
@@ -59,6 +69,7 @@ class Explanation:
     entry: str = ""
     known_from: str = ""
     differences: tuple[Difference, ...] = ()
+    processes: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """The explanation as plain data."""
@@ -72,6 +83,7 @@ class Explanation:
             "time": record.time,
             "elapsed_s": record.elapsed_s,
             "where": list(record.where) if record.where else None,
+            "processes": self.processes,
             "nearest": {"key": self.entry, "known_from": self.known_from} if self.entry else None,
             "differences": [each.as_dict() for each in self.differences],
             "rejected": list(record.rejected),
@@ -90,7 +102,8 @@ class Explanation:
         what = {"aot": "graph", "fx": "half of a graph"}.get(record.level, record.level)
         name = f" {record.key[:17]}" if record.key else ""
         where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
-        yield f"{record.outcome}: {what}{name} at {where}"
+        of = f" ({self.processes})" if self.processes else ""
+        yield f"{record.outcome}: {what}{name} at {where}{of}"
         yield f"  {record.reason}: {self.why}"
         for number, text in enumerate(record.rejected, 1):
             yield f"  entry {number} under this key: {text}"
@@ -111,11 +124,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """A run of one process, and each of its lookups that did not hit, explained.
+    """A run of one process, or of all of a job, and each lookup that did not hit, explained.
 
     Attributes:
-        run: its name, which ``--run`` takes; ``""`` where a key was asked for.
+        run: its name, which ``--run`` takes, or the first one's; ``""`` where a key was asked for.
         program: the script.
+        processes: of a job of several, in words: ``ranks 0-7``.
         hits: how many lookups hit.
         explanations: of the others, the oldest first.
         complete: whether all its lookups were recorded.
@@ -128,12 +142,14 @@ class Explained:
     explanations: tuple[Explanation, ...]
     complete: bool = True
     unasked: str = ""
+    processes: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """All of it as plain data."""
         return {
             "run": self.run,
             "program": self.program,
+            "processes": self.processes,
             "hits": self.hits,
             "complete": self.complete,
             "unasked": self.unasked,
@@ -149,7 +165,8 @@ class Explained:
             f"{sum(each.record.outcome == outcome for each in self.explanations)} {words}"
             for outcome, words in (("miss", "missed"), ("bypass", "bypassed"))
         ]
-        of = f"run {self.run} of {self.program}: " if self.run else ""
+        ranks = f", {self.processes}" if self.processes else ""
+        of = f"run {self.run} of {self.program}{ranks}: " if self.run else ""
         lines = [f"{of}{self.hits} hit, {', '.join(counts)}"]
         lines += map(str, self.explanations)
         if not self.complete:
@@ -171,6 +188,7 @@ def explain(
 
     For each the nearest entry that this machine has looked up before, or that hints in the remote
     lead to, and what its key differs in. What hints say is signed by nobody. torch is not needed.
+    Of a job of several processes on this machine all are explained together.
 
     Args:
         run: the name of a run, or the beginning of one.
@@ -199,18 +217,39 @@ def explain(
             "there is none of that name" if run else f"there are none in {settings.local_dir}",
             "run a program that compiles with s3cache on (and with record and local not off)",
         )
-    known = _known(runs if chosen in runs else [chosen, *runs])
-    missed = [each for each in chosen.records if each.outcome != "hit"]
-    # Halves of a graph that missed as a whole miss with it.
-    explanations = tuple(_explained(each, known, hinted) for each in missed if not each.of_whole)
-    return Explained(
-        run=chosen.name,
-        program=chosen.program,
-        hits=sum(each.outcome == "hit" for each in chosen.records),
-        explanations=explanations,
-        complete=chosen.complete,
-        unasked=hinted.problem,
+    job = [chosen] if chosen is here else _job_of(chosen, stored)
+    known = _known({each.name: each for each in (*job, *runs)}.values())
+    explanations = tuple(
+        replace(
+            _explained(each.record, known, hinted),
+            processes=ranks_in_words(each.runs) if len(job) > 1 else "",
+        )
+        for each in folded(job)
+        # Halves of a graph that missed as a whole miss with it.
+        if each.record.outcome != "hit" and not each.record.of_whole
     )
+    return Explained(
+        run=job[0].name,
+        program=job[0].program,
+        hits=sum(record.outcome == "hit" for each in job for record in each.records),
+        explanations=explanations,
+        complete=all(each.complete for each in job),
+        unasked=hinted.problem,
+        processes=ranks_in_words(job) if len(job) > 1 else "",
+    )
+
+
+def _job_of(chosen: Run, stored: Iterable[tuple[str, str]]) -> list[Run]:
+    """All runs of the job that ``chosen`` is of, with their lookups."""
+    if not chosen.job:
+        return [chosen]
+    places = dict(stored)
+    heads = [head for each in places.items() if (head := _read_one(*each, read_head)) is not None]
+    for job in in_jobs(heads):
+        if any(each.name == chosen.name for each in job):
+            found = (_read_one(each.name, places[each.name]) for each in job)
+            return [each for each in found if each is not None]
+    return [chosen]
 
 
 def _of_key(key: str, runs: Iterable[Run], hinted: Hinted) -> Explained:
@@ -283,9 +322,9 @@ def _read(stored: Iterable[tuple[str, str]], here: Run | None) -> list[Run]:
     return runs
 
 
-def _read_one(name: str, place: str) -> Run | None:
+def _read_one(name: str, place: str, read: Callable[[str, str], Run] = read_run) -> Run | None:
     try:
-        return read_run(place, name)
+        return read(place, name)
     except (OSError, ConfigError):
         return None  # it has gone meanwhile
 

@@ -22,12 +22,16 @@ from s3cache.errors import ConfigError
 from s3cache.records._record import MAX_LINE_BYTES, Record
 from s3cache.store import Directory
 
-__all__ = ["DIRECTORY", "SUFFIX", "RecordLimits", "Recorder"]
+__all__ = ["DIRECTORY", "JOB", "NAMED", "SUFFIX", "RecordLimits", "Recorder", "job_here"]
 
 logger = logger_of("records")
 
 DIRECTORY = "records"
 SUFFIX = ".jsonl"
+#: The variable that names a job, whoever launches it.
+JOB = "S3CACHE_JOB"
+#: How a job begins that has its name from there, and one that has none.
+NAMED, _LAUNCHED = "job:", "ranks:"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _MORE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -49,6 +53,18 @@ class RecordLimits:
     run_bytes: int = 8 << 20
     runs: int = 128
     all_bytes: int = 64 << 20
+
+
+def job_here() -> str:
+    """What the environment says of the job that this process is of; ``""`` if it is of none."""
+    if name := os.environ.get(JOB):
+        return f"{NAMED}{name}"
+    if "RANK" not in os.environ:
+        return ""
+    # As torchrun and those that do as it does set them. Several jobs after one another may have
+    # all of them in common: what tells those apart is who started them, and that a rank is one.
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return f"{_LAUNCHED}{' '.join(os.environ.get(name, '') for name in names)}"
 
 
 class Recorder:
@@ -147,6 +163,8 @@ class Recorder:
             "program": sys.argv[0] if sys.argv else "",
             "started": self._started,
             "pid": os.getpid(),
+            "parent": os.getppid(),
+            "job": job_here(),
             "rank": os.environ.get("RANK", ""),
         }
 

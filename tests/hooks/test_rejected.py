@@ -135,5 +135,7 @@ def test_explain_names_the_guard_of_each_entry_that_was_not_used(site: Site) -> 
     assert "does not hold: x.size()[0] is 6" in text
     (third,) = found["third"]
     assert third["reason"] == "guard"
-    assert any("input 1 (a), input 3 (b) do not overlap in memory" in each for each in third["rejected"])
+    assert any(
+        "input 1 (a), input 3 (b) do not overlap in memory" in each for each in third["rejected"]
+    )
     assert "entry 1 under this key: " in found["said"]
