@@ -64,6 +64,7 @@ COMMANDS = {
     "pip install torch-s3cache": _DIST,
     "s3cache report": _REPORT,
     "s3cache report --last 8": _REPORT,
+    "s3cache report --trace trace.json": _REPORT,
     "s3cache report --last 8 --html report.html": _REPORT,
     "pip install 'torch-s3cache[testing]'": f"from the index; the extra is installed by {_DIST}",
     "pip install torch 'torch-s3cache[testing]'": f"from the index; as {_DIST}",

@@ -34,6 +34,10 @@ def report(
         Optional[Path],
         typer.Option("--html", metavar="FILE", help="Write a page of HTML that stands by itself."),
     ] = None,
+    trace: Annotated[
+        Optional[Path],
+        typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."),
+    ] = None,
 ) -> None:
     """Show what processes of this machine looked up: how it ended, when, and what it spared.
 
@@ -43,17 +47,15 @@ def report(
     """
     from s3cache.records import ranks_in_words
     from s3cache.report import name_of, page, sum_up
+    from s3cache.report import trace as traced
 
     jobs = _jobs(run or [], last)
     runs = [each for job in jobs for each in job]
     totals = sum_up(runs)
     if html is not None:
-        try:
-            html.write_text(page(runs, _explainer(jobs)), encoding="utf-8")
-        except OSError as exc:
-            problem = f"it cannot be written: {exc.strerror}"
-            raise ConfigError(f"page {html}", problem, "give another path") from exc
-        out.note(f"written to {html}")
+        _write(html, page(runs, _explainer(jobs)), out)
+    if trace is not None:
+        _write(trace, traced(runs), out)
     if out.json:
         out.record(
             {
@@ -85,6 +87,15 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
+
+
+def _write(path: Path, text: str, out: Output) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        problem = f"it cannot be written: {exc.strerror}"
+        raise ConfigError(f"file {path}", problem, "give another path") from exc
+    out.note(f"written to {path}")
 
 
 def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:

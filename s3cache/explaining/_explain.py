@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from s3cache._notebooks import code, table, text
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
 from s3cache.explaining._hinted import Hinted
@@ -51,6 +52,10 @@ _REASONS = {
 }
 
 
+# Of the table that a notebook shows.
+_COLUMNS = ("outcome", "where", "why", "what differs")
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Why one lookup came to what it came to.
@@ -62,6 +67,7 @@ class Explanation:
         known_from: where that is known from.
         differences: what its key differs in, that first which has not followed from another.
         processes: of a job of several, those that it is of: ``ranks 0-7``.
+        times: how many lookups that are.
     """
 
     record: Record
@@ -70,6 +76,7 @@ class Explanation:
     known_from: str = ""
     differences: tuple[Difference, ...] = ()
     processes: str = ""
+    times: int = 1
 
     def as_dict(self) -> dict[str, object]:
         """The explanation as plain data."""
@@ -84,6 +91,7 @@ class Explanation:
             "elapsed_s": record.elapsed_s,
             "where": list(record.where) if record.where else None,
             "processes": self.processes,
+            "times": self.times,
             "nearest": {"key": self.entry, "known_from": self.known_from} if self.entry else None,
             "differences": [each.as_dict() for each in self.differences],
             "rejected": list(record.rejected),
@@ -91,8 +99,31 @@ class Explanation:
         }
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """What a notebook shows."""
+        """What IPython shows at a terminal."""
         printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return table("", _COLUMNS, [self.cells()])
+
+    def cells(self) -> list[str]:
+        """What a row of a table says of it, in HTML: outcome, place, and what it is due to."""
+        record = self.record
+        where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
+        told = [text(line) for line in record.rejected]
+        for reason in record.reasons:
+            told.append(text(f"{reason.get('message', '')} ({reason.get('code', '')})"))
+            told += filter(None, (code(reason.get("line", "")), code(reason.get("fix", ""))))
+        for each in self.differences:
+            told.append(text(f"{each.text}{' (follows)' if each.follows else ''}"))
+            told += filter(None, [code(each.diff)])
+        nearest = f"nearest: {self.entry[:17]} ({self.known_from})" if self.entry else ""
+        return [
+            text(f"{record.outcome}: {record.reason}\n{self.processes}".strip()),
+            text(f"{where}\n{record.key[:17]}".strip()),
+            text(f"{self.why}\n{nearest}".strip()),
+            "".join(each if each.startswith("<pre") else f"<div>{each}</div>" for each in told),
+        ]
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -105,8 +136,8 @@ class Explanation:
         of = f" ({self.processes})" if self.processes else ""
         yield f"{record.outcome}: {what}{name} at {where}{of}"
         yield f"  {record.reason}: {self.why}"
-        for number, text in enumerate(record.rejected, 1):
-            yield f"  entry {number} under this key: {text}"
+        for number, lack in enumerate(record.rejected, 1):
+            yield f"  entry {number} under this key: {lack}"
         for reason in record.reasons:
             node = ".".join(filter(None, (reason.get("module"), reason.get("node"))))
             at = f"{node}: " if node else ""
@@ -157,23 +188,30 @@ class Explained:
         }
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """What a notebook shows."""
+        """What IPython shows at a terminal."""
         printer.text(str(self))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        first, *notes = self._lines()
+        return table(". ".join([first, *notes]), _COLUMNS, [e.cells() for e in self.explanations])
+
     def __str__(self) -> str:
+        first, *notes = self._lines()
+        return "\n".join([first, *map(str, self.explanations), *notes])
+
+    def _lines(self) -> Iterator[str]:
         counts = [
-            f"{sum(each.record.outcome == outcome for each in self.explanations)} {words}"
+            f"{sum(e.times for e in self.explanations if e.record.outcome == outcome)} {words}"
             for outcome, words in (("miss", "missed"), ("bypass", "bypassed"))
         ]
         ranks = f", {self.processes}" if self.processes else ""
         of = f"run {self.run} of {self.program}{ranks}: " if self.run else ""
-        lines = [f"{of}{self.hits} hit, {', '.join(counts)}"]
-        lines += map(str, self.explanations)
+        yield f"{of}{self.hits} hit, {', '.join(counts)}"
         if not self.complete:
-            lines.append("there were more lookups than are recorded of one process")
+            yield "there were more lookups than are recorded of one process"
         if self.unasked:
-            lines.append(f"the remote could not be asked: {self.unasked}")
-        return "\n".join(lines)
+            yield f"the remote could not be asked: {self.unasked}"
 
 
 def explain(
@@ -223,6 +261,7 @@ def explain(
         replace(
             _explained(each.record, known, hinted),
             processes=ranks_in_words(each.runs) if len(job) > 1 else "",
+            times=len(each.runs),
         )
         for each in folded(job)
         # Halves of a graph that missed as a whole miss with it.

@@ -19,11 +19,12 @@ from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._conditions import add_guards, conditions_of, hold
+from s3cache.hooks._events import shown
 from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, is_made_for_threads
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._records import Recording
+from s3cache.hooks._records import Recording, in_words
 from s3cache.hooks._rejected import failing_conditions, failing_guards
 from s3cache.hooks._votes import Ballot, ballot_on
 from s3cache.stats import Reason
@@ -128,13 +129,16 @@ class LookupSeam:
 
     def _loader(self, original: Function[object]) -> Function[object]:
         def try_load(*args: object, **kwargs: object) -> object:
-            with self._calls.entered(Lookup(_config(args), _ballot(args))) as lookup:
+            with (
+                self._calls.entered(Lookup(_config(args), _ballot(args))) as lookup,
+                shown("s3cache.lookup") as event,
+            ):
                 self._bundling.end()
                 try:
                     result = original(*args, **kwargs)
                 finally:
                     lookup.close()
-                    self._record(lookup, args)
+                    self._record(lookup, args, event)
                     if lookup.reasons:
                         self._bypasses.met(lookup.reasons, lookup.error)
                 if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
@@ -145,12 +149,15 @@ class LookupSeam:
 
         return try_load
 
-    def _record(self, lookup: Lookup, args: Sequence[object]) -> None:
+    def _record(self, lookup: Lookup, args: Sequence[object], event: dict[str, object]) -> None:
         if lookup.reasons:
+            event["outcome"] = "bypass"
+            event["reason"] = " ".join(dict.fromkeys(reason.code for reason in lookup.reasons))
             gm = internals.graph_module_of(cast("Module", args[0]))
             self._recording.bypassed("aot", lookup.reasons, gm)
         elif lookup.judged is not None:
             outcome = lookup.judged.close()
+            event.update(in_words(outcome), key=str(lookup.key))
             self._recording.ended(
                 "aot",
                 str(lookup.key),

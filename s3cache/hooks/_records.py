@@ -14,14 +14,14 @@ from s3cache._logs import logger_of
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.graph import Unsafe
 from s3cache.hooks._keys import KeySeam
-from s3cache.records import Record
+from s3cache.records import Event, Record
 from s3cache.stats import Level, Reason
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "in_words"]
 
 logger = logger_of("lookups")
 
@@ -54,9 +54,9 @@ class Recording:
     ) -> None:
         """A lookup under ``key`` came to ``outcome``; see :class:`Record`."""
         is_hit = isinstance(outcome, Hit)
-        reason = outcome.tier if isinstance(outcome, Hit) else str(outcome.reason)
+        ending = in_words(outcome)
         if not is_hit:
-            logger.debug("miss %s (%s%s)", key, reason, _LEVELS.get(level, ""))
+            logger.debug("miss %s (%s%s)", key, ending["reason"], _LEVELS.get(level, ""))
         if not self._engine.settings.record:
             return
         if level == "aot":
@@ -66,9 +66,9 @@ class Recording:
             self._engine.record(
                 Record(
                     level=level,
-                    outcome="hit" if is_hit else "miss",
+                    outcome=ending["outcome"],
+                    reason=ending["reason"],
                     key=key,
-                    reason=reason,
                     time=time.time(),
                     elapsed_s=outcome.elapsed_s,
                     saved_s=saved_s,
@@ -83,6 +83,12 @@ class Recording:
             )
         except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
             self._fail(exc)
+
+    def saved(self, key: str, size: int, elapsed_s: float, compile_s: float) -> None:
+        """What had taken ``compile_s`` to compile was saved, and the save took ``elapsed_s``."""
+        now = time.time()
+        self._engine.record(Event("compile", now - elapsed_s, compile_s, key))
+        self._engine.record(Event("save", now, elapsed_s, key, size))
 
     def note(self, rejected: list[str], why: Callable[[], list[str]]) -> None:
         """Add to ``rejected`` a line for an entry that does not fit, for what ``why`` finds."""
@@ -128,6 +134,13 @@ class Recording:
         if not self._failed:
             self._failed = True
             logger_of("records").warning("lookups are not recorded", exc_info=error)
+
+
+def in_words(outcome: Hit | Miss) -> dict[str, str]:
+    """How a lookup ended, and where or why."""
+    if isinstance(outcome, Hit):
+        return {"outcome": "hit", "reason": outcome.tier}
+    return {"outcome": "miss", "reason": str(outcome.reason)}
 
 
 def users_line() -> tuple[str, int, str] | None:

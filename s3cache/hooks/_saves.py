@@ -20,10 +20,12 @@ from s3cache.graph import FIRST_CALL, Code, Component, Unsafe
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._conditions import UnrecordedError, described, note_conditions
+from s3cache.hooks._events import shown
 from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._records import Recording
 from s3cache.hooks._sources import without_sources
 from s3cache.torch_api import internals
 
@@ -61,6 +63,7 @@ class SaveSeam:
         kernels: Kernels,
         bundling: Bundling,
         bypasses: Bypasses,
+        recording: Recording,
     ) -> None:
         self._engine = engine
         self._calls = calls
@@ -68,6 +71,7 @@ class SaveSeam:
         self._kernels = kernels
         self._bundling = bundling
         self._bypasses = bypasses
+        self._recording = recording
         self._warned = False
 
     def install(self, patches: Patches) -> None:
@@ -137,12 +141,17 @@ class SaveSeam:
 
     def _share(self, key: str, saving: Save, content: bytes) -> bool:
         try:
-            frame = self._artifact(key, saving, content).encode(key)
-            saved = isinstance(self._engine.save(key, frame), Saved)
-            if saved:
+            with shown("s3cache.save") as event:
+                frame = self._artifact(key, saving, content).encode(key)
+                saved = self._engine.save(key, frame)
+                event.update(key=key, bytes=len(frame), saved=isinstance(saved, Saved))
+            if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes)", key, len(frame))
+                entry = saving.entry
+                compile_ns = entry.forward_time_taken_ns + entry.backward_time_taken_ns
+                self._recording.saved(key, len(frame), saved.elapsed_s, compile_ns / 1e9)
                 self._supersede(saving.entry)
-            return saved
+            return isinstance(saved, Saved)
         except UnsharableKernelError as exc:
             self._refused("kernel", exc)
         except UndescribedError as exc:

@@ -107,7 +107,7 @@ class Session:
         lookups = LookupSeam(
             self._engine, calls, keys, kernels, bundling, backwards, bypasses, recording
         )
-        saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses)
+        saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses, recording)
         halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling, recording)
         keys.install_fx(self._patches)
         triton = TritonSeam(kernels.is_offered)

@@ -91,8 +91,9 @@ def folded(runs: Iterable[Run]) -> list[Folded]:
     for run in runs:
         times: Counter[tuple[object, ...]] = Counter()
         for record in run.records:
-            same = (record.level, record.outcome, record.key, record.reason, record.where)
-            same = (*same, record.rejected, *(reason.get("message") for reason in record.reasons))
+            ended = (record.level, record.outcome, record.key, record.reason, record.where)
+            messages = (reason.get("message") for reason in record.reasons)
+            same = (*ended, record.rejected, *messages)
             times[same] += 1
             found.setdefault((*same, times[same]), []).append((run, record))
     return [

@@ -10,6 +10,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
+from s3cache.records._events import Event
 from s3cache.records._record import Record
 from s3cache.records._writing import DIRECTORY, SUFFIX
 from s3cache.store import Directory
@@ -36,6 +37,7 @@ class Run:
         complete: whether all its lookups are here; a very long run has more.
         job: what the environment said of the job that it was of, see :func:`in_jobs`.
         pid, parent: of the process.
+        events: what else took time beside lookups.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Run:
     job: str = ""
     pid: int = 0
     parent: int = 0
+    events: tuple[Event, ...] = ()
 
 
 def run_names(root: str) -> list[str]:
@@ -80,7 +83,7 @@ def read_head(root: str, name: str) -> Run:
     Raises:
         ConfigError, OSError: as :func:`read_run`.
     """
-    return replace(_read(root, name, _HEAD_BYTES), records=())
+    return replace(_read(root, name, _HEAD_BYTES), records=(), events=())
 
 
 def _read(root: str, name: str, max_bytes: int) -> Run:
@@ -96,11 +99,14 @@ def _read(root: str, name: str, max_bytes: int) -> Run:
         os.close(fd)
     head: dict[str, Any] = {}
     records = []
+    events = []
     for line in lines:
         try:
             value = json.loads(line)
             if "outcome" in value:
                 records.append(Record.from_dict(_unpacked(value)))
+            elif "event" in value:
+                events.append(Event.from_dict(value))
             else:
                 head.update(value)
         except (*_BAD, zlib.error):
@@ -117,6 +123,7 @@ def _read(root: str, name: str, max_bytes: int) -> Run:
         job=str(head.get("job", "")),
         pid=pid,
         parent=parent,
+        events=tuple(events),
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
+from s3cache.records._events import Event
 from s3cache.records._record import MAX_LINE_BYTES, Record
 from s3cache.store import Directory
 
@@ -38,6 +39,7 @@ _MORE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 # What a process holds in memory: for its own questions, and while the disk hangs.
 _HELD_RECORDS = 512
 _QUEUED_RECORDS = 512
+_QUEUED_EVENTS = 256
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,13 @@ class RecordLimits:
 
     Attributes:
         run_records, run_bytes: of one process.
+        run_events: how many transfers, compiles and saves of one process.
         runs, all_bytes: of all together; older runs go when a process begins to write.
     """
 
     run_records: int = 4096
     run_bytes: int = 8 << 20
+    run_events: int = 4096
     runs: int = 128
     all_bytes: int = 64 << 20
 
@@ -86,18 +90,24 @@ class Recorder:
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
         self._mutex = threading.Lock()
-        self._queue: queue.Queue[Record | None] = queue.Queue(_QUEUED_RECORDS)
+        self._queue: queue.Queue[Record | Event | None] = queue.Queue(_QUEUED_RECORDS)
         self._thread: threading.Thread | None = None
         self._closed = root is None
 
-    def add(self, record: Record) -> None:
-        """Keep ``record``: two calls of a queue, whatever the disk does."""
-        self._held.append(record)
+    def add(self, record: Record | Event) -> None:
+        """Keep ``record``: two calls of a queue, whatever the disk does.
+
+        An event is for the disk alone, and makes no file: a lookup does.
+        """
+        if isinstance(record, Record):
+            self._held.append(record)
         if self._closed:
             return
+        if isinstance(record, Event) and self._queue.qsize() >= _QUEUED_EVENTS:
+            return  # there is to be room for lookups
         with contextlib.suppress(queue.Full):  # the disk hangs
             self._queue.put_nowait(record)
-        if self._thread is None:
+        if self._thread is None and isinstance(record, Record):
             with self._mutex:
                 if self._thread is None and not self._closed:
                     thread = threading.Thread(
@@ -140,11 +150,17 @@ class Recorder:
         fd = os.open(name, _NEW, 0o600, dir_fd=directory.fd)
         try:
             os.write(fd, _line(self._head()))
-            size = 0
-            for count, record in enumerate(self._queued()):
+            size = count = events = 0
+            for record in self._queued():
+                if isinstance(record, Event):
+                    events += 1
+                    if events <= self._limits.run_events:
+                        os.write(fd, _line(record.as_dict()))
+                    continue
                 line = _line(_packed(record.as_dict()))
                 size += len(line)
-                if count >= self._limits.run_records or size > self._limits.run_bytes:
+                count += 1
+                if count > self._limits.run_records or size > self._limits.run_bytes:
                     os.write(fd, _line({"more": True}))
                     return
                 if len(line) <= MAX_LINE_BYTES:
@@ -152,7 +168,7 @@ class Recorder:
         finally:
             os.close(fd)
 
-    def _queued(self) -> Iterator[Record]:
+    def _queued(self) -> Iterator[Record | Event]:
         while (record := self._queue.get()) is not None:
             yield record
 

@@ -45,6 +45,7 @@ from s3cache.torch_api.protocols import (
     CustomOperator,
     CustomPass,
     DeviceMesh,
+    EventLog,
     ExpressionPrinter,
     FakeImplementation,
     FakeKernel,
@@ -1163,6 +1164,30 @@ def interpreted(module: GraphModule) -> Callable[[list[object]], object]:
 compile_fx_inner: Internal[Function[CompiledGraph]] = Internal(
     "torch._inductor.compile_fx:_compile_fx_inner"
 )
+_event_log: Internal[Callable[[], EventLog]] = Internal(
+    "torch._dynamo.utils:get_chromium_event_logger"
+)
+Shape("torch._dynamo.utils:ChromiumEventLogger", EventLog)
+
+
+def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], None] | None:
+    """Begin an event among torch's own of a compile, on this thread.
+
+    Returns:
+        What ends it, and is told when that is and what there is to say; ``None`` if one of that
+        name is under way, from which torch could not tell it.
+    """
+    log = _event_log.get()()
+    if name in log.get_stack():
+        return None
+    log.log_event_start(name, now_ns, {}, False)
+
+    def end(end_ns: int, about: dict[str, object]) -> None:
+        log.log_event_end(name, end_ns, about, now_ns, False)
+
+    return end
+
+
 count_calls: Internal[Callable[[Graph], int]] = Internal("torch._dynamo.utils:count_calls")
 compiled_graph: Internal[type[CompiledGraph]] = Internal(
     "torch._inductor.output_code:CompiledFxGraph"

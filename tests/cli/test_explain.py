@@ -63,7 +63,7 @@ def test_ranks_of_a_job_are_explained_together(
         )
     for arguments in ((), ("--run", run)):
         done = call("explain", *arguments)
-        assert ", ranks 0-2: 3 hit, 3 missed" in done.out
+        assert ", ranks 0-2: 3 hit, 6 missed" in done.out
         told = [line for line in done.out.splitlines() if line.startswith("miss: ")]
         assert [line.rpartition(" (")[2] for line in told] == [
             "ranks 0-2)",

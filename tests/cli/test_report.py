@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,15 @@ def test_a_page_is_written(call: Call, runs: list[str], tmp_path: Path) -> None:
     assert text.count("<rect") == 5
     assert "nobody has saved it" in text or "it cannot be cached as it is" in text
     assert "mine.op has no formula" in text
+
+
+def test_a_trace_is_written(call: Call, runs: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    call("report", "--last", "2", "--trace", str(path))
+    spans = [each for each in json.loads(path.read_text())["traceEvents"] if each["ph"] == "X"]
+    assert len(spans) == 5
+    assert {each["pid"] for each in spans} == {1, 2}
+    assert call("report", "--trace", str(tmp_path / "nowhere" / "x.json")).code == 2
 
 
 def test_what_is_not_there_is_named(call: Call, tmp_path: Path) -> None:

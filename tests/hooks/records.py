@@ -29,7 +29,9 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
     torch.compiler.allow_in_graph(mine)
     logger = logging.getLogger("s3cache")
     logger.setLevel(logging.DEBUG)
-    logger.addHandler(logging.StreamHandler())  # to stderr
+    handler = logging.StreamHandler()  # to stderr
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logger.addHandler(handler)
     found: dict[str, list[dict[str, Any]]] = {}
     settings: dict[str, dict[str, Any]] = {
         "miss": {},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.hooks._rejected import failing_conditions, failing_guards
+from tests.support.density import dense
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +124,7 @@ def test_a_condition_that_fails_is_told_by_what_the_program_calls_its_inputs(
     assert failing_conditions(whole, program.tensors, program.sources) == expected
 
 
+@dense
 @pytest.mark.timeout(900)
 def test_explain_names_the_guard_of_each_entry_that_was_not_used(site: Site) -> None:
     machine = site.machine("one")
