@@ -24,10 +24,11 @@ _NUMBERS = dict.fromkeys(("Waited", "Spared"), ' class="number"')
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --line: #d9d9e0; --ground: #fff;
-  --card: #f7f7f9; --local: #1f8a70; --remote: #2f6fde; --miss: #c2570c; --bypass: #6b6f76; }
+  --card: #f7f7f9; --local: #1f8a70; --remote: #2f6fde; --miss: #c2570c; --bypass: #6b6f76;
+  --compile: #8e4ec6; --transfer: #9aa0a8; }
 @media (prefers-color-scheme: dark) { :root { --ink: #eceef0; --dim: #9ba1a6; --line: #3a3f45;
   --ground: #151718; --card: #1f2224; --local: #4cc3a0; --remote: #7aa7ff; --miss: #ff9a52;
-  --bypass: #a0a6ad; } }
+  --bypass: #a0a6ad; --compile: #bf7af0; --transfer: #6b7280; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; background: var(--ground);
   color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
