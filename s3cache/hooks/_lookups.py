@@ -19,12 +19,11 @@ from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._conditions import add_guards, conditions_of, hold
-from s3cache.hooks._events import shown
 from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, is_made_for_threads
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._records import Recording, in_words
+from s3cache.hooks._records import Recording, in_words, shown
 from s3cache.hooks._rejected import failing_conditions, failing_guards
 from s3cache.hooks._votes import Ballot, ballot_on
 from s3cache.stats import Reason

@@ -1,13 +1,18 @@
-"""What is kept of each lookup for ``s3cache explain``: outcome, key, and the user's line."""
+"""What is told of each lookup: to its record, for ``s3cache explain``, and among torch's events.
+
+The latter are in the log that ``TORCH_TRACE`` asks for, which tlparse shows, and in what
+``torch.profiler`` records.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
@@ -21,7 +26,7 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-__all__ = ["Recording", "in_words"]
+__all__ = ["Recording", "in_words", "shown"]
 
 logger = logger_of("lookups")
 
@@ -134,6 +139,22 @@ class Recording:
         if not self._failed:
             self._failed = True
             logger_of("records").warning("lookups are not recorded", exc_info=error)
+
+
+@contextlib.contextmanager
+def shown(name: str) -> Iterator[dict[str, object]]:
+    """Show the block as an event ``name``, with what the block puts into the mapping it gets."""
+    about: dict[str, object] = {}
+    end = None
+    # Nothing that torch meets when it writes a trace is to end anybody's training.
+    with contextlib.suppress(Exception):
+        end = internals.begin_event(name, time.time_ns())
+    try:
+        yield about
+    finally:
+        if end is not None:
+            with contextlib.suppress(Exception):
+                end(time.time_ns(), about)
 
 
 def in_words(outcome: Hit | Miss) -> dict[str, str]:

@@ -20,12 +20,11 @@ from s3cache.graph import FIRST_CALL, Code, Component, Unsafe
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._conditions import UnrecordedError, described, note_conditions
-from s3cache.hooks._events import shown
 from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._records import Recording
+from s3cache.hooks._records import Recording, shown
 from s3cache.hooks._sources import without_sources
 from s3cache.torch_api import internals
 

@@ -10,8 +10,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from s3cache.records._events import Event
-from s3cache.records._record import Record
+from s3cache.records._record import Event, Record
 from s3cache.records._writing import DIRECTORY, SUFFIX
 from s3cache.store import Directory
 

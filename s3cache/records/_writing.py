@@ -19,8 +19,7 @@ from typing import Any
 
 from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
-from s3cache.records._events import Event
-from s3cache.records._record import MAX_LINE_BYTES, Record
+from s3cache.records._record import MAX_LINE_BYTES, Event, Record
 from s3cache.store import Directory
 
 __all__ = ["DIRECTORY", "JOB", "NAMED", "SUFFIX", "RecordLimits", "Recorder", "job_here"]

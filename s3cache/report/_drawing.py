@@ -52,7 +52,9 @@ def timeline(runs: Sequence[Run]) -> str:
     lanes = [run for run in runs if run.records][:_LANES_AT_MOST]
     if not lanes:
         return "<p>Nothing was looked up.</p>"
-    spans = [each for run in lanes for each in (*run.records, *run.events)]
+    spans: list[Record | Event] = []
+    for run in lanes:
+        spans += [*run.records, *run.events]
     first = min([*map(_began, spans), *(run.started for run in lanes if run.started)])
     last = max(each.time for each in spans)
     scale = (_WIDTH - _NAMES - 10) / max(last - first, 1e-3)
