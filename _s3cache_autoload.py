@@ -116,9 +116,13 @@ def autoload() -> None:
     import logging
 
     logger = logging.getLogger("s3cache")
+    try:  # noqa: SIM105 - as above
+        import s3cache._logs  # noqa: F401 - who says something is told where nobody set up logging
+    except Exception:  # noqa: BLE001, S110 - it is met again below
+        pass
     if switch not in _WORDS:
         logger.warning(
-            "s3cache: not enabled: environment variable S3CACHE_AUTOLOAD: "
+            "not enabled: environment variable S3CACHE_AUTOLOAD: "
             "%r is no truth value: use true or false",
             switch,
         )
@@ -129,7 +133,7 @@ def autoload() -> None:
         wait_for_compiler(_enable)
     except Exception:
         # torch would make an error of the user's program of it.
-        logger.warning("s3cache: not enabled", exc_info=True)
+        logger.warning("not enabled", exc_info=True)
 
 
 def remember() -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import logging
 import os
 import selectors
 import sys
@@ -29,6 +28,8 @@ import traceback
 import weakref
 from collections.abc import Callable
 from types import MethodType
+
+from s3cache._logs import logger_of
 
 # It registers a hook for the exit, which is refused once that has begun: no thread starts then.
 with contextlib.suppress(RuntimeError):
@@ -49,7 +50,7 @@ LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.0001
 _COMPARE_EVERY_S = 0.01
 
-logger = logging.getLogger("s3cache")
+logger = logger_of()
 
 
 def threads_are_greenlets() -> bool:
@@ -213,7 +214,7 @@ def _renew_in_child() -> None:
             if renew is not None:
                 renew()
         except Exception:
-            logger.exception("s3cache: a forked child could not renew what belongs to one process")
+            logger.exception("a forked child could not renew what belongs to one process")
 
 
 # Last: what is made anew may start threads and open files.

@@ -6,9 +6,9 @@ A miss, or a refused save, carries the reason. There is one warning for each kin
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 
+from s3cache._logs import logger_of
 from s3cache.errors import (
     AccessDeniedError,
     ClosedError,
@@ -23,7 +23,7 @@ from s3cache.stats import Reason
 
 __all__ = ["Problems", "is_machines_trouble", "reason_for"]
 
-logger = logging.getLogger("s3cache")
+logger, trust = logger_of("storage"), logger_of("trust")
 
 
 def reason_for(error: Exception) -> Reason:
@@ -129,4 +129,5 @@ class Problems:
             self._warned.add(kind)
         # A mistake of ours needs its traceback; other people's trouble does not.
         ours = error if reason is Reason.ERROR else None
-        logger.warning("s3cache: %s: %s", text, str(error) or type(error).__name__, exc_info=ours)
+        teller = trust if isinstance(error, UntrustedError) else logger
+        teller.warning("%s: %s", text, str(error) or type(error).__name__, exc_info=ours)

@@ -18,19 +18,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from s3cache._components import KEY_DIGITS, digest_of
+from s3cache._logs import logger_of
 from s3cache.errors import PreconditionError, S3CacheError
 from s3cache.frame import Frame
 from s3cache.store import Store, listing
 
 __all__ = ["NAMES", "Hint", "find", "remove", "write"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("storage")
 
 #: What the names of all hints begin with.
 NAMES = "index/v1/"
@@ -78,7 +78,7 @@ async def write(store: Store, entry: Frame) -> None:
         for name in names:
             await asyncio.wait_for(_create(store, name, data), _WRITE_TIMEOUT_S)
     except (S3CacheError, ValueError, TypeError, RecursionError, asyncio.TimeoutError) as exc:
-        logger.debug("s3cache: no hint for %s: %s", entry.header.key, exc)
+        logger.debug("no hint for %s: %s", entry.header.key, exc)
 
 
 async def find(store: Store, components: Mapping[str, tuple[str, str]], but: str) -> Hint | None:

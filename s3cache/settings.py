@@ -7,7 +7,6 @@ default here. Options of the store (``endpoint_url``, ``region``, ...) are descr
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from s3cache import _options
+from s3cache._logs import logger_of
 from s3cache._options import FLAG, PREFIX, Kind, choice, count, did_you_mean, option, seconds, size
 from s3cache.errors import StoreError
 from s3cache.store import STORE_OPTIONS, Patience, StoreOptions
@@ -34,9 +34,10 @@ _MOMENT_S = 0.001
 _SIGNER = Kind(str, (Signer,), in_text=False)
 
 # The variable of _s3cache_autoload.py, which is no setting of a cache.
-_AUTOLOAD = "AUTOLOAD"
+# They are read by others.
+_NO_SETTINGS = ("AUTOLOAD", "JOB")
 
-logger = logging.getLogger("s3cache")
+logger = logger_of()
 
 
 def _default_local_dir() -> str:
@@ -50,7 +51,7 @@ def _default_local_dir() -> str:
         is_good = patience.call(lambda: _is_home(cache if os.path.isdir(cache) else home))
     except StoreError as exc:
         _hanging.add(cache)
-        logger.warning("s3cache: the local tier goes to %s: %s", _temporary_local_dir(), exc)
+        logger.warning("the local tier goes to %s: %s", _temporary_local_dir(), exc)
         is_good = False
     finally:
         patience.release()
@@ -239,7 +240,7 @@ class Options(StoreOptions, total=False):
 def warn_of_unknown_variables() -> None:
     """Log each ``S3CACHE_*`` variable that nothing reads: most likely it is misspelt."""
     for variable, hint in unknown_variables():
-        logger.warning("s3cache: environment variable %s is not known; %s", variable, hint)
+        logger.warning("environment variable %s is not known; %s", variable, hint)
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
@@ -247,7 +248,7 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
     variables = {name.upper() for name in _all_names()}
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in {*variables, _AUTOLOAD} or name.startswith("TEST_"):
+        if name == variable or name in {*variables, *_NO_SETTINGS} or name.startswith("TEST_"):
             continue
         hint = did_you_mean(name, variables, "nothing reads it", prefix=PREFIX)
         yield variable, hint

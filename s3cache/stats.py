@@ -5,7 +5,6 @@ Every other part of the storage engine may use these records; this module uses n
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections import Counter
@@ -14,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Literal, TypeAlias
+
+from s3cache._logs import logger_of
 
 __all__ = [
     "CacheStats",
@@ -47,7 +48,7 @@ _BUCKETS = 40
 _BUCKET_S = 1e-6
 
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("storage")
 
 
 class Reason(str, Enum):
@@ -221,7 +222,7 @@ class Listeners:
                 listener(event)
             except Exception:
                 # A progress bar that breaks must not take a transfer with it.
-                logger.exception("s3cache: a transfer listener failed and is removed")
+                logger.exception("a transfer listener failed and is removed")
                 self._remove(listener)
 
     def _remove(self, listener: Listener) -> None:

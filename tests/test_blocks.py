@@ -19,6 +19,7 @@ import pytest
 import yaml
 from botocore import xform_name
 
+from s3cache.records import JOB
 from s3cache.settings import Settings
 from s3cache.store import STORE_OPTIONS, S3Options, parse_url
 from s3cache.trust import parse_trusted
@@ -47,6 +48,7 @@ PICTURES = {
     ("docs/compile-cache.md", "torch.compile ── a graph"): "a diagram",
     ("docs/compile-cache.md", "s3cache: a graph is not"): "a message; tests/hooks/test_bypasses.py",
     ("docs/explaining-misses.md", "run 20261123"): "what is printed; tests/explaining",
+    ("docs/explaining-misses.md", "miss: graph a98"): "the same; tests/hooks/test_rejected.py",
     ("docs/storage.md", "lookup(key)"): "a diagram",
     ("docs/storage.md", "objects/"): "names in a directory",
 }
@@ -63,6 +65,7 @@ COMMANDS = {
     "pip install torch-s3cache": _DIST,
     "s3cache report": _REPORT,
     "s3cache report --last 8": _REPORT,
+    "s3cache report --trace trace.json": _REPORT,
     "s3cache report --last 8 --html report.html": _REPORT,
     "pip install 'torch-s3cache[testing]'": f"from the index; the extra is installed by {_DIST}",
     "pip install torch 'torch-s3cache[testing]'": f"from the index; as {_DIST}",
@@ -193,7 +196,7 @@ def test_variables_on_the_pages_are_read_by_somebody() -> None:
         for variable in re.findall(r"\bS3CACHE_[A-Z0-9_]*[A-Z0-9]\b", text)
     }
     named = {each for each in named if not each.startswith("S3CACHE_TEST_")}
-    assert named - known - {"S3CACHE_AUTOLOAD"} == set()
+    assert named - known - {"S3CACHE_AUTOLOAD", JOB} == set()
 
 
 # -- AWS

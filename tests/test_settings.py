@@ -198,9 +198,9 @@ def test_unknown_variables_are_named_with_a_hint(
     monkeypatch.setenv("S3CACHE_BUCKET", "it is in the URL")
     warn_of_unknown_variables()
     assert sorted(caplog.messages) == [
-        "s3cache: environment variable S3CACHE_BUCKET is not known; nothing reads it",
-        "s3cache: environment variable S3CACHE_MOED is not known; did you mean 'S3CACHE_MODE'?",
-        "s3cache: environment variable S3CACHE_XYZZY is not known; nothing reads it",
+        "environment variable S3CACHE_BUCKET is not known; nothing reads it",
+        "environment variable S3CACHE_MOED is not known; did you mean 'S3CACHE_MODE'?",
+        "environment variable S3CACHE_XYZZY is not known; nothing reads it",
     ]
 
 

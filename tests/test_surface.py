@@ -193,5 +193,5 @@ def test_where_torch_is_not_supported_the_cache_is_inert(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert done.stdout == "did you mean 'strict'?\n"
     (warning,) = done.stderr.splitlines()
-    assert warning.startswith("s3cache: torch 9.9.0 is not supported")
+    assert warning.startswith("torch 9.9.0 is not supported")
     assert list(home.iterdir()) == []

@@ -4,12 +4,26 @@ Below this package what a caller waits for raises; here an error becomes a :clas
 reason, a count and one warning, or, with ``strict``, is raised after all.
 
 :class:`Cache` is for everybody, :class:`Engine` for what is built on it: ``cache_over(engine)``
-shows an engine to its users.
+shows an engine to its users, and :func:`latest` is the one that torch.compile was given last.
 """
 
 from s3cache.cache._cache import Cache, cache_over
 from s3cache.cache._engine import Engine
+from s3cache.cache._latest import announce, latest, recorded, with_each
 from s3cache.cache._lookup import JudgedLookup
 from s3cache.cache._results import Hit, Miss, NotSaved, Saved
 
-__all__ = ["Cache", "Engine", "Hit", "JudgedLookup", "Miss", "NotSaved", "Saved", "cache_over"]
+__all__ = [
+    "Cache",
+    "Engine",
+    "Hit",
+    "JudgedLookup",
+    "Miss",
+    "NotSaved",
+    "Saved",
+    "announce",
+    "cache_over",
+    "latest",
+    "recorded",
+    "with_each",
+]

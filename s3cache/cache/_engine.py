@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import threading
 import time
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from s3cache import entries, frame
 from s3cache._forks import call_in_child
+from s3cache._logs import logger_of
 from s3cache._problems import Problems, reason_for
 from s3cache.cache._lookup import JudgedLookup
 from s3cache.cache._results import Hit, Miss, NotSaved, Saved
 from s3cache.errors import ClosedError, ConfigError, ReadOnlyError, StoreError, UntrustedError
 from s3cache.frame import Frame
-from s3cache.records import Record, Recorder
+from s3cache.records import Event, Record, Recorder, Transfers
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, Reason
 from s3cache.store import Buffer, Patience, Store, open_store, store_identity, store_note
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("storage")
 
 # How long an entry that another may supersede is kept from being uploaded: a training step that
 # compiles a forward pass comes to its backward within that time, or it never does.
@@ -126,6 +126,8 @@ class Engine:
         self._problems = Problems(strict=self.settings.strict)
         self._disk = RestingDisk(disk, self._counters, self._problems, self._policy.judge)
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
+        if self.settings.record:
+            self._listeners.add(Transfers(self._records.add).note)
         self._replaceable = entries.Replaceable(everything=self.settings.recache)
         self._remote: RemoteTier | None = None
         self._closed_remote: RemoteTier | None = None  # its counts stay readable
@@ -398,10 +400,10 @@ class Engine:
         """Count something that cannot be cached, and why, by short names of the reasons."""
         self._counters_of(level).bypassed(reasons)
 
-    def record(self, lookup: Record) -> None:
+    def record(self, what: Record | Event) -> None:
         """Keep what became of a lookup, for whoever asks why; nobody waits for the disk."""
         if self.settings.record:
-            self._records.add(lookup)
+            self._records.add(what)
 
     @property
     def recorded_run(self) -> str:
@@ -502,7 +504,7 @@ class Engine:
             self._last_report = report
             if report.remaining:
                 logger.warning(
-                    "s3cache: %d uploads to %s are unfinished: %d are on record for the next "
+                    "%d uploads to %s are unfinished: %d are on record for the next "
                     "process on this machine, %d are lost",
                     report.remaining,
                     remote.url,

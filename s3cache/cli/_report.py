@@ -25,32 +25,37 @@ def report(
     out: Output,
     run: Annotated[
         Optional[list[str]],
-        typer.Option("--run", metavar="ID", help="That run; may be given several times."),
+        typer.Option(
+            "--run", metavar="ID", help="The job of that run; may be given several times."
+        ),
     ] = None,
-    last: Annotated[
-        int, typer.Option("--last", metavar="N", min=1, help="The last N processes.")
-    ] = 1,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="The last N jobs.")] = 1,
     html: Annotated[
         Optional[Path],
         typer.Option("--html", metavar="FILE", help="Write a page of HTML that stands by itself."),
     ] = None,
+    trace: Annotated[
+        Optional[Path],
+        typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."),
+    ] = None,
 ) -> None:
     """Show what processes of this machine looked up: how it ended, when, and what it spared.
 
-    Of the last process, unless --run or --last says otherwise. Processes record it in the local
-    tier (S3CACHE_RECORD=0: none).
+    Of the last job, unless --run or --last says otherwise: of one process, or of all that torchrun,
+    s3cache run or whoever sets S3CACHE_JOB has started. Processes record it in the local tier
+    (S3CACHE_RECORD=0: none).
     """
+    from s3cache.records import ranks_in_words
     from s3cache.report import name_of, page, sum_up
+    from s3cache.report import trace as traced
 
-    runs = _runs(run or [], last)
+    jobs = _jobs(run or [], last)
+    runs = [each for job in jobs for each in job]
     totals = sum_up(runs)
     if html is not None:
-        try:
-            html.write_text(page(runs, _explainer(runs)), encoding="utf-8")
-        except OSError as exc:
-            problem = f"it cannot be written: {exc.strerror}"
-            raise ConfigError(f"page {html}", problem, "give another path") from exc
-        out.note(f"written to {html}")
+        _write(html, page(runs, _explainer(jobs)), out)
+    if trace is not None:
+        _write(trace, traced(runs), out)
     if out.json:
         out.record(
             {
@@ -69,9 +74,10 @@ def report(
             }
         )
         return
-    for each in runs:
-        rank = f", rank {each.rank}" if each.rank else ""
-        out.line(f"{each.name}: {each.program}{rank}, {len(each.records)} lookups")
+    for job in jobs:
+        ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
+        count = sum(len(each.records) for each in job)
+        out.line(f"{job[0].name}: {job[0].program}{ranks}, {count} lookups")
     rows = [
         (name_of(outcome, reason), str(count))
         for (outcome, reason), count in totals.outcomes.items()
@@ -83,27 +89,36 @@ def report(
     )
 
 
-def _explainer(runs: list[Run]) -> Callable[[Run, Record], str]:
+def _write(path: Path, text: str, out: Output) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        problem = f"it cannot be written: {exc.strerror}"
+        raise ConfigError(f"file {path}", problem, "give another path") from exc
+    out.note(f"written to {path}")
+
+
+def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
     """Says what a miss or a bypass is due to, as ``s3cache explain`` does, in a line."""
     from s3cache.explaining import explain
 
     words: dict[tuple[str, float], str] = {}
-    for run in runs:
-        for each in explain(run.name, remote=False).explanations:
+    for job in jobs:
+        for each in explain(job[0].name, remote=False).explanations:
             differing = [found.text for found in each.differences if not found.follows]
             reasons = [f"{r.get('message', '')} {r.get('line', '')}" for r in each.record.reasons]
-            why = "; ".join([*differing, *reasons]) or each.why
-            words[run.name, each.record.time] = why.strip()
-    return lambda run, record: words.get((run.name, record.time), "")
+            why = "; ".join([*each.record.rejected, *differing, *reasons]) or each.why
+            words[each.record.key, each.record.time] = why.strip()
+    return lambda _, record: words.get((record.key, record.time), "")
 
 
-def _runs(names: list[str], last: int) -> list[Run]:
-    """The runs that are meant, the earliest first.
+def _jobs(names: list[str], last: int) -> list[list[Run]]:
+    """The runs that are meant, by the jobs that they are of, the earliest first.
 
     Raises:
         ConfigError: there is none of that name, or none at all.
     """
-    from s3cache.records import read_run, run_names
+    from s3cache.records import in_jobs, read_head, read_run, run_names
     from s3cache.settings import Settings
 
     settings, _ = Settings.load()
@@ -115,11 +130,14 @@ def _runs(names: list[str], last: int) -> list[Run]:
                 f"none of that name is recorded in {settings.local_dir}",
                 f"it may be {known[0]}" if known else "S3CACHE_LOCAL_DIR says where to look",
             )
-    chosen = names or known[:last]
+    jobs = in_jobs(read_head(settings.local_dir, name) for name in known)
+    chosen = (
+        [job for job in jobs if any(run.name in names for run in job)] if names else jobs[:last]
+    )
     if not chosen:
         raise ConfigError(
             "records of lookups",
             f"there are none in {settings.local_dir}",
             "run a program with the cache on, and without S3CACHE_RECORD=0",
         )
-    return [read_run(settings.local_dir, name) for name in sorted(chosen)]
+    return [[read_run(settings.local_dir, run.name) for run in job] for job in reversed(chosen)]

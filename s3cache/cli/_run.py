@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 
 from s3cache._programs import run_command, run_input, run_module, run_path
 from s3cache.errors import ConfigError
@@ -66,9 +67,12 @@ def parser_of_run() -> argparse.ArgumentParser:
 def _enable(url: str | None) -> None:
     """Here, and by the environment in every process that this one starts."""
     from s3cache.hooks import enable
+    from s3cache.records import JOB, job_here
 
     if url is not None:
         os.environ["S3CACHE_URL"] = url
     os.environ.setdefault("S3CACHE_AUTOLOAD", "1")  # without a URL too
     os.environ.setdefault("S3CACHE_SUMMARY", "1")
+    if not job_here():  # then each rank is one of a job already
+        os.environ[JOB] = secrets.token_hex(4)
     enable()

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from s3cache._notebooks import code, table, text
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
 from s3cache.explaining._hinted import Hinted
 from s3cache.explaining._nearest import Known, nearest
-from s3cache.records import Record, Run, read_run, run_names
+from s3cache.records import (
+    Record,
+    Run,
+    folded,
+    in_jobs,
+    ranks_in_words,
+    read_head,
+    read_run,
+    run_names,
+)
 from s3cache.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,6 +52,10 @@ _REASONS = {
 }
 
 
+# Of the table that a notebook shows.
+_COLUMNS = ("outcome", "where", "why", "what differs")
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Why one lookup came to what it came to.
@@ -52,6 +66,8 @@ class Explanation:
         entry: the key of the entry that is nearest, if one is known of.
         known_from: where that is known from.
         differences: what its key differs in, that first which has not followed from another.
+        processes: of a job of several, those that it is of: ``ranks 0-7``.
+        times: how many lookups that are.
     """
 
     record: Record
@@ -59,6 +75,8 @@ class Explanation:
     entry: str = ""
     known_from: str = ""
     differences: tuple[Difference, ...] = ()
+    processes: str = ""
+    times: int = 1
 
     def as_dict(self) -> dict[str, object]:
         """The explanation as plain data."""
@@ -72,14 +90,40 @@ class Explanation:
             "time": record.time,
             "elapsed_s": record.elapsed_s,
             "where": list(record.where) if record.where else None,
+            "processes": self.processes,
+            "times": self.times,
             "nearest": {"key": self.entry, "known_from": self.known_from} if self.entry else None,
             "differences": [each.as_dict() for each in self.differences],
+            "rejected": list(record.rejected),
             "reasons": [dict(each) for each in record.reasons],
         }
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """What a notebook shows."""
+        """What IPython shows at a terminal."""
         printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return table("", _COLUMNS, [self.cells()])
+
+    def cells(self) -> list[str]:
+        """What a row of a table says of it, in HTML: outcome, place, and what it is due to."""
+        record = self.record
+        where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
+        told = [text(line) for line in record.rejected]
+        for reason in record.reasons:
+            told.append(text(f"{reason.get('message', '')} ({reason.get('code', '')})"))
+            told += filter(None, (code(reason.get("line", "")), code(reason.get("fix", ""))))
+        for each in self.differences:
+            told.append(text(f"{each.text}{' (follows)' if each.follows else ''}"))
+            told += filter(None, [code(each.diff)])
+        nearest = f"nearest: {self.entry[:17]} ({self.known_from})" if self.entry else ""
+        return [
+            text(f"{record.outcome}: {record.reason}\n{self.processes}".strip()),
+            text(f"{where}\n{record.key[:17]}".strip()),
+            text(f"{self.why}\n{nearest}".strip()),
+            "".join(each if each.startswith("<pre") else f"<div>{each}</div>" for each in told),
+        ]
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -89,8 +133,11 @@ class Explanation:
         what = {"aot": "graph", "fx": "half of a graph"}.get(record.level, record.level)
         name = f" {record.key[:17]}" if record.key else ""
         where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
-        yield f"{record.outcome}: {what}{name} at {where}"
+        of = f" ({self.processes})" if self.processes else ""
+        yield f"{record.outcome}: {what}{name} at {where}{of}"
         yield f"  {record.reason}: {self.why}"
+        for number, lack in enumerate(record.rejected, 1):
+            yield f"  entry {number} under this key: {lack}"
         for reason in record.reasons:
             node = ".".join(filter(None, (reason.get("module"), reason.get("node"))))
             at = f"{node}: " if node else ""
@@ -108,11 +155,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """A run of one process, and each of its lookups that did not hit, explained.
+    """A run of one process, or of all of a job, and each lookup that did not hit, explained.
 
     Attributes:
-        run: its name, which ``--run`` takes; ``""`` where a key was asked for.
+        run: its name, which ``--run`` takes, or the first one's; ``""`` where a key was asked for.
         program: the script.
+        processes: of a job of several, in words: ``ranks 0-7``.
         hits: how many lookups hit.
         explanations: of the others, the oldest first.
         complete: whether all its lookups were recorded.
@@ -125,12 +173,14 @@ class Explained:
     explanations: tuple[Explanation, ...]
     complete: bool = True
     unasked: str = ""
+    processes: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """All of it as plain data."""
         return {
             "run": self.run,
             "program": self.program,
+            "processes": self.processes,
             "hits": self.hits,
             "complete": self.complete,
             "unasked": self.unasked,
@@ -138,22 +188,30 @@ class Explained:
         }
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """What a notebook shows."""
+        """What IPython shows at a terminal."""
         printer.text(str(self))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        first, *notes = self._lines()
+        return table(". ".join([first, *notes]), _COLUMNS, [e.cells() for e in self.explanations])
+
     def __str__(self) -> str:
+        first, *notes = self._lines()
+        return "\n".join([first, *map(str, self.explanations), *notes])
+
+    def _lines(self) -> Iterator[str]:
         counts = [
-            f"{sum(each.record.outcome == outcome for each in self.explanations)} {words}"
+            f"{sum(e.times for e in self.explanations if e.record.outcome == outcome)} {words}"
             for outcome, words in (("miss", "missed"), ("bypass", "bypassed"))
         ]
-        of = f"run {self.run} of {self.program}: " if self.run else ""
-        lines = [f"{of}{self.hits} hit, {', '.join(counts)}"]
-        lines += map(str, self.explanations)
+        ranks = f", {self.processes}" if self.processes else ""
+        of = f"run {self.run} of {self.program}{ranks}: " if self.run else ""
+        yield f"{of}{self.hits} hit, {', '.join(counts)}"
         if not self.complete:
-            lines.append("there were more lookups than are recorded of one process")
+            yield "there were more lookups than are recorded of one process"
         if self.unasked:
-            lines.append(f"the remote could not be asked: {self.unasked}")
-        return "\n".join(lines)
+            yield f"the remote could not be asked: {self.unasked}"
 
 
 def explain(
@@ -168,6 +226,7 @@ def explain(
 
     For each the nearest entry that this machine has looked up before, or that hints in the remote
     lead to, and what its key differs in. What hints say is signed by nobody. torch is not needed.
+    Of a job of several processes on this machine all are explained together.
 
     Args:
         run: the name of a run, or the beginning of one.
@@ -196,18 +255,40 @@ def explain(
             "there is none of that name" if run else f"there are none in {settings.local_dir}",
             "run a program that compiles with s3cache on (and with record and local not off)",
         )
-    known = _known(runs if chosen in runs else [chosen, *runs])
-    missed = [each for each in chosen.records if each.outcome != "hit"]
-    # Halves of a graph that missed as a whole miss with it.
-    explanations = tuple(_explained(each, known, hinted) for each in missed if not each.of_whole)
-    return Explained(
-        run=chosen.name,
-        program=chosen.program,
-        hits=sum(each.outcome == "hit" for each in chosen.records),
-        explanations=explanations,
-        complete=chosen.complete,
-        unasked=hinted.problem,
+    job = [chosen] if chosen is here else _job_of(chosen, stored)
+    known = _known({each.name: each for each in (*job, *runs)}.values())
+    explanations = tuple(
+        replace(
+            _explained(each.record, known, hinted),
+            processes=ranks_in_words(each.runs) if len(job) > 1 else "",
+            times=len(each.runs),
+        )
+        for each in folded(job)
+        # Halves of a graph that missed as a whole miss with it.
+        if each.record.outcome != "hit" and not each.record.of_whole
     )
+    return Explained(
+        run=job[0].name,
+        program=job[0].program,
+        hits=sum(record.outcome == "hit" for each in job for record in each.records),
+        explanations=explanations,
+        complete=all(each.complete for each in job),
+        unasked=hinted.problem,
+        processes=ranks_in_words(job) if len(job) > 1 else "",
+    )
+
+
+def _job_of(chosen: Run, stored: Iterable[tuple[str, str]]) -> list[Run]:
+    """All runs of the job that ``chosen`` is of, with their lookups."""
+    if not chosen.job:
+        return [chosen]
+    places = dict(stored)
+    heads = [head for each in places.items() if (head := _read_one(*each, read_head)) is not None]
+    for job in in_jobs(heads):
+        if any(each.name == chosen.name for each in job):
+            found = (_read_one(each.name, places[each.name]) for each in job)
+            return [each for each in found if each is not None]
+    return [chosen]
 
 
 def _of_key(key: str, runs: Iterable[Run], hinted: Hinted) -> Explained:
@@ -280,24 +361,24 @@ def _read(stored: Iterable[tuple[str, str]], here: Run | None) -> list[Run]:
     return runs
 
 
-def _read_one(name: str, place: str) -> Run | None:
+def _read_one(name: str, place: str, read: Callable[[str, str], Run] = read_run) -> Run | None:
     try:
-        return read_run(place, name)
+        return read(place, name)
     except (OSError, ConfigError):
         return None  # it has gone meanwhile
 
 
 def _url(settings: Settings) -> str | None:
-    hooks = sys.modules.get("s3cache.hooks")
-    cache = None if hooks is None else hooks.latest()
+    caches = sys.modules.get("s3cache.cache")
+    cache = None if caches is None else caches.latest()
     url: str | None = settings.url or (None if cache is None else cache.settings.url)
     return url
 
 
 def _of_this_process() -> Run | None:
     """What is held in memory, if a cache was enabled here and has looked something up."""
-    hooks = sys.modules.get("s3cache.hooks")
-    run: Run | None = None if hooks is None else hooks.recorded()
+    caches = sys.modules.get("s3cache.cache")
+    run: Run | None = None if caches is None else caches.recorded()
     if run is None or not run.records:
         return None
     return replace(run, program=os.path.basename(sys.argv[0]) if sys.argv else "")

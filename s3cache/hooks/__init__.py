@@ -11,8 +11,6 @@ from s3cache.hooks._session import (
     enable,
     enable_by_environment,
     enabled,
-    latest,
-    recorded,
     register_cacheable,
 )
 
@@ -26,7 +24,5 @@ __all__ = [
     "enable",
     "enable_by_environment",
     "enabled",
-    "latest",
-    "recorded",
     "register_cacheable",
 ]

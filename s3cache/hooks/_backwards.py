@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
+from s3cache._logs import logger_of
 from s3cache.graph import settings_digest
 from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Backwards"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("lookups")
 
 
 class _Thread(threading.local):
@@ -152,11 +152,11 @@ class _LateBackward:
         try:
             if not kept and self._settings() == self._conditions["lowered"]:
                 return lowered
-            logger.info("s3cache: a backward of a hit is lowered anew, under the settings of now")
+            logger.info("a backward of a hit is lowered anew, under the settings of now")
             return self._lowered_now(args)
         except Exception:  # the user's program goes on
             logger.warning(
-                "s3cache: a backward of a hit cannot be lowered anew; it runs uncompiled",
+                "a backward of a hit cannot be lowered anew; it runs uncompiled",
                 exc_info=True,
             )
             return internals.interpreted(_as_serialized(self._module))

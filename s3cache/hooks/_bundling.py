@@ -11,7 +11,6 @@ set for that half: the entry then gets what the second level would have collecte
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from s3cache._logs import logger_of
 from s3cache.graph import sees_places, settings_digest
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._conditions import Compile, Half, note_half
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bundling"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("saves")
 
 # As many keys as there may be between a lookup that misses and the save.
 _REMEMBERED = 1024
@@ -171,7 +171,7 @@ class Bundling:
                 "lowered": settings_digest(of_threads=threads, vouched=vouched) if late else None,
             }
         except Exception:  # the user's program goes on
-            logger.warning("s3cache: a graph will not be cached as a whole", exc_info=True)
+            logger.warning("a graph will not be cached as a whole", exc_info=True)
             return None
 
     def _answerer(self, original: Function[object]) -> Function[object]:

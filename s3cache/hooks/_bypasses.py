@@ -9,12 +9,13 @@ import logging
 import threading
 from collections.abc import Sequence
 
+from s3cache._logs import logger_of
 from s3cache.cache import Engine
 from s3cache.graph import Unsafe
 
 __all__ = ["Bypasses"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("bypasses")
 
 
 class Bypasses:
@@ -45,7 +46,7 @@ class Bypasses:
         if self._engine.settings.strict:  # it is raised instead
             new.clear()
         # With its code, by which docs/bypasses.md has a section for it.
-        lines = [f"s3cache: {what} ({reasons[0].code}): {reasons[0]}"]
+        lines = [f"{what} ({reasons[0].code}): {reasons[0]}"]
         for index, reason in enumerate(reasons):
             if index:
                 lines.append(f"  and ({reason.code}): {reason}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from s3cache._notebooks import code, table, text
 from s3cache.graph import Component, Unsafe, remember_pristine
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, Registry
 from s3cache.hooks._patching import Patches
@@ -60,6 +61,14 @@ class Graph:
         """Whether, if not as a whole, its forward and backward are shared by themselves."""
         return bool(self.reasons) and not any(reason.in_any_form for reason in self.reasons)
 
+    @property
+    def verdict(self) -> str:
+        """The key, or that there is none, and what the cache has under it, in words."""
+        verdict = f"key {self.key}" if self.cacheable else "cannot be cached"
+        if self.in_halves:
+            verdict = "cannot be cached as a whole, its halves can"
+        return verdict if self.entry is None else f"{verdict}, {self.entry}"
+
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
@@ -104,19 +113,37 @@ class Report:
         }
 
     def _repr_pretty_(self, printer: Printer, _: bool) -> None:
-        """What a notebook shows."""
+        """What IPython shows at a terminal."""
         printer.text(str(self))
 
-    def __str__(self) -> str:
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = [
+            [
+                text(f"graph {index}"),
+                text(f"{graph.nodes} nodes"),
+                text(graph.verdict),
+                "".join(
+                    text(f"{reason} [{reason.code}]") + (code(reason.fix) or "<br>")
+                    for reason in graph.reasons
+                ),
+            ]
+            for index, graph in enumerate(self.graphs)
+        ]
+        rows += [
+            [text("graph break"), text(place.where), text(place.reason), ""]
+            for place in self.breaks
+        ]
+        return table(self._summary(), ["", "", "verdict", "why not, and what to do"], rows)
+
+    def _summary(self) -> str:
         good = sum(graph.cacheable for graph in self.graphs)
-        lines = [f"{good} of {len(self.graphs)} graphs can be cached"]
+        return f"{good} of {len(self.graphs)} graphs can be cached"
+
+    def __str__(self) -> str:
+        lines = [self._summary()]
         for index, graph in enumerate(self.graphs):
-            verdict = f"key {graph.key}" if graph.cacheable else "cannot be cached"
-            if graph.in_halves:
-                verdict = "cannot be cached as a whole, its halves can"
-            if graph.entry is not None:
-                verdict = f"{verdict}, {graph.entry}"
-            lines.append(f"graph {index}: {graph.nodes} nodes, {verdict}")
+            lines.append(f"graph {index}: {graph.nodes} nodes, {graph.verdict}")
             for reason in graph.reasons:
                 lines.append(f"  {reason} [{reason.code}]")
                 if reason.fix:

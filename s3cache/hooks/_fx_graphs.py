@@ -13,11 +13,13 @@ graph, once there is one, supersedes it, and no compile is shared twice.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from s3cache._logs import logger_of
 from s3cache.artifact import Artifact, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup, Saved
 from s3cache.errors import CorruptError
@@ -27,6 +29,7 @@ from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._records import Recording
+from s3cache.hooks._rejected import failing_guards
 from s3cache.hooks._saves import maker, told
 from s3cache.hooks._sources import without_sources
 from s3cache.stats import Reason
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FxGraphSeam"]
 
-logger = logging.getLogger("s3cache")
+lookups, saves, bypasses = logger_of("lookups"), logger_of("saves"), logger_of("bypasses")
 
 Made: TypeAlias = tuple[object, object]
 Found: TypeAlias = tuple["CompiledGraph | None", dict[str, object]]
@@ -51,20 +54,24 @@ class Lookup(CacheCall):
         judged: the entries under its key, once torch asks for them.
         candidate: the one that torch judges or rebuilds now, and where it came from.
         saved_s: of a hit, what making it took where it was made.
+        rejected: of entries under its key, why they do not fit, each in a line.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, inputs: Sequence[object]) -> None:
         super().__init__()
         self.key = key
+        self.inputs = inputs
         self.judged: JudgedLookup | None = None
         self.candidate: tuple[object, Hit] | None = None
         self.saved_s = 0.0
+        self.rejected: list[str] = []
 
     def reject(self, error: Exception) -> None:
         """The candidate cannot be used: have it set aside."""
         assert self.judged is not None
         assert self.candidate is not None
         self.met(error)
+        self.rejected.append(f"cannot be used: {error}")
         self.judged.reject(self.candidate[1], error)
         self.candidate = None
 
@@ -130,10 +137,10 @@ class FxGraphSeam:
         if call.error is not None:
             if self._engine.settings.strict:
                 raise call.error
-            self._warn("a graph has no key at the second level", call.error)
+            self._warn(bypasses, "a graph has no key at the second level", call.error)
         else:
             why = "; ".join(map(str, call.reasons)) or "torch does not cache it"
-            logger.info("s3cache: a graph is not cached at the second level: %s", why)
+            bypasses.info("a graph is not cached at the second level: %s", why)
 
     # -- lookups
 
@@ -141,7 +148,8 @@ class FxGraphSeam:
         signature = inspect.signature(original)
 
         def lookup_graph(*args: object, **kwargs: object) -> Found:
-            key = signature.bind(*args, **kwargs).arguments["key"]
+            given = signature.bind(*args, **kwargs).arguments
+            key = given["key"]
             if not self._keys.is_shared(key):
                 return original(*args, **kwargs)
             if internals.ranks_must_agree():  # they have agreed on the whole graph: to compile it
@@ -149,7 +157,7 @@ class FxGraphSeam:
                     judged.overrule(Reason.RANKS)
                 self._ended(str(key), judged)
                 return None, {}
-            with self._calls.entered(Lookup(key)) as lookup:
+            with self._calls.entered(Lookup(key, given["example_inputs"])) as lookup:
                 try:
                     graph, info = original(*args, **kwargs)
                     self._accept(lookup, graph)
@@ -160,16 +168,24 @@ class FxGraphSeam:
                     graph, info = None, {}
                 finally:
                     if lookup.judged is not None:
-                        self._ended(str(key), lookup.judged, lookup.saved_s)
+                        self._ended(str(key), lookup.judged, lookup.saved_s, lookup.rejected)
                 if lookup.error is not None and self._engine.settings.strict:
                     raise lookup.error
                 return graph, info
 
         return lookup_graph
 
-    def _ended(self, key: str, judged: JudgedLookup, saved_s: float = 0.0) -> None:
-        of_whole = self._bundling.is_under_way()
-        self._recording.ended("fx", key, judged.close(), saved_s=saved_s, of_whole=of_whole)
+    def _ended(
+        self, key: str, judged: JudgedLookup, saved_s: float = 0.0, rejected: Sequence[str] = ()
+    ) -> None:
+        self._recording.ended(
+            "fx",
+            key,
+            judged.close(),
+            saved_s=saved_s,
+            of_whole=self._bundling.is_under_way(),
+            rejected=rejected,
+        )
 
     def _accept(self, lookup: Lookup, graph: CompiledGraph | None) -> None:
         if graph is None or lookup.candidate is None or lookup.judged is None:
@@ -180,8 +196,8 @@ class FxGraphSeam:
         lookup.judged.accept(hit)
         lookup.saved_s = saved_s = (graph._time_taken_ns or 0) / 1e9
         self._engine.count_time_saved(saved_s)
-        logger.info(
-            "s3cache: hit %s (%s, second level), %.1f s of compiling saved",
+        lookups.info(
+            "hit %s (%s, second level), %.1f s of compiling saved",
             lookup.key,
             hit.tier,
             saved_s,
@@ -220,9 +236,14 @@ class FxGraphSeam:
                     continue
                 lookup.candidate = graph, hit
                 yield graph, content, hit.tier == "local"
+                if lookup.candidate is not None:  # torch asks for another one
+                    guards = str(getattr(graph, "guards_expr", None) or "")
+                    self._recording.note(
+                        lookup.rejected, functools.partial(failing_guards, guards, lookup.inputs)
+                    )
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.met(exc)
-            self._warn("a lookup failed, which is a miss", exc)
+            self._warn(lookups, "a lookup failed, which is a miss", exc)
 
     def _rebuilder(self, original: Function[Found]) -> Function[Found]:
         def cache_hit_post_compile(
@@ -289,17 +310,17 @@ class FxGraphSeam:
             frame = artifact.encode(key)
             saved = self._engine.save(key, frame, level="fx", provisional=provisional)
             if isinstance(saved, Saved):
-                logger.debug("s3cache: saved %s (%d bytes, second level)", key, len(frame))
+                saves.debug("saved %s (%d bytes, second level)", key, len(frame))
             return isinstance(saved, Saved)
         except UnsharableKernelError as exc:
             self._engine.count_bypass(["kernel"], "fx")
-            logger.info("s3cache: a compiled graph is not shared at the second level: %s", exc)
+            bypasses.info("a compiled graph is not shared at the second level: %s", exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             saving.met(exc)
-            self._warn("a compiled graph is not shared", exc)
+            self._warn(saves, "a compiled graph is not shared", exc)
         return False
 
-    def _warn(self, what: str, error: Exception) -> None:
+    def _warn(self, logger: logging.Logger, what: str, error: Exception) -> None:
         if not self._warned and not self._engine.settings.strict:
             self._warned = True
-            logger.warning("s3cache: %s", what, exc_info=error)
+            logger.warning("%s", what, exc_info=error)

@@ -8,10 +8,10 @@ makes a callable of the one that it takes.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from s3cache._logs import logger_of
 from s3cache.artifact import Artifact, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup
 from s3cache.errors import CorruptError
@@ -23,7 +23,8 @@ from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, is_made_for_threads
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._records import Recording
+from s3cache.hooks._records import Recording, in_words, shown
+from s3cache.hooks._rejected import failing_conditions, failing_guards
 from s3cache.hooks._votes import Ballot, ballot_on
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LookupSeam"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("lookups")
 
 Candidate: TypeAlias = tuple[object, bytes, bool]
 
@@ -47,6 +48,7 @@ class Lookup(CacheCall):
         judged: the entries under its key, once torch asks for them.
         candidate: the one that torch judges or rebuilds now, and where it came from.
         saved_s: of a hit, what making it took where it was made.
+        rejected: of entries under its key, why they do not fit, each in a line.
 
     Args:
         config: how AOTAutograd is to go about the graph.
@@ -60,6 +62,7 @@ class Lookup(CacheCall):
         self.judged: JudgedLookup | None = None
         self.candidate: tuple[AOTResult, Hit] | None = None
         self.saved_s = 0.0
+        self.rejected: list[str] = []
 
     def accept(self, hit: Hit) -> None:
         """``hit`` was made into a callable."""
@@ -70,6 +73,8 @@ class Lookup(CacheCall):
         """``hit`` cannot be used: have it set aside, and the lookup go on."""
         assert self.judged is not None
         self.met(error)
+        self.candidate = None
+        self.rejected.append(f"cannot be used: {error}")
         self.judged.reject(hit, error)
 
     def agree(self) -> None:
@@ -123,13 +128,16 @@ class LookupSeam:
 
     def _loader(self, original: Function[object]) -> Function[object]:
         def try_load(*args: object, **kwargs: object) -> object:
-            with self._calls.entered(Lookup(_config(args), _ballot(args))) as lookup:
+            with (
+                self._calls.entered(Lookup(_config(args), _ballot(args))) as lookup,
+                shown("s3cache.lookup") as event,
+            ):
                 self._bundling.end()
                 try:
                     result = original(*args, **kwargs)
                 finally:
                     lookup.close()
-                    self._record(lookup, args)
+                    self._record(lookup, args, event)
                     if lookup.reasons:
                         self._bypasses.met(lookup.reasons, lookup.error)
                 if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
@@ -140,13 +148,22 @@ class LookupSeam:
 
         return try_load
 
-    def _record(self, lookup: Lookup, args: Sequence[object]) -> None:
+    def _record(self, lookup: Lookup, args: Sequence[object], event: dict[str, object]) -> None:
         if lookup.reasons:
+            event["outcome"] = "bypass"
+            event["reason"] = " ".join(dict.fromkeys(reason.code for reason in lookup.reasons))
             gm = internals.graph_module_of(cast("Module", args[0]))
             self._recording.bypassed("aot", lookup.reasons, gm)
         elif lookup.judged is not None:
             outcome = lookup.judged.close()
-            self._recording.ended("aot", str(lookup.key), outcome, saved_s=lookup.saved_s)
+            event.update(in_words(outcome), key=str(lookup.key))
+            self._recording.ended(
+                "aot",
+                str(lookup.key),
+                outcome,
+                saved_s=lookup.saved_s,
+                rejected=lookup.rejected,
+            )
 
     def _begin(self, lookup: Lookup) -> None:
         key = str(lookup.key)
@@ -156,7 +173,7 @@ class LookupSeam:
         except Exception as exc:
             lookup.met(exc)
             if not self._engine.settings.strict:
-                logger.warning("s3cache: a graph will not be cached as a whole", exc_info=True)
+                logger.warning("a graph will not be cached as a whole", exc_info=True)
 
     def _current(self) -> Lookup | None:
         current = self._calls.current
@@ -193,16 +210,32 @@ class LookupSeam:
                     if conditions_of(entry) is None:
                         raise CorruptError("entry", "does not say what its code relies on")
                     if not _fits(entry, lookup):
+                        self._reject(lookup, entry, in_guards=False)
                         continue
                 except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
                     lookup.reject(hit, exc)
                     continue
                 lookup.candidate = entry, hit
                 yield entry, content, hit.tier == "local"
+                if lookup.candidate is not None:  # torch asks for another one
+                    self._reject(lookup, entry, in_guards=True)
         except Exception as exc:
             lookup.met(exc)
             if not self._engine.settings.strict:
-                logger.warning("s3cache: a lookup failed, which is a miss", exc_info=True)
+                logger.warning("a lookup failed, which is a miss", exc_info=True)
+
+    def _reject(self, lookup: Lookup, entry: AOTResult, *, in_guards: bool) -> None:
+        """Note in words why ``entry`` does not fit."""
+
+        def why() -> list[str]:
+            if in_guards:
+                return failing_guards(entry.guards_expr or "", lookup.inputs)
+            sources = lookup.config.aot_autograd_arg_pos_to_source or ()
+            conditions = conditions_of(entry)
+            assert conditions is not None
+            return failing_conditions(conditions, lookup.inputs, sources)
+
+        self._recording.note(lookup.rejected, why)
 
     def _judge(self, original: Function[bool]) -> Function[bool]:
         def evaluate_guards(*args: object, **kwargs: object) -> bool:
@@ -280,9 +313,7 @@ class LookupSeam:
         saved_s = (entry.forward_time_taken_ns + entry.backward_time_taken_ns) / 1e9
         lookup.saved_s = saved_s
         self._engine.count_time_saved(saved_s)
-        logger.info(
-            "s3cache: hit %s (%s), %.1f s of compiling saved", lookup.key, hit.tier, saved_s
-        )
+        logger.info("hit %s (%s), %.1f s of compiling saved", lookup.key, hit.tier, saved_s)
 
 
 def _ballot(args: Sequence[object]) -> Ballot | None:

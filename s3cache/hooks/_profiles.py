@@ -19,11 +19,11 @@ constants later (sizes that are equal when a graph is traced share a symbol).
 from __future__ import annotations
 
 import hashlib
-import logging
 import platform
 from types import CodeType
 from typing import TYPE_CHECKING
 
+from s3cache._logs import logger_of
 from s3cache.artifact import Changing, ShapeProfile
 from s3cache.cache import Engine
 from s3cache.graph import code_fingerprint
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProfileSeam"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("saves")
 
 # A program learns a little with each compile, and then no more.
 _MAX_SAVES = 16
@@ -148,7 +148,7 @@ class ProfileSeam:
             raise error
         if not self._warned:
             self._warned = True
-            logger.warning("s3cache: what changes is not shared", exc_info=error)
+            logger.warning("what changes is not shared", exc_info=error)
 
 
 def _key(first: str) -> str:

@@ -1,31 +1,38 @@
-"""What is kept of each lookup for ``s3cache explain``: outcome, key, and the user's line."""
+"""What is told of each lookup: to its record, for ``s3cache explain``, and among torch's events.
+
+The latter are in the log that ``TORCH_TRACE`` asks for, which tlparse shows, and in what
+``torch.profiler`` records.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import logging
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from s3cache._logs import logger_of
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.graph import Unsafe
 from s3cache.hooks._keys import KeySeam
-from s3cache.records import Record
+from s3cache.records import Event, Record
 from s3cache.stats import Level, Reason
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "in_words", "shown"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("lookups")
 
 _FRAMES_AT_MOST = 1000
+# Under one key there may be any number of entries, of which these say enough.
+_REJECTED_AT_MOST = 16
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LEVELS = {"aot": "", "fx": ", second level"}
 
@@ -48,12 +55,13 @@ class Recording:
         *,
         saved_s: float = 0.0,
         of_whole: bool = False,
+        rejected: Sequence[str] = (),
     ) -> None:
-        """A lookup under ``key`` came to ``outcome``."""
+        """A lookup under ``key`` came to ``outcome``; see :class:`Record`."""
         is_hit = isinstance(outcome, Hit)
-        reason = outcome.tier if isinstance(outcome, Hit) else str(outcome.reason)
+        ending = in_words(outcome)
         if not is_hit:
-            logger.debug("s3cache: miss %s (%s%s)", key, reason, _LEVELS.get(level, ""))
+            logger.debug("miss %s (%s%s)", key, ending["reason"], _LEVELS.get(level, ""))
         if not self._engine.settings.record:
             return
         if level == "aot":
@@ -63,14 +71,15 @@ class Recording:
             self._engine.record(
                 Record(
                     level=level,
-                    outcome="hit" if is_hit else "miss",
+                    outcome=ending["outcome"],
+                    reason=ending["reason"],
                     key=key,
-                    reason=reason,
                     time=time.time(),
                     elapsed_s=outcome.elapsed_s,
                     saved_s=saved_s,
                     where=users_line(),
                     of_whole=of_whole,
+                    rejected=() if is_hit else tuple(rejected[:_REJECTED_AT_MOST]),
                     components={
                         name: (each.digest, each.value) for name, each in known.components.items()
                     },
@@ -79,6 +88,23 @@ class Recording:
             )
         except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
             self._fail(exc)
+
+    def saved(self, key: str, size: int, elapsed_s: float, compile_s: float) -> None:
+        """What had taken ``compile_s`` to compile was saved, and the save took ``elapsed_s``."""
+        now = time.time()
+        self._engine.record(Event("compile", now - elapsed_s, compile_s, key))
+        self._engine.record(Event("save", now, elapsed_s, key, size))
+
+    def note(self, rejected: list[str], why: Callable[[], list[str]]) -> None:
+        """Add to ``rejected`` a line for an entry that does not fit, for what ``why`` finds."""
+        if not self._engine.settings.record or len(rejected) >= _REJECTED_AT_MOST:
+            return
+        try:
+            words = "; ".join(why())
+        except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
+            self._fail(exc)
+            words = ""
+        rejected.append(words or "what it relies on does not hold")
 
     def bypassed(self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None) -> None:
         """A graph was not looked up, for ``reasons``."""
@@ -107,12 +133,35 @@ class Recording:
             self._has_hit = True
         elif self._has_hit and not self._has_hinted and outcome.reason is Reason.ABSENT:
             self._has_hinted = True
-            logger.info("s3cache: a graph missed where others hit; `s3cache explain` says why")
+            logger.info("a graph missed where others hit; `s3cache explain` says why")
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            logger.warning("s3cache: lookups are not recorded", exc_info=error)
+            logger_of("records").warning("lookups are not recorded", exc_info=error)
+
+
+@contextlib.contextmanager
+def shown(name: str) -> Iterator[dict[str, object]]:
+    """Show the block as an event ``name``, with what the block puts into the mapping it gets."""
+    about: dict[str, object] = {}
+    end = None
+    # Nothing that torch meets when it writes a trace is to end anybody's training.
+    with contextlib.suppress(Exception):
+        end = internals.begin_event(name, time.time_ns())
+    try:
+        yield about
+    finally:
+        if end is not None:
+            with contextlib.suppress(Exception):
+                end(time.time_ns(), about)
+
+
+def in_words(outcome: Hit | Miss) -> dict[str, str]:
+    """How a lookup ended, and where or why."""
+    if isinstance(outcome, Hit):
+        return {"outcome": "hit", "reason": outcome.tier}
+    return {"outcome": "miss", "reason": str(outcome.reason)}
 
 
 def users_line() -> tuple[str, int, str] | None:

@@ -7,13 +7,13 @@ and writes it to its directory. That write comes here; what cannot be shared goe
 from __future__ import annotations
 
 import functools
-import logging
 import platform
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from s3cache._logs import logger_of
 from s3cache.artifact import Artifact, describe, packed, variant_of
 from s3cache.cache import Engine, Saved
 from s3cache.graph import FIRST_CALL, Code, Component, Unsafe
@@ -24,6 +24,7 @@ from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._records import Recording, shown
 from s3cache.hooks._sources import without_sources
 from s3cache.torch_api import internals
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SaveSeam", "maker", "told"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("saves")
 
 
 class Save(CacheCall):
@@ -61,6 +62,7 @@ class SaveSeam:
         kernels: Kernels,
         bundling: Bundling,
         bypasses: Bypasses,
+        recording: Recording,
     ) -> None:
         self._engine = engine
         self._calls = calls
@@ -68,6 +70,7 @@ class SaveSeam:
         self._kernels = kernels
         self._bundling = bundling
         self._bypasses = bypasses
+        self._recording = recording
         self._warned = False
 
     def install(self, patches: Patches) -> None:
@@ -137,12 +140,17 @@ class SaveSeam:
 
     def _share(self, key: str, saving: Save, content: bytes) -> bool:
         try:
-            frame = self._artifact(key, saving, content).encode(key)
-            saved = isinstance(self._engine.save(key, frame), Saved)
-            if saved:
-                logger.debug("s3cache: saved %s (%d bytes)", key, len(frame))
+            with shown("s3cache.save") as event:
+                frame = self._artifact(key, saving, content).encode(key)
+                saved = self._engine.save(key, frame)
+                event.update(key=key, bytes=len(frame), saved=isinstance(saved, Saved))
+            if isinstance(saved, Saved):
+                logger.debug("saved %s (%d bytes)", key, len(frame))
+                entry = saving.entry
+                compile_ns = entry.forward_time_taken_ns + entry.backward_time_taken_ns
+                self._recording.saved(key, len(frame), saved.elapsed_s, compile_ns / 1e9)
                 self._supersede(saving.entry)
-            return saved
+            return isinstance(saved, Saved)
         except UnsharableKernelError as exc:
             self._refused("kernel", exc)
         except UndescribedError as exc:
@@ -155,7 +163,7 @@ class SaveSeam:
         saving.met(error)
         if not self._warned and not self._engine.settings.strict:
             self._warned = True
-            logger.warning("s3cache: a compiled graph is not shared", exc_info=error)
+            logger.warning("a compiled graph is not shared", exc_info=error)
 
     def _refused(self, code: Code, error: Exception) -> None:
         self._bypasses.met([Unsafe(code, str(error))], what="a compiled graph is not shared")

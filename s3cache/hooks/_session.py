@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from s3cache import _autoload, metrics
 from s3cache._importing import when_imported
-from s3cache.cache import Cache, Engine, cache_over
+from s3cache._logs import logger_of
+from s3cache.cache import Cache, Engine, announce, cache_over, latest
 from s3cache.errors import S3CacheError
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
@@ -31,7 +31,6 @@ from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
 from s3cache.hooks._triton import TritonSeam
 from s3cache.hooks._ways_around import WaysAround
-from s3cache.records import Run
 from s3cache.settings import is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
 from s3cache.torch_api.protocols import Function
@@ -48,12 +47,10 @@ __all__ = [
     "enable",
     "enable_by_environment",
     "enabled",
-    "latest",
-    "recorded",
     "register_cacheable",
 ]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of()
 
 _F = TypeVar("_F", bound=Function[object])
 _P = ParamSpec("_P")
@@ -103,7 +100,7 @@ class Session:
         except Exception:
             if self._engine.settings.strict:
                 raise
-            logger.warning("s3cache: torch may use what nobody has signed", exc_info=True)
+            logger_of("trust").warning("torch may use what nobody has signed", exc_info=True)
 
     def _install(self) -> None:
         try:
@@ -116,7 +113,7 @@ class Session:
             if self._engine.settings.strict:
                 raise
             logger.warning(
-                "s3cache: cannot get behind this torch; it compiles without a cache", exc_info=True
+                "cannot get behind this torch; it compiles without a cache", exc_info=True
             )
 
     def _install_seams(self) -> None:
@@ -130,7 +127,7 @@ class Session:
         lookups = LookupSeam(
             self._engine, calls, keys, kernels, bundling, backwards, bypasses, recording
         )
-        saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses)
+        saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses, recording)
         halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling, recording)
         keys.install_fx(self._patches)
         triton = TritonSeam(kernels.is_offered)
@@ -153,8 +150,6 @@ class Session:
 _mutex = threading.Lock()
 _environment_mutex = threading.Lock()  # taken before the other one
 _session: Session | None = None
-_latest: Cache | None = None
-_latest_engine: Engine | None = None
 _tried_environment = False
 registry = Registry()
 
@@ -166,17 +161,6 @@ def active() -> Cache | None:
     """
     _autoload.go_ahead()
     return None if _session is None else _session.cache
-
-
-def latest() -> Cache | None:
-    """The cache that was enabled last, also when it is off again: its counts stay readable."""
-    return _latest
-
-
-def recorded() -> Run | None:
-    """The lookups of the cache that was enabled last, the last few hundred of them; any thread."""
-    engine = _latest_engine
-    return None if engine is None else Run(engine.recorded_run, engine.recorded())
 
 
 def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
@@ -192,7 +176,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
     Raises:
         ConfigError: the URL or a setting cannot be used.
     """
-    global _session, _latest, _latest_engine
+    global _session
     _autoload.cancel()
     with _mutex:
         _close()
@@ -205,12 +189,12 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         except Exception:  # strict
             engine.close()
             raise
-        _latest, _latest_engine = _session.cache, engine
-        metrics.announce(_latest)
+        cache = _session.cache
+        announce(cache)
         if engine.settings.summary or engine.settings.metrics_file:
             atexit.unregister(_sum_up)  # once, however often this is called
             atexit.register(_sum_up)
-        return _latest
+        return cache
 
 
 def enable_by_environment() -> None:
@@ -232,7 +216,7 @@ def enable_by_environment() -> None:
             if is_strict_by_environment():
                 raise
             logger.warning(
-                "s3cache: not enabled, so this compiles without a cache: %s",
+                "not enabled, so this compiles without a cache: %s",
                 exc,
                 exc_info=None if isinstance(exc, S3CacheError) else exc,
             )
@@ -290,15 +274,16 @@ def _close() -> None:
 
 def _sum_up() -> None:
     """Say what the cache that was enabled last came to. At exit: the uploads are over."""
-    if _latest is None:
+    cache = latest()
+    if cache is None:
         return
-    settings = _latest.settings
+    settings = cache.settings
     if settings.summary:
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr
-            sys.stderr.write(f"s3cache: {rank}{_latest.stats().in_words()}\n")
+            sys.stderr.write(f"s3cache: {rank}{cache.stats().in_words()}\n")
     if settings.metrics_file:
-        metrics.leave_textfile(settings.metrics_file, _latest.stats)
+        metrics.leave_textfile(settings.metrics_file, cache.stats)
 
 
 def _after_fork_in_child() -> None:

@@ -9,13 +9,13 @@ group, which needs no collective: a rank that never comes does not stop the othe
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from s3cache._logs import logger_of
 from s3cache.graph import graph_modules
 from s3cache.torch_api import internals
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ballot", "ballot_on"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("ranks")
 
 # How long a rank that hits waits for the others. They trace the same program: what is between them
 # is above all how long each waits for its bucket, and how busy its machine is.
@@ -75,7 +75,7 @@ class Ballot:
         try:
             outcome = self._outcome(place)
         except Exception:
-            logger.warning("s3cache: ranks could not decide together: a miss", exc_info=True)
+            logger.warning("ranks could not decide together: a miss", exc_info=True)
             outcome = _MISS
         if outcome != _HIT:
             self._rounds.clear()
@@ -89,7 +89,7 @@ class Ballot:
             try:
                 self._store.compare_set(place, "", _MISS)
             except Exception:
-                logger.warning("s3cache: a miss could not be told to other ranks", exc_info=True)
+                logger.warning("a miss could not be told to other ranks", exc_info=True)
 
     def _outcome(self, place: str) -> str:
         assert self._store is not None
@@ -117,7 +117,7 @@ def ballot_on(gm: GraphModule, inputs: Sequence[object]) -> Ballot:
             name = f"s3cache/{graph}/{_occurrences[graph]}"
         return Ballot(internals.default_store.get()(), name, dist.get_world_size())
     except Exception:
-        logger.warning("s3cache: ranks cannot decide together: a miss", exc_info=True)
+        logger.warning("ranks cannot decide together: a miss", exc_info=True)
         return Ballot(None, "", 0)
 
 

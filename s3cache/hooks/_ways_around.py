@@ -10,12 +10,12 @@ alone. Where that is not possible, because this torch has other internals, it ha
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
+from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
 from s3cache.hooks._patching import Patches
 from s3cache.store import Directory, make_parents
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WaysAround", "own_directory"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("trust")
 
 
 class WaysAround:
@@ -78,7 +78,7 @@ class WaysAround:
     def _populator(self, original: Function[object]) -> Function[object]:
         def populate_caches(artifacts: object) -> object:
             logger.warning(
-                "s3cache: trust is 'require', and nobody signs artifacts of "
+                "trust is 'require', and nobody signs artifacts of "
                 "torch.compiler.load_cache_artifacts: none is loaded"
             )
             return original({})
@@ -109,7 +109,7 @@ def own_directory(path: str) -> tuple[str, Callable[[], None]]:
         make_parents(os.path.abspath(path))
         Directory.at(path, make=True)
     except (ConfigError, OSError) as exc:
-        logger.warning("s3cache: torch keeps nothing of what it compiles: %s", exc)
+        logger.warning("torch keeps nothing of what it compiles: %s", exc)
         temporary = tempfile.TemporaryDirectory(prefix="s3cache-")
         return temporary.name, temporary.cleanup
     return path, lambda: None

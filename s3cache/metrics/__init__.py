@@ -6,7 +6,6 @@ imported when it is first asked for.
 """
 
 from s3cache.metrics._families import FAMILIES, Family, Sample, Source, families
-from s3cache.metrics._latest import announce
 from s3cache.metrics._opentelemetry import Observation, observe
 from s3cache.metrics._prometheus import PrometheusCollector, leave_textfile, write_textfile
 
@@ -17,7 +16,6 @@ __all__ = [
     "PrometheusCollector",
     "Sample",
     "Source",
-    "announce",
     "families",
     "leave_textfile",
     "observe",

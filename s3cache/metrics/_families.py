@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
+from s3cache.cache import latest
+
 if TYPE_CHECKING:
     from s3cache.stats import CacheStats, HistogramSnapshot, TierName
 
-__all__ = ["FAMILIES", "Family", "Sample", "Source", "families"]
+__all__ = ["FAMILIES", "Family", "Sample", "Source", "families", "latest_counts"]
 
 #: Gives the counts of a moment; ``None`` where no cache has been enabled yet.
 Source: TypeAlias = "Callable[[], CacheStats | None]"
@@ -70,6 +72,12 @@ class Family:
         name = self.name.replace(".", "_")
         unit = units.get(self.unit, "")
         return name if name.endswith(unit) else name + unit
+
+
+def latest_counts() -> CacheStats | None:
+    """The counts of the cache that was enabled last, also where it is off again."""
+    cache = latest()
+    return None if cache is None else cache.stats()
 
 
 def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from s3cache._version import __version__
+from s3cache.cache import with_each
 from s3cache.errors import ConfigError
-from s3cache.metrics._families import FAMILIES, Family, Sample, Source
-from s3cache.metrics._latest import latest_counts, with_each
+from s3cache.metrics._families import FAMILIES, Family, Sample, Source, latest_counts
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

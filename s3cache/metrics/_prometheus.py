@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
-from s3cache.metrics._families import Family, Sample, Source, families
-from s3cache.metrics._latest import latest_counts
+from s3cache.metrics._families import Family, Sample, Source, families, latest_counts
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 __all__ = ["PrometheusCollector", "leave_textfile", "write_textfile"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("metrics")
 
 
 class PrometheusCollector:
@@ -76,7 +75,7 @@ def leave_textfile(path: str, source: Source) -> None:
     try:
         write_textfile(here, source)
     except Exception as exc:  # noqa: BLE001 - the program is over, and well
-        logger.warning("s3cache: no metrics are left in %s: %s", here, exc)
+        logger.warning("no metrics are left in %s: %s", here, exc)
 
 
 def _client() -> Any:

@@ -4,8 +4,25 @@ A process writes one file below ``records/`` in its local tier, a line of JSON f
 nothing leaves the machine. Without a local tier there is what the process holds in memory.
 """
 
-from s3cache.records._reading import Run, read_run, run_names
-from s3cache.records._record import Record
-from s3cache.records._writing import Recorder, RecordLimits
+from s3cache.records._jobs import Folded, folded, in_jobs, ranks_in_words
+from s3cache.records._reading import Run, read_head, read_run, run_names
+from s3cache.records._record import Event, Record, Transfers
+from s3cache.records._writing import JOB, Recorder, RecordLimits, job_here
 
-__all__ = ["Record", "RecordLimits", "Recorder", "Run", "read_run", "run_names"]
+__all__ = [
+    "JOB",
+    "Event",
+    "Folded",
+    "Record",
+    "RecordLimits",
+    "Recorder",
+    "Run",
+    "Transfers",
+    "folded",
+    "in_jobs",
+    "job_here",
+    "ranks_in_words",
+    "read_head",
+    "read_run",
+    "run_names",
+]

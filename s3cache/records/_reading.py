@@ -7,19 +7,20 @@ import json
 import os
 import stat
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from s3cache.records._record import Record
+from s3cache.records._record import Event, Record
 from s3cache.records._writing import DIRECTORY, SUFFIX
 from s3cache.store import Directory
 
-__all__ = ["Run", "read_run", "run_names"]
+__all__ = ["Run", "read_head", "read_run", "run_names"]
 
 # A pipe is not waited at for somebody to write.
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_BYTES = 16 << 20
 _MAX_PARTS_BYTES = 16 << 20
+_HEAD_BYTES = 16 << 10
 _BAD = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
@@ -33,6 +34,9 @@ class Run:
         started: Unix time.
         rank: of a distributed job, if it is one.
         complete: whether all its lookups are here; a very long run has more.
+        job: what the environment said of the job that it was of, see :func:`in_jobs`.
+        pid, parent: of the process.
+        events: what else took time beside lookups.
     """
 
     name: str
@@ -41,6 +45,10 @@ class Run:
     started: float = 0.0
     rank: str = ""
     complete: bool = True
+    job: str = ""
+    pid: int = 0
+    parent: int = 0
+    events: tuple[Event, ...] = ()
 
 
 def run_names(root: str) -> list[str]:
@@ -65,6 +73,19 @@ def read_run(root: str, name: str) -> Run:
         ConfigError: the directory may be another user's work.
         OSError: there is none of that name, or it cannot be read.
     """
+    return _read(root, name, _MAX_BYTES)
+
+
+def read_head(root: str, name: str) -> Run:
+    """What is known of that run as a whole, without its lookups: cheap.
+
+    Raises:
+        ConfigError, OSError: as :func:`read_run`.
+    """
+    return replace(_read(root, name, _HEAD_BYTES), records=(), events=())
+
+
+def _read(root: str, name: str, max_bytes: int) -> Run:
     directory = Directory.at(root).enter(DIRECTORY)
     fd = os.open(f"{name}{SUFFIX}", _OLD, dir_fd=directory.fd)
     try:
@@ -72,21 +93,25 @@ def read_run(root: str, name: str) -> Run:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise PermissionError(f"{name} is not a file of ours")
         with os.fdopen(os.dup(fd), "rb") as file:
-            lines = file.read(_MAX_BYTES).split(b"\n")
+            lines = file.read(max_bytes).split(b"\n")
     finally:
         os.close(fd)
     head: dict[str, Any] = {}
     records = []
+    events = []
     for line in lines:
         try:
             value = json.loads(line)
             if "outcome" in value:
                 records.append(Record.from_dict(_unpacked(value)))
+            elif "event" in value:
+                events.append(Event.from_dict(value))
             else:
                 head.update(value)
         except (*_BAD, zlib.error):
             continue
     started = head.get("started")
+    pid, parent = (each if isinstance(each := head.get(of), int) else 0 for of in ("pid", "parent"))
     return Run(
         name=name,
         records=tuple(records),
@@ -94,6 +119,10 @@ def read_run(root: str, name: str) -> Run:
         started=started if isinstance(started, float) else 0.0,
         rank=str(head.get("rank", "")),
         complete="more" not in head,
+        job=str(head.get("job", "")),
+        pid=pid,
+        parent=parent,
+        events=tuple(events),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import logging
 import os
 import queue
 import secrets
@@ -18,22 +17,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
-from s3cache.records._record import MAX_LINE_BYTES, Record
+from s3cache.records._record import MAX_LINE_BYTES, Event, Record
 from s3cache.store import Directory
 
-__all__ = ["DIRECTORY", "SUFFIX", "RecordLimits", "Recorder"]
+__all__ = ["DIRECTORY", "JOB", "NAMED", "SUFFIX", "RecordLimits", "Recorder", "job_here"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("records")
 
 DIRECTORY = "records"
 SUFFIX = ".jsonl"
+#: The variable that names a job, whoever launches it.
+JOB = "S3CACHE_JOB"
+#: How a job begins that has its name from there, and one that has none.
+NAMED, _LAUNCHED = "job:", "ranks:"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _MORE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # What a process holds in memory: for its own questions, and while the disk hangs.
 _HELD_RECORDS = 512
 _QUEUED_RECORDS = 512
+_QUEUED_EVENTS = 256
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,27 @@ class RecordLimits:
 
     Attributes:
         run_records, run_bytes: of one process.
+        run_events: how many transfers, compiles and saves of one process.
         runs, all_bytes: of all together; older runs go when a process begins to write.
     """
 
     run_records: int = 4096
     run_bytes: int = 8 << 20
+    run_events: int = 4096
     runs: int = 128
     all_bytes: int = 64 << 20
+
+
+def job_here() -> str:
+    """What the environment says of the job that this process is of; ``""`` if it is of none."""
+    if name := os.environ.get(JOB):
+        return f"{NAMED}{name}"
+    if "RANK" not in os.environ:
+        return ""
+    # As torchrun and those that do as it does set them. Several jobs after one another may have
+    # all of them in common: what tells those apart is who started them, and that a rank is one.
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return f"{_LAUNCHED}{' '.join(os.environ.get(name, '') for name in names)}"
 
 
 class Recorder:
@@ -70,18 +89,24 @@ class Recorder:
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
         self._mutex = threading.Lock()
-        self._queue: queue.Queue[Record | None] = queue.Queue(_QUEUED_RECORDS)
+        self._queue: queue.Queue[Record | Event | None] = queue.Queue(_QUEUED_RECORDS)
         self._thread: threading.Thread | None = None
         self._closed = root is None
 
-    def add(self, record: Record) -> None:
-        """Keep ``record``: two calls of a queue, whatever the disk does."""
-        self._held.append(record)
+    def add(self, record: Record | Event) -> None:
+        """Keep ``record``: two calls of a queue, whatever the disk does.
+
+        An event is for the disk alone, and makes no file: a lookup does.
+        """
+        if isinstance(record, Record):
+            self._held.append(record)
         if self._closed:
             return
+        if isinstance(record, Event) and self._queue.qsize() >= _QUEUED_EVENTS:
+            return  # there is to be room for lookups
         with contextlib.suppress(queue.Full):  # the disk hangs
             self._queue.put_nowait(record)
-        if self._thread is None:
+        if self._thread is None and isinstance(record, Record):
             with self._mutex:
                 if self._thread is None and not self._closed:
                     thread = threading.Thread(
@@ -113,7 +138,7 @@ class Recorder:
             self._write_all()
         except (OSError, ConfigError, ValueError) as exc:
             # People may want it later, and no program needs it now.
-            logger.info("s3cache: lookups are not recorded any more: %s", exc)
+            logger.info("lookups are not recorded any more: %s", exc)
         self._closed = True
 
     def _write_all(self) -> None:
@@ -124,11 +149,17 @@ class Recorder:
         fd = os.open(name, _NEW, 0o600, dir_fd=directory.fd)
         try:
             os.write(fd, _line(self._head()))
-            size = 0
-            for count, record in enumerate(self._queued()):
+            size = count = events = 0
+            for record in self._queued():
+                if isinstance(record, Event):
+                    events += 1
+                    if events <= self._limits.run_events:
+                        os.write(fd, _line(record.as_dict()))
+                    continue
                 line = _line(_packed(record.as_dict()))
                 size += len(line)
-                if count >= self._limits.run_records or size > self._limits.run_bytes:
+                count += 1
+                if count > self._limits.run_records or size > self._limits.run_bytes:
                     os.write(fd, _line({"more": True}))
                     return
                 if len(line) <= MAX_LINE_BYTES:
@@ -136,7 +167,7 @@ class Recorder:
         finally:
             os.close(fd)
 
-    def _queued(self) -> Iterator[Record]:
+    def _queued(self) -> Iterator[Record | Event]:
         while (record := self._queue.get()) is not None:
             yield record
 
@@ -147,6 +178,8 @@ class Recorder:
             "program": sys.argv[0] if sys.argv else "",
             "started": self._started,
             "pid": os.getpid(),
+            "parent": os.getppid(),
+            "job": job_here(),
             "rank": os.environ.get("RANK", ""),
         }
 

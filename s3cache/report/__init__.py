@@ -1,9 +1,11 @@
 """What the processes of a job looked up, as numbers and as a page.
 
-:func:`sum_up` counts what :mod:`s3cache.records` has of some runs, :func:`page` draws it.
+:func:`sum_up` counts what :mod:`s3cache.records` has of some runs, :func:`page` draws it, and
+:func:`trace` is for the tools that show traces.
 """
 
 from s3cache.report._page import page
 from s3cache.report._totals import Totals, name_of, sum_up
+from s3cache.report._trace import trace
 
-__all__ = ["Totals", "name_of", "page", "sum_up"]
+__all__ = ["Totals", "name_of", "page", "sum_up", "trace"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from s3cache.records import Record, Run
+from s3cache.records import Event, Record, Run
 from s3cache.report._totals import Kind, kind_of, name_of
 
 __all__ = ["STYLE", "bars", "timeline"]
@@ -26,6 +26,8 @@ _KINDS: dict[Kind, str] = {
     "bypass": "bypass",
 }
 _WIDTH, _LANE, _NAMES, _AXIS = 960, 22, 110, 26
+# What is drawn of what else took time, and in which colour.
+_EVENTS = {"compile": "compile", "download": "transfer", "upload": "transfer"}
 # More lanes or marks than that tell nobody anything.
 _LANES_AT_MOST = 64
 _MARKS_AT_MOST = 5_000
@@ -46,13 +48,15 @@ def bars(outcomes: Mapping[tuple[str, str], int]) -> str:
 
 
 def timeline(runs: Sequence[Run]) -> str:
-    """A lane for each process: its lookups, from their beginnings to their ends."""
+    """A lane for each process: its lookups, from beginning to end, over compiles and transfers."""
     lanes = [run for run in runs if run.records][:_LANES_AT_MOST]
     if not lanes:
         return "<p>Nothing was looked up.</p>"
-    first = min(_began(record) for run in lanes for record in run.records)
-    first = min([first, *(run.started for run in lanes if run.started)])
-    last = max(record.time for run in lanes for record in run.records)
+    spans: list[Record | Event] = []
+    for run in lanes:
+        spans += [*run.records, *run.events]
+    first = min([*map(_began, spans), *(run.started for run in lanes if run.started)])
+    last = max(each.time for each in spans)
     scale = (_WIDTH - _NAMES - 10) / max(last - first, 1e-3)
     height = len(lanes) * _LANE + _AXIS
     label = "lookups of each process over time"
@@ -65,6 +69,18 @@ def timeline(runs: Sequence[Run]) -> str:
         drawn.append(
             f'<line class="lane" x1="{_NAMES}" x2="{_WIDTH}" y1="{middle}" y2="{middle}"/>'
         )
+        for event in run.events:
+            marks += 1
+            if marks > _MARKS_AT_MOST or event.event not in _EVENTS:
+                continue
+            # Compiles above the line's lower edge, transfers on it: they are under way meanwhile.
+            top = y + _LANE - (7 if event.event == "compile" else 4)
+            drawn.append(
+                f'<rect x="{_NAMES + (_began(event) - first) * scale:.1f}" y="{top}" '
+                f'width="{max(event.elapsed_s * scale, 2):.1f}" height="3" '
+                f'fill="var(--{_EVENTS[event.event]})">'
+                f"<title>{escape(_told(event, first))}</title></rect>"
+            )
         for record in run.records:
             marks += 1
             if marks > _MARKS_AT_MOST:
@@ -73,14 +89,14 @@ def timeline(runs: Sequence[Run]) -> str:
             width = max(record.elapsed_s * scale, 3)
             kind = kind_of(record.outcome, record.reason)
             drawn.append(
-                f'<rect x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="{_LANE - 8}" rx="1.5" '
+                f'<rect x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 10}" rx="1.5" '
                 f'fill="var(--{kind})"><title>{escape(_said(record, first))}</title></rect>'
             )
     drawn.append(_axis(last - first, scale, len(lanes) * _LANE))
     drawn.append("</svg>")
     legend = "".join(
         f'<span><span class="mark" style="background: var(--{kind})"></span>{text}</span>'
-        for kind, text in _KINDS.items()
+        for kind, text in [*_KINDS.items(), ("compile", "compiling"), ("transfer", "transfer")]
     )
     return f'<div class="legend">{legend}</div><div class="scroll">{"".join(drawn)}</div>'
 
@@ -114,7 +130,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 or not seconds else f"{seconds * 1e3:g} ms"
 
 
-def _began(record: Record) -> float:
+def _began(record: Record | Event) -> float:
     return record.time - record.elapsed_s
 
 
@@ -122,3 +138,9 @@ def _said(record: Record, first: float) -> str:
     where = "" if record.where is None else f", {record.where[0]}:{record.where[1]}"
     at = _began(record) - first
     return f"{record.outcome}: {record.reason}{where}; at {at:.2f} s, {record.elapsed_s:.3f} s"
+
+
+def _told(event: Event, first: float) -> str:
+    ended = "" if event.ended == "done" else f", {event.ended}"
+    at = _began(event) - first
+    return f"{event.event} {event.name[:24]}{ended}; at {at:.2f} s, {event.elapsed_s:.3f} s"

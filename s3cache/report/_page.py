@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from s3cache._version import __version__
-from s3cache.records import Record, Run
+from s3cache.records import Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.report._drawing import STYLE as DRAWING_STYLE
 from s3cache.report._drawing import bars, timeline
 from s3cache.report._totals import Totals, kind_of, name_of, sum_up
@@ -24,10 +24,11 @@ _NUMBERS = dict.fromkeys(("Waited", "Spared"), ' class="number"')
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --line: #d9d9e0; --ground: #fff;
-  --card: #f7f7f9; --local: #1f8a70; --remote: #2f6fde; --miss: #c2570c; --bypass: #6b6f76; }
+  --card: #f7f7f9; --local: #1f8a70; --remote: #2f6fde; --miss: #c2570c; --bypass: #6b6f76;
+  --compile: #8e4ec6; --transfer: #9aa0a8; }
 @media (prefers-color-scheme: dark) { :root { --ink: #eceef0; --dim: #9ba1a6; --line: #3a3f45;
   --ground: #151718; --card: #1f2224; --local: #4cc3a0; --remote: #7aa7ff; --miss: #ff9a52;
-  --bypass: #a0a6ad; } }
+  --bypass: #a0a6ad; --compile: #bf7af0; --transfer: #6b7280; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; background: var(--ground);
   color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
@@ -115,10 +116,10 @@ def _tiles(totals: Totals) -> str:
 
 
 def _table(runs: Sequence[Run], explain: Callable[[Run, Record], str] | None) -> str:
-    found = [(run, record) for run in runs for record in run.records]
+    found = [lookup for job in reversed(in_jobs(runs)) for lookup in folded(job)]
     if not found:
         return "<p>Nothing was looked up.</p>"
-    rows = [_row(run, record, explain) for run, record in found[:_ROWS_AT_MOST]]
+    rows = [_row(each, len(runs), explain) for each in found[:_ROWS_AT_MOST]]
     left = len(found) - len(rows)
     more = f"<p>{left:,} more are left out here, and counted above.</p>" if left else ""
     names = ["Outcome", "Where", "Waited", "Spared", "Why"]
@@ -129,25 +130,27 @@ def _table(runs: Sequence[Run], explain: Callable[[Run, Record], str] | None) ->
     )
 
 
-def _row(run: Run, record: Record, explain: Callable[[Run, Record], str] | None) -> str:
+def _row(lookup: Folded, processes: int, explain: Callable[[Run, Record], str] | None) -> str:
+    record = lookup.record
     level = "" if record.level == "aot" else " (half of a graph)"
     where = ""
     if record.where is not None:
         file, line, function = record.where
         where = f"<code>{escape(file)}:{line}</code> {escape(function)}"
-    why = explain(run, record) if explain is not None and record.outcome != "hit" else ""
+    why = explain(lookup.runs[0], record) if explain is not None and record.outcome != "hit" else ""
     if not why:
         why = "; ".join(_reason(reason) for reason in record.reasons)
-    rank = f" <span class=dim>rank {escape(run.rank)}</span>" if run.rank else ""
+    ranks = ranks_in_words(lookup.runs) if processes > 1 else ""
+    rank = f" <span class=dim>{escape(ranks)}</span>" if ranks else ""
     key = f"<code class=dim>{escape(record.key[:16])}</code>" if record.key else ""
     key = f"<br>{key}" if where and key else key
-    spared = _duration(record.saved_s) if record.saved_s else ""
+    spared = _duration(lookup.saved_s) if lookup.saved_s else ""
     kind = kind_of(record.outcome, record.reason)
     return (
         f'<tr><td><span class="mark" style="background: var(--{kind})"></span>'
         f"{escape(name_of(record.outcome, record.reason))}{escape(level)}{rank}</td>"
         f"<td>{where}{key}</td>"
-        f'<td class="number" data-label="waited">{_duration(record.elapsed_s)}</td>'
+        f'<td class="number" data-label="waited">{_duration(lookup.elapsed_s)}</td>'
         f'<td class="number"{_labelled("spared", spared)}>{spared}</td>'
         f"<td>{escape(why)}</td></tr>"
     )

@@ -14,7 +14,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import logging
 import os
 import re
 import sys
@@ -25,6 +24,7 @@ from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from s3cache._logs import logger_of
 from s3cache.torch_api._declare import (
     Behaviour,
     Fields,
@@ -48,6 +48,7 @@ from s3cache.torch_api.protocols import (
     CustomOperator,
     CustomPass,
     DeviceMesh,
+    EventLog,
     ExpressionPrinter,
     FakeImplementation,
     FakeKernel,
@@ -96,7 +97,7 @@ COMPILER = "torch._inductor.compile_fx"
 CODE_CACHES = "torch._inductor.codecache"
 TORCH = "torch"
 
-logger = logging.getLogger("s3cache")
+logger = logger_of()
 
 _warned = False
 
@@ -108,7 +109,7 @@ def is_supported() -> bool:
         return True
     if not _warned:
         logger.warning(
-            "s3cache: torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
+            "torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
             installed_version(),
             *OLDEST,
             *NEWEST,
@@ -693,8 +694,18 @@ def size_guard_holds(context: TracingContext, expression: str, named: Mapping[st
         named: what its symbols are to be the sizes of.
     """
     shapes = context.fake_mode.shape_env
-    here = {str(symbol): symbol for symbol in shapes.var_to_sources if str(symbol) in named}
-    return _named(context, here) == dict(named) and bool(shapes.evaluate_symexpr(expression))
+    return are_named(context, named) and bool(shapes.evaluate_symexpr(expression))
+
+
+def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
+    """Whether symbols of those names stand for these sizes in what is compiled for now."""
+    symbols = context.fake_mode.shape_env.var_to_sources
+    return _named(context, {str(each): each for each in symbols if str(each) in named}) == {**named}
+
+
+def value_of_symbol(context: TracingContext, symbol: str) -> int | float | bool:
+    """The size, in what is compiled for now, that a symbol stands for."""
+    return context.fake_mode.shape_env.evaluate_symexpr(symbol)
 
 
 def guard_on_sizes(context: TracingContext, expression: str) -> None:
@@ -714,6 +725,32 @@ def symbols_of(inputs: Sequence[object]) -> frozenset[object]:
 
     numbers = (value.node.expr for value in inputs if isinstance(value, torch.SymInt))
     return frozenset(symbol for symbol in numbers if getattr(symbol, "is_symbol", False))
+
+
+def sizes_among(inputs: Sequence[object]) -> list[SymInt]:
+    """The inputs that guards in torch's entries are about, in the order of their numbers."""
+    import torch
+
+    sizes = [value for value in inputs if isinstance(value, torch.SymInt)]
+    return [size for size in sizes if size.node.hint is not None]
+
+
+def name_of_size(size: SymInt) -> str | None:
+    """What the program calls a size, as ``L['x'].size()[0]``, if torch knows."""
+    sources = size.node.shape_env.var_to_sources.get(size.node.expr)
+    return name_of_source(sources[0]) if sources else None
+
+
+def value_of_size(size: SymInt) -> int:
+    """The size that it is now; nothing is guarded because of this."""
+    return int(size.node.hint)
+
+
+def holds_of_sizes(guards: str, sizes: Sequence[SymInt], values: Sequence[int]) -> bool:
+    """Whether guards of an entry of torch's hold of sizes that are ``values`` now."""
+    if not sizes:
+        return False
+    return bool(sizes[0].node.shape_env.evaluate_guards_expression(guards, values))
 
 
 def sources_of_guard(guard: object) -> tuple[str, list[object], list[object]] | None:
@@ -1280,6 +1317,30 @@ def interpreted(module: GraphModule) -> Callable[[list[object]], object]:
 compile_fx_inner: Internal[Function[CompiledGraph]] = Internal(
     "torch._inductor.compile_fx:_compile_fx_inner"
 )
+_event_log: Internal[Callable[[], EventLog]] = Internal(
+    "torch._dynamo.utils:get_chromium_event_logger"
+)
+Shape("torch._dynamo.utils:ChromiumEventLogger", EventLog)
+
+
+def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], None] | None:
+    """Begin an event among torch's own of a compile, on this thread.
+
+    Returns:
+        What ends it, and is told when that is and what there is to say; ``None`` if one of that
+        name is under way, from which torch could not tell it.
+    """
+    log = _event_log.get()()
+    if name in log.get_stack():
+        return None
+    log.log_event_start(name, now_ns, {}, False)
+
+    def end(end_ns: int, about: dict[str, object]) -> None:
+        log.log_event_end(name, end_ns, about, now_ns, False)
+
+    return end
+
+
 count_calls: Internal[Callable[[Graph], int]] = Internal("torch._dynamo.utils:count_calls")
 compiled_graph: Internal[type[CompiledGraph]] = Internal(
     "torch._inductor.output_code:CompiledFxGraph"

@@ -34,6 +34,7 @@ __all__ = [
     "CustomPass",
     "DeviceMesh",
     "DispatchRules",
+    "EventLog",
     "ExpressionPrinter",
     "FakeImplementation",
     "FakeKernel",
@@ -258,6 +259,30 @@ class ShapeEnv(Protocol):
     def deserialize_symexpr(self, code: str) -> int: ...
     def suppress_guards(self) -> AbstractContextManager[object]: ...
     def evaluate_symexpr(self, code: str) -> int | float | bool: ...
+    def evaluate_guards_expression(self, code: str, args: Sequence[object]) -> bool: ...
+
+
+class EventLog(Protocol):
+    """Where torch notes what takes time while it compiles, for traces and its profiler."""
+
+    def get_stack(self) -> list[str]: ...
+    def log_event_start(
+        self,
+        event_name: str,
+        time_ns: int,
+        metadata: dict[str, object],
+        log_pt2_compile_event: bool,
+        /,
+    ) -> None: ...
+    def log_event_end(
+        self,
+        event_name: str,
+        time_ns: int,
+        metadata: dict[str, object],
+        start_time_ns: int,
+        log_pt2_compile_event: bool,
+        /,
+    ) -> None: ...
 
 
 class ExpressionPrinter(Protocol):

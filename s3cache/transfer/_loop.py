@@ -6,13 +6,13 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from s3cache._forks import call_in_child, new_event_loop, threads_are_greenlets
+from s3cache._logs import logger_of
 from s3cache.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _CANCEL_AGAIN_S = 0.1
 _BREATHE_S = 0.01
 _MOMENT_S = 0.1
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("storage")
 
 
 class BackgroundLoop:
@@ -235,7 +235,7 @@ def _at_exit() -> None:
         try:
             close()
         except Exception:
-            logger.exception("s3cache: closing at exit failed")
+            logger.exception("closing at exit failed")
     # Even if it never ran: threads that outlive the main one must not start it now.
     background().stop()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from s3cache._logs import logger_of
 from s3cache.errors import (
     ClosedError,
     ConfigError,
@@ -50,7 +50,7 @@ _REPORT_TIMEOUT_S = 2.0
 # Small files are read, and records removed, so many seconds late, a few at once.
 _LINGER_S = 0.001
 
-logger = logging.getLogger("s3cache")
+logger = logger_of("storage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,7 +547,7 @@ class Uploads:
         try:
             yield
         except S3CacheError as exc:
-            logger.debug("s3cache: no record was read: %s", exc)  # the disk's users warn of it
+            logger.debug("no record was read: %s", exc)  # the disk's users warn of it
         except Exception as exc:  # noqa: BLE001 - the loop's tasks must live on
             self._on_problem(exc)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from s3cache.records import Record, Recorder
 from tests.support.waiting import LONG_S
 
@@ -44,6 +46,33 @@ def test_a_miss_is_told_with_the_nearest_entry(call: Call, tmp_path: Path) -> No
             "new": "2.12.1",
         }
     ]
+
+
+def test_ranks_of_a_job_are_explained_together(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is equal in all of them is told once."""
+    monkeypatch.setenv("S3CACHE_JOB", "nightly")
+    for rank, other in ((1, "b"), (2, "c"), (0, "b")):
+        monkeypatch.setenv("RANK", str(rank))
+        run = record(
+            tmp_path / "local",
+            looked_up("a", 1, "2.12.1"),
+            looked_up(other, 2, "2.12.1"),
+            Record("aot", "hit", key="d", reason="local", time=3.0),
+        )
+    for arguments in ((), ("--run", run)):
+        done = call("explain", *arguments)
+        assert ", ranks 0-2: 3 hit, 6 missed" in done.out
+        told = [line for line in done.out.splitlines() if line.startswith("miss: ")]
+        assert [line.rpartition(" (")[2] for line in told] == [
+            "ranks 0-2)",
+            "ranks 0-1)",
+            "rank 2)",
+        ]
+    found = call("explain", "--json").json
+    assert (found["processes"], found["hits"]) == ("ranks 0-2", 3)
+    assert found["explanations"][1]["processes"] == "ranks 0-1"
 
 
 def test_where_all_was_a_hit_it_ends_with_0(call: Call, tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.records import Recorder, run_names
+from s3cache.records import Recorder
 from s3cache.settings import Settings
 from tests.support.runs import two_ranks
 from tests.support.waiting import LONG_S
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def runs() -> list[str]:
-    """The names of two recorded runs, the latest first."""
+    """The names of two recorded runs, the earliest first."""
+    names = []
     root = Settings.load()[0].local_dir
     os.makedirs(root, mode=0o700)
     for run in two_ranks():
@@ -28,27 +30,47 @@ def runs() -> list[str]:
         for record in run.records:
             recorder.add(record)
         recorder.close(LONG_S)
-    return run_names(root)
+        names.append(recorder.run)
+    return names
 
 
 def test_the_last_run_is_shown(call: Call, runs: list[str]) -> None:
-    names = sorted(runs, reverse=True)
     said = call("report")
-    assert said.out.startswith(names[0])
+    assert said.out.startswith(runs[-1])
     found = call("report", "--json").json
-    assert found["runs"] == names[:1]
-    assert found["hits"] + found["misses"] + found["bypasses"] in (2, 3)
+    assert found["runs"] == runs[-1:]
+    assert found["hits"] + found["misses"] + found["bypasses"] == 2
 
 
 def test_several_runs_are_counted_together(call: Call, runs: list[str]) -> None:
     for arguments in (["--last", "2"], [word for name in runs for word in ("--run", name)]):
         found = call("report", *arguments, "--json").json
-        assert found["runs"] == sorted(runs)
+        assert found["runs"] == runs
         assert (found["hits"], found["misses"], found["bypasses"]) == (2, 2, 1)
         assert (found["hit_rate"], found["spared_s"]) == (0.5, 87)
         assert {"outcome": "miss", "reason": "guard", "count": 1} in found["outcomes"]
     text = call("report", "--last", "2").out
     assert "50% of lookups hit; 87.0 s of compiling spared" in text
+
+
+def test_the_ranks_of_a_job_are_counted_together(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runs: list[str]
+) -> None:
+    root = Settings.load()[0].local_dir
+    monkeypatch.setenv("S3CACHE_JOB", "nightly")
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        recorder = Recorder(root)
+        recorder.add(two_ranks()[0].records[0])
+        recorder.close(LONG_S)
+    path = tmp_path / "report.html"
+    found = call("report", "--json").json
+    assert (len(found["runs"]), found["misses"]) == (2, 2)
+    said = call("report", "--html", str(path)).out
+    assert ", ranks 0-1, 2 lookups" in said
+    assert path.read_text(encoding="utf-8").count("<tr><td>") == 1
+    assert "ranks 0-1" in path.read_text(encoding="utf-8")
+    assert len(call("report", "--last", "3", "--json").json["runs"]) == 4
 
 
 def test_a_page_is_written(call: Call, runs: list[str], tmp_path: Path) -> None:
@@ -59,6 +81,15 @@ def test_a_page_is_written(call: Call, runs: list[str], tmp_path: Path) -> None:
     assert text.count("<rect") == 5
     assert "nobody has saved it" in text or "it cannot be cached as it is" in text
     assert "mine.op has no formula" in text
+
+
+def test_a_trace_is_written(call: Call, runs: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    call("report", "--last", "2", "--trace", str(path))
+    spans = [each for each in json.loads(path.read_text())["traceEvents"] if each["ph"] == "X"]
+    assert len(spans) == 5
+    assert {each["pid"] for each in spans} == {1, 2}
+    assert call("report", "--trace", str(tmp_path / "nowhere" / "x.json")).code == 2
 
 
 def test_what_is_not_there_is_named(call: Call, tmp_path: Path) -> None:

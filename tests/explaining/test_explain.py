@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache import Report, explain
+from s3cache import Graph, GraphBreak, Report, explain
 from s3cache.errors import ConfigError
+from s3cache.graph import Unsafe
 from s3cache.records import Record, Recorder
 from tests.support.waiting import LONG_S
 
@@ -110,6 +111,34 @@ def test_a_notebook_shows_what_print_does(tmp_path: Path) -> None:
         shown: list[str] = []
         methodcaller("_repr_pretty_", SimpleNamespace(text=shown.append), False)(each)  # IPython
         assert shown == [str(each)]
+
+
+def test_a_notebook_shows_a_table_that_believes_nothing_of_what_it_tells(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    where = (hostile, 3, "step")
+    write(
+        tmp_path,
+        lookup("a", 1, of={"gm": hostile}),
+        lookup("b", 2, where=where, rejected=(hostile,)),
+        lookup("c", 3, "bypass", reasons=({"message": hostile, "code": "x", "fix": hostile},)),
+    )
+    found = explain(local_dir=str(tmp_path))
+    page: str = methodcaller("_repr_html_")(found)
+    assert page.count("<tr>") == 1 + len(found.explanations) == 4
+    assert str(found).splitlines()[0] in page.replace("&gt;", ">")
+    assert hostile not in page
+    assert page.count("&lt;script&gt;") >= 5
+    for each in found.explanations:
+        assert methodcaller("_repr_html_")(each).count("<tr>") == 2
+
+
+def test_a_notebook_shows_what_can_be_cached_as_a_table() -> None:
+    unsafe = Unsafe("function", "calls <b>", fix="import x")
+    graphs = (Graph(3, "abc", {}, (), "local"), Graph(2, None, {}, (unsafe,)))
+    page: str = methodcaller("_repr_html_")(Report(graphs, (GraphBreak("print", "x.py:1"),)))
+    for told in ("1 of 2 graphs", "key abc, local", "calls &lt;b&gt;", "import x", "x.py:1"):
+        assert told in page
+    assert "<b>" not in page
 
 
 def test_hits_are_counted(tmp_path: Path) -> None:

@@ -24,12 +24,14 @@ def unknown(x: torch.Tensor) -> torch.Tensor:
 def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
     """By settings: the records of a miss, a hit and a bypass, each in a cache of its own."""
     import s3cache
-    from s3cache.hooks import recorded
+    from s3cache.cache import recorded
 
     torch.compiler.allow_in_graph(mine)
     logger = logging.getLogger("s3cache")
     logger.setLevel(logging.DEBUG)
-    logger.addHandler(logging.StreamHandler())  # to stderr
+    handler = logging.StreamHandler()  # to stderr
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logger.addHandler(handler)
     found: dict[str, list[dict[str, Any]]] = {}
     settings: dict[str, dict[str, Any]] = {
         "miss": {},

@@ -37,10 +37,13 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     }
     log = found["stderr"].splitlines()
     key = wholes["miss"][0]["key"]
-    assert log.count(f"s3cache: miss {key} (absent)") == 1
-    assert sum(line.startswith(f"s3cache: saved {key} (") for line in log) == 1
-    assert sum(line.startswith(f"s3cache: hit {key} (") for line in log) == 4
+    assert log.count(f"s3cache.lookups: miss {key} (absent)") == 1
+    assert sum(line.startswith(f"s3cache.saves: saved {key} (") for line in log) == 1
+    assert sum(line.startswith(f"s3cache.lookups: hit {key} (") for line in log) == 4
     assert sum("s3cache explain" in line for line in log) == 1
+    ours = [line.replace("`s3cache explain`", "") for line in log if line.startswith("s3cache")]
+    assert len(ours) > 10
+    assert [line for line in ours if line.count("s3cache") != 1] == []
     (missed,), (hit,), (bypassed,) = wholes["miss"], wholes["hit"], wholes["bypass"]
     assert missed["key"] == hit["key"]
     assert missed["components"]["torch.version"][1][:2] == "2."

@@ -306,12 +306,14 @@ def test_uploads_end_with_the_program_and_torchrun_hits(
     said = "s3cache: 0 hit, 1 missed (1 absent), 0 bypassed, 1 saved, 1 uploaded; 0.0 s of"
     assert said in done.stderr.splitlines()[-1]
 
-    done = site.machine("two", S3CACHE_URL=site.url).start("-m", *_TORCHRUN, *run)
+    second = site.machine("two", S3CACHE_URL=site.url)
+    done = second.start("-m", *_TORCHRUN, *run)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("('autograd_cache_hit', 1)") == 2
     assert done.stdout.count("['--epochs', '1']") == 2
     for rank in (0, 1):
         assert f"s3cache: rank {rank}: 1 hit (1 " in done.stderr
+    assert ", ranks 0-1, 2 lookups" in second.start("-m", "s3cache", "report").stdout
 
 
 @dense
@@ -335,6 +337,8 @@ def test_the_processes_that_the_program_starts_have_the_cache_too(
         assert len(lines) == 3
         assert sum("rank" in line for line in lines) == 2
         assert lines[-1] == "s3cache: nothing was looked up in this process"  # torchrun itself
+        told = machine.start("-m", "s3cache", "explain").stdout.splitlines()[0]
+        assert f"{script}, ranks 0-1: {2 * number} hit, {2 * (1 - number)} missed" in told
 
 
 _BACKEND = """\

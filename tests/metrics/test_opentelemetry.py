@@ -15,8 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from s3cache import Cache, Hit
+from s3cache.cache import announce
 from s3cache.errors import ConfigError
-from s3cache.metrics import FAMILIES, announce, families, observe
+from s3cache.metrics import FAMILIES, families, observe
 from tests.support.caching import entry
 
 

@@ -8,11 +8,20 @@ import signal
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from s3cache.records import Record, Recorder, RecordLimits, read_run, run_names
+from s3cache.records import (
+    Event,
+    Record,
+    Recorder,
+    RecordLimits,
+    Transfers,
+    read_run,
+    run_names,
+)
+from s3cache.stats import Step, TransferEvent
 from tests.support.hanging import FreezableDisk
 from tests.support.waiting import LONG_S, eventually
 
@@ -37,7 +46,7 @@ BYPASS = Record(
 )
 
 
-def write(root: Path, *records: Record, **limits: int) -> str:
+def write(root: Path, *records: Record | Event, **limits: int) -> str:
     recorder = Recorder(str(root), RecordLimits(**limits))
     for record in records:
         recorder.add(record)
@@ -51,6 +60,41 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert run.records == (MISS, BYPASS)
     assert run.complete
     assert run.program == sys.argv[0]
+
+
+def test_what_else_took_time_is_written_with_it(tmp_path: Path) -> None:
+    events = (Event("download", 3.0, 0.5, "name", 7), Event("compile", 4.0, 2.0, "key"))
+    run = read_run(str(tmp_path), write(tmp_path, events[0], MISS, events[1]))
+    assert (run.records, run.events) == ((MISS,), events)
+
+
+def test_events_alone_leave_nothing(tmp_path: Path) -> None:
+    write(tmp_path, *[Event("download", 3.0, 0.5)] * 2000)
+    assert run_names(str(tmp_path)) == []
+
+
+def test_events_are_bounded_and_take_no_room_from_lookups(tmp_path: Path) -> None:
+    events = [Event("download", 3.0, 0.5)] * 600
+    run = read_run(str(tmp_path), write(tmp_path, *events, MISS, BYPASS, run_events=10))
+    assert (run.records, len(run.events), run.complete) == ((MISS, BYPASS), 10, True)
+
+
+def test_a_transfer_is_one_event_from_its_last_start_to_its_end() -> None:
+    told: list[Event] = []
+    transfers = Transfers(told.append)
+    for name, steps in {
+        "a": ("queued", "started", "retried", "started", "done"),
+        "b": ("started", "absent"),
+        "c": ("started",),
+        "d": ("done",),
+    }.items():
+        for step in steps:
+            transfers.note(TransferEvent("download", cast("Step", step), name, 5))
+    assert [(each.event, each.name, each.ended, each.size) for each in told] == [
+        ("download", "a", "done", 5),
+        ("download", "b", "absent", 5),
+    ]
+    assert all(each.elapsed_s >= 0 for each in told)
 
 
 def test_only_this_user_can_read_it(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import re
 
 import pytest
 
+from s3cache.records import Event
 from s3cache.report import page, sum_up
-from tests.support.runs import HOSTILE, hostile, two_ranks
+from tests.support.runs import BEGAN, HOSTILE, hostile, two_ranks
 
 # Elements that HTML ends by itself.
 _VOID = {"meta", "br"}
@@ -90,6 +91,21 @@ def test_a_lane_for_each_process_and_a_mark_for_each_lookup() -> None:
     assert at[:3] == sorted(at[:3])
     assert at[3:] == sorted(at[3:])
     assert all(110 <= x <= 960 for x in at)
+
+
+def test_compiles_and_transfers_are_drawn_in_the_lane_of_their_process() -> None:
+    first, second = two_ranks()
+    events = (
+        Event("compile", BEGAN + 3.9, 2.5, "key"),
+        Event("download", BEGAN + 3.0, 0.4, HOSTILE, 7, "failed"),
+        Event("save", BEGAN + 4.0, 0.1, "key"),  # short, and where the compile ends
+    )
+    text = page([first, dataclasses.replace(second, events=events)])
+    drawn = Elements(text)
+    assert drawn.names.count("rect") == 7
+    assert sum("compile key; at 1.40 s, 2.500 s" in each for each in drawn.text) == 1
+    assert sum("failed; at 2.60 s" in each for each in drawn.text) == 1
+    assert "script" not in drawn.names
 
 
 def test_why_is_what_whoever_explains_says() -> None:

@@ -94,7 +94,7 @@ def test_a_refusal_is_counted_warned_of_once_and_never_raised(
     with caplog.at_level(logging.WARNING, "s3cache"):
         assert [outcome(engine, key) for key in (KEY, OTHER)] == ["untrusted"] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        "s3cache: an entry is not used: an entry is not trusted (unsigned): nobody signed it"
+        "an entry is not used: an entry is not trusted (unsigned): nobody signed it"
     ]
     stats = engine.stats()
     assert dict(stats.refused) == {"unsigned": 2}

@@ -51,7 +51,7 @@ def _tell(folder: str, process: int) -> None:
     if os.getpid() != process:  # a forked child that leaves as if it were the program
         return
     assert _LOWERING not in sys.modules or "counting" in _told, "nobody counted"
-    if (hooks := sys.modules.get("s3cache.hooks")) and (cache := hooks.latest()):
+    if (caches := sys.modules.get("s3cache.cache")) and (cache := caches.latest()):
         stats = cache.stats()
         _told["stats"] = {
             "hits": sum(stats.hits.values()),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from s3cache.cache import Cache
-    from s3cache.stats import CacheStats
+from s3cache.cache._cache import Cache
+from s3cache.records import Run
 
-__all__ = ["announce", "latest_counts", "with_each"]
+__all__ = ["announce", "latest", "recorded", "with_each"]
 
 _latest: Cache | None = None
 _waiting: list[Callable[[Cache], None]] = []
@@ -21,6 +19,11 @@ def announce(cache: Cache) -> None:
     _latest = cache
     for act in [*_waiting]:
         act(cache)
+
+
+def latest() -> Cache | None:
+    """The cache that was enabled last, also where it is off again: its counts stay readable."""
+    return _latest
 
 
 def with_each(act: Callable[[Cache], None]) -> Callable[[], None]:
@@ -35,6 +38,9 @@ def with_each(act: Callable[[Cache], None]) -> Callable[[], None]:
     return lambda: _waiting.remove(act)
 
 
-def latest_counts() -> CacheStats | None:
-    """The counts of the cache that was enabled last, also where it is off again."""
-    return None if _latest is None else _latest.stats()
+def recorded() -> Run | None:
+    """The lookups of the cache that was enabled last, the last few hundred of them; any thread."""
+    if _latest is None:
+        return None
+    engine = _latest._engine
+    return Run(engine.recorded_run, engine.recorded())

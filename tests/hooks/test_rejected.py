@@ -1,0 +1,143 @@
+"""Why an entry under the right key is not used: which condition failed, with the values here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache.hooks._rejected import failing_conditions, failing_guards
+from tests.support.density import dense
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.sites import Site
+
+NOTHING: dict[str, Any] = {
+    "guards": [],
+    "sizes": [],
+    "places": None,
+    "lowered": None,
+    "of_threads": True,
+}
+
+
+@pytest.fixture
+def program() -> Iterator[SimpleNamespace]:
+    """Two dynamic sizes of ``x``, and three tensors of which two overlap, as torch traces them."""
+    import torch
+    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    sizes = []
+    for number, size in enumerate((128, 6)):
+        source = TensorPropertySource(LocalSource("x"), TensorProperty.SIZE, number)
+        symbol = shapes.create_symbol(size, source, DimDynamic.DYNAMIC)
+        sizes.append(shapes.create_symintnode(symbol, hint=size, source=source))
+    with mode:
+        flat = torch.empty(12)
+        tensors = [flat[:4], flat[2:6], flat[8:]]
+    with tracing(TracingContext(mode)):
+        yield SimpleNamespace(
+            sizes=sizes, tensors=tensors, sources=[LocalSource(name) for name in "abc"]
+        )
+
+
+def test_a_guard_on_sizes_is_told_with_the_sizes_in_the_programs_words(
+    program: SimpleNamespace,
+) -> None:
+    guards = "2 <= L['t0'] and L['t0'] <= 64 and L['t0'] % 2 == 0 and L['t0']*L['t1'] == 4"
+    inputs = [object(), *program.sizes, 7]
+    assert failing_guards(guards, inputs) == [
+        "guard `x.size()[0] <= 64` does not hold: x.size()[0] is 128",
+        (
+            "guard `x.size()[0] * x.size()[1] == 4` does not hold: "
+            "x.size()[0] is 128, x.size()[1] is 6"
+        ),
+    ]
+    assert failing_guards("2 <= L['t0']", inputs) == []
+
+
+def test_asking_adds_no_guard(program: SimpleNamespace) -> None:
+    shapes = program.sizes[0].node.shape_env
+    before = [str(guard.expr) for guard in shapes.guards]
+    failing_guards("L['t0'] <= 64", program.sizes)
+    assert [str(guard.expr) for guard in shapes.guards] == before
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({}, []),
+        ({"guards": [("StorageOverlap", [0, 1], [2])]}, []),
+        (
+            {"guards": [("StorageOverlap", [], [0, 1])]},
+            ["input 0 (a), input 1 (b) do not overlap in memory in the entry; here they do"],
+        ),
+        (
+            {"guards": [("StorageOverlap", [0, 2], [])]},
+            ["input 0 (a), input 2 (c) overlap in memory in the entry; here they do not"],
+        ),
+        (
+            {"guards": [("DuplicateInputs", [0], [1])]},
+            ["input 0 (a) and input 1 (b) are one tensor in the entry, and two here"],
+        ),
+        ({"places": "0@0/48 1@2/48 2@8/48"}, []),
+        (
+            {"places": "0@0/48 1@3/48 2@8/48"},
+            [
+                (
+                    "input 1 (b) begins at element 3 of a storage of 48 bytes in the entry, "
+                    "at element 2 of a storage of 48 bytes here"
+                )
+            ],
+        ),
+        (
+            {"sizes": [("s0 == 64", {"s0": "L['x'].size()[0]"})]},
+            ["guard `x.size()[0] == 64` does not hold: x.size()[0] is 128"],
+        ),
+        ({"sizes": [("s0 == 128", {"s0": "L['x'].size()[0]"})]}, []),
+        (
+            {"sizes": [("s0 == 128", {"s0": "L['y'].size()[0]"})]},
+            ["guard `y.size()[0] == 128` is on sizes that are others here, or not dynamic"],
+        ),
+    ],
+)
+def test_a_condition_that_fails_is_told_by_what_the_program_calls_its_inputs(
+    program: SimpleNamespace, conditions: dict[str, Any], expected: list[str]
+) -> None:
+    symbol = str(program.sizes[0].node.expr)
+    given = {
+        **conditions,
+        "sizes": [
+            (text.replace("s0", symbol), {symbol: named["s0"]})
+            for text, named in conditions.get("sizes", ())
+        ],
+    }
+    whole: Any = {**NOTHING, **given}
+    assert failing_conditions(whole, program.tensors, program.sources) == expected
+
+
+@dense
+@pytest.mark.timeout(900)
+def test_explain_names_the_guard_of_each_entry_that_was_not_used(site: Site) -> None:
+    machine = site.machine("one")
+    found = machine.run("rejected:explained", site.url)
+    # Odd sizes save one entry, even ones another, which a third process then has to choose from.
+    assert found["first"] == []
+    (second,) = found["second"]
+    assert second["reason"] == "guard"
+    (text,) = second["rejected"]
+    assert "does not hold: x.size()[0] is 6" in text
+    (third,) = found["third"]
+    assert third["reason"] == "guard"
+    assert any(
+        "input 1 (a), input 3 (b) do not overlap in memory" in each for each in third["rejected"]
+    )
+    assert "entry 1 under this key: " in found["said"]

@@ -1,0 +1,22 @@
+"""Jobs that compile while torch writes its trace, and while its profiler records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def compiled(url: str) -> dict[str, Any]:
+    """One call under the profiler: names of the events that it saw of s3cache."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    import s3cache
+
+    def function(x: Any) -> Any:
+        return x.sin() @ x
+
+    with s3cache.enabled(url) as cache, profile(activities=[ProfilerActivity.CPU]) as profiled:
+        torch.compile(function)(torch.ones(4, 4))
+        cache.flush(60)
+    names = {event.name for event in profiled.events()}
+    return {"profiled": sorted(names & {"s3cache.lookup", "s3cache.save"})}
