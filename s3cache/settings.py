@@ -23,7 +23,7 @@ from s3cache.trust import Signer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Mode", "Options", "Settings", "Trust"]
+__all__ = ["WATCHED", "Mode", "Options", "Settings", "Trust"]
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
@@ -35,6 +35,8 @@ _SIGNER = Kind(str, (Signer,), in_text=False)
 
 # The variable of _s3cache_autoload.py, which is no setting of a cache.
 _AUTOLOAD = "AUTOLOAD"
+#: Set where somebody watches from outside how far a program is; no setting either.
+WATCHED = f"{PREFIX}WATCHED"
 
 logger = logging.getLogger("s3cache")
 
@@ -247,7 +249,9 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
     variables = {name.upper() for name in _all_names()}
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in {*variables, _AUTOLOAD} or name.startswith("TEST_"):
+        if name == variable or variable == WATCHED or name.startswith("TEST_"):
+            continue
+        if name in {*variables, _AUTOLOAD}:
             continue
         hint = did_you_mean(name, variables, "nothing reads it", prefix=PREFIX)
         yield variable, hint

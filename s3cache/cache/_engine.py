@@ -403,6 +403,11 @@ class Engine:
         if self.settings.record:
             self._records.add(lookup)
 
+    def note(self, **values: object) -> None:
+        """Keep how far the program is, for who watches it."""
+        if self.settings.record:
+            self._records.note(**values)
+
     @property
     def recorded_run(self) -> str:
         """The name of the run that lookups are recorded under."""

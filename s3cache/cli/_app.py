@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from s3cache.cli._check import check
 from s3cache.cli._doctor import doctor
 from s3cache.cli._du import du
 from s3cache.cli._explain import explain
@@ -47,6 +48,9 @@ def _run(program: list[str]) -> None:
     run(["run", *program])
 
 
+app.command(
+    "check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)(check)
 app.command("warm")(warm)
 app.command("version")(show_version)
 app.command("doctor")(doctor)

@@ -80,8 +80,10 @@ class Recording:
         except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
             self._fail(exc)
 
-    def bypassed(self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None) -> None:
-        """A graph was not looked up, for ``reasons``."""
+    def bypassed(
+        self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None, *, key: str = ""
+    ) -> None:
+        """A graph was not looked up for ``reasons``, or not saved under the key that missed."""
         if not self._engine.settings.record:
             return
         try:
@@ -89,6 +91,7 @@ class Recording:
                 Record(
                     level=level,
                     outcome="bypass",
+                    key=key,
                     reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
                     time=time.time(),
                     where=users_line(),

@@ -24,6 +24,7 @@ from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._records import Recording
 from s3cache.hooks._sources import without_sources
 from s3cache.torch_api import internals
 
@@ -61,6 +62,7 @@ class SaveSeam:
         kernels: Kernels,
         bundling: Bundling,
         bypasses: Bypasses,
+        recording: Recording,
     ) -> None:
         self._engine = engine
         self._calls = calls
@@ -68,6 +70,7 @@ class SaveSeam:
         self._kernels = kernels
         self._bundling = bundling
         self._bypasses = bypasses
+        self._recording = recording
         self._warned = False
 
     def install(self, patches: Patches) -> None:
@@ -80,6 +83,7 @@ class SaveSeam:
         def save(key: str, entry: AOTResult, *args: object, **kwargs: object) -> None:
             is_shared = self._keys.is_shared(key)
             with self._calls.entered(Save(entry, is_shared=is_shared)) as saving:
+                saving.key = key
                 if self._has_noted(key, entry, saving):
                     original(key, entry, *args, **kwargs)
                 if saving.error is not None and self._engine.settings.strict:
@@ -158,9 +162,12 @@ class SaveSeam:
             logger.warning("s3cache: a compiled graph is not shared", exc_info=error)
 
     def _refused(self, code: Code, error: Exception) -> None:
-        self._bypasses.met([Unsafe(code, str(error))], what="a compiled graph is not shared")
-        if self._calls.current is not None:
-            self._calls.current.met(error)
+        reasons = [Unsafe(code, str(error))]
+        self._bypasses.met(reasons, what="a compiled graph is not shared")
+        current = self._calls.current
+        if current is not None:
+            self._recording.bypassed("aot", reasons, None, key=current.key or "")
+            current.met(error)
 
     def _supersede(self, entry: AOTResult) -> None:
         """Its halves need not be shared by themselves any more."""

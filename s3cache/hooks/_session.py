@@ -26,13 +26,14 @@ from s3cache.hooks._keys import CacheCalls, KeySeam, Registry
 from s3cache.hooks._lookups import LookupSeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._profiles import ProfileSeam
+from s3cache.hooks._progress import Progress
 from s3cache.hooks._records import Recording
 from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
 from s3cache.hooks._triton import TritonSeam
 from s3cache.hooks._ways_around import WaysAround
 from s3cache.records import Run
-from s3cache.settings import is_strict_by_environment
+from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
 from s3cache.torch_api.protocols import Function
 
@@ -110,7 +111,7 @@ class Session:
         lookups = LookupSeam(
             self._engine, calls, keys, kernels, bundling, backwards, bypasses, recording
         )
-        saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses)
+        saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses, recording)
         halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling, recording)
         keys.install_fx(self._patches)
         triton = TritonSeam(kernels.is_offered)
@@ -118,6 +119,8 @@ class Session:
             seam.install(self._patches)
         if self._engine.settings.shape_profile:
             ProfileSeam(self._engine).install(self._patches)
+        if os.environ.get(WATCHED):
+            Progress(self._engine, recording).install(self._patches)
 
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""

@@ -7,8 +7,9 @@ import json
 import os
 import stat
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from s3cache.records._record import Record
 from s3cache.records._writing import DIRECTORY, SUFFIX
@@ -20,6 +21,7 @@ __all__ = ["Run", "read_run", "run_names"]
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_BYTES = 16 << 20
 _MAX_PARTS_BYTES = 16 << 20
+_N = TypeVar("_N", int, float)
 _BAD = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
@@ -33,6 +35,12 @@ class Run:
         started: Unix time.
         rank: of a distributed job, if it is one.
         complete: whether all its lookups are here; a very long run has more.
+        pid: of the process, on this machine.
+        compiling: whether it compiled when it noted something last; only where it is watched, as
+            the following.
+        noted: when that was, Unix time; 0 for never.
+        steps: how often each of its optimizers has stepped since it first compiled.
+        breaks: where Dynamo broke graphs, and why.
     """
 
     name: str
@@ -41,6 +49,11 @@ class Run:
     started: float = 0.0
     rank: str = ""
     complete: bool = True
+    pid: int = 0
+    compiling: bool = False
+    noted: float = 0.0
+    steps: int = 0
+    breaks: tuple[Mapping[str, str], ...] = ()
 
 
 def run_names(root: str) -> list[str]:
@@ -77,11 +90,15 @@ def read_run(root: str, name: str) -> Run:
         os.close(fd)
     head: dict[str, Any] = {}
     records = []
+    breaks = []
     for line in lines:
         try:
             value = json.loads(line)
             if "outcome" in value:
                 records.append(Record.from_dict(_unpacked(value)))
+            elif "graph_break" in value:
+                place = value["graph_break"]
+                breaks.append({"reason": str(place["reason"]), "where": str(place["where"])})
             else:
                 head.update(value)
         except (*_BAD, zlib.error):
@@ -94,7 +111,17 @@ def read_run(root: str, name: str) -> Run:
         started=started if isinstance(started, float) else 0.0,
         rank=str(head.get("rank", "")),
         complete="more" not in head,
+        pid=_number(head, "pid", int),
+        compiling=head.get("compiling") is True,
+        noted=_number(head, "at", float),
+        steps=_number(head, "steps", int),
+        breaks=tuple(breaks),
     )
+
+
+def _number(head: Mapping[str, Any], name: str, kind: type[_N]) -> _N:
+    found = head.get(name)
+    return found if isinstance(found, kind) else kind()
 
 
 def _unpacked(record: dict[str, Any]) -> dict[str, Any]:

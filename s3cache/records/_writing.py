@@ -70,17 +70,24 @@ class Recorder:
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
         self._mutex = threading.Lock()
-        self._queue: queue.Queue[Record | None] = queue.Queue(_QUEUED_RECORDS)
+        self._queue: queue.Queue[Record | dict[str, Any] | None] = queue.Queue(_QUEUED_RECORDS)
         self._thread: threading.Thread | None = None
         self._closed = root is None
 
     def add(self, record: Record) -> None:
         """Keep ``record``: two calls of a queue, whatever the disk does."""
         self._held.append(record)
+        self._put(record)
+
+    def note(self, **values: object) -> None:
+        """Keep how far the program is, for who watches it; what it noted before is no more."""
+        self._put(values)
+
+    def _put(self, line: Record | dict[str, Any]) -> None:
         if self._closed:
             return
         with contextlib.suppress(queue.Full):  # the disk hangs
-            self._queue.put_nowait(record)
+            self._queue.put_nowait(line)
         if self._thread is None:
             with self._mutex:
                 if self._thread is None and not self._closed:
@@ -126,7 +133,7 @@ class Recorder:
             os.write(fd, _line(self._head()))
             size = 0
             for count, record in enumerate(self._queued()):
-                line = _line(_packed(record.as_dict()))
+                line = _line(_packed(record.as_dict()) if isinstance(record, Record) else record)
                 size += len(line)
                 if count >= self._limits.run_records or size > self._limits.run_bytes:
                     os.write(fd, _line({"more": True}))
@@ -136,7 +143,7 @@ class Recorder:
         finally:
             os.close(fd)
 
-    def _queued(self) -> Iterator[Record]:
+    def _queued(self) -> Iterator[Record | dict[str, Any]]:
         while (record := self._queue.get()) is not None:
             yield record
 
