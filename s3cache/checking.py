@@ -150,7 +150,7 @@ def check_program(program: Sequence[str], limits: Limits, *, to_stderr: bool = F
             [sys.executable, "-m", "s3cache", "run", *program],
             root,
             {**others, "S3CACHE_SUMMARY": "0", "S3CACHE_SHAPE_PROFILE": "0"},
-            stdout=sys.stderr if to_stderr else None,
+            to_stderr=to_stderr,
         )
         try:
             end = _until_enough(job, limits)

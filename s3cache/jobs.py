@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO
 
 from s3cache.errors import ConfigError
 from s3cache.records import Run, read_run, run_names
@@ -24,6 +23,7 @@ __all__ = ["POLL_S", "Job", "last_sign", "steps_done"]
 #: How often to look at it.
 POLL_S = 0.5
 _TERMINATE_S = 30.0
+_STDERR = 2
 
 
 class Job:
@@ -32,7 +32,7 @@ class Job:
     Args:
         root: its local tier.
         environment: of the command, beside what makes it record.
-        stdout: where it writes to, if not where we do.
+        to_stderr: what it writes to its standard output goes to standard error.
 
     Raises:
         ConfigError: there is no such program.
@@ -44,7 +44,7 @@ class Job:
         root: str,
         environment: Mapping[str, str],
         *,
-        stdout: IO[str] | None = None,
+        to_stderr: bool = False,
     ) -> None:
         self._root = root
         self._before = set(_names(root))
@@ -56,7 +56,10 @@ class Job:
         }
         try:
             self._process = subprocess.Popen(  # noqa: S603 - it is what it was asked to run
-                command, env={**environment, **ours}, stdout=stdout, start_new_session=True
+                command,
+                env={**environment, **ours},
+                stdout=_STDERR if to_stderr else None,
+                start_new_session=True,
             )
         except OSError as exc:
             raise ConfigError(
