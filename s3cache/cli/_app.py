@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from s3cache.cli._bench import bench
 from s3cache.cli._check import check
 from s3cache.cli._doctor import doctor
 from s3cache.cli._du import du
@@ -68,4 +69,5 @@ app.command("pull")(pull)
 app.command("push")(push)
 app.command("prefetch")(prefetch)
 app.command("mirror")(mirror)
+app.command("bench")(bench)
 app.command("keygen")(keygen)
