@@ -10,7 +10,7 @@ import functools
 import logging
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -179,7 +179,8 @@ class SaveSeam:
     def _artifact(self, key: str, saving: Save, content: bytes) -> Artifact:
         entry = saving.entry
         halves = (entry.compiled_fw, entry.compiled_bw)
-        kernels = self._kernels.images_of([half.result for half in halves if half is not None])
+        graphs = [half.result for half in halves if half is not None]
+        kernels = self._kernels.images_of(graphs)
         components = self._keys.components(key)
         first_call = self._bundling.outputs(key)
         if FIRST_CALL in components and first_call is None:
@@ -197,7 +198,7 @@ class SaveSeam:
             runtime=runtime,
             components=told(components),
             parts=self._keys.known(key).parts,
-            made_by=maker(compiled=bool(kernels)),
+            made_by=maker(graphs, compiled=bool(kernels)),
             first_call=first_call,
         )
 
@@ -210,8 +211,8 @@ def told(components: Mapping[str, Component]) -> dict[str, list[str]]:
     return {name: [component.digest, component.value] for name, component in components.items()}
 
 
-def maker(*, compiled: bool) -> dict[str, str]:
-    """Who makes an entry; the C++ compiler too, if it has ``compiled``."""
+def maker(graphs: Iterable[object], *, compiled: bool) -> dict[str, str]:
+    """Who makes an entry, and for which devices; the C++ compiler too, if it has ``compiled``."""
     import torch
 
     made_by = {
@@ -219,6 +220,9 @@ def maker(*, compiled: bool) -> dict[str, str]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
+        "device": " ".join(
+            sorted({each for graph in graphs for each in getattr(graph, "device_types", ())})
+        ),
     }
     return {**made_by, "compiler": _compiler()} if compiled else made_by
 
