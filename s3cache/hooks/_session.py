@@ -19,6 +19,7 @@ from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._check import Report, checked
+from s3cache.hooks._clearing import Clearing
 from s3cache.hooks._fx_graphs import FxGraphSeam
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
@@ -115,6 +116,7 @@ class Session:
         halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling, recording)
         keys.install_fx(self._patches)
         triton = TritonSeam(kernels.is_offered)
+        Clearing(self._engine).install(self._patches)
         for seam in (backwards, keys, lookups, kernels, triton, bundling, halves, saves):
             seam.install(self._patches)
         if self._engine.settings.shape_profile:

@@ -215,6 +215,11 @@ _ASKS_FOR_CPU_CODE = Fields(
 WRAPPED, WRAPPED_HASH = Words(f"{_CACHE}:check_node_safe", "is_wrapped user_cache_hash")
 
 
+#: What empties torch's directory of entries; its remote caches stay as they are.
+clear_autograd_cache: Internal[Callable[[], None]] = Internal(f"{_CACHE}:AOTAutogradCache.clear")
+clear_fx_cache: Internal[Callable[[], None]] = Internal(f"{_CODE}:FxGraphCache.clear")
+
+
 def key_prefix() -> str:
     """What torch writes before the digest in the name of a key."""
     return _key_prefix.find() or "a"
