@@ -75,7 +75,8 @@ def _lightning(folder: Path, callback: Any) -> None:
         enable_progress_bar=False,
         callbacks=[callback],
     )
-    trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=2))
+    rows: Any = torch.ones(4, 4)
+    trainer.fit(Model(), torch.utils.data.DataLoader(rows, batch_size=2))
 
 
 #: A training of a few steps that saves two checkpoints, by the name of its framework.
