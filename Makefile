@@ -90,6 +90,7 @@ test-opinfo: $(READY) ## every operator that torch has samples of: compiled, the
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
 
 test-frameworks: $(FRAMEWORKS_READY) ## other people's trainers, unmodified, on two machines; an hour
+	$(FRAMEWORKS_VENV)/bin/python -W ignore -m tests.frameworks.checkpoints
 	nice $(FRAMEWORKS_VENV)/bin/python -m tests.frameworks $(ARGS)
 
 # Apart from .venv: users of s3cache have one of these, and never all. torch comes first, so that

@@ -46,6 +46,7 @@ from s3cache.errors import (
 if TYPE_CHECKING:
     from s3cache import frame, store
     from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
+    from s3cache.checkpoints import flush_at_checkpoint
     from s3cache.explaining import Difference, Explained, Explanation, explain
     from s3cache.hooks import (
         Graph,
@@ -68,6 +69,7 @@ else:
         "frame",
         "store",
         cache="Cache Hit Miss NotSaved Saved",
+        checkpoints="flush_at_checkpoint",
         explaining="Difference Explained Explanation explain",
         hooks="Graph GraphBreak Report active check disable enable enabled register_cacheable",
         settings="Mode Options Settings",
@@ -127,6 +129,7 @@ __all__ = [
     "enabled",
     "errors",
     "explain",
+    "flush_at_checkpoint",
     "frame",
     "register_cacheable",
     "store",

@@ -26,9 +26,9 @@ from s3cache._components import KEY_DIGITS, digest_of
 from s3cache._logs import logger_of
 from s3cache.errors import PreconditionError, S3CacheError
 from s3cache.frame import Frame
-from s3cache.store import Store, listing
+from s3cache.store import Buffer, Store, listing
 
-__all__ = ["NAMES", "Hint", "find", "remove", "write"]
+__all__ = ["NAMES", "Hint", "copy", "find", "remove", "write"]
 
 logger = logger_of("storage")
 
@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 20
 _MAX_PLAIN_BYTES = 8 << 20
 # A page of a listing has a thousand names.
 _LISTED_AT_MOST = 8000
-_REMOVED_AT_ONCE = 16
+_AT_ONCE = 16
 _DIGITS = 4
 # By what entries of one graph are told apart, without reading any.
 _GRAPH = "gm"
@@ -110,6 +110,39 @@ async def find(store: Store, components: Mapping[str, tuple[str, str]], but: str
     return None
 
 
+async def copy(source: Store, target: Store, keys: Collection[str]) -> int:
+    """Have the hints for these keys in ``target`` too; what is no hint, or is there, is left alone.
+
+    Takes a listing of all hints of both, and two requests for each that is copied. Whatever fails
+    is no matter.
+
+    Returns:
+        How many were copied.
+    """
+    if not keys:
+        return 0
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(name: str) -> bool:
+        async with limit:
+            data = await source.get_range(name, 0, _MAX_BYTES)
+            if data is None or _decode(name.rpartition(".")[2], bytes(data)) is None:
+                return False
+            return await _create(target, name, data)
+
+    try:
+        names = await _names(source, keys)
+        missing = names and [*{*names}.difference(await _names(target, keys))]
+        done = await asyncio.gather(*map(one, missing), return_exceptions=True)
+    except S3CacheError as exc:
+        logger.debug("no hints were copied: %s", exc)
+        return 0
+    for failed in done:
+        if isinstance(failed, BaseException):
+            logger.debug("a hint was not copied: %s", failed)
+    return sum(each is True for each in done)
+
+
 async def remove(store: Store, keys: Collection[str] | None) -> None:
     """Remove the hints for these keys, all of them for ``None``.
 
@@ -118,13 +151,8 @@ async def remove(store: Store, keys: Collection[str] | None) -> None:
     """
     if keys is not None and not keys:
         return
-    async with listing(store, NAMES) as objects:
-        names = [
-            info.key
-            async for info in objects
-            if info.key.startswith(NAMES) and (keys is None or info.key.rpartition(".")[2] in keys)
-        ]
-    limit = asyncio.Semaphore(_REMOVED_AT_ONCE)
+    names = await _names(store, keys)
+    limit = asyncio.Semaphore(_AT_ONCE)
 
     async def delete(name: str) -> None:
         async with limit:
@@ -135,10 +163,22 @@ async def remove(store: Store, keys: Collection[str] | None) -> None:
             raise failed
 
 
-async def _create(store: Store, name: str, data: bytes) -> None:
-    # It is there for another variant of that key, or from another machine.
+async def _create(store: Store, name: str, data: Buffer) -> bool:
+    # It may be there for another variant of that key, or from another machine.
     with contextlib.suppress(PreconditionError):
         await store.put(name, data, mode="create")
+        return True
+    return False
+
+
+async def _names(store: Store, keys: Collection[str] | None) -> list[str]:
+    """The names of all hints for these keys, of all there are for ``None``."""
+    async with listing(store, NAMES) as objects:
+        return [
+            info.key
+            async for info in objects
+            if info.key.startswith(NAMES) and (keys is None or info.key.rpartition(".")[2] in keys)
+        ]
 
 
 # -- names

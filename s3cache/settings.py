@@ -23,7 +23,7 @@ from s3cache.trust import Signer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Mode", "Options", "Settings", "Trust"]
+__all__ = ["WATCHED", "Mode", "Options", "Settings", "Trust"]
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
@@ -33,9 +33,10 @@ _MOMENT_S = 0.001
 
 _SIGNER = Kind(str, (Signer,), in_text=False)
 
-# The variable of _s3cache_autoload.py, which is no setting of a cache.
-# They are read by others.
-_NO_SETTINGS = ("AUTOLOAD", "JOB")
+# Variables that are no settings of a cache: others read them.
+_NO_SETTINGS = ("AUTOLOAD", "JOB", "WATCHED")
+#: Set where somebody watches from outside how far a program is.
+WATCHED = f"{PREFIX}WATCHED"
 
 logger = logger_of()
 

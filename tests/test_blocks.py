@@ -63,6 +63,7 @@ _EXAMPLE = "tests/examples/test_warm_start_ci.py"
 # held against its own model below; `make` against the Makefile.
 COMMANDS = {
     "pip install torch-s3cache": _DIST,
+    "s3cache check train.py": "tests/cli/test_check.py",
     "s3cache report": _REPORT,
     "s3cache report --last 8": _REPORT,
     "s3cache report --trace trace.json": _REPORT,

@@ -11,7 +11,7 @@ import pytest
 
 from s3cache import entries, frame, hints
 from s3cache._components import digest_of
-from s3cache.catalog import Selection, remove, scan
+from s3cache.catalog import Selection, copy, remove, scan
 from s3cache.errors import AccessDeniedError
 from s3cache.store import MemoryStore, WrapperStore
 from tests.support.caching import open_cache
@@ -206,3 +206,57 @@ def test_none_are_written_unless_asked_for(tmp_path: Path) -> None:
         cache.save(key_of(of), entry(of))
         assert cache.flush(60).complete
     assert asyncio.run(found(store, of)) is None
+
+
+async def _copied(source: Any, target: Any, **more: Any) -> Any:
+    return await copy(source, target, scan(source), **more)
+
+
+async def test_hints_go_with_the_entries_that_are_copied_and_no_others() -> None:
+    """Done again, what is new; what is no hint stays where it is."""
+    source, target = MemoryStore(), MemoryStore()
+    chosen, other = components(), components(grad_enabled="False")
+    for of in (chosen, other):
+        await entries.publish(source, entry(of), replaceable=())
+        await hints.write(source, entry(of))
+    forged = f"{hints.NAMES}{'0' * 32}/x.{key_of(chosen)}"
+    await source.put(forged, zlib.compress(b"{}"))
+
+    tally = await copy(source, target, scan(source, Selection(keys=(key_of(chosen),))))
+    assert (tally.done, tally.hints) == (1, 2)
+    assert {name.rpartition(".")[2] for name in await names_of_hints(target)} == {key_of(chosen)}
+    assert forged not in await names_of_hints(target)
+    assert await found(target, other) == key_of(chosen)
+
+    again = await _copied(source, target)
+    assert (again.done, again.present, again.hints) == (1, 1, 2)
+    assert len(await names_of_hints(target)) == 4
+    assert (await _copied(source, target)).hints == 0
+
+
+async def test_hints_are_written_anew_where_that_is_asked_for() -> None:
+    source, target, of = MemoryStore(), MemoryStore(), components()
+    await entries.publish(source, entry(of), replaceable=())
+    assert (await _copied(source, target)).done == 1
+    assert await names_of_hints(target) == []
+    await target.delete(entries.first_name(key_of(of)))
+    assert (await _copied(source, target, write_hints=True)).done == 1
+    assert len(await names_of_hints(target)) == 2
+
+
+async def test_whoever_may_not_write_hints_copies_entries() -> None:
+    class Narrow(WrapperStore):
+        async def put(self, key: str, *args: Any, **more: Any) -> None:
+            if key.startswith(hints.NAMES):
+                raise AccessDeniedError("not your right")
+            await super().put(key, *args, **more)
+
+    source, target, of = MemoryStore(), Narrow(MemoryStore()), components()
+    await entries.publish(source, entry(of), replaceable=())
+    await hints.write(source, entry(of))
+    tally = await _copied(source, target, write_hints=True)
+    assert (tally.done, tally.failed, tally.hints) == (1, 0, 0)
+
+
+async def names_of_hints(store: Any) -> list[str]:
+    return [info.key async for info in store.list(hints.NAMES)]

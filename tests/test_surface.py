@@ -25,6 +25,8 @@ FUNCTIONS = {
     "remote: bool = True, **options: Unpack[Options]) -> Explained",
     "enable": "(url: str | None = None, **options: Unpack[Options]) -> Cache",
     "enabled": "(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cache]",
+    "flush_at_checkpoint": "(framework: Framework | None = None, *, timeout_s: float = 30.0, "
+    "cache: Cache | None = None) -> Any",
     "register_cacheable": "(function: _F, *, version: str) -> _F",
 }
 

@@ -394,6 +394,29 @@ class Engine:
                 names.add(info.key)
         return len(names)
 
+    def clear_local(self, beginning: str) -> int:
+        """Remove from the local tier what is under keys that begin so; the remote keeps it all.
+
+        What is not uploaded within ``exit_timeout_s`` stays: nobody else has it.
+
+        Returns:
+            How many entries were removed.
+
+        Raises:
+            StoreError: the disk cannot do it.
+        """
+        tier = self._disk.tier
+        if self._closed or tier is None:
+            return 0
+        self.flush(self.settings.exit_timeout_s)
+        waiting = tier.recorded()
+        count = 0
+        for info in tier.objects(entries.NAMES):
+            if entries.key_of(info.key).startswith(beginning) and info.key not in waiting:
+                tier.delete(info.key)
+                count += 1
+        return count
+
     # -- counting
 
     def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
@@ -404,6 +427,11 @@ class Engine:
         """Keep what became of a lookup, for whoever asks why; nobody waits for the disk."""
         if self.settings.record:
             self._records.add(what)
+
+    def note(self, **values: object) -> None:
+        """Keep how far the program is, for who watches it."""
+        if self.settings.record:
+            self._records.note(**values)
 
     @property
     def recorded_run(self) -> str:

@@ -35,6 +35,7 @@ class About:
         kind: ``aot``, ``fx`` or ``shapes``.
         torch: the release that made it; ``""`` where it does not say.
         tag: torch's ``cache_key_tag``.
+        devices: that it has code for, as ``cuda``; none where it does not say.
         signers: names of those who have signed it, as it says; proven by nothing.
         created_s: Unix time.
     """
@@ -47,6 +48,7 @@ class About:
     torch: str = ""
     tag: str = ""
     signers: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ def about(head: Head) -> About:
         producer=header.producer,
         torch=_text(made_by, "torch"),
         tag=_value(components, "cache_key_tag"),
+        devices=tuple(_text(made_by, "device").split()),
         signers=signers,
     )
 

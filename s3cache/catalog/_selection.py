@@ -16,6 +16,8 @@ __all__ = ["Selection"]
 
 # A frame of a later release: nobody who cannot read it knows whether it is damaged.
 _NEWER = "frame version"
+# What the key of a shape profile begins with, and no other.
+_PROFILE = "p"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,9 @@ class Selection:
         min_bytes, max_bytes: by their size, both included.
         kinds, tags, signers: those that have one of these.
         torch: those made by a release that begins so, as ``2.12`` or ``2.12.1``.
+        devices: those with code for one of these.
+        but_keys: those whose key is none of these, which were hit; no shape profiles, as nobody
+            records that one was used.
         unreadable: those that are damaged or out of place, but not what a later release wrote.
         untrusted: those that the policy does not use. With ``unreadable`` either is enough.
     """
@@ -44,6 +49,8 @@ class Selection:
     torch: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     signers: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    but_keys: frozenset[str] | None = None
     unreadable: bool = False
     untrusted: bool = False
     now: Callable[[], float] = field(default=time.time, compare=False, repr=False)
@@ -60,18 +67,22 @@ class Selection:
 
     @property
     def _by_what_it_says(self) -> bool:
-        return bool(self.kinds or self.torch or self.tags or self.signers)
+        return bool(self.kinds or self.torch or self.tags or self.signers or self.devices)
 
     def admits(self, item: Item) -> bool:
         """Whether ``item`` may be chosen, by what a listing tells."""
         age_s = self.now() - item.modified
         return (
             (not self.keys or item.key.startswith(self.keys))
+            and (self.but_keys is None or self._is_other(item.key))
             and (self.older_s is None or age_s >= self.older_s)
             and (self.newer_s is None or age_s < self.newer_s)
             and (self.min_bytes is None or item.size >= self.min_bytes)
             and (self.max_bytes is None or item.size <= self.max_bytes)
         )
+
+    def _is_other(self, key: str) -> bool:
+        return key not in (self.but_keys or ()) and not key.startswith(_PROFILE)
 
     def chooses(self, item: Item) -> bool:
         """Whether ``item``, whose header was read, is chosen."""
@@ -93,6 +104,7 @@ class Selection:
             and (not self.torch or any(_is_release(about.torch, each) for each in self.torch))
             and (not self.tags or about.tag in self.tags)
             and (not self.signers or bool({*about.signers} & {*self.signers}))
+            and (not self.devices or bool({*about.devices} & {*self.devices}))
         )
 
 

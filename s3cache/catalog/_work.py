@@ -32,6 +32,7 @@ class Tally:
         present: entries that needed nothing, as they were there already.
         gone: entries that somebody removed meanwhile.
         kept: entries that were left alone: nobody else has them yet, or they are sound after all.
+        hints: those beside entries that were copied with them.
         failed: how many could not be, with the first hundred and why.
     """
 
@@ -40,6 +41,7 @@ class Tally:
     present: int = 0
     gone: int = 0
     kept: int = 0
+    hints: int = 0
     failed: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
 
@@ -130,22 +132,31 @@ async def copy(
     batches: AsyncIterator[list[Item]],
     *,
     admit: Judge | None = None,
+    write_hints: bool = False,
     advance: _Advance = bool,
 ) -> Tally:
     """Have each entry in ``target`` too, verified on its way; done again it does what is left.
 
     What the target has of the same variant stays. In a local tier an entry keeps its name; in a
-    remote one it is published as if it were saved there.
+    remote one it is published as if it were saved there. Between remotes the hints beside entries
+    go with them.
+
+    Args:
+        write_hints: leave hints in a remote target beside what is copied, also where there are
+            none.
 
     Raises:
         StoreError: a store refuses for good. What a server merely fails to do is counted.
     """
     tally, budget = Tally(), Budget(_MAX_BYTES)
+    is_remote = not isinstance(target, TierStore)
+    in_both: set[str] = set()
 
     async def one(item: Item) -> None:
         there = await target.head(item.place)
         if there is not None and there.size == item.size:
             tally.present += 1
+            in_both.add(item.key)
             return
         await budget.take(item.size)
         try:
@@ -158,12 +169,17 @@ async def copy(
                 tally.size += item.size
             else:
                 tally.present += 1
+            in_both.add(item.key)
+            if write_hints and is_remote:
+                await hints.write(target, entry)
         except (CorruptError, UntrustedError, TransientError) as exc:
             tally.fail(item.name, exc)
         finally:
             budget.give(item.size)
 
     await _each(batches, one, advance)
+    if is_remote and not isinstance(source, TierStore):
+        tally.hints = await hints.copy(source, target, in_both)
     return tally
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from s3cache.cli._bench import bench
+from s3cache.cli._check import check
 from s3cache.cli._doctor import doctor
 from s3cache.cli._du import du
 from s3cache.cli._explain import explain
@@ -47,6 +49,9 @@ def _run(program: list[str]) -> None:
     run(["run", *program])
 
 
+app.command(
+    "check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)(check)
 app.command("warm")(warm)
 app.command("version")(show_version)
 app.command("doctor")(doctor)
@@ -64,4 +69,5 @@ app.command("pull")(pull)
 app.command("push")(push)
 app.command("prefetch")(prefetch)
 app.command("mirror")(mirror)
+app.command("bench")(bench)
 app.command("keygen")(keygen)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Optional, TypeVar
 
 import typer
 
 from s3cache.errors import ConfigError
 
-__all__ = ["Url", "Where", "chosen", "duration_s", "size_bytes", "until_done", "whole_batches"]
+__all__ = [
+    "Url",
+    "Where",
+    "chosen",
+    "duration_s",
+    "hits_here",
+    "size_bytes",
+    "until_done",
+    "whole_batches",
+]
 
 # ruff: noqa: UP045 - Typer reads annotations while the program runs, in Python 3.10 too
 
@@ -55,7 +65,6 @@ class Where:
 def opened(place: Any) -> Iterator[Any]:
     """The place, closed in the end, which takes no longer than a few seconds."""
     from concurrent.futures import TimeoutError as NotInTime
-    from contextlib import suppress
 
     from s3cache.transfer import background
 
@@ -102,6 +111,16 @@ def chosen(
         Optional[list[str]],
         typer.Option(metavar="NAME", help="Signed by the key of that name, as they say."),
     ] = None,
+    device: Annotated[
+        Optional[list[str]],
+        typer.Option(metavar="DEVICE", help="With code for that: cpu, cuda, xpu, mps."),
+    ] = None,
+    never_hit: Annotated[
+        bool,
+        typer.Option(
+            "--never-hit", help="Not hit by this machine, as its last 128 processes recorded."
+        ),
+    ] = False,
     older: Annotated[
         Optional[str], typer.Option(metavar="TIME", help="Not changed for so long: 90d, 12h.")
     ] = None,
@@ -128,6 +147,8 @@ def chosen(
         torch=tuple(torch or ()),
         tags=tuple(tag or ()),
         signers=tuple(signer or ()),
+        devices=tuple(device or ()),
+        but_keys=frozenset(hits_here()) if never_hit else None,
         older_s=None if older is None else duration_s("--older", older),
         newer_s=None if newer is None else duration_s("--newer", newer),
         min_bytes=None if min_size is None else size_bytes("--min-size", min_size),
@@ -135,6 +156,24 @@ def chosen(
         unreadable=unreadable,
         untrusted=untrusted,
     )
+
+
+def hits_here() -> Counter[str]:
+    """How often each key was hit, as far as processes of this machine have it on record.
+
+    What other machines hit nobody here knows.
+    """
+    from s3cache.records import read_run, run_names
+    from s3cache.settings import Settings
+
+    settings, _ = Settings.load()
+    hits: Counter[str] = Counter()
+    with suppress(OSError):
+        for name in run_names(settings.local_dir):
+            with suppress(OSError):  # it has gone meanwhile
+                run = read_run(settings.local_dir, name)
+                hits.update(each.key for each in run.records if each.outcome == "hit")
+    return hits
 
 
 def duration_s(option: str, text: str) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s3cache.cli._choosing import Where, chosen, whole_batches
+from s3cache.cli._choosing import Where, chosen, hits_here, whole_batches
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
 
@@ -21,9 +22,13 @@ __all__ = ["du"]
 _AGES = ((3600, "1 hour"), (86400, "1 day"), (7 * 86400, "7 days"), (30 * 86400, "30 days"))
 _SIZES = ((64 << 10, "64 KiB"), (1 << 20, "1 MiB"), (16 << 20, "16 MiB"), (256 << 20, "256 MiB"))
 
+_HITS = ((10, "10 or more"), (2, "2 to 9"), (1, "1"), (0, "none here"))
+
 
 class _By(str, Enum):
     AGE = "age"
+    DEVICE = "device"
+    HITS = "hits"
     KIND = "kind"
     SIGNER = "signer"
     SIZE = "size"
@@ -38,13 +43,19 @@ def du(
     out: Output,
     by: Annotated[
         _By,
-        typer.Option(help="What to sum up by; all but age and size take a request for each entry."),
+        typer.Option(
+            help="What to sum up by; all but age, hits and size take a request for each entry."
+        ),
     ] = _By.AGE,
 ) -> None:
-    """Sum up how many entries there are and what they take, the largest sum first."""
+    """Sum up how many entries there are and what they take, the largest sum first.
+
+    Hits are those of this machine, as its last 128 processes recorded them.
+    """
     from s3cache.catalog import scan
 
-    heads = by not in (_By.AGE, _By.SIZE)
+    heads = by not in (_By.AGE, _By.HITS, _By.SIZE)
+    hits = hits_here() if by is _By.HITS else {}
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with where.open() as place, out.progress("entries") as advance:
         batches = scan(
@@ -52,7 +63,7 @@ def du(
         )
         for batch in whole_batches(batches):
             for item in batch:
-                count = counts[_group(item, by)]
+                count = counts[_group(item, by, hits)]
                 count[0] += 1
                 count[1] += item.size
             advance(len(batch))
@@ -68,9 +79,11 @@ def du(
     )
 
 
-def _group(item: Item, by: _By) -> str:
+def _group(item: Item, by: _By, hits: Mapping[str, int]) -> str:
     if by is _By.AGE:
         return _below(time.time() - item.modified, _AGES, "30 days or more")
+    if by is _By.HITS:
+        return next(name for least, name in _HITS if hits.get(item.key, 0) >= least)
     if by is _By.SIZE:
         return _below(item.size, _SIZES, "256 MiB or more")
     if item.about is None:
@@ -79,6 +92,8 @@ def _group(item: Item, by: _By) -> str:
         return item.about.kind
     if by is _By.TORCH:
         return item.about.torch or "(does not say)"
+    if by is _By.DEVICE:
+        return " ".join(item.about.devices) or "(does not say)"
     if by is _By.TAG:
         return item.about.tag or "(none)"
     return " ".join(item.about.signers) or "(nobody)"

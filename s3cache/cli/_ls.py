@@ -5,13 +5,13 @@ from __future__ import annotations
 import heapq
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from s3cache.cli._choosing import Where, chosen, whole_batches
+from s3cache.cli._choosing import Where, chosen, hits_here, whole_batches
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, age, plain, size_text
 from s3cache.errors import ConfigError
@@ -29,6 +29,7 @@ _SORTED_AT_MOST = 1000
 
 class _By(str, Enum):
     AGE = "age"
+    HITS = "hits"
     KEY = "key"
     KIND = "kind"
     SIZE = "size"
@@ -52,22 +53,27 @@ def ls(
 ) -> None:
     """List entries: size, time since the last change, key and variant.
 
-    It prints as it goes, from buckets of any size.
+    With --long also kind, torch, device, tag, signers, and how often this machine has hit it: as
+    its last 128 processes recorded it, whatever other machines do. It prints as it goes, from
+    buckets of any size.
     """
     if reverse and sort is None:
         raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
     long = long or sort in (_By.KIND, _By.TORCH) or selection.needs_heads
+    hits = hits_here() if long or sort is _By.HITS else None
     with where.open() as place:
         items = _items(place, selection, long)
         if sort is not None:
-            items = iter(_sorted(items, sort, reverse, limit or _SORTED_AT_MOST))
+            items = iter(_sorted(items, sort, reverse, limit or _SORTED_AT_MOST, hits))
         shown = 0
         for item in items:
             if shown == limit:
                 break
             shown += 1
-            _show(out, item, place, long)
+            _show(out, item, long, hits)
     out.note(f"{shown} entries" if shown else "no entries")
+    if hits is not None and shown:
+        out.note("hits are those of this machine, as far as they are recorded")
 
 
 def _items(place: Place, selection: Selection, long: bool) -> Iterator[Item]:
@@ -80,8 +86,11 @@ def _items(place: Place, selection: Selection, long: bool) -> Iterator[Item]:
         yield from batch
 
 
-def _sorted(items: Iterable[Item], by: _By, reverse: bool, limit: int) -> list[Item]:
+def _sorted(
+    items: Iterable[Item], by: _By, reverse: bool, limit: int, hits: Mapping[str, int] | None
+) -> list[Item]:
     values = {
+        _By.HITS: lambda item: (-(hits or {}).get(item.key, 0), item.key),
         _By.AGE: lambda item: -item.modified,
         _By.SIZE: lambda item: -item.size,
         _By.KEY: lambda item: (item.key, item.name),
@@ -92,31 +101,37 @@ def _sorted(items: Iterable[Item], by: _By, reverse: bool, limit: int) -> list[I
     return pick(limit, items, key=values[by])
 
 
-def _show(out: Output, item: Item, place: Place, long: bool) -> None:
+def _show(out: Output, item: Item, long: bool, hits: Mapping[str, int] | None) -> None:
     if out.json:
-        out.record(_described(item, long))
+        out.record(_described(item, long, hits))
         return
     variant = item.name.rpartition(".")[2]
     text = f"{size_text(item.size):>10}  {age(time.time() - item.modified):>6}  "
+    if hits is not None:
+        text += f"{hits.get(item.key, 0):>5} hits  "
     if long:
         about = item.about
-        parts = ("?", "", "", "") if about is None else (
-            about.kind, about.torch, about.tag or "-", ",".join(about.signers) or "unsigned"
+        parts = ("?", "", "", "", "") if about is None else (
+            about.kind, about.torch, ",".join(about.devices) or "-", about.tag or "-",
+            ",".join(about.signers) or "unsigned",
         )  # fmt: skip
-        text += f"{parts[0]:6}  {parts[1] or '-':14}  {parts[2]:8}  {parts[3]:12}  "
+        kind, torch, devices, tag, signers = parts
+        text += f"{kind:6}  {torch or '-':14}  {devices:5}  {tag:8}  {signers:12}  "
     text += f"{item.key}  {variant}"
     if item.problem is not None:
         text += f"  ({item.problem})"
     sys.stdout.write(f"{plain(text)}\n")
 
 
-def _described(item: Item, long: bool) -> dict[str, Any]:
+def _described(item: Item, long: bool, hits: Mapping[str, int] | None) -> dict[str, Any]:
     found: dict[str, Any] = {
         "key": item.key,
         "name": item.name,
         "size": item.size,
         "modified": item.modified,
     }
+    if hits is not None:
+        found["hits_here"] = hits.get(item.key, 0)
     if long:
         found["about"] = item.about
         found["problem"] = None if item.problem is None else str(item.problem)

@@ -52,7 +52,8 @@ def push(
 ) -> None:
     """Copy what this machine has of the remote's entries into the remote, each verified.
 
-    First comes what programs have saved and not uploaded, whatever is chosen.
+    First comes what programs have saved and not uploaded, whatever is chosen. With S3CACHE_HINTS=1
+    hints are left beside what is copied.
     """
     from s3cache.cache import Cache
     from s3cache.catalog import open_place
@@ -119,7 +120,8 @@ def mirror(
 ) -> None:
     """Copy entries from one remote into another, each verified.
 
-    Done again, it copies what is new. Nothing is removed from the target.
+    Done again, it copies what is new. Nothing is removed from the target. Hints beside entries go
+    with them, and are written anew where S3CACHE_HINTS=1.
     """
     from s3cache.catalog import open_place
 
@@ -137,7 +139,14 @@ def _copied(out: Output, source: Place, target: Place, selection: Selection) -> 
     with out.progress("copied") as advance:
         batches = catalog.scan(source.store, selection, is_local=source.is_local, admit=admit)
         return until_done(
-            catalog.copy(source.store, target.store, batches, admit=admit, advance=advance)
+            catalog.copy(
+                source.store,
+                target.store,
+                batches,
+                admit=admit,
+                write_hints=target.settings.hints,
+                advance=advance,
+            )
         )
 
 
@@ -147,9 +156,10 @@ def _tell(out: Output, tally: Tally) -> None:
     else:
         for name, why in tally.failures:
             out.line(f"{name}: {why}")
+        hints = f", {tally.hints} hints beside them" if tally.hints else ""
         out.line(
             f"{tally.done} copied ({size_text(tally.size)}), {tally.present} were there, "
-            f"{tally.failed} failed"
+            f"{tally.failed} failed{hints}"
         )
     raise typer.Exit(1 if tally.failed else 0)
 

@@ -62,13 +62,18 @@ def gc(
         bool, typer.Option("--delete/--dry-run", help="Do it; else it is only counted.")
     ] = False,
 ) -> None:
-    """Remove entries that are old, large, of an old torch, unreadable or not trusted.
+    """Remove entries that are old, large, of an old torch, never hit, unreadable or not trusted.
 
     Without --delete it only says what would go; at least one condition has to be given. Needs
-    credentials that may delete. A lifecycle rule of the bucket does the same by age.
+    credentials that may delete. A lifecycle rule of the bucket does the same by age. What others
+    hit is on record on their machines only: with --never-hit give --older or --local, too.
     """
     if selection.is_everything:
         raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")
+    if selection.but_keys is not None and selection.older_s is None and not where.local:
+        raise ConfigError(
+            "option --never-hit", "knows of this machine's hits only", "give --older 30d, too"
+        )
     _remove(out, where, selection, dry_run=not delete, how="--delete")
 
 

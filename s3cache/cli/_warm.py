@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -12,8 +12,11 @@ from s3cache.cli._output import Output
 
 __all__ = ["warm"]
 
+# ruff: noqa: UP045 - see _choosing.py
+
 _ENDS = {
     "itself": "the job ended by itself",
+    "steps": "the job was ended: its steps are done",
     "quiet": "the job was ended: it compiled nothing more",
     "timeout": "the job was ended: its time was over",
 }
@@ -25,6 +28,15 @@ def warm(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="The job, as a shell has it.")
     ],
+    steps: Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="N",
+            help="End it when its optimizers have stepped so often since it first compiled.",
+            min=1,
+            max=1000,
+        ),
+    ] = None,
     quiet: Annotated[
         str, typer.Option(metavar="TIME", help="End it when it compiled nothing for so long.")
     ] = "60s",
@@ -36,8 +48,9 @@ def warm(
     """Run a job until it compiles nothing more and all is uploaded, then end it.
 
     For a build step, or one machine before a fleet starts: what it compiled is in the remote then.
-    The cache is turned on in all its processes, which are ended with SIGTERM. Exits with 1 if the
-    time was over, the job failed or something is not uploaded.
+    The cache is turned on in all its processes, which are ended with SIGTERM. Steps of an optimizer
+    that is itself compiled cannot be counted, and inference has none: there --quiet ends the job.
+    Exits with 1 if the time was over, the job failed or something is not uploaded.
     """
     from s3cache.warming import warm as warmed
 
@@ -45,6 +58,7 @@ def warm(
         command,
         quiet_s=duration_s("--quiet", quiet),
         timeout_s=duration_s("--timeout", timeout),
+        steps=steps,
         url=url,
     )
     if out.json:

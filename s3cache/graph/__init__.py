@@ -15,6 +15,7 @@ from s3cache.graph._safety import (
     is_custom_function,
     unsafe_half,
     unsafe_parts,
+    unsafe_process,
 )
 from s3cache.graph._stable import Component
 from s3cache.graph._surroundings import FIRST_CALL, places, sees_places
@@ -48,4 +49,5 @@ __all__ = [
     "unpicklable_options",
     "unsafe_half",
     "unsafe_parts",
+    "unsafe_process",
 ]

@@ -38,6 +38,7 @@ __all__ = [
     "is_custom_function",
     "unsafe_half",
     "unsafe_parts",
+    "unsafe_process",
     "way_out",
 ]
 
@@ -149,6 +150,11 @@ def unsafe_parts(
         *_graphs(gm, registered),
         *_inputs(inputs),
     ]
+
+
+def unsafe_process() -> list[Unsafe]:
+    """Why nothing at all is cached as a whole in this process, as it is set up now."""
+    return [*_process()]
 
 
 def unsafe_half(gm: GraphModule, registered: Callable[[object], bool]) -> list[Unsafe]:

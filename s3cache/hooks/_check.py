@@ -20,7 +20,7 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from s3cache.torch_api.protocols import AOTConfig, CompileReason, Function
+    from s3cache.torch_api.protocols import AOTConfig, Function
 
 __all__ = ["Graph", "GraphBreak", "Report", "checked"]
 
@@ -176,7 +176,7 @@ def checked(
         with watch.installed():
             _call(compiled, args, kwargs)
         breaks = tuple(
-            GraphBreak(_one_line(reason.reason), _where(reason))
+            GraphBreak(**internals.told_break(reason))
             for reason in internals.graph_break_reasons.get()
         )
     finally:
@@ -259,12 +259,3 @@ def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
         return mod(*(inputs if count is None else inputs[len(inputs) - count :]))
 
     return run
-
-
-def _one_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
-def _where(reason: CompileReason) -> str:
-    stack = reason.user_stack
-    return f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "an unknown place"

@@ -304,7 +304,7 @@ class FxGraphSeam:
                 forward_ns=int(graph._time_taken_ns or 0),
                 components=told(self._keys.components(key)),
                 parts=self._keys.known(key).parts,
-                made_by=maker(compiled=bool(kernels)),
+                made_by=maker([graph], compiled=bool(kernels)),
             )
             provisional = self._bundling.is_under_way()
             frame = artifact.encode(key)

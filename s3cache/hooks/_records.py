@@ -106,8 +106,10 @@ class Recording:
             words = ""
         rejected.append(words or "what it relies on does not hold")
 
-    def bypassed(self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None) -> None:
-        """A graph was not looked up, for ``reasons``."""
+    def bypassed(
+        self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None, *, key: str = ""
+    ) -> None:
+        """A graph was not looked up for ``reasons``, or not saved under the key that missed."""
         if not self._engine.settings.record:
             return
         try:
@@ -115,6 +117,7 @@ class Recording:
                 Record(
                     level=level,
                     outcome="bypass",
+                    key=key,
                     reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
                     time=time.time(),
                     where=users_line(),

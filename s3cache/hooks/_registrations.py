@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 from s3cache._importing import when_imported
+from s3cache._logs import logger_of
 from s3cache.graph import (
     begin_recording,
     forget_entries,
@@ -28,7 +28,7 @@ from s3cache.torch_api.protocols import Function, OperatorLibrary
 
 __all__ = ["watch_registrations"]
 
-logger = logging.getLogger("s3cache")
+logger = logger_of()
 
 
 def watch_registrations() -> Callable[[], None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,7 @@ class SaveSeam:
         def save(key: str, entry: AOTResult, *args: object, **kwargs: object) -> None:
             is_shared = self._keys.is_shared(key)
             with self._calls.entered(Save(entry, is_shared=is_shared)) as saving:
+                saving.key = key
                 if self._has_noted(key, entry, saving):
                     original(key, entry, *args, **kwargs)
                 if saving.error is not None and self._engine.settings.strict:
@@ -166,9 +167,12 @@ class SaveSeam:
             logger.warning("a compiled graph is not shared", exc_info=error)
 
     def _refused(self, code: Code, error: Exception) -> None:
-        self._bypasses.met([Unsafe(code, str(error))], what="a compiled graph is not shared")
-        if self._calls.current is not None:
-            self._calls.current.met(error)
+        reasons = [Unsafe(code, str(error))]
+        self._bypasses.met(reasons, what="a compiled graph is not shared")
+        current = self._calls.current
+        if current is not None:
+            self._recording.bypassed("aot", reasons, None, key=current.key or "")
+            current.met(error)
 
     def _supersede(self, entry: AOTResult) -> None:
         """Its halves need not be shared by themselves any more."""
@@ -180,7 +184,8 @@ class SaveSeam:
     def _artifact(self, key: str, saving: Save, content: bytes) -> Artifact:
         entry = saving.entry
         halves = (entry.compiled_fw, entry.compiled_bw)
-        kernels = self._kernels.images_of([half.result for half in halves if half is not None])
+        graphs = [half.result for half in halves if half is not None]
+        kernels = self._kernels.images_of(graphs)
         components = self._keys.components(key)
         first_call = self._bundling.outputs(key)
         if FIRST_CALL in components and first_call is None:
@@ -198,7 +203,7 @@ class SaveSeam:
             runtime=runtime,
             components=told(components),
             parts=self._keys.known(key).parts,
-            made_by=maker(compiled=bool(kernels)),
+            made_by=maker(graphs, compiled=bool(kernels)),
             first_call=first_call,
         )
 
@@ -211,8 +216,8 @@ def told(components: Mapping[str, Component]) -> dict[str, list[str]]:
     return {name: [component.digest, component.value] for name, component in components.items()}
 
 
-def maker(*, compiled: bool) -> dict[str, str]:
-    """Who makes an entry; the C++ compiler too, if it has ``compiled``."""
+def maker(graphs: Iterable[object], *, compiled: bool) -> dict[str, str]:
+    """Who makes an entry, and for which devices; the C++ compiler too, if it has ``compiled``."""
     import torch
 
     made_by = {
@@ -220,6 +225,9 @@ def maker(*, compiled: bool) -> dict[str, str]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
+        "device": " ".join(
+            sorted({each for graph in graphs for each in getattr(graph, "device_types", ())})
+        ),
     }
     return {**made_by, "compiler": _compiler()} if compiled else made_by
 

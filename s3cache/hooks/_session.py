@@ -19,6 +19,7 @@ from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._check import Report, checked
+from s3cache.hooks._clearing import Clearing
 from s3cache.hooks._fx_graphs import FxGraphSeam
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
@@ -26,12 +27,13 @@ from s3cache.hooks._keys import CacheCalls, KeySeam, Registry
 from s3cache.hooks._lookups import LookupSeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._profiles import ProfileSeam
+from s3cache.hooks._progress import Progress
 from s3cache.hooks._records import Recording
 from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
 from s3cache.hooks._triton import TritonSeam
 from s3cache.hooks._ways_around import WaysAround
-from s3cache.settings import is_strict_by_environment
+from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
 from s3cache.torch_api.protocols import Function
 
@@ -87,7 +89,7 @@ class Session:
             if self._engine.settings.strict:
                 raise
             logger.warning(
-                "s3cache: cannot keep torch from what nobody has signed, so it has no caches",
+                "cannot keep torch from what nobody has signed, so it has no caches",
                 exc_info=True,
             )
 
@@ -131,10 +133,13 @@ class Session:
         halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling, recording)
         keys.install_fx(self._patches)
         triton = TritonSeam(kernels.is_offered)
+        Clearing(self._engine).install(self._patches)
         for seam in (backwards, keys, lookups, kernels, triton, bundling, halves, saves):
             seam.install(self._patches)
         if self._engine.settings.shape_profile:
             ProfileSeam(self._engine).install(self._patches)
+        if os.environ.get(WATCHED):
+            Progress(self._engine, recording).install(self._patches)
 
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""

@@ -7,8 +7,9 @@ import json
 import os
 import stat
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from s3cache.records._record import Event, Record
 from s3cache.records._writing import DIRECTORY, SUFFIX
@@ -21,6 +22,7 @@ _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_BYTES = 16 << 20
 _MAX_PARTS_BYTES = 16 << 20
 _HEAD_BYTES = 16 << 10
+_N = TypeVar("_N", int, float)
 _BAD = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 
 
@@ -37,6 +39,11 @@ class Run:
         job: what the environment said of the job that it was of, see :func:`in_jobs`.
         pid, parent: of the process.
         events: what else took time beside lookups.
+        compiling: whether it compiled when it noted something last; only where it is watched, as
+            the following.
+        noted: when that was, Unix time; 0 for never.
+        steps: how often each of its optimizers has stepped since it first compiled.
+        breaks: where Dynamo broke graphs, and why.
     """
 
     name: str
@@ -49,6 +56,10 @@ class Run:
     pid: int = 0
     parent: int = 0
     events: tuple[Event, ...] = ()
+    compiling: bool = False
+    noted: float = 0.0
+    steps: int = 0
+    breaks: tuple[Mapping[str, str], ...] = ()
 
 
 def run_names(root: str) -> list[str]:
@@ -99,6 +110,7 @@ def _read(root: str, name: str, max_bytes: int) -> Run:
     head: dict[str, Any] = {}
     records = []
     events = []
+    breaks = []
     for line in lines:
         try:
             value = json.loads(line)
@@ -106,6 +118,9 @@ def _read(root: str, name: str, max_bytes: int) -> Run:
                 records.append(Record.from_dict(_unpacked(value)))
             elif "event" in value:
                 events.append(Event.from_dict(value))
+            elif "graph_break" in value:
+                place = value["graph_break"]
+                breaks.append({"reason": str(place["reason"]), "where": str(place["where"])})
             else:
                 head.update(value)
         except (*_BAD, zlib.error):
@@ -123,7 +138,16 @@ def _read(root: str, name: str, max_bytes: int) -> Run:
         pid=pid,
         parent=parent,
         events=tuple(events),
+        compiling=head.get("compiling") is True,
+        noted=_number(head, "at", float),
+        steps=_number(head, "steps", int),
+        breaks=tuple(breaks),
     )
+
+
+def _number(head: Mapping[str, Any], name: str, kind: type[_N]) -> _N:
+    found = head.get(name)
+    return found if isinstance(found, kind) else kind()
 
 
 def _unpacked(record: dict[str, Any]) -> dict[str, Any]:

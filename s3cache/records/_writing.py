@@ -89,7 +89,9 @@ class Recorder:
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
         self._mutex = threading.Lock()
-        self._queue: queue.Queue[Record | Event | None] = queue.Queue(_QUEUED_RECORDS)
+        self._queue: queue.Queue[Record | Event | dict[str, Any] | None] = queue.Queue(
+            _QUEUED_RECORDS
+        )
         self._thread: threading.Thread | None = None
         self._closed = root is None
 
@@ -100,13 +102,20 @@ class Recorder:
         """
         if isinstance(record, Record):
             self._held.append(record)
+        self._put(record)
+
+    def note(self, **values: object) -> None:
+        """Keep how far the program is, for who watches it; what it noted before is no more."""
+        self._put(values)
+
+    def _put(self, record: Record | Event | dict[str, Any]) -> None:
         if self._closed:
             return
         if isinstance(record, Event) and self._queue.qsize() >= _QUEUED_EVENTS:
             return  # there is to be room for lookups
         with contextlib.suppress(queue.Full):  # the disk hangs
             self._queue.put_nowait(record)
-        if self._thread is None and isinstance(record, Record):
+        if self._thread is None and not isinstance(record, Event):
             with self._mutex:
                 if self._thread is None and not self._closed:
                     thread = threading.Thread(
@@ -156,7 +165,7 @@ class Recorder:
                     if events <= self._limits.run_events:
                         os.write(fd, _line(record.as_dict()))
                     continue
-                line = _line(_packed(record.as_dict()))
+                line = _line(_packed(record.as_dict()) if isinstance(record, Record) else record)
                 size += len(line)
                 count += 1
                 if count > self._limits.run_records or size > self._limits.run_bytes:
@@ -167,7 +176,7 @@ class Recorder:
         finally:
             os.close(fd)
 
-    def _queued(self) -> Iterator[Record | Event]:
+    def _queued(self) -> Iterator[Record | Event | dict[str, Any]]:
         while (record := self._queue.get()) is not None:
             yield record
 

@@ -224,6 +224,11 @@ _ASKS_FOR_CPU_CODE = Fields(
 WRAPPED, WRAPPED_HASH = Words(f"{_CACHE}:check_node_safe", "is_wrapped user_cache_hash")
 
 
+#: What empties torch's directory of entries; its remote caches stay as they are.
+clear_autograd_cache: Internal[Callable[[], None]] = Internal(f"{_CACHE}:AOTAutogradCache.clear")
+clear_fx_cache: Internal[Callable[[], None]] = Internal(f"{_CODE}:FxGraphCache.clear")
+
+
 def key_prefix() -> str:
     """What torch writes before the digest in the name of a key."""
     return _key_prefix.find() or "a"
@@ -1395,9 +1400,20 @@ def loaded_kernels() -> set[str]:
 graph_break_reasons: Internal[list[CompileReason]] = Internal(
     "torch._dynamo.utils:graph_break_reasons"
 )
+#: Entered for as long as Dynamo, or a backward that was left for later, compiles.
+while_compiling: Internal[Function[AbstractContextManager[None]]] = Internal(
+    "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks"
+)
 optimized_module: Internal[type] = Internal("torch._dynamo.eval_frame:OptimizedModule")
 Shape("torch._dynamo.output_graph:GraphCompileReason", CompileReason)
 (ORIGINAL_CALLABLE,) = Words("torch._dynamo.eval_frame:innermost_fn", "_torchdynamo_orig_callable")
+
+
+def told_break(reason: CompileReason) -> dict[str, str]:
+    """Why Dynamo ended a graph, in one line, and where in the user's program."""
+    stack = reason.user_stack
+    where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "an unknown place"
+    return {"reason": reason.reason.strip().partition("\n")[0], "where": where}
 
 
 # -- automatic dynamic shapes

@@ -394,7 +394,7 @@ class Uploads:
             self._fail("retried", name, exc)
             return
         except UntrustedError as exc:
-            logger.debug("s3cache: %s is left to those who trust whose it is: %s", name, exc)
+            logger.debug("%s is left to those who trust whose it is: %s", name, exc)
             self._untrusted.add(name)
             with contextlib.suppress(S3CacheError):  # the disk fails: then it stays ours
                 await asyncio.to_thread(self.backlog.give_back, name)

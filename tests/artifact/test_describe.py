@@ -73,6 +73,7 @@ def test_an_entry_can_be_read_without_torch(described: dict[str, Any]) -> None:
         made_by = each["made_by"]
         assert made_by["torch"] == each["components"]["torch.version"][1]
         assert made_by["platform"]
+        assert made_by["device"] == "cpu"
         assert "/" not in made_by.get("compiler", "")
 
     kinds = {

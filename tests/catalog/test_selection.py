@@ -10,7 +10,9 @@ from s3cache.catalog import About, Item, Selection
 from s3cache.errors import CorruptError, UntrustedError
 
 NOW = 1_000_000.0
-ABOUT = About("aot", "", 2, NOW, "s3cache/1", "2.13.0+cpu", "mine", ("ci", "other"))
+ABOUT = About(
+    "aot", "", 2, NOW, "s3cache/1", "2.13.0+cpu", "mine", ("ci", "other"), ("cpu", "cuda")
+)
 ITEM = Item("v1/000/abcdef.0", 1000, NOW - 3600, ABOUT)
 DAMAGED = Item("v1/000/abcdef.0", 1000, NOW - 3600, problem=CorruptError("frame", "is damaged"))
 STRANGER = Item("v1/000/ab.0", 10, NOW, problem=UntrustedError("unsigned", "nobody"))
@@ -46,6 +48,10 @@ def selection(**words: Any) -> Selection:
         ({"tags": ("",)}, False),
         ({"signers": ("other",)}, True),
         ({"signers": ("nobody",)}, False),
+        ({"devices": ("xpu", "cuda")}, True),
+        ({"devices": ("mps",)}, False),
+        ({"but_keys": frozenset({"other"})}, True),
+        ({"but_keys": frozenset({"abcdef"})}, False),
         ({"unreadable": True}, False),
         ({"untrusted": True}, False),
         ({"kinds": ("aot",), "older_s": 9999}, False),

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache.records import Record
+from tests.cli.commands import record
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.commands import Call
     from tests.support.shelves import Shelf
 
@@ -20,12 +25,15 @@ if TYPE_CHECKING:
         ("torch", {"2.13.0+cpu": 2, "2.12.0": 1, "(not readable)": 1}),
         ("tag", {"mine": 1, "(none)": 2, "(not readable)": 1}),
         ("signer", {"(nobody)": 3, "(not readable)": 1}),
+        ("device", {"cuda": 1, "(does not say)": 2, "(not readable)": 1}),
+        ("hits", {"1": 1, "none here": 3}),
     ],
 )
 def test_entries_and_sizes_are_summed_up(
-    call: Call, shelf: Shelf, by: str, groups: dict[str, int]
+    call: Call, shelf: Shelf, tmp_path: Path, by: str, groups: dict[str, int]
 ) -> None:
-    shelf.add("a")
+    record(tmp_path / "local", Record("aot", "hit", key="b"))
+    shelf.add("a", device="cuda")
     shelf.add("b", days=5, kind="fx", tag="mine")
     shelf.add("c", days=50, torch="2.12.0", size=70 << 10)
     name = shelf.add("d")

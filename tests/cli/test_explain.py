@@ -6,22 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.records import Record, Recorder
-from tests.support.waiting import LONG_S
+from s3cache.records import Record
+from tests.cli.commands import record
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cli.commands import Call
-
-
-def record(root: Path, *records: Record) -> str:
-    root.mkdir(mode=0o700, exist_ok=True)
-    recorder = Recorder(str(root))
-    for each in records:
-        recorder.add(each)
-    recorder.close(LONG_S)
-    return recorder.run
 
 
 def looked_up(key: str, time: float, version: str) -> Record:

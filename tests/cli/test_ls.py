@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import Cache, frame
+from s3cache.records import Record
+from tests.cli.commands import record
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.commands import Call
     from tests.support.shelves import Shelf
 
@@ -58,7 +62,26 @@ def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: She
     bad, good = done.out.splitlines()
     assert "?" in bad
     assert "digest" in bad
-    assert good.split()[4:] == ["fx", "2.12.1", "mine", "unsigned", "good", "0"]
+    assert good.split()[4:] == ["0", "hits", "fx", "2.12.1", "-", "mine", "unsigned", "good", "0"]
+
+
+def test_hits_are_those_that_this_machine_has_on_record(
+    call: Call, shelf: Shelf, tmp_path: Path
+) -> None:
+    for key, device in {"a1": "cuda", "a2": "cpu", "a3": "cpu cuda"}.items():
+        shelf.add(key, device=device)
+    record(tmp_path / "local", *(Record("aot", "hit", key=key) for key in ("a2", "a3", "a3")))
+    record(tmp_path / "local", Record("aot", "hit", key="a3"), Record("aot", "miss", key="a1"))
+    found = call("ls", "--url", shelf.url, "--sort", "hits", "--json").lines
+    assert [(each["key"], each["hits_here"]) for each in found] == [("a3", 3), ("a2", 1), ("a1", 0)]
+    done = call("ls", "--url", shelf.url, "--long", "--device", "cuda", "--sort", "key")
+    assert [line.split()[4:8] for line in done.out.splitlines()] == [
+        ["0", "hits", "test", "2.13.0+cpu"],
+        ["3", "hits", "test", "2.13.0+cpu"],
+    ]
+    assert "hits are those of this machine" in done.err
+    never = call("ls", "--url", shelf.url, "--never-hit", "--json").lines
+    assert [each["key"] for each in never] == ["a1"]
 
 
 def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Shelf) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import Cache, frame
+from s3cache.records import Record
+from tests.cli.commands import record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,9 +64,25 @@ def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> No
     assert shelf.names == {old, later}
 
 
+def test_gc_removes_what_was_never_hit_here_and_leaves_profiles(
+    call: Call, shelf: Shelf, tmp_path: Path
+) -> None:
+    """Nobody records that a shape profile was used."""
+    record(tmp_path / "local", Record("aot", "hit", key="a1"), Record("aot", "miss", key="a2"))
+    kept = {shelf.add("a1", days=9), shelf.add("p1", days=9), shelf.add("a3")}
+    shelf.add("a2", days=9)
+    arguments = ("gc", "--url", shelf.url, "--never-hit", "--delete")
+    assert call(*arguments, "--older", "2d").code == 0
+    assert shelf.names == kept
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([], "has no condition"), (["--untrusted"], "set trusted_keys")],
+    [
+        ([], "has no condition"),
+        (["--untrusted"], "set trusted_keys"),
+        (["--never-hit"], "give --older 30d"),
+    ],
 )
 def test_gc_asks_for_what_it_needs(
     call: Call, shelf: Shelf, arguments: list[str], said: str

@@ -56,11 +56,33 @@ time.sleep(600)
         "bypasses": 0,
         "added": 1,
         "to_upload": 0,
+        "steps": 0,
         "is_warm": True,
     }
     assert {name.rpartition("/")[2] for name in shelf.names} == {"a1.0"}
     with pytest.raises(ProcessLookupError):
         _signal(int(alive.read_text()))
+
+
+def test_a_job_is_ended_after_its_steps_when_all_is_uploaded(call: Call, shelf: Shelf) -> None:
+    """Not before it has saved what it compiled, and not while it compiles."""
+    job = f"""{LOOKS_UP}
+recorder.note(steps=2)
+recorder.note(compiling=True, at=time.time())
+time.sleep(1)
+save()
+recorder.note(compiling=False, at=time.time())
+time.sleep(1)
+recorder.note(steps=3)
+time.sleep(600)
+"""
+    done = call(
+        *("warm", "--url", f"{shelf.url}?create=1", "--steps", "2", "--json"),
+        *("--", sys.executable, "-c", job),
+    )
+    assert done.code == 0, done.err
+    assert (done.json["end"], done.json["steps"], done.json["added"]) == ("steps", 2, 1)
+    assert {name.rpartition("/")[2] for name in shelf.names} == {"a1.0"}
 
 
 def test_a_job_that_ends_by_itself_says_how(call: Call, shelf: Shelf) -> None:

@@ -62,3 +62,18 @@ def compiled(url: str, size: int) -> None:
     with s3cache.enabled(url) as cache:
         torch.compile(function)(torch.ones(size))
         cache.flush(60)
+
+
+def refused(url: str) -> list[dict[str, Any]]:
+    """The records of a graph that torch cannot pickle once it is compiled."""
+    import s3cache
+    from s3cache.cache import recorded
+    from s3cache.torch_api import internals
+
+    owner, name = internals.pickle_entry.owner()
+    setattr(owner, name, staticmethod(lambda *_, **__: None))
+    with s3cache.enabled(url):
+        torch.compile(function)(torch.ones(4))
+    run = recorded()
+    assert run is not None
+    return [record.as_dict() for record in run.records if record.level == "aot"]

@@ -98,3 +98,13 @@ def _in_tuples(records: list[dict[str, object]]) -> list[dict[str, object]]:
     from s3cache.records import Record
 
     return [Record.from_dict(each).as_dict() for each in records]
+
+
+@dense
+def test_a_graph_that_is_refused_when_it_is_saved_is_recorded_with_the_reason(site: Site) -> None:
+    """Under the key that missed, so that ``s3cache check`` and ``explain`` can say it."""
+    missed, refused = site.machine("one").run("records:refused", site.url)
+    assert (missed["outcome"], missed["reason"]) == ("miss", "absent")
+    assert (refused["outcome"], refused["reason"]) == ("bypass", "entry")
+    assert refused["key"] == missed["key"]
+    assert "cannot be pickled" in refused["reasons"][0]["message"]

@@ -38,6 +38,7 @@ class Shelf:
         variant: str = "",
         torch: str = "2.13.0+cpu",
         tag: str = "",
+        device: str = "",
         size: int = 100,
         days: float = 0,
         first: bool = True,
@@ -50,7 +51,7 @@ class Shelf:
             schema=2,
             sections={"entry": os.urandom(size)},
             meta={
-                "made_by": {"torch": torch},
+                "made_by": {"torch": torch, "device": device},
                 "components": {"cache_key_tag": ["00", tag]},
                 "guards": None,
                 "times_ns": [1_500_000_000, 0],

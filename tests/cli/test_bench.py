@@ -1,0 +1,88 @@
+"""``s3cache bench`` measures a bucket, and leaves nothing there if it may delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.density import dense
+from tests.support.refusing import Refusing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.commands import Call
+    from tests.support.shelves import Shelf
+
+
+@pytest.fixture
+def at(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """The URL of an empty prefix on the server that listens there, with credentials for it."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
+    return lambda port: f"{url}?endpoint_url=http://127.0.0.1:{port}&region=us-east-1"
+
+
+def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
+    call: Call, shelf: Shelf, at: Callable[[int], str], moto_port: int
+) -> None:
+    arguments = ("bench", "--storage-only", "--size", "100KB", "--timeout", "20s")
+    found = call(*arguments, "--url", at(moto_port), "--json").json
+    assert list(found["storage"]) == ["small_put", "small_get", "miss", "large_put", "large_get"]
+    for name, times in found["storage"].items():
+        assert times["seconds"], name
+        assert times["median_s"] > 0
+    large = found["storage"]["large_get"]
+    assert large["mb_s"] == pytest.approx(large["bytes"] / large["median_s"] / 1e6)
+    assert found["left"] == 0
+    # One of each put, and as many small and large ones more as there was time for.
+    assert found["removed"] == sum(
+        len(found["storage"][name]["seconds"]) for name in ("small_put", "large_put")
+    )
+    with Refusing(moto_port, "DELETE") as narrow:
+        done = call(*arguments, "--url", at(narrow.port))
+    assert done.code == 0
+    assert "objects stay below s3cache-bench-" in done.out
+    assert "get of what is not there" in done.out
+
+
+def test_a_directory_is_as_it_was_and_time_is_bounded(call: Call, shelf: Shelf) -> None:
+    name = shelf.add("a")
+    done = call("bench", "--url", shelf.url, "--storage-only", "--timeout", "0", "--json")
+    assert [len(times["seconds"]) for times in done.json["storage"].values()] == [1] * 5
+    assert shelf.names == {name}
+    assert [path.name for path in shelf.root.iterdir() if "bench" in path.name] == []
+
+
+@dense
+@pytest.mark.timeout(300)
+def test_a_first_step_is_compiled_and_then_hit_by_a_fresh_process(
+    call: Call, shelf: Shelf, tmp_path: Path
+) -> None:
+    done = call("bench", "--url", f"{shelf.url}?create=1", "--rounds", "1", "--json")
+    assert done.code == 0, done.err
+    start = done.json["warm_start"]
+    assert (start["hits"], start["misses"], start["to_upload"]) == (1, {}, 0)
+    assert start["ratio"] == pytest.approx(start["cold"]["median_s"] / start["warm"]["median_s"])
+    assert shelf.names == set()
+    assert not (tmp_path / "local").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "has no URL"),
+        (["--url", "memory://x"], 2, "of this process alone"),
+        (["--url", "file:///no/where?create=false"], 3, "no directory /no/where"),
+        (["--url", "{url}", "--size", "big"], 2, "no size"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_clear_line(
+    call: Call, shelf: Shelf, arguments: list[str], code: int, said: str
+) -> None:
+    done = call("bench", *(each.format(url=shelf.url) for each in arguments))
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1

@@ -1,0 +1,173 @@
+"""``s3cache check`` runs a program, and says what of it can be cached."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.density import dense
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.commands import Call
+    from tests.support.shelves import Shelf
+
+# Records lookups as the compile cache does: nothing is compiled.
+LOOKS_UP = """
+import atexit, os, sys, time
+from s3cache.records import Record, Recorder
+recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
+atexit.register(recorder.close, 60)
+def look_up(outcome, key="", **more):
+    recorder.add(Record("aot", outcome, key=key, time=time.time(), **more))
+reason = {"code": "function", "message": "calls f", "fix": "vouch for f", "line": "a.py:3: f(x)"}
+"""
+
+PROGRAM = """
+import sys
+import torch
+
+@torch._dynamo.allow_in_graph
+def own(x):
+    return x.cos()
+
+@torch.compile
+def broken(x):
+    y = torch.sin(x)
+    torch._dynamo.graph_break()
+    return y * own(x)
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compiled = torch.compile(model)
+for _ in range(2):
+    compiled(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+broken(torch.ones(3))
+torch._functorch.config.enable_autograd_cache = False
+torch.compile(lambda x: x + 1)(torch.ones(3))
+open(sys.argv[1], "w").write("to its end")
+sys.exit(3)
+"""
+
+
+def program(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@pytest.mark.timeout(300)
+def test_each_graph_of_a_program_is_told_and_nothing_is_left_anywhere(
+    call: Call, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs to its end; what the environment says of a cache is not touched."""
+    monkeypatch.setenv("S3CACHE_URL", f"{shelf.url}?create=1")
+    monkeypatch.setenv("S3CACHE_STRICT", "1")
+    path = program(tmp_path, PROGRAM)
+    done = call("check", "--json", path, tmp_path / "end")
+    assert done.code == 1
+    found = done.json
+    assert (found["end"], found["exit_code"], found["steps"]) == ("itself", 3, 2)
+    assert (tmp_path / "end").read_text() == "to its end"
+    verdicts = [
+        (graph["cacheable"], graph["in_halves"], bool(graph["key"])) for graph in found["graphs"]
+    ]
+    good, bad, off = (True, False, True), (False, True, False), (False, False, False)
+    assert verdicts == [good, good, bad, off]
+    (reason,) = found["graphs"][2]["reasons"]
+    assert reason["code"] == "function"
+    assert reason["line"] == f"{path}:13: return y * own(x)"
+    assert "register_cacheable" in reason["fix"]
+    assert [each["code"] for each in found["graphs"][3]["reasons"]] == ["caches-off"]
+    assert found["graphs"][0]["where"] == [str(path), 19, "<module>"]
+    assert [each["where"] for each in found["breaks"]] == [f"{path}:12"]
+    assert shelf.names == set()
+    assert not os.path.exists(tmp_path / "local")
+
+
+def test_people_get_the_line_and_the_fix(call: Call, tmp_path: Path) -> None:
+    path = program(
+        tmp_path,
+        f"""{LOOKS_UP}
+look_up("miss", "a" * 65, where=("train.py", 7, "step"))
+look_up("hit", "a" * 65, where=("train.py", 7, "step"))
+look_up("bypass", where=("train.py", 8, "step"), reasons=(reason,))
+look_up("miss", "b" * 65)
+look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pickled"}},))
+""",
+    )
+    done = call("check", path)
+    assert done.code == 1
+    assert done.out.splitlines() == [
+        "1 of 3 graphs can be cached",
+        "graph 0: train.py:7 in step, 2 times, key aaaaaaaaaaaa",
+        "graph 1: train.py:8 in step, cannot be cached as a whole, its halves can",
+        "  a.py:3: f(x): calls f [function]",
+        "    fix: vouch for f",
+        "graph 2: cannot be cached as a whole, its halves can",
+        "  cannot be pickled [entry]",
+    ]
+    assert "ended by itself" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (["--quiet", "0.2s"], "quiet"),
+        pytest.param(["--steps", "2"], "steps", marks=dense),
+        pytest.param(["--graphs", "1"], "graphs", marks=dense),
+        pytest.param(["--timeout", "2s"], "timeout", marks=dense),
+    ],
+)
+def test_a_program_that_goes_on_is_ended(
+    call: Call, tmp_path: Path, arguments: list[str], end: str
+) -> None:
+    alive = tmp_path / "alive"
+    path = program(
+        tmp_path,
+        f"""{LOOKS_UP}
+recorder.note(compiling=True, at=time.time())
+look_up("hit", "a1")
+recorder.note(compiling=False, at=time.time())
+recorder.note(steps=2)
+open({str(alive)!r}, "w").write(str(os.getpid()))
+time.sleep(600)
+""",
+    )
+    done = call("check", "--json", "--quiet", "0", *arguments, path)
+    assert (done.code, done.json["end"], done.json["cacheable"]) == (0, end, True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(alive.read_text()), 0)
+
+
+def test_it_is_not_ended_while_it_compiles(call: Call, tmp_path: Path) -> None:
+    path = program(
+        tmp_path,
+        f"""{LOOKS_UP}
+look_up("hit", "a1")
+recorder.note(compiling=True, at=time.time())
+time.sleep(1.5)  # longer than the quiet time
+look_up("hit", "a2")
+""",
+    )
+    done = call("check", "--json", "--quiet", "0.2s", path)
+    assert [graph["key"] for graph in done.json["graphs"]] == ["a1", "a2"]
+    assert done.json["end"] == "itself"
+
+
+@dense
+def test_modules_code_and_what_follows_are_the_programs(call: Call, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    code = f"import sys; open({str(said)!r}, 'w').write(repr(sys.argv[1:]))"
+    done = call("check", "-c", code, "--quiet", "-m", "x")
+    assert said.read_text() == "['--quiet', '-m', 'x']"
+    assert done.code == 1
+    assert "no graph" in done.out
+    assert call("check", "-m", "json.tool", "--help", "--json").code == 1
+    assert call("check", "-m", "-c", "x").code == 2
+    assert call("check").code == 2

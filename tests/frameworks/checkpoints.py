@@ -1,0 +1,106 @@
+"""Callbacks of ``flush_at_checkpoint`` in real trainers: ``-m tests.frameworks.checkpoints``.
+
+Nothing is compiled: what counts is that a trainer calls them where it saves a checkpoint.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import s3cache
+
+if TYPE_CHECKING:
+    from s3cache import Cache
+
+__all__ = ["TRAINERS", "flushes"]
+
+
+class _Watched:
+    """Stands in for a cache: notes how many checkpoints there are when it is flushed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints: list[int] = []
+
+    def flush(self, timeout_s: float | None = None) -> s3cache.FlushReport:
+        self.checkpoints.append(sum(1 for _ in self.folder.rglob("*checkpoint*")))
+        return s3cache.FlushReport(0, 0, None)
+
+
+def _transformers(folder: Path, callback: Any) -> None:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (self.linear(x) - labels).square().mean()}
+
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=4, save_steps=2, report_to=[], use_cpu=True
+    )
+    rows = [{"x": torch.ones(4), "labels": torch.ones(1)}] * 8
+    Trainer(model=Model(), args=arguments, train_dataset=rows, callbacks=[callback]).train()
+
+
+def _lightning(folder: Path, callback: Any) -> None:
+    import lightning
+    import torch
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            loss: torch.Tensor = self.linear(batch).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        callbacks=[callback],
+    )
+    rows: Any = torch.ones(4, 4)
+    trainer.fit(Model(), torch.utils.data.DataLoader(rows, batch_size=2))
+
+
+#: A training of a few steps that saves two checkpoints, by the name of its framework.
+TRAINERS: dict[str, Callable[[Path, Any], None]] = {
+    "transformers": _transformers,
+    "lightning": _lightning,
+}
+
+
+def flushes(framework: str, folder: Path) -> list[int]:
+    """How many files and folders of checkpoints there were at each flush of a training."""
+    watched = _Watched(folder)
+    callback = s3cache.flush_at_checkpoint(
+        cast("Any", framework), timeout_s=5, cache=cast("Cache", watched)
+    )
+    TRAINERS[framework](folder, callback)
+    return watched.checkpoints
+
+
+if __name__ == "__main__":
+    for name in TRAINERS:
+        if importlib.util.find_spec(name) is None:
+            sys.exit(f"{name} is not installed")
+        with tempfile.TemporaryDirectory() as place:
+            found = flushes(name, Path(place))
+        print(f"{name}: flushed at {len(found)} checkpoints", flush=True)
+        assert len(found) >= 2, found
