@@ -19,9 +19,9 @@ from torch._inductor.pattern_matcher import Arg, CallFunction, register_graph_pa
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_impls import register_op_impl
 
+import s3cache
 from s3cache.graph._code import UntoldError
 from s3cache.graph._registries import registered_lines
-from s3cache.hooks._registrations import watch_registrations
 from s3cache.torch_api import internals
 from tests.support.scripts import run_script
 
@@ -145,25 +145,19 @@ def test_what_others_register_is_told_by_what_it_does(register: Register) -> Non
     assert lines() == []
 
 
-def test_what_torch_has_is_told_where_others_register_it() -> None:
+def test_what_torch_has_is_told_where_others_register_it(tmp_path: Path) -> None:
     """A pattern's handler, or the code of a device, may be torch's: that is no default."""
     found = []
-    handlers = torch.fx.Graph.lint, torch.fx.Graph.eliminate_dead_code
-    stop = watch_registrations()
-    try:
-        for handler in handlers:
-            entries = post_grad.pass_patterns[1].patterns["call_function", torch.sin]
-            register_graph_pattern(
-                CallFunction(torch.sin, Arg()),
-                pass_dict=post_grad.pass_patterns[1],
-            )(handler)
+    place = post_grad.pass_patterns[1]
+    with s3cache.enabled(f"file://{tmp_path}/remote?create=1", local=False):
+        for handler in (torch.fx.Graph.lint, torch.fx.Graph.eliminate_dead_code):
+            pattern = CallFunction(torch.sin, Arg())
+            register_graph_pattern(pattern, pass_dict=place)(handler)
             found.append(lines())
-            entries.clear()
+            place.patterns["call_function", torch.sin].clear()
         for kind in (CppScheduling, TritonScheduling):
             common.register_backend_for_device("cpu", kind, PythonWrapperCodegen)
             found.append(lines())
-    finally:
-        stop()
     assert [len(each) for each in found] == [1, 1, 1, 1]
     assert len(set(map(str, found))) == 4
 
