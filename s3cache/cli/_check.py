@@ -58,17 +58,17 @@ def check(
         typer.Option(metavar="N", help="End it when so many graphs were looked at.", min=1),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="End it after that time in any case.")
+        str, typer.Option(metavar="TIME", help="End it after that time in any case; 0: never.")
     ] = "2h",
 ) -> int:
     """Run a program, and say of each graph that it compiles whether it can be cached.
 
     It compiles as ever, in a process of its own; no bucket is needed, none is asked, and nothing is
-    left in one. Of a graph that cannot be cached all reasons are said, with the line in the program
-    and what to do about it. A program is ended (SIGTERM, as by a scheduler) once it has compiled
-    something and then nothing for --quiet: that is after the first steps of training that takes
-    days, which then saves nothing. Exits with 1 if a graph cannot be cached as a whole, or nothing
-    was compiled.
+    left in one, unless the program itself turns s3cache on. Of a graph that cannot be cached all
+    reasons are said, with the line in the program and what to do about it. A program is ended
+    (SIGTERM, as by a scheduler) once it has compiled something and then nothing for --quiet: that
+    is after the first steps of training that takes days, which then saves nothing. Exits with 1 if
+    a graph cannot be cached as a whole, or nothing was compiled.
     """
     from s3cache.checking import Limits, check_program
 

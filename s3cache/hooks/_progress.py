@@ -80,18 +80,27 @@ class Progress:
             self._compiling -= 1
             if self._compiling == 0:
                 self._engine.note(compiling=False, at=time.time())
-            reasons = internals.graph_break_reasons.get()
-            if len(reasons) < self._breaks:  # the program has had Dynamo forget
-                self._breaks = 0
-            for reason in reasons[self._breaks :]:
-                self._engine.note(graph_break=internals.told_break(reason))
-            self._breaks = len(reasons)
+            try:
+                self._note_breaks()
+            except Exception:  # nobody's training is to end for a note
+                logger.debug("s3cache: graph breaks are not noted", exc_info=True)
+
+    def _note_breaks(self) -> None:
+        reasons = internals.graph_break_reasons.get()
+        if len(reasons) < self._breaks:  # the program has had Dynamo forget
+            self._breaks = 0
+        for reason in reasons[self._breaks :]:
+            self._engine.note(graph_break=internals.told_break(reason))
+        self._breaks = len(reasons)
 
     def _asker(self, original: Callable[[], bool]) -> Callable[[], bool]:
         def should_use_local_autograd_cache() -> bool:
             answer = original()
             if not answer:
-                self._recording.bypassed("aot", unsafe_process(), None)
+                try:
+                    self._recording.bypassed("aot", unsafe_process(), None)
+                except Exception:
+                    logger.debug("s3cache: a graph is not noted", exc_info=True)
             return answer
 
         return should_use_local_autograd_cache

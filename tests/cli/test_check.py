@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.density import dense
+from s3cache.torch_api import internals
+from tests.support.density import dense, sparse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,13 +116,14 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     assert "ended by itself" in done.err
 
 
+@sparse
 @pytest.mark.parametrize(
     ("arguments", "end"),
     [
         (["--quiet", "0.2s"], "quiet"),
-        pytest.param(["--steps", "2"], "steps", marks=dense),
-        pytest.param(["--graphs", "1"], "graphs", marks=dense),
-        pytest.param(["--timeout", "2s"], "timeout", marks=dense),
+        (["--graphs", "1"], "graphs"),
+        (["--timeout", "2s"], "timeout"),
+        (["--steps", "2"], "steps"),
     ],
 )
 def test_a_program_that_goes_on_is_ended(
@@ -158,6 +160,17 @@ look_up("hit", "a2")
     done = call("check", "--json", "--quiet", "0.2s", path)
     assert [graph["key"] for graph in done.json["graphs"]] == ["a1", "a2"]
     assert done.json["end"] == "itself"
+
+
+def test_with_a_torch_that_is_not_supported_it_runs_nothing(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(internals, "OLDEST", (99, 0))
+    path = program(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    done = call("check", path)
+    assert (done.code, done.out) == (3, "")
+    assert "is not supported, so nothing of it is cached" in done.err
+    assert not (tmp_path / "ran").exists()
 
 
 @dense
