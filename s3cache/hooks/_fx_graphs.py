@@ -13,10 +13,10 @@ graph, once there is one, supersedes it, and no compile is shared twice.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache._logs import logger_of
@@ -54,7 +54,7 @@ class Lookup(CacheCall):
         judged: the entries under its key, once torch asks for them.
         candidate: the one that torch judges or rebuilds now, and where it came from.
         saved_s: of a hit, what making it took where it was made.
-        rejected: of entries under its key, why they do not fit, each in a line.
+        rejected: of entries under its key, what says why they do not fit.
     """
 
     def __init__(self, key: str, inputs: Sequence[object]) -> None:
@@ -64,14 +64,14 @@ class Lookup(CacheCall):
         self.judged: JudgedLookup | None = None
         self.candidate: tuple[object, Hit] | None = None
         self.saved_s = 0.0
-        self.rejected: list[str] = []
+        self.rejected: list[Callable[[], list[str]]] = []
 
     def reject(self, error: Exception) -> None:
         """The candidate cannot be used: have it set aside."""
         assert self.judged is not None
         assert self.candidate is not None
         self.met(error)
-        self.rejected.append(f"cannot be used: {error}")
+        self.rejected.append(lambda: [f"cannot be used: {error}"])
         self.judged.reject(self.candidate[1], error)
         self.candidate = None
 
@@ -157,7 +157,7 @@ class FxGraphSeam:
                     judged.overrule(Reason.RANKS)
                 self._ended(str(key), judged)
                 return None, {}
-            with self._calls.entered(Lookup(key, given["example_inputs"])) as lookup:
+            with self._calls.entered(Lookup(key, given.get("example_inputs", ()))) as lookup:
                 try:
                     graph, info = original(*args, **kwargs)
                     self._accept(lookup, graph)
@@ -176,7 +176,11 @@ class FxGraphSeam:
         return lookup_graph
 
     def _ended(
-        self, key: str, judged: JudgedLookup, saved_s: float = 0.0, rejected: Sequence[str] = ()
+        self,
+        key: str,
+        judged: JudgedLookup,
+        saved_s: float = 0.0,
+        rejected: Sequence[Callable[[], list[str]]] = (),
     ) -> None:
         self._recording.ended(
             "fx",
@@ -238,9 +242,7 @@ class FxGraphSeam:
                 yield graph, content, hit.tier == "local"
                 if lookup.candidate is not None:  # torch asks for another one
                     guards = str(getattr(graph, "guards_expr", None) or "")
-                    self._recording.note(
-                        lookup.rejected, functools.partial(failing_guards, guards, lookup.inputs)
-                    )
+                    lookup.rejected.append(partial(failing_guards, guards, lookup.inputs))
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.met(exc)
             self._warn(lookups, "a lookup failed, which is a miss", exc)

@@ -8,7 +8,8 @@ makes a callable of the one that it takes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from s3cache._logs import logger_of
@@ -18,7 +19,7 @@ from s3cache.errors import CorruptError
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
-from s3cache.hooks._conditions import add_guards, conditions_of, hold
+from s3cache.hooks._conditions import Conditions, add_guards, conditions_of, hold
 from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, is_made_for_threads
@@ -48,7 +49,7 @@ class Lookup(CacheCall):
         judged: the entries under its key, once torch asks for them.
         candidate: the one that torch judges or rebuilds now, and where it came from.
         saved_s: of a hit, what making it took where it was made.
-        rejected: of entries under its key, why they do not fit, each in a line.
+        rejected: of entries under its key, what says why they do not fit.
 
     Args:
         config: how AOTAutograd is to go about the graph.
@@ -62,7 +63,7 @@ class Lookup(CacheCall):
         self.judged: JudgedLookup | None = None
         self.candidate: tuple[AOTResult, Hit] | None = None
         self.saved_s = 0.0
-        self.rejected: list[str] = []
+        self.rejected: list[Callable[[], list[str]]] = []
 
     def accept(self, hit: Hit) -> None:
         """``hit`` was made into a callable."""
@@ -74,7 +75,7 @@ class Lookup(CacheCall):
         assert self.judged is not None
         self.met(error)
         self.candidate = None
-        self.rejected.append(f"cannot be used: {error}")
+        self.rejected.append(lambda: [f"cannot be used: {error}"])
         self.judged.reject(hit, error)
 
     def agree(self) -> None:
@@ -224,18 +225,16 @@ class LookupSeam:
             if not self._engine.settings.strict:
                 logger.warning("a lookup failed, which is a miss", exc_info=True)
 
-    def _reject(self, lookup: Lookup, entry: AOTResult, *, in_guards: bool) -> None:
-        """Note in words why ``entry`` does not fit."""
-
-        def why() -> list[str]:
-            if in_guards:
-                return failing_guards(entry.guards_expr or "", lookup.inputs)
+    @staticmethod
+    def _reject(lookup: Lookup, entry: AOTResult, *, in_guards: bool) -> None:
+        """Note why ``entry`` does not fit; it is asked for where the lookup ends as a miss."""
+        if in_guards:
+            why = partial(failing_guards, entry.guards_expr or "", lookup.inputs)
+        else:
             sources = lookup.config.aot_autograd_arg_pos_to_source or ()
-            conditions = conditions_of(entry)
-            assert conditions is not None
-            return failing_conditions(conditions, lookup.inputs, sources)
-
-        self._recording.note(lookup.rejected, why)
+            conditions = cast("Conditions", conditions_of(entry))
+            why = partial(failing_conditions, conditions, lookup.inputs, sources)
+        lookup.rejected.append(why)
 
     def _judge(self, original: Function[bool]) -> Function[bool]:
         def evaluate_guards(*args: object, **kwargs: object) -> bool:

@@ -55,9 +55,14 @@ class Recording:
         *,
         saved_s: float = 0.0,
         of_whole: bool = False,
-        rejected: Sequence[str] = (),
+        rejected: Sequence[Callable[[], list[str]]] = (),
     ) -> None:
-        """A lookup under ``key`` came to ``outcome``; see :class:`Record`."""
+        """A lookup under ``key`` came to ``outcome``.
+
+        Args:
+            saved_s, of_whole: see :class:`Record`.
+            rejected: says of each entry that was not used what it lacks: asked on a miss alone.
+        """
         is_hit = isinstance(outcome, Hit)
         ending = in_words(outcome)
         if not is_hit:
@@ -79,7 +84,7 @@ class Recording:
                     saved_s=saved_s,
                     where=users_line(),
                     of_whole=of_whole,
-                    rejected=() if is_hit else tuple(rejected[:_REJECTED_AT_MOST]),
+                    rejected=() if is_hit else tuple(map(_told, rejected[:_REJECTED_AT_MOST])),
                     components={
                         name: (each.digest, each.value) for name, each in known.components.items()
                     },
@@ -94,17 +99,6 @@ class Recording:
         now = time.time()
         self._engine.record(Event("compile", now - elapsed_s, compile_s, key))
         self._engine.record(Event("save", now, elapsed_s, key, size))
-
-    def note(self, rejected: list[str], why: Callable[[], list[str]]) -> None:
-        """Add to ``rejected`` a line for an entry that does not fit, for what ``why`` finds."""
-        if not self._engine.settings.record or len(rejected) >= _REJECTED_AT_MOST:
-            return
-        try:
-            words = "; ".join(why())
-        except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
-            self._fail(exc)
-            words = ""
-        rejected.append(words or "what it relies on does not hold")
 
     def bypassed(
         self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None, *, key: str = ""
@@ -142,6 +136,13 @@ class Recording:
         if not self._failed:
             self._failed = True
             logger_of("records").warning("lookups are not recorded", exc_info=error)
+
+
+def _told(why: Callable[[], list[str]]) -> str:
+    words = ""
+    with contextlib.suppress(Exception):  # what an entry has guards on may not be here at all
+        words = "; ".join(why())
+    return words or "what it relies on does not hold"
 
 
 @contextlib.contextmanager
