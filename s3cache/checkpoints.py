@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Framework", "flush_at_checkpoint"]
 
-logger = logger_of()
+logger = logger_of("storage")
 
 #: Whose callback to make: ``lightning`` is ``lightning.pytorch``, the other its older name.
 Framework: TypeAlias = Literal["transformers", "lightning", "pytorch_lightning"]

@@ -16,7 +16,7 @@ from s3cache.torch_api import internals
 
 __all__ = ["Clearing"]
 
-logger = logger_of()
+logger = logger_of("storage")
 
 
 class Clearing:

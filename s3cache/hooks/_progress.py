@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STEPS_AT_MOST", "Progress"]
 
-logger = logger_of()
+logger = logger_of("records")
 
 #: Later steps are not noted: a run's records are bounded.
 STEPS_AT_MOST = 1000
@@ -83,7 +83,7 @@ class Progress:
             try:
                 self._note_breaks()
             except Exception:  # nobody's training is to end for a note
-                logger.debug("s3cache: graph breaks are not noted", exc_info=True)
+                logger.debug("graph breaks are not noted", exc_info=True)
 
     def _note_breaks(self) -> None:
         reasons = internals.graph_break_reasons.get()
@@ -100,7 +100,7 @@ class Progress:
                 try:
                     self._recording.bypassed("aot", unsafe_process(), None)
                 except Exception:
-                    logger.debug("s3cache: a graph is not noted", exc_info=True)
+                    logger.debug("a graph is not noted", exc_info=True)
             return answer
 
         return should_use_local_autograd_cache

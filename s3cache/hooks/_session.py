@@ -88,7 +88,7 @@ class Session:
             self._leave_torch_no_caches()
             if self._engine.settings.strict:
                 raise
-            logger.warning(
+            logger_of("trust").warning(
                 "cannot keep torch from what nobody has signed, so it has no caches",
                 exc_info=True,
             )
