@@ -72,8 +72,9 @@ def _registered() -> Iterator[_Registered]:
     for name, table in internals.registries_by_device():
         for device, each in list(table.items()):
             yield _Registered(name, device, each, tuple(vars(each).values()) or (each,))
-    for rule in list(internals.fake_rules.get()):
-        yield _Registered("fake tensors", "", rule, rule)
+    rules = [rule for rule in list(internals.fake_rules.get()) if any(map(_is_users, rule))]
+    for number, rule in enumerate(rules):
+        yield _Registered("fake tensors", str(number), rule, rule)
     handler = internals.choices_handler()
     if handler is not None:
         yield _Registered("choices", "", handler, (handler,))
@@ -98,14 +99,16 @@ def _users_patterns(
 ) -> Iterator[_Registered]:
     for name, one in passes:
         for (op, target), entries in list(one.patterns.items()):
-            before = 0  # what torch adds later comes later
+            before = users = 0  # what torch adds later comes later
             for entry in list(entries):
                 values = tuple(vars(entry).values())
                 if id(entry) in _others or (
                     id(entry) not in _torchs and any(map(_is_users, values))
                 ):
-                    what = f"{before} {op} {_name_of(target)} {_pattern(name, entry)}"
+                    at = f"{op} {_name_of(target)} after {before} and {users}"
+                    what = f"{at} {_pattern(name, entry)}"
                     yield _Registered(name, what, entry, (type(entry), *values))
+                    users += 1
                 else:
                     _torchs[id(entry)] = entry
                     before += 1

@@ -176,6 +176,17 @@ def test_where_a_pattern_comes_among_torchs_matters() -> None:
     assert len(found) == 2
 
 
+def test_which_of_two_comes_first_matters() -> None:
+    found = []
+    for numbers in ((2.0, 3.0), (3.0, 2.0)):
+        for by in numbers:
+            pattern(by)
+        found.append(lines())
+        post_grad.pass_patterns[1].patterns["call_function", torch.ops.aten.sin.default].clear()
+    assert [len(each) for each in found] == [2, 2]
+    assert found[0] != found[1]
+
+
 def test_a_pattern_without_a_name_of_its_own_cannot_be_told() -> None:
     class Odd(CallFunction):
         def __repr__(self) -> str:
