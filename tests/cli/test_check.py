@@ -62,6 +62,7 @@ def program(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@dense
 @pytest.mark.timeout(300)
 def test_each_graph_of_a_program_is_told_and_nothing_is_left_anywhere(
     call: Call, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def run_traced(site: Site, tmp_path: Path, outcome: str) -> tuple[Path, dict[str
     return folder, machine.run("tracing:compiled", site.url)
 
 
+@dense
 def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_path: Path) -> None:
     """torch's own words for a hit of its cache are there too."""
     recorded = {}

@@ -16,7 +16,7 @@ def _captured(compile_it: Compile, loss: Any) -> None:
 # -- forwards that never went backward without it
 
 
-@case("compiled_backward", unsaved=1, halves=1, since=(2, 13))
+@case("compiled_backward", unsaved=1, halves=1, since=(2, 13), dense=True)
 def no_backward_before(compile_it: Compile) -> Any:
     """The forward has no entry of its own: it is shared at the second level."""
     x = leaf()

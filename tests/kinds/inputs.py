@@ -199,7 +199,7 @@ def non_leaf(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, x.grad, out
 
 
-@case("inputs", shows=_wrapped("AOTSyntheticBaseWrapper"))
+@case("inputs", shows=_wrapped("AOTSyntheticBaseWrapper"), dense=True)
 def overlapping_and_mutated(compile_it: Compile) -> Any:
     """Views of one tensor, one of them written to: both are made from one base."""
 
@@ -241,6 +241,7 @@ def one_tensor_twice(compile_it: Compile) -> Any:
     shows=lambda runtime: bool(
         runtime["indices_of_inputs_that_requires_grad_with_mutations_in_bw"]
     ),
+    dense=True,
 )
 def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
     import torch

@@ -26,7 +26,7 @@ def non_alias(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("outputs", shows=lambda runtime: runtime["has_backward"])
+@case("outputs", shows=lambda runtime: runtime["has_backward"], dense=True)
 def non_alias_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _matrix(True))
 

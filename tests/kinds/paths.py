@@ -56,7 +56,7 @@ def eager_backward(compile_it: Compile) -> Any:
         return x, compile_it(lambda x: x.cosh())(x)
 
 
-@case("paths", graphs=0, unsaved=1, halves=1)
+@case("paths", graphs=0, unsaved=1, halves=1, dense=True)
 def forward_without_a_backward(compile_it: Compile) -> Any:
     """As in an evaluation that forgets ``no_grad``: nobody ever asks for the backward pass."""
     x = _matrix(True)
@@ -168,7 +168,7 @@ def mark_dynamic(compile_it: Compile) -> Any:
     return found
 
 
-@case("paths", differs=("[1].stride",))
+@case("paths", differs=("[1].stride",), dense=True)
 def data_dependent_size(compile_it: Compile) -> Any:
     """A size that only the numbers tell (an unbacked symbol)."""
     import torch

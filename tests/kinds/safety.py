@@ -67,7 +67,7 @@ def einops_functions(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("safety", graphs=2)
+@case("safety", graphs=2, dense=True)
 def custom_operator(compile_it: Compile) -> Any:
     """Its kernel runs as it is; its fake implementation and formula are in the key."""
     operator = _operator()
@@ -141,7 +141,7 @@ def _subclasses() -> Any:
     return Clocked, Told
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1)
+@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1, dense=True)
 def unknown_function_and_one_vouched_for(compile_it: Compile) -> Any:
     import torch
 
@@ -382,7 +382,7 @@ def freezing(compile_it: Compile) -> Any:
             return trained, compile_it(network)(_matrix())
 
 
-@case("safety")
+@case("safety", dense=True)
 def fakify_first_call(compile_it: Compile) -> Any:
     """What DDP's splitting of graphs asks for."""
     import torch
@@ -438,7 +438,7 @@ def view_replay(compile_it: Compile) -> Any:
         return train(compile_it(function), _matrix(True))
 
 
-@case("safety", graphs=2, bypassed=1, reasons=("custom-pass",), lowered=1)
+@case("safety", graphs=2, bypassed=1, reasons=("custom-pass",), lowered=1, dense=True)
 def custom_pass(compile_it: Compile) -> Any:
     """One that says which code it is, one that can be told, and one that cannot."""
     import time

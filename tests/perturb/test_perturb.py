@@ -3,7 +3,7 @@
 Programs of several calls, each on another one's cache, also compile as often as without a cache.
 
 ``make test-perturb`` judges all the changes, ``make test-all`` some three hundred of them, and
-``make test`` sixty and more: always the same ones, and some of each family.
+``make test`` some fifty: always the same ones, and some of each family.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.timeout(900), scaled]
 
 @pytest.fixture(scope="module")
 def count(pytestconfig: pytest.Config) -> int:
-    return 300 if pytestconfig.getoption("--all") else 60
+    return 300 if pytestconfig.getoption("--all") else 48
 
 
 @pytest.fixture(scope="module")
