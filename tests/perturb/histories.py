@@ -129,6 +129,7 @@ def _why_wrong(found: list[Any], cold: list[Any], expected: list[Any]) -> str | 
 
 
 def _without_a_cache(history: History) -> tuple[list[Any], int]:
+    FxGraphCache.clear()  # torch's own, which has what is bypassed here
     with functorch.patch(enable_autograd_cache=False), inductor.patch(fx_graph_cache=False):
         return _compiled(history, history.second)
 
@@ -136,6 +137,7 @@ def _without_a_cache(history: History) -> tuple[list[Any], int]:
 def _with_a_cache(
     directory: str, history: History, calls: tuple[Call, ...]
 ) -> tuple[list[Any], int, int]:
+    FxGraphCache.clear()  # now, for while s3cache is enabled that clears what it has, too
     with s3cache.enabled(local_dir=directory, shape_profile=False) as cache:
         found, compiles = _compiled(history, calls)
         stats = cache.stats()
@@ -144,7 +146,6 @@ def _with_a_cache(
 
 def _compiled(history: History, calls: tuple[Call, ...]) -> tuple[list[Any], int]:
     torch._dynamo.reset()
-    FxGraphCache.clear()  # torch's own, which has what is bypassed here
     before = counters["stats"]["unique_graphs"]
     try:
         function = torch.compile(history.function, **history.options)
