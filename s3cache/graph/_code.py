@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+import _s3cache_autoload
 from s3cache.graph._homes import Home, home_of, home_of_file, is_pure
 from s3cache.graph._reads import (
     Chain,
@@ -114,6 +115,14 @@ def fingerprint(value: object, parts_of: Callable[[Operator], Parts] | None = No
         UntoldError: it comes by what cannot be followed; says what.
     """
     return _followed(_Walk(_ASKS_PROCESS, parts_of), value)
+
+
+def _place_of_table(value: dict[object, object]) -> str | None:
+    """Which of torch's tables it is: of decompositions, lowerings and the like."""
+    for place in (*_s3cache_autoload.PLACES, *internals.LATER_PLACES):
+        if internals.is_table(place) and internals.contents(place) is value:
+            return place
+    return None
 
 
 def told(value: object, parts_of: Callable[[Operator], Parts] | None = None) -> str:
@@ -434,6 +443,9 @@ class _Walk:
         """Of one of Python's containers, or of one derived from those."""
         if value is sys.modules:
             self._refuse("refers to all modules", through)
+        elif isinstance(value, dict) and (place := _place_of_table(value)):
+            # It grows while torch works. What others put there is a part of keys of its own.
+            self.say("torch's", place)
         elif isinstance(value, (list, tuple)):
             parts: Iterator[object]
             parts = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)

@@ -15,7 +15,13 @@ from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.fx_passes import joint_graph, post_grad
-from torch._inductor.pattern_matcher import Arg, CallFunction, register_graph_pattern
+from torch._inductor.lowering import lowerings
+from torch._inductor.pattern_matcher import (
+    Arg,
+    CallFunction,
+    register_graph_pattern,
+    register_lowering_pattern,
+)
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_impls import register_op_impl
 
@@ -174,6 +180,23 @@ def test_where_a_pattern_comes_among_torchs_matters() -> None:
         found.add(str(lines()))
         where.patterns[key].pop(0 if prepend else -1)
     assert len(found) == 2
+
+
+def test_torchs_tables_of_lowerings_may_grow() -> None:
+    """They do while it compiles, and what others put there has a place of its own in keys."""
+
+    @register_lowering_pattern(
+        CallFunction(torch.ops.aten.sin.default, Arg()), pass_dict=post_grad.pass_patterns[1]
+    )
+    def lower(match: Any, x: Any) -> Any:
+        return lowerings[torch.ops.aten.mul.Tensor](x, 2.0)
+
+    before = lines()
+    lowerings["something"] = lower
+    try:
+        assert lines() == before
+    finally:
+        del lowerings["something"]
 
 
 def test_which_of_two_comes_first_matters() -> None:
