@@ -93,12 +93,15 @@ def _patterned(
     @contextlib.contextmanager
     def altered() -> Iterator[None]:
         before = {key: [*entries] for key, entries in where.patterns.items()}
+        # By which torch refuses a pattern that it has got already.
+        seen = {key: [*graphs] for key, graphs in where.seen_patterns.items()}
         register()
         try:
             yield
         finally:
-            where.patterns.clear()
-            where.patterns.update(before)
+            for table, then in ((where.patterns, before), (where.seen_patterns, seen)):
+                table.clear()
+                table.update(then)  # type: ignore[arg-type]
 
     return altered
 
