@@ -43,8 +43,8 @@ def altered_functions() -> list[tuple[str, types.FunctionType]]:
             noted.functions, noted.codes, noted.defaults, noted.in_keywords, strict=True
         )
         if function.__code__ != code
-        or not _are_same(function.__defaults__ or (), defaults or ())
-        or not _are_same(_in_keywords(function.__kwdefaults__), keywords)
+        or not internals.are_identical(function.__defaults__ or (), defaults or ())
+        or not internals.are_identical(_in_keywords(function.__kwdefaults__), keywords)
         or any(id(cell) in cells for cell in function.__closure__ or ())
     ]
 
@@ -97,7 +97,7 @@ def _is_as_before(noted: _s3cache_autoload.Insides) -> bool:
         and all(map(is_, [each.__defaults__ for each in functions], noted.defaults))
         and all(map(is_, [each.__kwdefaults__ for each in functions], noted.keywords))
         and all(
-            _are_same(_in_keywords(keywords), then)
+            internals.are_identical(_in_keywords(keywords), then)
             for keywords, then in zip(noted.keywords, noted.in_keywords, strict=True)
             if keywords
         )
@@ -107,10 +107,6 @@ def _is_as_before(noted: _s3cache_autoload.Insides) -> bool:
 
 def _in_keywords(keywords: dict[str, object] | None) -> tuple[object, ...]:
     return (*keywords, *keywords.values()) if keywords else ()
-
-
-def _are_same(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
 
 
 # -- variables that functions share

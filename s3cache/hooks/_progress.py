@@ -1,6 +1,6 @@
 """How far a program is, for who watches it from outside: ``s3cache warm`` and ``s3cache check``.
 
-Where they have set :data:`s3cache.records.WATCHED` a process notes in its records, beside its
+Where they have set :data:`s3cache.settings.WATCHED` a process notes in its records, beside its
 lookups, when it begins and ends to compile, the steps of its optimizers, where Dynamo breaks a
 graph, and what torch would not even look up.
 """

@@ -125,18 +125,16 @@ def _read(root: str, name: str, max_bytes: int) -> Run:
                 head.update(value)
         except (*_BAD, zlib.error):
             continue
-    started = head.get("started")
-    pid, parent = (each if isinstance(each := head.get(of), int) else 0 for of in ("pid", "parent"))
     return Run(
         name=name,
         records=tuple(records),
         program=str(head.get("program", "")),
-        started=started if isinstance(started, float) else 0.0,
+        started=_number(head, "started", float),
         rank=str(head.get("rank", "")),
         complete="more" not in head,
         job=str(head.get("job", "")),
-        pid=pid,
-        parent=parent,
+        pid=_number(head, "pid", int),
+        parent=_number(head, "parent", int),
         events=tuple(events),
         compiling=head.get("compiling") is True,
         noted=_number(head, "at", float),

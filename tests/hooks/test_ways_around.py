@@ -145,3 +145,24 @@ def test_no_profile_is_fetched_and_no_artifact_loaded(
     patches.undo()
     with pytest.raises(AssertionError):
         CacheArtifactManager.populate_caches(artifacts)
+
+
+def test_a_torch_that_cannot_be_got_behind_has_no_caches_and_a_directory_for_now(
+    torchs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody had set one; all is as before in the end."""
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    left(torchs / "inductor" / "triton" / "0")
+    patches = Patches()
+    WaysAround("policy").without_caches(patches)
+    made = [os.environ[variable] for variable in internals.DIRECTORIES]
+    assert internals.force_disable_caches.get() is True
+    assert len(set(made)) == 2
+    for path in made:
+        assert os.stat(path).st_mode & 0o777 == 0o700
+        assert os.listdir(path) == []
+    patches.undo()
+    assert internals.force_disable_caches.get() is False
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(torchs / "inductor")
+    assert "TRITON_CACHE_DIR" not in os.environ
+    assert not any(map(os.path.exists, made))
