@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from s3cache.cli._choosing import duration_s
+from s3cache.cli._choosing import Steps, duration_s
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
@@ -44,15 +44,7 @@ def check(
         str,
         typer.Option(metavar="TIME", help="End it when it compiled nothing for so long; 0: never."),
     ] = "30s",
-    steps: Annotated[
-        Optional[int],
-        typer.Option(
-            metavar="N",
-            help="End it when its optimizers have stepped so often since it first compiled.",
-            min=1,
-            max=1000,
-        ),
-    ] = None,
+    steps: Steps = None,
     graphs: Annotated[
         Optional[int],
         typer.Option(metavar="N", help="End it when so many graphs were looked at.", min=1),

@@ -13,6 +13,7 @@ import typer
 from s3cache.errors import ConfigError
 
 __all__ = [
+    "Steps",
     "Url",
     "Where",
     "chosen",
@@ -32,6 +33,17 @@ _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 Url = Annotated[
     Optional[str],
     typer.Option("--url", metavar="URL", help="Where the cache is.", show_default="S3CACHE_URL"),
+]
+
+#: Of a program that is run and watched.
+Steps = Annotated[
+    Optional[int],
+    typer.Option(
+        metavar="N",
+        help="End it when its optimizers have stepped so often since it first compiled.",
+        min=1,
+        max=1000,
+    ),
 ]
 
 

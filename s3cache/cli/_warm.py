@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from s3cache.cli._choosing import Url, duration_s
+from s3cache.cli._choosing import Steps, Url, duration_s
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output
 
 __all__ = ["warm"]
-
-# ruff: noqa: UP045 - see _choosing.py
 
 _ENDS = {
     "itself": "the job ended by itself",
@@ -28,15 +26,7 @@ def warm(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="The job, as a shell has it.")
     ],
-    steps: Annotated[
-        Optional[int],
-        typer.Option(
-            metavar="N",
-            help="End it when its optimizers have stepped so often since it first compiled.",
-            min=1,
-            max=1000,
-        ),
-    ] = None,
+    steps: Steps = None,
     quiet: Annotated[
         str, typer.Option(metavar="TIME", help="End it when it compiled nothing for so long.")
     ] = "60s",
