@@ -13,6 +13,7 @@ from tests.support.served import bucket, moto_port, url
 from tests.support.shelves import Shelf
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = ["bucket", "clean_environment", "moto_port", "url"]
@@ -22,6 +23,14 @@ __all__ = ["bucket", "clean_environment", "moto_port", "url"]
 def shelf(tmp_path: Path) -> Shelf:
     """An empty remote."""
     return Shelf(tmp_path / "remote")
+
+
+@pytest.fixture
+def at(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """The URL of an empty prefix on the server that listens there, with credentials for it."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
+    return lambda port: f"{url}?endpoint_url=http://127.0.0.1:{port}&region=us-east-1"
 
 
 @pytest.fixture

@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from tests.support.shelves import Shelf
 
 
-@pytest.fixture
-def at(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
-    """The URL of an empty prefix on the server that listens there, with credentials for it."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
-    return lambda port: f"{url}?endpoint_url=http://127.0.0.1:{port}&region=us-east-1"
-
-
 def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
     call: Call, shelf: Shelf, at: Callable[[int], str], moto_port: int
 ) -> None:

@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from tests.support.shelves import Shelf
 
 
-@pytest.fixture
-def at(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
-    """The URL of an empty prefix on the server that listens there, with credentials for it."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
-    return lambda port: f"{url}?endpoint_url=http://127.0.0.1:{port}&region=us-east-1"
-
-
 def test_from_a_directory_to_a_bucket_and_back_to_nothing(
     call: Call, shelf: Shelf, at: Callable[[int], str], moto_port: int
 ) -> None:

@@ -21,14 +21,7 @@ from s3cache.hooks._conditions import (
     note_half,
 )
 from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
-
-NOTHING: dict[str, Any] = {
-    "guards": [],
-    "sizes": [],
-    "places": None,
-    "lowered": None,
-    "of_threads": True,
-}
+from tests.hooks.conditions import NOTHING
 
 
 @dataclass(eq=False)

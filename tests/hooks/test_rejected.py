@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.hooks._rejected import failing_conditions, failing_guards
+from tests.hooks.conditions import NOTHING
 from tests.support.density import dense
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.sites import Site
-
-NOTHING: dict[str, Any] = {
-    "guards": [],
-    "sizes": [],
-    "places": None,
-    "lowered": None,
-    "of_threads": True,
-}
 
 
 @pytest.fixture

@@ -1,0 +1,16 @@
+"""What entries rely on beside their keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["NOTHING"]
+
+#: Conditions of an entry that relies on nothing.
+NOTHING: dict[str, Any] = {
+    "guards": [],
+    "sizes": [],
+    "places": None,
+    "lowered": None,
+    "of_threads": True,
+}
