@@ -8,6 +8,7 @@ is set.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from s3cache.errors import ConfigError
-from s3cache.records import Run, read_run, run_names
+from s3cache.records import JOB, Run, job_here, read_run, run_names
 from s3cache.settings import WATCHED
 
 __all__ = ["POLL_S", "Job", "last_sign", "steps_done"]
@@ -27,7 +28,7 @@ _STDERR = 2
 
 
 class Job:
-    """A command in a session of its own, with the cache on in all its processes.
+    """A command in a session of its own, with the cache on in all its processes, which are one job.
 
     Args:
         root: its local tier.
@@ -54,6 +55,8 @@ class Job:
             "S3CACHE_RECORD": "1",
             WATCHED: "1",
         }
+        if not job_here():  # then each rank is one of a job already
+            ours[JOB] = secrets.token_hex(4)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - it is what it was asked to run
                 command,

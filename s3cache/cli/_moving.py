@@ -91,7 +91,7 @@ def prefetch(
         raise ConfigError("s3cache prefetch", "has no keys", "give some, or --manifest FILE")
     with Cache.open(url, local=True) as cache:
         if cache.settings.url is None:
-            raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHEUrl")
+            raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
         under_way = cache.prefetch(wanted)
         with out.progress("fetched", len(under_way.names)) as advance:
             done = 0

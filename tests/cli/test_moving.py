@@ -133,7 +133,7 @@ def test_prefetching_by_keys_and_by_a_manifest(call: Call, shelf: Shelf, tmp_pat
     ("arguments", "code", "said"),
     [
         (["prefetch", "--url", "{url}"], 2, "has no keys"),
-        (["prefetch", "a"], 2, "has no URL"),
+        (["prefetch", "a"], 2, "set S3CACHE_URL"),
         (["prefetch", "A/B", "--url", "{url}"], 2, "cache key 'A/B'"),
         (["prefetch", "--manifest", "/nowhere", "--url", "{url}"], 2, "manifest /nowhere"),
         (["pull"], 2, "has no URL"),

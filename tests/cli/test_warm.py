@@ -85,6 +85,18 @@ time.sleep(600)
     assert {name.rpartition("/")[2] for name in shelf.names} == {"a1.0"}
 
 
+def test_its_processes_are_one_job_in_reports(call: Call, shelf: Shelf) -> None:
+    child = LOOKS_UP + "save(); cache.close(); recorder.close(10)"
+    job = f"""
+import subprocess, sys
+for _ in range(2):
+    subprocess.run(["sh", "-c", '"$0" -c "$1" & wait', sys.executable, {child!r}], check=True)
+"""
+    done = call("warm", "--url", f"{shelf.url}?create=1", "--json", "--", sys.executable, "-c", job)
+    assert done.code == 0, done.err
+    assert len(call("report", "--json").json["runs"]) == 2
+
+
 def test_a_job_that_ends_by_itself_says_how(call: Call, shelf: Shelf) -> None:
     job = (sys.executable, "-c", "raise SystemExit(7)")
     done = call("warm", "--url", f"{shelf.url}?create=1", "--", *job)
