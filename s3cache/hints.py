@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from s3cache._components import KEY_DIGITS, digest_of
 from s3cache._logs import logger_of
 from s3cache.errors import PreconditionError, S3CacheError
-from s3cache.frame import Frame
+from s3cache.frame import Frame, Header
 from s3cache.store import Buffer, Store, listing
 
-__all__ = ["NAMES", "Hint", "copy", "find", "remove", "write"]
+__all__ = ["NAMES", "Hint", "copy", "find", "names_of", "remove", "write"]
 
 logger = logger_of("storage")
 
@@ -70,7 +70,7 @@ class Hint:
 
 async def write(store: Store, entry: Frame) -> None:
     """Leave hints for ``entry``, if its key is made of components; whatever fails is no matter."""
-    names = _names_for(_digests(entry.header.meta.get("components")), entry.header.key)
+    names = names_of(entry.header)
     if not names:
         return
     try:
@@ -79,6 +79,11 @@ async def write(store: Store, entry: Frame) -> None:
             await asyncio.wait_for(_create(store, name, data), _WRITE_TIMEOUT_S)
     except (S3CacheError, ValueError, TypeError, RecursionError, asyncio.TimeoutError) as exc:
         logger.debug("no hint for %s: %s", entry.header.key, exc)
+
+
+def names_of(header: Header) -> list[str]:
+    """Where the hints for an entry lie, if there are any."""
+    return _names_for(_digests(header.meta.get("components")), header.key)
 
 
 async def find(store: Store, components: Mapping[str, tuple[str, str]], but: str) -> Hint | None:
@@ -110,11 +115,16 @@ async def find(store: Store, components: Mapping[str, tuple[str, str]], but: str
     return None
 
 
-async def copy(source: Store, target: Store, keys: Collection[str]) -> int:
+async def copy(
+    source: Store, target: Store, keys: Collection[str], names: Collection[str] | None = None
+) -> int:
     """Have the hints for these keys in ``target`` too; what is no hint, or is there, is left alone.
 
     Takes a listing of all hints of both, and two requests for each that is copied. Whatever fails
     is no matter.
+
+    Args:
+        names: where they may lie: nothing is listed.
 
     Returns:
         How many were copied.
@@ -131,9 +141,10 @@ async def copy(source: Store, target: Store, keys: Collection[str]) -> int:
             return await _create(target, name, data)
 
     try:
-        names = await _names(source, keys)
-        missing = names and [*{*names}.difference(await _names(target, keys))]
-        done = await asyncio.gather(*map(one, missing), return_exceptions=True)
+        if names is None:
+            found = await _names(source, keys)
+            names = found and {*found}.difference(await _names(target, keys))
+        done = await asyncio.gather(*map(one, names), return_exceptions=True)
     except S3CacheError as exc:
         logger.debug("no hints were copied: %s", exc)
         return 0

@@ -67,6 +67,10 @@ COMMANDS = {
     "s3cache report": _REPORT,
     "s3cache report --last 8": _REPORT,
     "s3cache report --trace trace.json": _REPORT,
+    "s3cache report --manifest job.keys": _REPORT,
+    "s3cache mirror s3://bucket/main s3://elsewhere/main --manifest job.keys": (
+        "tests/cli/test_moving.py"
+    ),
     "s3cache report --last 8 --html report.html": _REPORT,
     "pip install 'torch-s3cache[testing]'": f"from the index; the extra is installed by {_DIST}",
     "pip install torch 'torch-s3cache[testing]'": f"from the index; as {_DIST}",

@@ -5,6 +5,7 @@ entry says of itself was written by whoever could write it.
 """
 
 from s3cache.catalog._items import About, Item, about, read_about, read_head, scan
+from s3cache.catalog._manifest import read_manifest
 from s3cache.catalog._places import Place, open_place, trust_of
 from s3cache.catalog._selection import Selection
 from s3cache.catalog._work import Tally, copy, remove, verify
@@ -20,6 +21,7 @@ __all__ = [
     "open_place",
     "read_about",
     "read_head",
+    "read_manifest",
     "remove",
     "scan",
     "trust_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from s3cache import entries, frame
@@ -93,25 +93,33 @@ async def scan(
     under: Sequence[str] | None = None,
     heads: bool = False,
     admit: Judge | None = None,
+    absent: Callable[[str], object] = bool,
 ) -> AsyncIterator[list[Item]]:
     """The objects of a store that are chosen, some at a time, in memory that does not grow.
+
+    Where a selection names entries of a remote, nothing else is listed.
 
     Args:
         is_local: whether all is listed, not only what is where entries of a remote lie.
         under: what names begin with; left out, all there is.
         heads: read headers even where nothing is chosen by them; one request each.
         admit: decides whose entries are used, before a header is parsed.
+        absent: told each name of the selection that nothing lies under, in the end.
 
     Raises:
         StoreError: the store cannot answer.
     """
     selection = selection or Selection()
     needs_heads = heads or selection.needs_heads
-    for part in under or (("",) if is_local else _PARTS):
+    missing = set(selection.named or ())
+    if under is None:
+        under = ("",) if is_local else _parts(selection)
+    for part in under:
         async with listing(store, part) as objects:
             batch: list[Item] = []
             async for info in objects:
                 item = _item(info)
+                missing -= {item.key, item.place}
                 if selection.admits(item):
                     batch.append(item)
                 if len(batch) == BATCH:
@@ -119,6 +127,14 @@ async def scan(
                     batch = []
             if batch:
                 yield await _chosen(store, batch, selection, admit, needs_heads)
+    for name in sorted(missing):
+        absent(name)
+
+
+def _parts(selection: Selection) -> Sequence[str]:
+    if selection.named is None:
+        return _PARTS
+    return sorted({entries.name_prefix(entries.key_of(name)) for name in selection.named})
 
 
 def _item(info: ObjectInfo) -> Item:

@@ -29,6 +29,7 @@ class Selection:
 
     Attributes:
         keys: those whose key begins with one of these.
+        named: those whose key, or whose own name below a remote, is one of these.
         older_s, newer_s: by the time of their last change, or use in a local tier.
         min_bytes, max_bytes: by their size, both included.
         kinds, tags, signers: those that have one of these.
@@ -41,6 +42,7 @@ class Selection:
     """
 
     keys: tuple[str, ...] = ()
+    named: frozenset[str] | None = None
     older_s: float | None = None
     newer_s: float | None = None
     min_bytes: int | None = None
@@ -74,6 +76,7 @@ class Selection:
         age_s = self.now() - item.modified
         return (
             (not self.keys or item.key.startswith(self.keys))
+            and (self.named is None or not self.named.isdisjoint((item.key, item.place)))
             and (self.but_keys is None or self._is_other(item.key))
             and (self.older_s is None or age_s >= self.older_s)
             and (self.newer_s is None or age_s < self.newer_s)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import dataclass, field
 
 from s3cache import entries, hints
-from s3cache.catalog._items import Item, read_about
+from s3cache.catalog._items import Item, read_about, read_head
 from s3cache.entries import publish
 from s3cache.errors import CorruptError, S3CacheError, StoreError, TransientError, UntrustedError
 from s3cache.frame import Frame, Judge
@@ -45,7 +46,7 @@ class Tally:
     failed: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
 
-    def fail(self, name: str, why: Exception) -> None:
+    def fail(self, name: str, why: Exception | str) -> None:
         self.failed += 1
         if len(self.failures) < _FAILURES_SHOWN:
             self.failures.append((name, str(why)))
@@ -133,6 +134,7 @@ async def copy(
     *,
     admit: Judge | None = None,
     write_hints: bool = False,
+    few: bool = False,
     advance: _Advance = bool,
 ) -> Tally:
     """Have each entry in ``target`` too, verified on its way; done again it does what is left.
@@ -144,6 +146,7 @@ async def copy(
     Args:
         write_hints: leave hints in a remote target beside what is copied, also where there are
             none.
+        few: look for the hints of each entry, rather than list those of all.
 
     Raises:
         StoreError: a store refuses for good. What a server merely fails to do is counted.
@@ -151,12 +154,17 @@ async def copy(
     tally, budget = Tally(), Budget(_MAX_BYTES)
     is_remote = not isinstance(target, TierStore)
     in_both: set[str] = set()
+    hinted: set[str] = set()
 
     async def one(item: Item) -> None:
         there = await target.head(item.place)
         if there is not None and there.size == item.size:
             tally.present += 1
             in_both.add(item.key)
+            if few:
+                with contextlib.suppress(CorruptError, UntrustedError, TransientError):
+                    head = await read_head(source, item.name, admit)
+                    hinted.update([] if head is None else hints.names_of(head.header))
             return
         await budget.take(item.size)
         try:
@@ -170,6 +178,7 @@ async def copy(
             else:
                 tally.present += 1
             in_both.add(item.key)
+            hinted.update(hints.names_of(entry.header))
             if write_hints and is_remote:
                 await hints.write(target, entry)
         except (CorruptError, UntrustedError, TransientError) as exc:
@@ -179,7 +188,7 @@ async def copy(
 
     await _each(batches, one, advance)
     if is_remote and not isinstance(source, TierStore):
-        tally.hints = await hints.copy(source, target, in_both)
+        tally.hints = await hints.copy(source, target, in_both, hinted if few else None)
     return tally
 
 

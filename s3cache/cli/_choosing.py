@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ __all__ = [
     "chosen",
     "duration_s",
     "hits_here",
+    "named_in",
     "size_bytes",
     "until_done",
     "whole_batches",
@@ -109,6 +111,10 @@ def chosen(
         Optional[list[str]],
         typer.Option("--key", metavar="KEY", help="Keys that begin so; may be repeated."),
     ] = None,
+    manifest: Annotated[
+        Optional[str],
+        typer.Option(metavar="FILE", help="Named there, a key to a line; - for stdin."),
+    ] = None,
     kind: Annotated[
         Optional[list[str]], typer.Option(metavar="KIND", help="aot, fx or shapes.")
     ] = None,
@@ -155,6 +161,7 @@ def chosen(
 
     return Selection(
         keys=tuple(key or ()),
+        named=None if manifest is None else frozenset(named_in(manifest)),
         kinds=tuple(kind or ()),
         torch=tuple(torch or ()),
         tags=tuple(tag or ()),
@@ -168,6 +175,25 @@ def chosen(
         unreadable=unreadable,
         untrusted=untrusted,
     )
+
+
+def named_in(manifest: str) -> list[str]:
+    """Keys, and names of objects, that a file has; ``-`` is standard input.
+
+    Raises:
+        ConfigError: it cannot be read, or a line names no entry.
+    """
+    from s3cache.catalog import read_manifest
+
+    try:
+        if manifest == "-":
+            return read_manifest(manifest, sys.stdin)
+        with open(manifest, encoding="utf-8") as file:
+            return read_manifest(manifest, file)
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(
+            f"manifest {manifest}", f"cannot be read ({exc})", "name another"
+        ) from None
 
 
 def hits_here() -> Counter[str]:

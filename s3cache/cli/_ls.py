@@ -61,8 +61,9 @@ def ls(
         raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
     long = long or sort in (_By.KIND, _By.TORCH) or selection.needs_heads
     hits = hits_here() if long or sort is _By.HITS else None
+    absent: list[str] = []
     with where.open() as place:
-        items = _items(place, selection, long)
+        items = _items(place, selection, long, absent)
         if sort is not None:
             items = iter(_sorted(items, sort, reverse, limit or _SORTED_AT_MOST, hits))
         shown = 0
@@ -74,13 +75,21 @@ def ls(
     out.note(f"{shown} entries" if shown else "no entries")
     if hits is not None and shown:
         out.note("hits are those of this machine, as far as they are recorded")
+    for name in absent:
+        out.note(f"{name}: nothing is there")
+    raise typer.Exit(1 if absent else 0)
 
 
-def _items(place: Place, selection: Selection, long: bool) -> Iterator[Item]:
+def _items(place: Place, selection: Selection, long: bool, absent: list[str]) -> Iterator[Item]:
     from s3cache.catalog import scan
 
     batches = scan(
-        place.store, selection, is_local=place.is_local, heads=long, admit=place.policy.judge
+        place.store,
+        selection,
+        is_local=place.is_local,
+        heads=long,
+        admit=place.policy.judge,
+        absent=absent.append,
     )
     for batch in whole_batches(batches):
         yield from batch

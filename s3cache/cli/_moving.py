@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from s3cache.cli._choosing import Url, chosen, opened, until_done
+from s3cache.cli._choosing import Url, chosen, named_in, opened, until_done
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError
@@ -85,8 +83,10 @@ def prefetch(
     A lookup of a program that starts meanwhile joins what is under way.
     """
     from s3cache.cache import Cache
+    from s3cache.entries import key_of
 
-    wanted = [*(keys or ()), *_lines(manifest)]
+    named = [] if manifest is None else named_in(manifest)
+    wanted = [*(keys or ()), *map(key_of, named)]
     if not wanted:
         raise ConfigError("s3cache prefetch", "has no keys", "give some, or --manifest FILE")
     with Cache.open(url, local=True) as cache:
@@ -137,17 +137,28 @@ def _copied(out: Output, source: Place, target: Place, selection: Selection) -> 
 
     admit = source.policy.judge
     with out.progress("copied") as advance:
-        batches = catalog.scan(source.store, selection, is_local=source.is_local, admit=admit)
-        return until_done(
+        absent: list[str] = []
+        batches = catalog.scan(
+            source.store,
+            selection,
+            is_local=source.is_local,
+            admit=admit,
+            absent=absent.append,
+        )
+        tally = until_done(
             catalog.copy(
                 source.store,
                 target.store,
                 batches,
                 admit=admit,
                 write_hints=target.settings.hints,
+                few=selection.named is not None,
                 advance=advance,
             )
         )
+    for name in absent:
+        tally.fail(name, "nothing is there")
+    return tally
 
 
 def _tell(out: Output, tally: Tally) -> None:
@@ -162,25 +173,6 @@ def _tell(out: Output, tally: Tally) -> None:
             f"{tally.failed} failed{hints}"
         )
     raise typer.Exit(1 if tally.failed else 0)
-
-
-def _lines(manifest: str | None) -> Iterator[str]:
-    """What is written in a manifest: one key to a line, and comments after a ``#``."""
-    if manifest is None:
-        return
-    try:
-        if manifest == "-":
-            lines = sys.stdin.read().splitlines()
-        else:
-            with open(manifest, encoding="utf-8") as file:
-                lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(
-            f"manifest {manifest}", f"cannot be read ({exc})", "name another"
-        ) from None
-    for line in lines:
-        if key := line.partition("#")[0].strip():
-            yield key
 
 
 def _fields(report: Any) -> dict[str, Any]:

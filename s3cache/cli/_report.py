@@ -38,6 +38,10 @@ def report(
         Optional[Path],
         typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."),
     ] = None,
+    manifest: Annotated[
+        Optional[Path],
+        typer.Option("--manifest", metavar="FILE", help="Write the keys that were used, for pull."),
+    ] = None,
 ) -> None:
     """Show what processes of this machine looked up: how it ended, when, and what it spared.
 
@@ -46,6 +50,7 @@ def report(
     (S3CACHE_RECORD=0: none).
     """
     from s3cache.records import ranks_in_words
+    from s3cache.report import manifest as listed
     from s3cache.report import name_of, page, sum_up
     from s3cache.report import trace as traced
 
@@ -56,6 +61,8 @@ def report(
         _write(html, page(runs, _explainer(jobs)), out)
     if trace is not None:
         _write(trace, traced(runs), out)
+    if manifest is not None:
+        _write(manifest, listed(runs), out)
     if out.json:
         out.record(
             {

@@ -27,8 +27,13 @@ def verify(selection: Selection, where: Where, out: Output) -> None:
 
     with where.open() as place, out.progress("verified") as advance:
         admit = place.policy.judge
-        batches = catalog.scan(place.store, selection, is_local=place.is_local, admit=admit)
+        absent: list[str] = []
+        batches = catalog.scan(
+            place.store, selection, is_local=place.is_local, admit=admit, absent=absent.append
+        )
         tally = until_done(catalog.verify(place.store, batches, admit=admit, advance=advance))
+        for name in absent:
+            tally.fail(name, "nothing is there")
     if out.json:
         out.record({"trust": place.policy.level, **vars(tally)})
     else:

@@ -71,6 +71,14 @@ class _Counting(WrapperStore):
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.asked = 0
+        self.listings = 0
+        self.listed = 0
+
+    async def list(self, prefix: str = "") -> Any:
+        self.listings += 1
+        async for info in super().list(prefix):
+            self.listed += 1
+            yield info
 
     async def get_range(self, key: str, start: int, length: int) -> Any:
         self.asked += 1
@@ -86,6 +94,20 @@ async def test_it_goes_as_it_is_asked_for() -> None:
     first = await anext(batches)
     await batches.aclose()  # type: ignore[attr-defined]
     assert len(first) == store.asked == 256
+
+
+async def test_what_is_named_is_found_without_a_listing_of_the_rest() -> None:
+    """Ten of 100,000 objects: ten listings, of one object each."""
+    store = _Counting()
+    for number in range(100_000):
+        await store.put(entries.first_name(f"k{number}"), b"nothing")
+    names = frozenset(f"k{number}" for number in range(0, 100, 10)) | {"gone"}
+    absent: list[str] = []
+    batches = scan(store, Selection(named=names), absent=absent.append)
+    found = [item.key async for batch in batches for item in batch]
+    assert {*found, "gone"} == names
+    assert absent == ["gone"]
+    assert (store.listings, store.listed) == (11, 10)
 
 
 async def test_without_headers_nothing_is_read() -> None:

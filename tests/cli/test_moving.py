@@ -129,6 +129,34 @@ def test_prefetching_by_keys_and_by_a_manifest(call: Call, shelf: Shelf, tmp_pat
     assert "0 fetched (0 B), 1 were here, 1 are not in the remote, 0 failed" in again.out
 
 
+def test_what_a_manifest_names_is_copied_and_what_is_not_there_is_said(
+    call: Call, shelf: Shelf, other: Shelf, tmp_path: Path
+) -> None:
+    named = shelf.add("a"), shelf.add("b"), shelf.add("b", variant="v", first=False)
+    for key in ("aa", "c"):
+        shelf.add(key)
+    manifest = tmp_path / "keys"
+    listed = call("ls", "--url", shelf.url, "--key", "b", "--json").out
+    manifest.write_text(f"# of a job\na\n{listed}absent # gone\n{named[0]}\n")
+    done = call("mirror", shelf.url, other.url, "--manifest", manifest)
+    assert done.code == 1
+    assert "absent: nothing is there" in done.out
+    assert "3 copied" in done.out
+    assert variants(other) == {("a", ""), ("b", ""), ("b", "v")}
+    assert "3 sound" in call("verify", "--url", shelf.url, "--manifest", manifest).out
+
+
+@pytest.mark.parametrize("line", ["A/B", "a b", "{", '{"key": 1}', "v1/000/a.0", "-"])
+def test_a_line_that_names_no_entry_is_said(
+    call: Call, shelf: Shelf, tmp_path: Path, line: str
+) -> None:
+    manifest = tmp_path / "keys"
+    manifest.write_text(f"# fine\n{line}\n")
+    done = call("ls", "--url", shelf.url, "--manifest", manifest)
+    assert done.code == 2
+    assert f"manifest {manifest}, line 2" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.records import Recorder
+from s3cache.records import Event, Record, Recorder
 from s3cache.settings import Settings
 from tests.support.runs import two_ranks
 from tests.support.waiting import LONG_S
@@ -90,6 +90,22 @@ def test_a_trace_is_written(call: Call, runs: list[str], tmp_path: Path) -> None
     assert len(spans) == 5
     assert {each["pid"] for each in spans} == {1, 2}
     assert call("report", "--trace", str(tmp_path / "nowhere" / "x.json")).code == 2
+
+
+def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None:
+    """What hit and what was saved, and no miss that nobody saved."""
+    root = Settings.load()[0].local_dir
+    os.makedirs(root, mode=0o700)
+    recorder = Recorder(root)
+    for outcome, key in (("hit", "a1"), ("miss", "a2"), ("miss", "a3"), ("bypass", "")):
+        recorder.add(Record("aot", outcome, key=key, time=1.0))
+    recorder.add(Event("save", 2.0, 0.1, "a2", 10))
+    recorder.close(LONG_S)
+    path = tmp_path / "keys"
+    call("report", "--manifest", str(path))
+    comment, *keys = path.read_text(encoding="utf-8").splitlines()
+    assert comment == f"# 2 keys that {recorder.run} used"
+    assert keys == ["a1", "a2"]
 
 
 def test_what_is_not_there_is_named(call: Call, tmp_path: Path) -> None:
