@@ -155,7 +155,7 @@ $(FUZZ_READY): constraints.txt | check-python
 		$(PYTHON) -m venv $(FUZZ_VENV); \
 		echo "*" >$(FUZZ_VENV)/.gitignore; \
 		$(FUZZ_VENV)/bin/python -m pip install --quiet -c constraints.txt \
-			atheris msgpack zstandard cryptography; \
+			atheris msgpack zstandard pynacl; \
 		touch $@'
 
 dist: $(DIST_READY) ## build sdist and wheel into dist/ and check what the package index will read

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from _harness import Bar, Result, shuffled_rounds
 
 AT_MOST_S = 0.050
-HEAVY = ("torch", "aioboto3", "aiobotocore", "boto3", "botocore", "typer", "rich", "cryptography")
+HEAVY = ("torch", "aioboto3", "aiobotocore", "boto3", "botocore", "typer", "rich", "nacl")
 
 _PROGRAMS = {"bare": "pass", "import": "import s3cache", "use": "from s3cache import Cache"}
 

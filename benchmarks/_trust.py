@@ -3,10 +3,6 @@
 A signature is over a digest, which is computed anyway: what it adds does not depend on the size of
 an entry. So it is measured with small ones, where it is not lost in what reading a large one varies
 by, and held against a lookup of a usual one.
-
-An Ed25519 signature that is met first takes what OpenSSL takes, which is more than the bar, and
-holds the interpreter's lock meanwhile, so that no thread could hide it. What OpenSSL takes alone is
-measured in turns with the lookups, and the bar is for what is added to that.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from _harness import ENTRY_BYTES, Bar, Result, compiled_graph, key_of, shuffled_rounds
 
@@ -26,7 +22,6 @@ from s3cache.trust import Algorithm, SigningKey, generate
 SMALL_BYTES = 2_000
 AT_MOST = 0.03
 MORE_AT_MOST_S = 0.0003
-ALONE = "OpenSSL's proof of Ed25519 alone"
 
 
 def measure(entries: int, seed: int) -> Result:
@@ -38,7 +33,6 @@ def measure(entries: int, seed: int) -> Result:
         ["a lookup of 2 kB", "median", "more than unsigned", f"of {usual * 1e3:.2f} ms for 1.5 MB"],
         notes=[f"Medians of {entries} entries, each looked up once, and once more."],
     )
-    alone = statistics.median(times.pop(ALONE))
     for name, samples in times.items():
         result.samples[f"{name}, s"] = samples
         plain = times["unsigned, again" if name.endswith("again") else "unsigned"]
@@ -47,12 +41,9 @@ def measure(entries: int, seed: int) -> Result:
         if samples is not plain:
             cells += [f"{more * 1e3:.3f} ms", f"{more / usual:.1%}"]
             result.bars.append(Bar(f"{name}, over unsigned", more, "at most", MORE_AT_MOST_S, "s"))
-            is_floor = name == "Ed25519"
-            what = f"{name} over {ALONE}" if is_floor else name
-            share = (more - alone if is_floor else more) / usual
-            result.bars.append(Bar(f"{what}, × a lookup of 1.5 MB", share, "at most", AT_MOST))
+            what = f"{name}, × a lookup of 1.5 MB"
+            result.bars.append(Bar(what, more / usual, "at most", AT_MOST))
         result.rows.append([name, *cells, *[""] * (3 - len(cells))])
-    result.rows.append([ALONE, "", f"{alone * 1e3:.3f} ms", f"{alone / usual:.1%}"])
     return result
 
 
@@ -73,8 +64,6 @@ def _looked_up(entries: int, seed: int) -> dict[str, Sequence[float]]:
     times: dict[str, list[float]] = {
         f"{name}{when}": [] for when in ("", ", again") for name in keys
     }
-    times[ALONE] = []
-    prove_s = _proofs_s()
     with contextlib.ExitStack() as stack:
         # In one directory, under keys that take turns: one may be slower than another.
         root = stack.enter_context(tempfile.TemporaryDirectory())
@@ -89,26 +78,7 @@ def _looked_up(entries: int, seed: int) -> dict[str, Sequence[float]]:
             for number, names in enumerate(shuffled_rounds(list(caches), entries, seed)):
                 for name in names:
                     times[name + when].append(_timed(caches[name], numbers[name][number]))
-                    if name + when == "Ed25519":
-                        times[ALONE].append(prove_s())
     return dict(times)
-
-
-def _proofs_s() -> Callable[[], float]:
-    """What times one proof of a signature that was not proven before, with nothing of ours."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key = Ed25519PrivateKey.generate()
-    public = key.public_key()
-
-    def prove_s() -> float:
-        message = random.randbytes(120)
-        signature = key.sign(message)
-        started = time.perf_counter()
-        public.verify(signature, message)
-        return time.perf_counter() - started
-
-    return prove_s
 
 
 def _timed(cache: Cache, number: int) -> float:

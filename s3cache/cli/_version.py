@@ -21,7 +21,7 @@ _PACKAGES = (
     "msgpack",
     "zstandard",
     "tenacity",
-    "cryptography",
+    "pynacl",
     "typer",
     "rich",
 )

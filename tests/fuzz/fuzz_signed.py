@@ -7,7 +7,7 @@ Inputs are made of frames that are signed, some of them for others, by libFuzzer
 by those of ``tests/support/forging.py`` in turns. Each is tried as it is, with the prelude's digest
 made right, and with the sections' digests made right as well, for readers of either algorithm.
 
-It needs atheris, msgpack, zstandard and cryptography, not torch.
+It needs atheris, msgpack, zstandard and pynacl, not torch.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import stat
 import subprocess
@@ -55,6 +56,68 @@ def test_a_key_proves_what_its_pair_has_signed_and_nothing_else(algorithm: Algor
         value = bytearray(good.value)
         value[bit // 8] ^= 1 << bit % 8
         assert not public.proves(Signature(good.statement, bytes(value)), DIGEST)
+
+
+ORDER = 2**252 + 27742317777372353535851937790883648493  # of the base point: RFC 8032, 5.1
+NEUTRAL = (1).to_bytes(32, "little")
+
+
+def test_a_number_that_is_not_reduced_is_refused() -> None:
+    """Else anybody could make a second signature of each (RFC 8032, 5.1.7)."""
+    key = generate("ci")
+    good = signature(key)
+    public = VerifyKey.parse(key.public_text())
+    number = int.from_bytes(good.value[32:], "little")
+    for times in range(1, 16):
+        more = number + times * ORDER
+        if more < 2**256:
+            value = good.value[:32] + more.to_bytes(32, "little")
+            assert not public.proves(Signature(good.statement, value), DIGEST)
+    assert public.proves(good, DIGEST)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        NEUTRAL,
+        (2**255 - 20).to_bytes(32, "little"),  # of order 2
+        bytes(32),  # of order 4
+        (2**255 - 18).to_bytes(32, "little"),  # the neutral one, its y not reduced
+        (2**255 + 1).to_bytes(32, "little"),  # ... with a sign that it cannot have
+        b"\xff" * 32,
+    ],
+)
+def test_a_key_that_anybody_could_sign_for_proves_nothing(point: bytes) -> None:
+    """With a key of small order, the signature of zero holds for one message in eight or more."""
+    public = VerifyKey.parse(text("ci", point))
+    statement = signature(generate("ci")).statement
+    for beginning in {NEUTRAL, point, (2**255 - 20).to_bytes(32, "little")}:
+        forged = Signature(statement, beginning + bytes(32))
+        for number in range(64):
+            assert not public.proves(forged, number.to_bytes(32, "big"))
+
+
+def test_a_signature_that_begins_with_a_point_of_small_order_is_refused() -> None:
+    """Its maker alone can have made it, with another tool: no two readers may disagree on it."""
+    key = SigningKey.parse(text("ci", SEED + PUBLIC))
+    statement = signature(key).statement
+    scalar = bytearray(hashlib.sha512(SEED).digest()[:32])
+    scalar[0] &= 248
+    scalar[31] = scalar[31] & 127 | 64
+    hashed = hashlib.sha512(NEUTRAL + PUBLIC + statement.over(DIGEST)).digest()
+    number = int.from_bytes(hashed, "little") * int.from_bytes(scalar, "little") % ORDER
+    value = NEUTRAL + number.to_bytes(32, "little")
+    assert not VerifyKey.parse(key.public_text()).proves(Signature(statement, value), DIGEST)
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_a_signature_of_another_length_is_refused(algorithm: Algorithm) -> None:
+    key = generate("ci", algorithm)
+    good = signature(key)
+    public = VerifyKey.parse(key.public_text())
+    message = good.statement.over(DIGEST)
+    for value in (b"", good.value[:-1], good.value + message[:1], good.value + message):
+        assert not public.proves(Signature(good.statement, value), DIGEST)
 
 
 def test_a_signature_of_one_algorithm_is_none_of_another() -> None:
@@ -143,13 +206,13 @@ def test_what_is_no_key_file_is_named(tmp_path: Path) -> None:
     assert stat.S_IMODE(large.stat().st_mode) == 0o600
 
 
-def test_no_cryptography_is_imported_before_a_key_is_used() -> None:
+def test_no_library_is_imported_before_a_key_is_used() -> None:
     program = (
         "import sys, s3cache.trust as trust\n"
         "key = trust.generate('a', trust.Algorithm.HMAC_SHA256)\n"
         "signed = trust.sign(bytes(32), key, audience='main', issued_s=1, ttl_s=0)\n"
         "assert trust.VerifyKey.parse(key.public_text()).proves(signed, bytes(32))\n"
-        "print([name for name in sys.modules if name.partition('.')[0] == 'cryptography'])\n"
+        "print([name for name in sys.modules if name.partition('.')[0] == 'nacl'])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
