@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from s3cache.artifact import CONDITIONS
 from s3cache.errors import CorruptError
 from s3cache.graph import places
+from s3cache.hooks._whole_guards import unbranched
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
             for kind, some, others in conditions["guards"]
         ]
         for expression, _ in conditions["sizes"]:
-            internals.guard_on_sizes(context, expression)
+            internals.guard_on_sizes(context, unbranched(expression))
     except (IndexError, TypeError, NameError, ValueError, AssertionError) as exc:
         raise CorruptError("entry", f"has guards that fit no input ({exc})") from exc
     context.guards_context.aotautograd_guards.extend(guards)

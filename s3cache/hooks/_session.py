@@ -15,6 +15,7 @@ from s3cache._importing import when_imported
 from s3cache._logs import logger_of
 from s3cache.cache import Cache, Engine, announce, cache_over, latest
 from s3cache.errors import S3CacheError
+from s3cache.hooks._backward_modules import BackwardModules
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
@@ -33,6 +34,7 @@ from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
 from s3cache.hooks._triton import TritonSeam
 from s3cache.hooks._ways_around import WaysAround
+from s3cache.hooks._whole_guards import WholeGuards
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
 from s3cache.torch_api.protocols import Function
@@ -134,6 +136,8 @@ class Session:
         keys.install_fx(self._patches)
         triton = TritonSeam(kernels.is_offered)
         Clearing(self._engine).install(self._patches)
+        WholeGuards().install(self._patches)
+        BackwardModules().install(self._patches)
         for seam in (backwards, keys, lookups, kernels, triton, bundling, halves, saves):
             seam.install(self._patches)
         if self._engine.settings.shape_profile:

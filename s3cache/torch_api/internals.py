@@ -312,6 +312,9 @@ iterate_over_candidates: Internal[Function[Iterator[tuple[object, bytes, bool]]]
     f"{_ENTRIES}.iterate_over_candidates"
 )
 evaluate_guards: Internal[Function[bool]] = Internal(f"{_ENTRIES}.evaluate_guards")
+evaluate_guards_expression: Internal[Function[bool]] = Internal(
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_guards_expression"
+)
 save: Internal[Function[None]] = Internal(f"{_ENTRIES}.save")
 write_to_local_cache: Internal[Callable[[str, bytes], None]] = Internal(
     f"{_ENTRIES}._write_to_local_cache"
@@ -1301,7 +1304,9 @@ disable_dynamo: Internal[Function[Function[object]]] = Internal("torch._dynamo:d
 keeps_graph: Internal[Callable[[], bool]] = Internal(
     "torch._C._autograd:_get_current_graph_task_keep_graph"
 )
-Shape(f"{_AOT}.aot_autograd_result:SerializedGraphModule", BackwardModule)
+_BACKWARD = f"{_AOT}.aot_autograd_result:SerializedGraphModule"
+deserialize_backward: Internal[Function[object]] = Internal(f"{_BACKWARD}.deserialize")
+Shape(_BACKWARD, BackwardModule)
 
 
 def interpreted(module: GraphModule) -> Callable[[list[object]], object]:
