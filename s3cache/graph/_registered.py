@@ -28,6 +28,7 @@ __all__ = [
 _kernels: dict[str, _Recorded] = {}
 _replaced: tuple[object, dict[str, object | None]] | None = None
 _times_recorded = 0
+_is_unwatched = False  # now or at some time before, so what ``import torch`` left may be replaced
 _NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
 
 
@@ -50,7 +51,11 @@ def record_kernel(where: str, function: object, *, by_torch: bool) -> None:
 
 def forget_kernels() -> None:
     """Nobody records any more what is registered: what is known may be replaced unseen."""
+    global _replaced, _is_unwatched
     _kernels.clear()
+    _registered_at.cache_clear()
+    _replaced = None
+    _is_unwatched = True
 
 
 def kernel_of(operator: str, key: str) -> object | None:
@@ -71,7 +76,7 @@ def replaced_kernels() -> dict[str, object | None]:
     """
     global _replaced
     present = internals.python_kernels()
-    new = present - _s3cache_autoload.kernels
+    new = set(present) if _is_unwatched else present - _s3cache_autoload.kernels
     seen = present & _kernels.keys()
     state = _times_recorded, seen, new
     if _replaced is None or _replaced[0] != state:
@@ -125,6 +130,9 @@ def _is_users(where: str) -> bool:
     """
     name, key = _named(where)
     paths = [path for each, path in _registered_at(name) if each == key]
+    if not paths:  # since it was asked for
+        _registered_at.cache_clear()
+        paths = [path for each, path in _registered_at(name) if each == key]
     home = internals.torch_directory()
     if not all(path.startswith(home) for path in paths):
         return True

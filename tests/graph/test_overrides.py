@@ -20,6 +20,7 @@ from torch import Tensor
 
 import s3cache
 from s3cache.graph._altered import remember_insides
+from s3cache.graph._registered import forget_kernels, replaced_kernels
 from tests.support.density import dense
 from tests.support.machines import Machine
 
@@ -281,3 +282,18 @@ def test_what_torch_does_by_itself_alters_nothing(tmp_path: Path) -> None:
     assert len({key for each in found for key in each}) == 1
     assert found[0] == [found[0][0]] * 2
     assert found[0][0] is not None
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+@pytest.mark.parametrize("key", ["Autograd", "AutogradCPU", "CPU"])
+def test_kernels_are_seen_that_are_registered_while_nobody_looks(key: str) -> None:
+    """Where another one was seen before: what is read of an operator is read again."""
+    forget_kernels()
+    for each in ("CompositeImplicitAutograd", key):
+        library = torch.library.Library("aten", "IMPL")
+        try:
+            library.impl("celu", lambda x, alpha=1.0: torch.sin(x), each)
+            assert replaced_kernels().get(f"aten/celu/{each}", "unseen") is None
+        finally:
+            library._destroy()
+        assert f"aten/celu/{each}" not in replaced_kernels()

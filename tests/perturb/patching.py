@@ -135,7 +135,7 @@ _MORE_SPOTS = [
     Spot("torch._refs.special", "entr", lambda x: torch.special.entr(x), torch.sin),
     Spot("torch._prims", "sin", lambda x: torch.sinc(x), torch.cos),
     Spot("torch._decomp.decompositions", "mse_loss", lambda x: F.mse_loss(x, x * 2), torch.mul),
-    Spot("torch._decomp.decompositions", "elu", lambda x: F.elu(x), torch.sin),
+    Spot("torch._decomp.decompositions", "silu", lambda x: F.silu(x), torch.sin),
     Spot("torch._meta_registrations", "meta_mm", lambda x: x @ x.t(), torch.mul),
 ]
 
