@@ -45,7 +45,6 @@ class BackwardModules:
 
 @functools.cache
 def _tracer() -> type[Tracer]:
-    from torch._ops import OpOverload
     from torch.fx import Tracer
     from torch.overrides import TorchFunctionMode
 
@@ -61,7 +60,7 @@ def _tracer() -> type[Tracer]:
             args: tuple[Argument, ...] = (),
             kwargs: Mapping[str, Argument] | None = None,
         ) -> object:
-            if isinstance(func, OpOverload):
+            if isinstance(func, internals.operator.get()):
                 return self._tracer.create_proxy("call_function", func, args, {**(kwargs or {})})
             return func(*args, **(kwargs or {}))
 
