@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Tracer
-    from torch.fx.node import Argument
+    from torch.fx.node import Argument, Target
     from torch.nn import Module
 
     from s3cache.hooks._patching import Patches
@@ -55,14 +55,16 @@ def _tracer() -> type[Tracer]:
 
         def __torch_function__(
             self,
-            func: Function[object],
+            func: object,
             types: object,
             args: tuple[Argument, ...] = (),
             kwargs: Mapping[str, Argument] | None = None,
         ) -> object:
             if isinstance(func, internals.operator.get()):
-                return self._tracer.create_proxy("call_function", func, args, {**(kwargs or {})})
-            return func(*args, **(kwargs or {}))
+                return self._tracer.create_proxy(
+                    "call_function", cast("Target", func), args, {**(kwargs or {})}
+                )
+            return cast("Function[object]", func)(*args, **(kwargs or {}))
 
     class EveryOperator(Tracer):
         def trace(
