@@ -330,7 +330,7 @@ def _settings() -> Iterator[Change]:
 def _configs() -> Iterator[Change]:
     for module in (inductor, functorch):
         for option, entry in module._config.items():
-            if entry.alias is not None or entry.deprecated or option in _NO_OPTIONS:
+            if entry.alias is not None or entry.deprecated or option in (*_NO_OPTIONS, *_LASTING):
                 continue
             current = getattr(module, option)
             for value in _others(current, entry.value_type):
@@ -343,6 +343,9 @@ def _configs() -> Iterator[Change]:
 
 # What the config modules keep about themselves.
 _NO_OPTIONS = ("_save_config_ignore", "_cache_config_ignore_prefix", "_cache_config_factory_keys")
+
+# torch takes a decomposition out of its table for it, for good: all after it are other programs.
+_LASTING = ("fallback_embedding_bag_byte_unpack",)
 
 
 def _others(value: Any, kind: Any) -> list[Any]:
