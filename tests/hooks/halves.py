@@ -244,11 +244,14 @@ def several_kernels(url: str) -> dict[str, Any]:
         return (second @ x).tanh() - second, first.exp()
 
     lowered = _lowered()
+    torch.manual_seed(0)
     x, y = torch.rand(6, 6), torch.rand(6, 6)
     with s3cache.enabled(url) as cache:
         found = torch.compile(thrice)(x, y)
         cache.flush()
-    right = all(map(torch.allclose, found, thrice(x, y)))
+    # torch alone differs by up to 2e-5 from eager here: sums of sums, subtracted.
+    pairs = zip(found, thrice(x, y), strict=True)
+    right = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
     objects = Path(url.removeprefix("file://").partition("?")[0], "objects")
     entries = [frame.decode(path.read_bytes()) for path in objects.rglob("*") if path.is_file()]
     kernels = [name for entry in entries for name in entry.names if name.startswith("kernel")]

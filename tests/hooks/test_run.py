@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -338,7 +339,12 @@ def test_the_processes_that_the_program_starts_have_the_cache_too(
         assert sum("rank" in line for line in lines) == 2
         assert lines[-1] == "s3cache: nothing was looked up in this process"  # torchrun itself
         told = machine.start("-m", "s3cache", "explain").stdout.splitlines()[0]
-        assert f"{script}, ranks 0-1: {2 * number} hit, {2 * (1 - number)} missed" in told
+        counts = re.search(rf"{re.escape(str(script))}, ranks 0-1: (\d+) hit, (\d+) missed", told)
+        assert counts is not None, told
+        if number == 1:
+            assert counts.groups() == ("2", "0")
+        else:  # whoever is later may find what the other one has saved by then
+            assert int(counts[2]) > 0
 
 
 _BACKEND = """\
