@@ -33,7 +33,7 @@ from s3cache.hooks._records import Recording
 from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._saves import SaveSeam
 from s3cache.hooks._triton import TritonSeam
-from s3cache.hooks._ways_around import WaysAround
+from s3cache.hooks._ways_around import WaysAround, without_caches
 from s3cache.hooks._whole_guards import WholeGuards
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import bind_declarations, internals
@@ -87,24 +87,13 @@ class Session:
             self._ways_around.install(self._ways)
         except Exception:
             self._ways.undo()
-            self._leave_torch_no_caches()
+            _leave_torch_no_caches(self._engine, self._ways)
             if self._engine.settings.strict:
                 raise
             logger_of("trust").warning(
                 "cannot keep torch from what nobody has signed, so it has no caches",
                 exc_info=True,
             )
-
-    def _leave_torch_no_caches(self) -> None:
-        """Where only what is signed may be used, and we do not get behind torch's caches."""
-        if self._ways_around is None:
-            return
-        try:
-            self._ways_around.without_caches(self._ways)
-        except Exception:
-            if self._engine.settings.strict:
-                raise
-            logger_of("trust").warning("torch may use what nobody has signed", exc_info=True)
 
     def _install(self) -> None:
         try:
@@ -113,7 +102,8 @@ class Session:
             self._install_seams()
         except Exception:
             self._patches.undo()
-            self._leave_torch_no_caches()
+            if self._ways_around is not None:
+                _leave_torch_no_caches(self._engine, self._ways)
             if self._engine.settings.strict:
                 raise
             logger.warning(
@@ -156,9 +146,50 @@ class Session:
         self._engine.close()
 
 
+class Abstention:
+    """What is left of a session where this torch is not supported: no seam is tried.
+
+    Where only what is signed may be used, torch has no caches of its own either.
+
+    Args:
+        engine: one that looks nothing up.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.cache = cache_over(engine)
+        self._engine = engine
+        self._ways = Patches()
+        self._withdraw = (
+            when_imported(internals.CODE_CACHES, self._close_ways_around)
+            if engine.uses_trusted_only
+            else None
+        )
+
+    def _close_ways_around(self) -> None:
+        _leave_torch_no_caches(self._engine, self._ways)
+
+    def close(self) -> None:
+        """Put torch back as it was."""
+        if self._withdraw is not None:
+            self._withdraw()
+        self._ways.undo()
+        self._engine.close()
+
+
+def _leave_torch_no_caches(engine: Engine, ways: Patches) -> None:
+    """Where only what is signed may be used, and we do not get behind torch's caches."""
+    try:
+        without_caches(ways)
+    except Exception:
+        if engine.settings.strict:
+            raise
+        logger_of("trust").warning("torch may use what nobody has signed", exc_info=True)
+
+
 _mutex = threading.Lock()
 _environment_mutex = threading.Lock()  # taken before the other one
 _session: Session | None = None
+_abstention: Abstention | None = None  # instead
 _tried_environment = False
 registry = Registry()
 
@@ -180,18 +211,20 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
 
     Returns:
         The cache. Where this torch is not supported, one that does nothing (``mode="off"``); one
-        warning says so, and :func:`active` has none.
+        warning says so, and :func:`active` has none. With ``trust="require"`` torch's own caches
+        are off then too, as nobody signs what is in them.
 
     Raises:
         ConfigError: the URL or a setting cannot be used.
     """
-    global _session
+    global _session, _abstention
     _autoload.cancel()
     with _mutex:
         _close()
         if not internals.is_supported():
             inert: Options = {**options, "mode": "off"}
-            return Cache.open(url, **inert)
+            _abstention = Abstention(Engine.open(url, **inert))
+            return _abstention.cache
         engine = Engine.open(url, **options)
         try:
             _session = Session(engine)
@@ -275,10 +308,13 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
 
 
 def _close() -> None:
-    global _session
+    global _session, _abstention
     session, _session = _session, None
     if session is not None:
         session.close()
+    abstention, _abstention = _abstention, None
+    if abstention is not None:
+        abstention.close()
 
 
 def _sum_up() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function
 
-__all__ = ["WaysAround", "own_directory"]
+__all__ = ["WaysAround", "own_directory", "without_caches"]
 
 logger = logger_of("trust")
 
@@ -49,19 +49,6 @@ class WaysAround:
                 self._move(variable, before, patches)
         patches.replace(internals.populate_caches, self._populator)
         patches.replace(internals.remote_profiles, self._none)
-
-    def without_caches(self, patches: Patches) -> None:
-        """For a torch that :meth:`install`, or the seams, cannot get behind: it keeps nothing.
-
-        What it writes on its way goes to a directory that is removed in the end. Nothing but a
-        public option and the environment are relied on.
-        """
-        for variable in internals.DIRECTORIES:
-            before = os.environ.get(variable)
-            temporary = tempfile.TemporaryDirectory(prefix="s3cache-")
-            os.environ[variable] = temporary.name
-            patches.at_undo(partial(_put_back, variable, before, temporary.cleanup))
-        patches.set(internals.force_disable_caches, True)
 
     def _move(self, variable: str, before: str, patches: Patches) -> None:
         place, forget = own_directory(os.path.join(before, self._name))
@@ -90,6 +77,28 @@ class WaysAround:
             return None
 
         return get_remote_cache
+
+
+def without_caches(patches: Patches) -> None:
+    """For a torch that :class:`WaysAround`, or the seams, cannot get behind: it keeps nothing.
+
+    What it writes on its way goes to a directory that is removed in the end. Nothing but a public
+    option and the environment are relied on; processes that this one starts inherit the latter.
+
+    Raises:
+        UnsupportedTorchError: this torch does not even have that option.
+    """
+    for variable in internals.DIRECTORIES:
+        temporary = tempfile.TemporaryDirectory(prefix="s3cache-")
+        _set_variable(variable, temporary.name, temporary.cleanup, patches)
+    _set_variable(internals.NO_CACHES, "1", lambda: None, patches)
+    patches.set(internals.force_disable_caches, True)
+
+
+def _set_variable(variable: str, value: str, forget: Callable[[], None], patches: Patches) -> None:
+    before = os.environ.get(variable)
+    os.environ[variable] = value
+    patches.at_undo(partial(_put_back, variable, before, forget))
 
 
 def _put_back(variable: str, before: str | None, forget: Callable[[], None]) -> None:

@@ -583,6 +583,8 @@ populate_caches: Internal[Function[object]] = Internal(
 )
 #: Whether it has no caches at all, of whatever kind.
 force_disable_caches: Internal[bool] = Internal("torch.compiler.config:force_disable_caches")
+#: The variable that sets it, for processes that are started.
+NO_CACHES = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
 #: Variables that name the directories in which it keeps what it compiles.
 DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 

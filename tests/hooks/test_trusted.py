@@ -236,6 +236,25 @@ def test_nothing_is_run_either_where_torch_cannot_be_got_behind(
     assert trace.exists()  # it would have
 
 
+@dense
+def test_nothing_is_run_either_by_a_torch_that_is_not_supported(site: Site, tmp_path: Path) -> None:
+    """No seam is tried there; it has no caches, and compiles anew."""
+    trace = tmp_path / "betrayed"
+    content = base64.b64encode(plain_betrayal(trace)).decode()
+    remote = {
+        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
+    }
+    machine = planted(site, tmp_path, "code pickles libraries", "waving", trace)
+    arguments = (f"file://{tmp_path}/nothing?create=1", content)
+    found = machine.run("trusted:unsupported", *arguments, **remote, **TRUSTING)
+    assert not trace.exists()
+    assert (found["saved"], found["asked"]) == (0, 0)
+    assert found["stderr"].count("it compiles without a cache") == 1
+    run_carelessly(machine, "trusted:unsupported", *arguments)
+    assert trace.exists()  # it would have
+
+
 def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path: Path) -> None:
     saved = site.machine("writer", **SIGNING, **TRUSTING).run("trusted:compiled", site.url)
     assert saved["saved"] == 1

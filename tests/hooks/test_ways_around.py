@@ -10,7 +10,7 @@ import pytest
 import tests.support.compiler  # noqa: F401
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._triton import TritonSeam
-from s3cache.hooks._ways_around import WaysAround, own_directory
+from s3cache.hooks._ways_around import WaysAround, own_directory, without_caches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -154,9 +154,10 @@ def test_a_torch_that_cannot_be_got_behind_has_no_caches_and_a_directory_for_now
     monkeypatch.delenv("TRITON_CACHE_DIR")
     left(torchs / "inductor" / "triton" / "0")
     patches = Patches()
-    WaysAround("policy").without_caches(patches)
+    without_caches(patches)
     made = [os.environ[variable] for variable in internals.DIRECTORIES]
     assert internals.force_disable_caches.get() is True
+    assert os.environ[internals.NO_CACHES] == "1"  # processes that are started have none either
     assert len(set(made)) == 2
     for path in made:
         assert os.stat(path).st_mode & 0o777 == 0o700
@@ -165,4 +166,5 @@ def test_a_torch_that_cannot_be_got_behind_has_no_caches_and_a_directory_for_now
     assert internals.force_disable_caches.get() is False
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(torchs / "inductor")
     assert "TRITON_CACHE_DIR" not in os.environ
+    assert internals.NO_CACHES not in os.environ
     assert not any(map(os.path.exists, made))

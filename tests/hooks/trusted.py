@@ -38,6 +38,15 @@ def lacking(url: str, place: str, content: str) -> dict[str, Any]:
     return {**waving(url), "asked": len(_asked)}
 
 
+def unsupported(url: str, content: str) -> dict[str, Any]:
+    """The same, where this torch is newer than any that s3cache knows."""
+    from s3cache.torch_api import internals
+
+    _serve(content)
+    internals.NEWEST = internals.OLDEST
+    return {**waving(url), "asked": len(_asked)}
+
+
 def compiled(
     url: str, artifacts: str = "", export: str = "", program: Any = product
 ) -> dict[str, Any]:
