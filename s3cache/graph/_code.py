@@ -14,40 +14,36 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
-import contextvars
-import ctypes
-import decimal
-import enum
 import functools
 import hashlib
 import importlib.util
-import logging
 import os
-import re
 import sys
-import threading
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import _s3cache_autoload
-from s3cache.graph._homes import Home, home_of, home_of_file, is_pure
+from s3cache.graph._homes import (
+    Home,
+    home_of,
+    home_of_file,
+    is_pure,
+    is_users_function,
+    name_of,
+)
 from s3cache.graph._reads import (
     Chain,
     closure_of,
     code_digest,
-    content_of,
     names_in,
     reads_of,
 )
+from s3cache.graph._values import CONTAINERS, follow_value
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from s3cache.torch_api.protocols import Operator, OperatorPacket
 
 __all__ = ["Parts", "UntoldError", "code_fingerprint", "fingerprint", "told"]
@@ -57,7 +53,6 @@ Parts: TypeAlias = tuple[Sequence[str], Sequence[object]]
 
 _MAX_VALUES = 50_000
 _MAX_NESTED_SETS = 20
-_MAX_BYTES = 1 << 22  # of one tensor or array: some milliseconds
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _NATIVE = (
     types.BuiltinFunctionType,
@@ -68,9 +63,6 @@ _NATIVE = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_CONTAINERS = (list, tuple, dict, set, frozenset)
-_VALUES = (str, bytes, int, float, complex)
 # What differs between processes that are alike, by the names under which it is asked for.
 _ASKS_PROCESS = frozenset(
     """
@@ -172,17 +164,17 @@ class _Walk:
 
     def follow(self, value: object) -> None:
         """All of ``value``, until there is no more or it cannot be told."""
-        self.say(self._of(value, ""))
+        self.say(self.word_for(value, ""))
         while self._queue and not self.untold:
             index, each, through = self._queue.popleft()
             self.say("\n", index)
             if index > _MAX_VALUES:
-                self._refuse("refers to too much", "")
+                self.refuse("refers to too much", "")
                 break
             try:
                 self._open(each, index, through)
             except Exception as exc:  # noqa: BLE001 - whatever looking at an object meets
-                self._refuse(f"refers to a {_name(type(each))}, which raises {exc!r}", through)
+                self.refuse(f"refers to a {name_of(type(each))}, which raises {exc!r}", through)
         if self._asks_environment:
             self.say(*(f"{n}={os.environ[n]}" for n in sorted(self._names) if n in os.environ))
 
@@ -196,19 +188,24 @@ class _Walk:
             text = str(word).encode(errors="surrogatepass")
             self._hash.update(b"%d:" % len(text) + text)
 
-    def _refuse(self, what: str, through: str) -> None:
+    def refuse(self, what: str, through: str) -> None:
         """It cannot be followed: a reason, unless a library that it is part of answers for it."""
         self.say("untold", through)
         if not through:
             self.untold = self.untold or what
 
+    def environment(self, through: str) -> None:
+        """It refers to the variables of the process as a whole."""
+        self._asks_environment |= bool(through)
+        self.refuse("reads the environment", through)
+
     def _ask(self, what: str, through: str) -> None:
         """It asks which process this is, or on what machine."""
         self._asks_environment = True
         self._names.update(_RANKS)
-        self._refuse(what, through)
+        self.refuse(what, through)
 
-    def _of(self, value: object, through: str) -> str:
+    def word_for(self, value: object, through: str) -> str:
         """A word for ``value``, which is opened later.
 
         Args:
@@ -231,8 +228,8 @@ class _Walk:
             self._queue.append((index, value, through))
         return f"#{index}"
 
-    def _all(self, kind: str, values: Iterable[object], through: str) -> None:
-        self.say(kind, *(self._of(value, through) for value in values), "end")
+    def say_all(self, kind: str, values: Iterable[object], through: str) -> None:
+        self.say(kind, *(self.word_for(value, through) for value in values), "end")
 
     def _open(self, value: object, index: int, through: str) -> None:
         kind = type(value)
@@ -242,56 +239,58 @@ class _Walk:
             self._class(value, index, through)
         elif isinstance(value, types.ModuleType):
             self._module(value, index, through)
-        elif kind in _CONTAINERS:
-            self._contents(value, through)
+        elif kind in CONTAINERS:
+            self.contents(value, through)
         elif isinstance(value, types.MethodType):
-            self._all("method", (value.__func__, value.__self__), through)
+            self.say_all("method", (value.__func__, value.__self__), through)
         elif kind is partial:
             assert isinstance(value, partial)
             words = (value.func, value.args, value.keywords, vars(value))
-            self._all("partial", words, through)
+            self.say_all("partial", words, through)
         elif isinstance(value, _NATIVE):
             self._native(value, through)
         elif isinstance(value, (staticmethod, classmethod)):
-            self._all(kind.__name__, (value.__func__,), through)
+            self.say_all(kind.__name__, (value.__func__,), through)
         elif kind is property:
             assert isinstance(value, property)
-            self._all("property", (value.fget, value.fset, value.fdel), through)
+            self.say_all("property", (value.fget, value.fset, value.fdel), through)
         elif isinstance(value, functools._lru_cache_wrapper):
-            self._all("cache", (value.__wrapped__,), through)
+            self.say_all("cache", (value.__wrapped__,), through)
         elif isinstance(value, types.CodeType):
             self.code(value)
-            self._refuse("refers to code by itself", through)
-        elif not (self._of_python(value, through) or self._of_torch(value, through)):
-            self._object(value, through)
+            self.refuse("refers to code by itself", through)
+        elif (operator := internals.operator_of(value)) is not None:
+            self._operator(operator, through)
+        else:
+            follow_value(self, value, through)
 
     # -- functions
 
     def _function(self, function: types.FunctionType, index: int, through: str) -> None:
         home = home_of(function)
-        name = _name(function)
+        name = name_of(function)
         closure = closure_of(function)
         if function.__name__ in self._asks and home.kind == "torch":
             self._ask(f"calls {name}", through)
         if internals.ORIGINAL_CALLABLE in vars(function):
             # torch.compile's wrapper, which refers to most of a compiler, and to any backend.
-            self._refuse(f"calls {name}, which is compiled by itself", through)
+            self.refuse(f"calls {name}, which is compiled by itself", through)
             return
         if home.is_named:
             if home.kind == "python" and not is_pure(home.name, function.__qualname__):
-                self._refuse(f"calls {name}", through)
+                self.refuse(f"calls {name}", through)
             if "dispatch_cache" in closure and home.name == "functools":  # of singledispatch
                 closure = {"registry": closure["registry"]}
             # What its wrappers hold are users' functions.
-            self._all(home.kind, closure.values(), "torch" if home.kind == "torch" else through)
+            self.say_all(home.kind, closure.values(), "torch" if home.kind == "torch" else through)
             self.say(name, home.name)
             return
         through = home.name
         self.say("function", through)
         self.code(function.__code__)
-        self._all("defaults", (function.__defaults__, function.__kwdefaults__), through)
+        self.say_all("defaults", (function.__defaults__, function.__kwdefaults__), through)
         if vars(function):
-            self._all("attributes", (vars(function),), through)
+            self.say_all("attributes", (vars(function),), through)
         for seldom in _SELDOM:
             self._wait(index, seldom, getattr(function, seldom, None), through)
         reads = reads_of(function.__code__)
@@ -332,7 +331,7 @@ class _Walk:
         if value is _NOTHING or (isinstance(value, types.ModuleType) and chain.root == "bind"):
             self.say("unbound")
         else:
-            self.say(self._of(value, through))
+            self.say(self.word_for(value, through))
 
     def _imported(self, chain: Chain, function: types.FunctionType, through: str) -> object:
         name = chain.name
@@ -344,7 +343,7 @@ class _Walk:
         root = name.partition(".")[0]
         named = root == "torch" or is_pure(root, "")
         if not named and (root in sys.modules or importlib.util.find_spec(root) is not None):
-            self._refuse(f"imports {name}, which is not imported yet", through)
+            self.refuse(f"imports {name}, which is not imported yet", through)
         return _NOTHING
 
     def _member_of(self, module: types.ModuleType, name: str, home: Home, through: str) -> object:
@@ -352,7 +351,7 @@ class _Walk:
             return vars(module)[name]
         if home.kind == "user":
             if "__getattr__" in vars(module):
-                self.say(self._of(vars(module)["__getattr__"], through))
+                self.say(self.word_for(vars(module)["__getattr__"], through))
             return _NOTHING
         return getattr(module, name, _NOTHING)
 
@@ -364,21 +363,39 @@ class _Walk:
         self.say("native", module, name, home.name)
         owner = getattr(value, "__self__", None)
         if name.rpartition(".")[2] in self._asks and home.kind == "torch":
-            self._ask(f"calls {_name(value)}", through)
+            self._ask(f"calls {name_of(value)}", through)
         of_value = not isinstance(owner, (types.ModuleType, type(None)))
         if home.kind == "python" and not (of_value or is_pure(module, name)):
-            self._refuse(f"calls {_name(value)}, which is not in Python", through)
+            self.refuse(f"calls {name_of(value)}, which is not in Python", through)
         elif not home.is_named and not of_value:
-            self._refuse(f"calls {_name(value)}, which is not in Python", through or home.name)
+            self.refuse(f"calls {name_of(value)}, which is not in Python", through or home.name)
         if of_value:
-            self.say(self._of(owner, through))
+            self.say(self.word_for(owner, through))
+
+    def _operator(self, operator: Operator | OperatorPacket, through: str) -> None:
+        self.say("operator", operator)
+        if isinstance(operator, internals.higher_order_operator.get()):
+            kernels: dict[object, object] = getattr(operator, "py_kernels", {})
+            self.say_all(
+                "kernels", (type(operator), *filter(is_users_function, kernels.values())), through
+            )
+        elif self._parts_of is not None:
+            for each in internals.overloads_of(operator):
+                try:
+                    words, functions = self._parts_of(each)
+                except UntoldError as exc:
+                    home = home_of_file(internals.defined_at(each))
+                    self.refuse(f"{each}: {exc}", through if home.kind == "library" else "")
+                else:
+                    self.say(each, *words)
+                    self.say_all("parts", functions, "")
 
     # -- what has members
 
     def _wait(self, index: int, name: str, value: object, through: str) -> None:
         """Follow a member once it is named, if it is."""
         if self._reflects or name in self._names:
-            self.say("member", index, name, self._of(value, through))
+            self.say("member", index, name, self.word_for(value, through))
         else:
             self._waiting.setdefault(name, []).append((index, name, value, through))
 
@@ -401,13 +418,13 @@ class _Walk:
         home = home_of(module)
         self.say("module", home.name)
         if home.kind == "python" and not is_pure(module.__name__, ""):
-            self._refuse(f"refers to the module {module.__name__} as a whole", through)
+            self.refuse(f"refers to the module {module.__name__} as a whole", through)
         elif home.is_named:
             self.say(module.__name__)
         else:
             for name, value in sorted(vars(module).items()):
                 if name == "__getattr__":
-                    self.say(name, self._of(value, home.name))
+                    self.say(name, self.word_for(value, home.name))
                 elif not _is_special(name):
                     self._wait(index, name, value, home.name)
 
@@ -415,44 +432,49 @@ class _Walk:
         home = home_of(kind)
         self.say("class", home.name)
         if home.is_named:
-            self.say(_name(kind))
+            self.say(name_of(kind))
             computes = is_pure(kind.__module__, kind.__qualname__)
             if home.kind == "python" and not computes and not issubclass(kind, BaseException):
-                self._refuse(f"refers to {_name(kind)}", through)
+                self.refuse(f"refers to {name_of(kind)}", through)
             for base in kind.__mro__:
                 for name, member in vars(base).items() if base is not object else ():
                     function = _unbound(member)
-                    if isinstance(function, types.FunctionType) and _is_patched(function):
-                        self.say("patched", name, self._of(function, ""))
+                    if isinstance(function, types.FunctionType) and is_users_function(function):
+                        self.say("patched", name, self.word_for(function, ""))
             return
         through = home.name
-        self.say(*(self._of(base, "") for base in kind.__bases__), self._of(type(kind), ""))
+        self.say(
+            *(self.word_for(base, "") for base in kind.__bases__), self.word_for(type(kind), "")
+        )
         outside = [base for base in kind.__mro__[1:-1] if home_of(base).kind != "user"]
         for name, member in sorted(vars(kind).items()):
             if name in _ABOUT_CLASSES or isinstance(member, types.MemberDescriptorType):
                 continue
             called = name not in _SELDOM and (_is_special(name) or not callable(_unbound(member)))
             if called or any(hasattr(base, name) for base in outside):
-                self.say("member", index, name, self._of(member, through))
+                self.say("member", index, name, self.word_for(member, through))
             else:
                 self._wait(index, name, member, through)
 
     # -- values
 
-    def _contents(self, value: object, through: str) -> None:
+    def contents(self, value: object, through: str) -> None:
         """Of one of Python's containers, or of one derived from those."""
         if value is sys.modules:
-            self._refuse("refers to all modules", through)
+            self.refuse("refers to all modules", through)
         elif isinstance(value, dict) and (place := _place_of_table(value)):
             # It grows while torch works. What others put there is a part of keys of its own.
             self.say("torch's", place)
         elif isinstance(value, (list, tuple)):
             parts: Iterator[object]
             parts = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
-            self._all("items", parts, through)
+            self.say_all("items", parts, through)
         elif isinstance(value, dict):
             for key in dict.keys(value):
-                self.say(self._of(key, through), self._of(dict.__getitem__(value, key), through))
+                self.say(
+                    self.word_for(key, through),
+                    self.word_for(dict.__getitem__(value, key), through),
+                )
             self.say("end")
         elif isinstance(value, (set, frozenset)):
             self.say("set", *sorted(self._alone(each, through) for each in value))
@@ -460,182 +482,16 @@ class _Walk:
     def _alone(self, value: object, through: str) -> str:
         """A digest of something that has no place among its like."""
         if type(value) in _PLAIN:
-            return self._of(value, through)
+            return self.word_for(value, through)
         walk = _Walk(self._asks, self._parts_of, self._depth + 1)
         if walk._depth > _MAX_NESTED_SETS:
-            self._refuse("refers to too many sets, one in the other", "")
+            self.refuse("refers to too many sets, one in the other", "")
             return ""
         walk._names, walk._reflects = set(self._names), True
         walk.follow(value)
         if walk.untold:
-            self._refuse(walk.untold, through)
+            self.refuse(walk.untold, through)
         return walk.digest()
-
-    def _of_python(self, value: object, through: str) -> bool:
-        """Values of Python's library that keep their state to themselves; whether it is one."""
-        if value is os.environ or value is getattr(os, "environb", None):
-            self._asks_environment |= bool(through)
-            self._refuse("reads the environment", through)
-        elif isinstance(value, enum.Enum):
-            self._all("enum", (type(value), value._name_, value._value_), through)
-        elif isinstance(value, re.Pattern):
-            self._all("pattern", (value.pattern, value.flags), through)
-        elif isinstance(value, logging.Logger):
-            self.say("logger")
-        elif isinstance(value, _LOCKS):
-            self.say("lock")
-        elif isinstance(value, types.MappingProxyType):
-            self._all("proxy", (dict(value),), through)
-        elif isinstance(value, types.CellType):
-            self._all("cell", (content_of(value),), through)
-        elif isinstance(value, weakref.ReferenceType):
-            self._all("weak", (type(value), value()), through)
-        elif isinstance(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
-            self._all("weak", (type(value), dict(value.items())), through)
-        elif isinstance(value, weakref.WeakSet):
-            self._all("weak", (type(value), set(value)), through)
-        elif isinstance(value, contextvars.ContextVar):
-            self.say("context")
-            with contextlib.suppress(LookupError):
-                self._all("value", [value.get()], through)
-        else:
-            return False
-        return True
-
-    def _of_torch(self, value: object, through: str) -> bool:
-        """The same of torch's, and of numpy's."""
-        import torch
-
-        if (operator := internals.operator_of(value)) is not None:
-            self._operator(operator, through)
-        elif isinstance(value, torch.Tensor):
-            self._tensor(value, through)
-        elif isinstance(value, torch.fx.GraphModule):
-            made = internals.GENERATED.names
-            state = {name: part for name, part in vars(value).items() if name not in made}
-            self._all("graph", (type(value).__base__, type(value).forward, state), through)
-        elif isinstance(value, torch.jit.ScriptFunction):
-            text = re.sub(r" +#.*", "", str(value.inlined_graph))
-            self.say("script", text)
-            if "<Tensor" in text:
-                self._refuse("refers to a scripted function with a tensor in it", through)
-        elif type(value).__module__.partition(".")[0] == "numpy":
-            return self._of_numpy(value, through)
-        else:
-            return False
-        return True
-
-    def _operator(self, operator: Operator | OperatorPacket, through: str) -> None:
-        self.say("operator", operator)
-        if isinstance(operator, internals.higher_order_operator.get()):
-            kernels: dict[object, object] = getattr(operator, "py_kernels", {})
-            self._all("kernels", (type(operator), *filter(_is_patched, kernels.values())), through)
-        elif self._parts_of is not None:
-            for each in internals.overloads_of(operator):
-                try:
-                    words, functions = self._parts_of(each)
-                except UntoldError as exc:
-                    home = home_of_file(internals.defined_at(each))
-                    self._refuse(f"{each}: {exc}", through if home.kind == "library" else "")
-                else:
-                    self.say(each, *words)
-                    self._all("parts", functions, "")
-
-    def _tensor(self, value: Tensor, through: str) -> None:
-        import torch
-
-        self._all("tensor", (type(value), vars(value)), through)
-        self.say(value.dtype, tuple(value.shape), value.device, value.requires_grad)
-        plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        seen = plain and value.layout is torch.strided and not value.is_quantized
-        if not seen or value.is_meta or value.numel() * value.element_size() > _MAX_BYTES:
-            self._refuse("refers to a tensor that is large, or of a class of its own", through)
-            return
-        with internals.without_modes.get()(), torch.no_grad():
-            data = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            self.say(hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest())
-
-    def _of_numpy(self, value: object, through: str) -> bool:
-        import numpy as np
-
-        if isinstance(value, np.dtype):
-            self.say("dtype", repr(value))
-        elif type(value) is np.ndarray or isinstance(value, np.generic):
-            array = np.asarray(value)
-            self._all("array", (array.dtype, array.shape), through)
-            if array.dtype.hasobject:
-                self._all("objects", array.reshape(-1).tolist(), through)
-            elif array.nbytes > _MAX_BYTES:
-                self._refuse("refers to an array that is large", through)
-            else:
-                self.say(hashlib.sha256(array.tobytes()).hexdigest())
-        elif callable(value):
-            name = str(getattr(value, "__name__", ""))
-            module = sys.modules.get(str(getattr(value, "__module__", None) or "numpy"))
-            self.say("numpy", name, home_of(type(value)).name)
-            if getattr(module, name, None) is not value:
-                self._refuse(f"calls {_name(value)}, which is not in Python", through)
-        else:
-            return False
-        return True
-
-    def _object(self, value: object, through: str) -> None:
-        kind = type(value)
-        # What a class of Python's library can ask for, its objects cannot.
-        self.say("object", _name(kind) if home_of(kind).kind == "python" else self._of(kind, ""))
-        if isinstance(value, decimal.Decimal):
-            context = decimal.getcontext()
-            self.say(repr(context).partition(", flags=")[0])
-        native = _native_base(kind)
-        home = Home("user") if native is None else home_of(native)
-        if isinstance(value, _VALUES):
-            self.say(*(base.__repr__(value) for base in _VALUES if isinstance(value, base)))
-        elif isinstance(value, _CONTAINERS):
-            self._contents(value, through)
-        if home.name.partition(" ")[0] in ("sympy", "mpmath"):
-            self.say(repr(value))
-        elif native is not None and home.kind == "python":
-            self._reduced(value, native, through)
-        elif native is not None:
-            words = repr(value) if home_of(kind).kind == "torch" else " at 0x"
-            self.say("" if " at 0x" in words else words)
-            if " at 0x" in words:
-                what = f"refers to a {_name(kind)}, whose state cannot be seen"
-                self._refuse(what, through)
-        state = dict(getattr(value, "__dict__", None) or {})
-        slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
-        if _is_symbolic(kind):  # they keep their hash(), and numbers drawn at random
-            self.say(repr(value))
-        else:
-            self._all("state", (state, slots), through)
-
-    def _reduced(self, value: object, native: type, through: str) -> None:
-        """What pickling would make of an object of Python's library."""
-        kind = type(value)
-        if native.__module__ in ("random", "_random"):
-            self._refuse(f"refers to a {_name(kind)}, which draws at random", through)
-            return
-        own = any(
-            getattr(kind, name, None) is not getattr(native, name, None)
-            for name in ("__reduce__", "__reduce_ex__", "__getstate__")
-        )
-        if own or native in _CONTAINERS:
-            self._refuse(f"refers to a {_name(kind)}, which says itself what it is", through)
-            return
-        try:
-            parts = value.__reduce_ex__(2)
-        except TypeError:
-            self._refuse(f"refers to a {_name(kind)}, whose state cannot be seen", through)
-            return
-        if isinstance(parts, str):
-            self.say(parts)
-            return
-        make, args, state, items, pairs = (*parts, None, None, None)[:5]
-        if home_of(make).kind == "python":
-            self.say(_name(make))
-            make, args = None, [each for each in args if each is not kind]
-        given = (make, args, state, *([*each] if each else [] for each in (items, pairs)))
-        self._all("reduced", given, through)
 
 
 _NOTHING = object()
@@ -652,49 +508,5 @@ def _unbound(member: object) -> object:
     return member.fget if isinstance(member, property) else member
 
 
-def _is_patched(function: object) -> bool:
-    """Whether a function is the user's: in a class or a table of torch's or Python's it was put."""
-    if not isinstance(function, types.FunctionType):
-        return False
-    # What a class statement's decorators generate has no file.
-    generated = function.__code__.co_filename.startswith("<")
-    return not generated and home_of_file(function.__code__.co_filename).kind == "user"
-
-
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-def _is_symbolic(kind: type) -> bool:
-    return home_of(kind).name.partition(" ")[0] in ("sympy", "mpmath")
-
-
-def _slots(kind: type) -> Iterator[str]:
-    for base in kind.__mro__:
-        for name, member in sorted(vars(base).items()):
-            if isinstance(member, types.MemberDescriptorType):
-                yield name
-
-
-def _native_base(kind: type) -> type | None:
-    """The class because of which objects have something that only C sees, if there is one."""
-    for base in kind.__mro__:
-        if base is object or base in _CONTAINERS or base in _VALUES:
-            continue
-        if not base.__flags__ & _HEAP_TYPE or base.__base__ is None:
-            return base
-        declared = vars(base).get("__slots__", ())
-        slots = 1 if isinstance(declared, str) else len(list(declared))
-        own = sum(name in vars(base) for name in ("__dict__", "__weakref__"))
-        if base.__basicsize__ - base.__base__.__basicsize__ > 8 * (slots + own):
-            return base
-    return None
-
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
-
-
-def _name(value: object) -> str:
-    home = getattr(value, "__module__", None)
-    home = home if isinstance(home, str) else str(type(value).__module__)
-    return f"{home}.{getattr(value, '__qualname__', type(value).__qualname__)}"

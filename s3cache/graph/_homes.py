@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from s3cache.torch_api import internals
 
-__all__ = ["Home", "home_of", "home_of_file", "is_pure"]
+__all__ = ["Home", "home_of", "home_of_file", "is_pure", "is_users_function", "name_of"]
 
 # Modules of Python's library that compute, and read nothing but what they are given: the version
 # in the key says what they are. What is said to a log changes nothing.
@@ -209,3 +209,19 @@ def _lines(record: Path) -> list[str]:
         return record.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
+
+
+def is_users_function(function: object) -> bool:
+    """Whether a function is the user's: in a class or a table of torch's or Python's it was put."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    # What a class statement's decorators generate has no file.
+    generated = function.__code__.co_filename.startswith("<")
+    return not generated and home_of_file(function.__code__.co_filename).kind == "user"
+
+
+def name_of(value: object) -> str:
+    """How a function, a class or an object's class is called, for messages."""
+    home = getattr(value, "__module__", None)
+    home = home if isinstance(home, str) else str(type(value).__module__)
+    return f"{home}.{getattr(value, '__qualname__', type(value).__qualname__)}"
