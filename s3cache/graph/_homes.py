@@ -18,7 +18,15 @@ from typing import Literal, NamedTuple
 
 from s3cache.torch_api import internals
 
-__all__ = ["Home", "home_of", "home_of_file", "is_pure", "is_users_function", "name_of"]
+__all__ = [
+    "Home",
+    "home_of",
+    "home_of_file",
+    "installed_as",
+    "is_pure",
+    "is_users_function",
+    "name_of",
+]
 
 # Modules of Python's library that compute, and read nothing but what they are given: the version
 # in the key says what they are. What is said to a log changes nothing.
@@ -159,13 +167,20 @@ def home_of_file(path: str) -> Home:
         return _USER
     for site in _sites():
         if path.startswith(site):
-            top = path[len(site) :].partition(os.sep)[0]
-            return _home_in(site, top)
+            return _home_in(site, installed_as(path))
     for root in _standard():
         if path.startswith(root):
             name = path[len(root) :].removeprefix("lib-dynload" + os.sep).partition(".")[0]
             return Home("python", name.replace(os.sep, "."))
     return _USER
+
+
+def installed_as(path: str) -> str:
+    """The package or module of an installed library that a file is of; ``""`` if it is of none."""
+    for site in _sites():
+        if path.startswith(site):
+            return path[len(site) :].partition(os.sep)[0].partition(".")[0]
+    return ""
 
 
 def _sites() -> tuple[str, ...]:

@@ -24,6 +24,7 @@ import _s3cache_autoload
 from s3cache._importing import when_imported
 from s3cache.graph._altered import altered_functions, remember_insides, stand_in_for
 from s3cache.graph._code import UntoldError
+from s3cache.graph._members import Member, await_members, replaced_members
 from s3cache.graph._placed import is_misplaced
 from s3cache.graph._registered import is_of_torch, replaced_kernels
 from s3cache.graph._registries import registered_lines
@@ -69,7 +70,8 @@ def _begin() -> list[Callable[[], None]]:
             watched.survey()
         else:
             later.setdefault(watched.module, []).append(watched)
-    return [when_imported(name, partial(_note_all, each)) for name, each in later.items()]
+    waiting = [when_imported(name, partial(_note_all, each)) for name, each in later.items()]
+    return [*waiting, *await_members()]
 
 
 def _note_all(watched: Sequence[_Watched]) -> None:
@@ -127,7 +129,7 @@ def _line(where: str, how: str, value: object, vouched: Callable[[object], str |
         raise UntoldError(f"{where} {how}, and {exc}") from exc
 
 
-_Insides: TypeAlias = tuple[list[tuple[str, FunctionType]], list[Entry]]
+_Insides: TypeAlias = tuple[list[tuple[str, FunctionType]], list[Entry], list[Member]]
 _looked: tuple[weakref.ref[TracingContext], _Insides] | None = None
 
 
@@ -137,14 +139,14 @@ def _look_inside(*, again: bool) -> _Insides:
     context = internals.current_tracing_context.get()()
     if not again and _looked is not None and context is not None and _looked[0]() is context:
         return _looked[1]
-    found = altered_functions(), replaced_entries()
+    found = altered_functions(), replaced_entries(), replaced_members()
     _looked = None if context is None else (weakref.ref(context), found)
     return found
 
 
 def _insides(vouched: Callable[[object], str | None], *, again: bool) -> Iterator[str]:
     """What torch's own functions and operators have in them by others, in no namespace."""
-    functions, entries = _look_inside(again=again)
+    functions, entries, members = _look_inside(again=again)
     for where, function in functions:
         version = vouched(function)
         if version is None:
@@ -153,6 +155,8 @@ def _insides(vouched: Callable[[object], str | None], *, again: bool) -> Iterato
             yield f"inside {where}=version {version}"
     for entry in entries:
         yield _line(f"{entry.place} for {entry.key}", "was registered anew", entry.value, vouched)
+    for member in members:
+        yield _line(member.place, "was replaced", member.value, vouched)
 
 
 def _fakes() -> Iterator[tuple[str, str, object]]:

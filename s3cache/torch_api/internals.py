@@ -987,6 +987,26 @@ LATER_PLACES = (
     "torch._inductor.decomposition",
     "torch._inductor.lowering",
 )
+#: What the names of modules begin with whose functions and classes trace and lower graphs. Not
+#: Dynamo's: what it makes of a program is in the key.
+MAKING_CODE = (
+    "torch._decomp",
+    "torch._functorch",
+    "torch._higher_order_ops",
+    "torch._inductor",
+    "torch._library",
+    "torch._ops",
+    "torch._prims",
+    "torch._refs",
+    "torch._subclasses",
+    "torch.distributed.tensor",
+    "torch.fx",
+    "torch.nested._internal",
+    "torch.utils._python_dispatch",
+    "torch.utils._sympy",
+    "torch.utils.checkpoint",
+)
+
 # -- what programs register with Inductor
 
 PATTERN_MATCHER = "torch._inductor.pattern_matcher"

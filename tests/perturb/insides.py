@@ -2,7 +2,7 @@
 
 Nothing of it is in a namespace: code, defaults and closures of functions; tables of ``py_impl``;
 kernels of torch's operators that are not ATen's; torch's functions in each other's place; what is
-registered with Inductor. Each
+registered with Inductor; what stands in the modules that make code. Each
 pair is made of words of a grammar: what is altered, how, and since when.
 """
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from tests.perturb.histories import Call, History
+from tests.perturb.members import members, native_members
 from tests.perturb.registries import registered
 
 __all__ = ["insides"]
@@ -44,6 +45,14 @@ def insides() -> Iterator[History]:
         for name, program, make in family():
             since = next(sinces)
             yield _pair(family.__name__.strip("_"), f"{name}, {since}", program, make, since)
+    for since, (name, program, make) in zip(itertools.cycle(_SINCE), members(), strict=False):
+        yield _pair("members", f"{name}, {since}", program, make, since)
+    for since, (name, program, make) in zip(
+        itertools.cycle(_SINCE), native_members(), strict=False
+    ):
+        yield replace(_pair("members", f"{name}, {since}", program, make, since), native=True)
+    for name, program, make in itertools.islice(members(), 0, None, 9):
+        yield _as_before("members", name, program, make)
     for name, program, make in itertools.islice(_functions(), 0, None, 9):
         yield _as_before("functions", name, program, make)
     for name, program, make in itertools.islice(registered(), 0, None, 7):

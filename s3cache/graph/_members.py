@@ -1,0 +1,291 @@
+"""What others have put into the modules of torch that make code: functions, methods, classes.
+
+``CppVecOverrides.exp = mine`` changes what is made of any graph, and nothing that a graph, a table
+or a namespace of operators would show. So all modules and classes of the packages that trace and
+lower graphs are looked at. Whether something is torch's is decided by where its code lies.
+
+There are forty thousand members. A look compares them with those of the last one, all at once; only
+in a module or class that has changed is anything asked about each that is new.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import sys
+import types
+from collections.abc import Callable, Container, Iterator, Mapping
+from operator import ne
+from typing import NamedTuple
+
+from s3cache._importing import before_import, when_imported
+from s3cache.graph._homes import home_of, home_of_file, installed_as
+from s3cache.graph._reads import content_of
+from s3cache.graph._whose import is_foreign
+from s3cache.torch_api import internals
+
+__all__ = ["Member", "await_members", "replaced_members"]
+
+# Whose functions and classes torch's modules import for their own use: what torch is built on.
+_BUILT_ON = frozenset(
+    """
+    cuda expecttest filelock fsspec functorch jinja2 markupsafe networkx optree packaging psutil
+    pybind11 setuptools torchgen tqdm triton typing_extensions
+    """.split()  # noqa: SIM905 - nobody reads one word a line
+)
+
+
+class Member(NamedTuple):
+    """What stands in a module or a class of torch's and is not torch's.
+
+    Attributes:
+        place: the module and the name, or with the class in between.
+    """
+
+    place: str
+    value: object
+
+
+class _Table:
+    """One module or class.
+
+    Attributes:
+        module: the name of the module that it is, or that the class is in.
+        values: what is in it, at any time.
+        last: what was in it when it was last looked at.
+        others: what of that is not torch's, by name.
+    """
+
+    def __init__(self, module: str, place: str, members: Mapping[str, object]) -> None:
+        self.module = module
+        self._place = place
+        self._members = members
+        self.values = members.values()
+        self.last: list[object] = []
+        self.others: list[Member] = []
+
+    def take(self) -> None:
+        """All that is there now is torch's."""
+        self.last = list(self.values)
+
+    def look(self) -> None:
+        """Ask whose is what was not there at the last look."""
+        is_first = not self.last
+        known = set(map(id, self.last)).difference(id(each.value) for each in self.others)
+        self.others = [
+            Member(f"{self._place}.{name}", value)
+            for name, value in list(self._members.items())
+            if id(value) not in known
+            and not _is_plainly_torchs(value)
+            and _is_others(value, is_first=is_first)
+        ]
+        self.last = list(self.values)
+
+
+_tables: list[_Table] = []
+_modules: set[str] = set()
+_count = 0  # of all modules that were imported at the last look
+_others: list[Member] = []
+
+
+def await_members() -> list[Callable[[], None]]:
+    """Take note of what torch has as soon as its compiler is imported.
+
+    Returns:
+        Functions that take back what is still to come.
+    """
+    before: set[str] = set()
+
+    def note() -> None:
+        before.update(sys.modules if internals.COMPILER not in sys.modules else ())
+
+    def take() -> None:
+        # Nobody has touched what came with it. It is most there is, and this costs 10 ms less.
+        fresh = sys.modules.keys() - before if before else ()
+        _look(fresh)
+
+    return [before_import(internals.COMPILER, note), when_imported(internals.COMPILER, take)]
+
+
+def replaced_members() -> list[Member]:
+    """What others have put there by now. What torch exchanges among its own is not told."""
+    return _look()
+
+
+def _look(fresh: Container[str] = ()) -> list[Member]:
+    """See what has changed.
+
+    Args:
+        fresh: modules that nobody can have changed yet.
+    """
+    global _others
+    new = _new_tables()
+    changed = _changed()
+    if not new and not changed:
+        return _others
+    for table in changed:
+        table.look()
+    for table in new:
+        if table.module in fresh:
+            table.take()
+        else:
+            table.look()
+    _tables.extend(new)
+    _others = list(itertools.chain.from_iterable(table.others for table in _tables))
+    return _others
+
+
+@atexit.register
+def _forget() -> None:
+    """torch takes itself apart in an order of its own at exit: nothing of it may outlive that."""
+    _tables.clear()
+    _modules.clear()
+    _others.clear()
+
+
+def _changed() -> list[_Table]:
+    """Those in which anything is not what it was; most often that is no function."""
+    now = list(map(list, [table.values for table in _tables]))
+    last = [table.last for table in _tables]
+    try:  # by identity first, so nearly never by more
+        return list(itertools.compress(_tables, map(ne, now, last)))
+    except Exception:  # noqa: BLE001 - of objects that do not like to be compared
+        pairs = zip(_tables, now, strict=True)
+        return [each for each, values in pairs if not internals.are_identical(values, each.last)]
+
+
+# -- which modules and classes there are
+
+
+def _new_tables() -> list[_Table]:
+    """Those of modules that were imported since the last look."""
+    global _count
+    if len(sys.modules) == _count:
+        return []
+    _count = len(sys.modules)
+    found: list[_Table] = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith(internals.MAKING_CODE) and name not in _modules:
+            _modules.add(name)
+            if type(module) is types.ModuleType and _is_of_torch(module):
+                found.append(_Table(name, name, vars(module)))
+                found += _classes(name, vars(module))
+    return found
+
+
+def _is_of_torch(module: types.ModuleType) -> bool:
+    """What Inductor has made lies in modules of such names, too."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and file.startswith(internals.torch_directory())
+
+
+def _classes(module: str, members: Mapping[str, object]) -> Iterator[_Table]:
+    for name, value in list(members.items()):
+        if isinstance(value, type) and value.__module__ == module:
+            yield _Table(module, f"{module}.{name}", vars(value))
+
+
+# -- whose something is
+
+_files: set[str] = set()  # of known functions
+
+
+def _is_plainly_torchs(value: object) -> bool:
+    """Nine of ten members are: they are asked about nothing else, as there are so many."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        function: types.FunctionType = value  # type: ignore[assignment]
+        return function.__closure__ is None and function.__code__.co_filename in _files
+    return kind in _PLAIN
+
+
+_PLAIN = frozenset([str, int, bool, float, dict, list, tuple, set, type(None), types.ModuleType])
+
+
+def _is_others(value: object, *, is_first: bool) -> bool:
+    """Whether a member is somebody else's than torch's.
+
+    Args:
+        is_first: whether its module was seen now for the first time: it has imported functions of
+            others then, and made some that lie in no file.
+    """
+    kind = type(value)
+    if kind is types.FunctionType:
+        return _is_others_function(value, is_first)  # type: ignore[arg-type]
+    if kind in (staticmethod, classmethod):
+        return _is_others(value.__func__, is_first=is_first)  # type: ignore[attr-defined]
+    if kind is property:
+        parts = (value.fget, value.fset, value.fdel)  # type: ignore[attr-defined]
+        return any(_is_others(part, is_first=is_first) for part in parts)
+    if isinstance(value, type):
+        return _is_others_class(value, is_first)
+    if kind is functools.partial:
+        return _is_others(value.func, is_first=is_first)  # type: ignore[attr-defined]
+    if isinstance(value, (functools._lru_cache_wrapper, types.MethodType)):
+        inner: object = getattr(value, "__wrapped__", None) or getattr(value, "__func__", None)
+        return _is_others(inner, is_first=is_first)
+    return callable(value) and _is_others_object(value, is_first)
+
+
+def _is_others_object(value: object, is_first: bool) -> bool:
+    kind = type(value)
+    if kind.__module__ == "unittest.mock":  # what such a one does is in no code
+        return True
+    return not _is_known_module(kind.__module__) if is_first else is_foreign(value, "")
+
+
+def _is_others_function(function: types.FunctionType, is_first: bool) -> bool:
+    if not is_first:
+        return is_foreign(function, "")
+    if not _is_known(function):
+        return True
+    # Of what torch's decorators, and Python's, wrap, it is who wrote that.
+    cells = function.__closure__ or ()
+    inner = [content_of(cell) for cell in cells]
+    return any(type(each) is types.FunctionType and not _is_known(each) for each in inner)
+
+
+def _is_known(function: types.FunctionType) -> bool:
+    file = function.__code__.co_filename
+    if file in _files:
+        return True
+    if file.startswith("<") and not file.startswith("<frozen "):
+        return _is_generated(function)
+    of_torch = file.startswith(internals.torch_directory())
+    if of_torch or installed_as(file) in _BUILT_ON or home_of_file(file).is_named:
+        _files.add(file)
+        return True
+    return False
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Whether torch, or Python for it, has made it of text.
+
+    That text is of no file, and often of no module. What others have made so, and put there before
+    the first look, is taken for torch's.
+    """
+    name = function.__globals__.get("__name__")
+    module = sys.modules.get(str(name))
+    if module is not None and vars(module) is function.__globals__:
+        return home_of(module).is_named
+    return name is None or str(name).startswith("namedtuple_")
+
+
+def _is_others_class(kind: type, is_first: bool) -> bool:
+    if is_first:
+        return not _is_known_module(kind.__module__)
+    if home_of(kind).is_named:
+        return False
+    # Torch makes some in functions, where nobody finds them by their names.
+    functions = [each for each in vars(kind).values() if type(each) is types.FunctionType]
+    return not functions or not all(map(_is_known, functions))
+
+
+@functools.cache
+def _is_known_module(name: str) -> bool:
+    root = name.partition(".")[0]
+    if root in _BUILT_ON or root in sys.stdlib_module_names:
+        return True
+    module = sys.modules.get(name)
+    return module is not None and home_of(module).is_named

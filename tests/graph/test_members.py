@@ -1,0 +1,139 @@
+"""What stands in the modules of torch that make code, and is not torch's, is in the key."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch._inductor.codegen.cpp
+import torch._inductor.compile_fx
+from torch._inductor import ir, scheduler
+from torch._inductor.codegen.cpp import CppVecOverrides
+from torch._inductor.fx_passes import post_grad
+from torch._prims_common import wrappers
+from torch.fx.experimental import proxy_tensor
+
+import s3cache
+from s3cache.graph._members import replaced_members
+from tests.support.density import dense
+from tests.support.machines import Machine
+
+
+def keys() -> list[str | None]:
+    report = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4))
+    return [graph.key for graph in report.graphs]
+
+
+def _scaled(original: Any, by: float, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs), by
+
+
+def _plainly(original: Any, by: float) -> Any:
+    return lambda *args, **kwargs: _scaled(original, by, *args, **kwargs)
+
+
+def _wrapping(original: Any, by: float) -> Any:
+    return functools.wraps(original)(_plainly(original, by))
+
+
+class _Callable:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, *args: Any) -> Any:
+        return args, self.by
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "make"),
+    [
+        (post_grad, "remove_noop_ops", _plainly),
+        (post_grad, "remove_noop_ops", _wrapping),
+        (post_grad, "remove_noop_ops", lambda old, by: functools.partial(_scaled, old, by)),
+        (post_grad, "remove_noop_ops", lambda _, by: _Callable(by)),
+        (post_grad, "remove_noop_ops", lambda old, by: functools.cache(_plainly(old, by))),
+        (post_grad, "remove_noop_ops", lambda old, by: torch.no_grad()(_plainly(old, by))),
+        (proxy_tensor, "proxy_call", _plainly),
+        (wrappers, "_resize_output_check", _plainly),
+        (scheduler.Scheduler, "can_fuse", _plainly),
+        (CppVecOverrides, "exp", lambda old, by: staticmethod(_plainly(old, by))),
+        (ir.Pointwise, "create", lambda old, by: classmethod(_plainly(old.__func__, by))),
+        (ir.Buffer, "dtype", lambda old, by: property(_plainly(old.fget, by))),
+        (ir, "Pointwise", lambda old, by: type("Pointwise", (old,), {"by": by})),
+    ],
+)
+def test_what_stands_there_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, make: Callable[[Any, float], Any]
+) -> None:
+    """Alike if the same stands there, and as before once torch's own is back."""
+    there = inspect.getattr_static(owner, name)
+    plain = keys()
+    found = []
+    for by in (2.0, 3.0, 2.0):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, make(there, by))
+            found.append(tuple(keys()))
+    assert found[0] == found[2] != found[1]
+    assert len({tuple(plain), (None,), *found}) == 4
+    assert keys() == plain
+
+
+def test_what_cannot_be_followed_is_a_reason_that_names_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for double in (Mock(), lambda *_: input()):
+        monkeypatch.setattr(post_grad, "remove_noop_ops", double)
+        (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
+        (reason,) = graph.reasons
+        assert reason.code == "override"
+        assert "torch._inductor.fx_passes.post_grad.remove_noop_ops" in reason.message
+
+
+def test_what_torch_exchanges_among_its_own_is_not_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = keys()
+    monkeypatch.setattr(post_grad, "remove_noop_ops", post_grad.remove_assert_ops)
+    monkeypatch.setattr(post_grad, "s3cache_number", 7, raising=False)
+    assert keys() == plain
+
+
+def test_seams_are_not_in_the_key(tmp_path: Path) -> None:
+    plain = keys()
+    with s3cache.enabled(local_dir=tmp_path):
+        assert keys() == plain
+        assert replaced_members() == []
+
+
+def _keys_of_machine() -> list[Any]:
+    """With something in place from before anybody looked, then without; whose all the rest is."""
+    exp: Any = vars(CppVecOverrides)["exp"]
+    CppVecOverrides.exp = staticmethod(_plainly(exp.__func__, 2.0))  # type: ignore[method-assign]
+    replaced = keys()
+    CppVecOverrides.exp = exp  # type: ignore[method-assign]
+    import torch.distributed.tensor
+    import torch.nn.attention.flex_attention
+
+    torch.compile(lambda x: torch.vmap(torch.sin)(x) + 1)(torch.ones(2, 2, requires_grad=True))
+    return [replaced, keys(), [place for place, _ in replaced_members()]]
+
+
+@dense
+@pytest.mark.timeout(900)
+def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> None:
+    """Nor what was imported since: in a process all of torch's is taken for torch's."""
+    ways = {"early": {}, "late": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
+    early, late = (
+        Machine(tmp_path / name, **environment).run(f"{__name__}:_keys_of_machine").result
+        for name, environment in ways.items()
+    )
+    assert early == late
+    replaced, plain, others = early
+    assert len({*replaced, *plain, None}) == 3
+    assert others == []
