@@ -78,6 +78,25 @@ def test_progress_is_for_terminals(
     assert bool(stream.getvalue()) == (terminal and not json)
 
 
+def test_pages_are_laid_out_on_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Elsewhere they are what is written, for whoever pipes them on."""
+    text = "A `word`.\n\n| a | b |\n|---|---|\n| `c` | d |"
+    Output().markdown("title", text)
+    assert capsys.readouterr().out == f"title\n\n{text}\n\n"
+    stream = _Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "300")
+    Output().markdown("title", text)
+    shown = stream.getvalue()
+    assert "title" in shown
+    assert "word" in shown
+    assert "`" not in shown
+    assert "|" not in shown
+
+
 def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     odd = {
         "bytes": b"\xff",
