@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
@@ -15,6 +18,10 @@ from s3cache.stats import Reason
 from s3cache.trust import Cause
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "s3cache").rglob("*.py"))
+}
 MEMBERS = [
     *(("reason", str(reason)) for reason in Reason),
     *(("bypass", code) for code in get_args(Code)),
@@ -101,3 +108,37 @@ def test_a_footer_names_what_has_a_section_once() -> None:
     )
     assert footer(["of another release"]) == footer([]) == ""
     assert pointer("guard") == f"({command('guard')})" == "(s3cache explain guard)"
+
+
+# What takes codes, and from which argument on.
+_CALLS = {"pointer": 0, "command": 0, "_pages.command": 0, "fault": 3, "warning": 3}
+
+
+def pointed_to(source: str) -> Iterator[str]:
+    """The codes that are named where a message is made; those that are computed are left out."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            begin = _CALLS.get(ast.unparse(node.func))
+            codes = [] if begin is None else node.args[begin:]
+            yield from (ast.literal_eval(each) for each in codes if isinstance(each, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"s3cache explain ([a-z][\w-]+)", node.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'logger.warning("%s", pointer("nonsense"))',
+        'fault("disk", "is full", "make room", "nonsense")',
+        '"a miss (s3cache explain nonsense)"',
+    ],
+)
+def test_a_message_that_leads_nowhere_would_be_noticed(source: str) -> None:
+    assert [*pointed_to(source)] == ["nonsense"]
+
+
+def test_each_message_leads_to_a_section() -> None:
+    there = {section.code for section in sections()}
+    named = {file: found for file, source in SOURCES.items() if (found := {*pointed_to(source)})}
+    assert {file: found - there for file, found in named.items() if found - there} == {}
+    assert {"machine", "untrusted", "UnsupportedTorchError"} <= {*chain(*named.values())}

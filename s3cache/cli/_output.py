@@ -15,7 +15,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Output", "age", "plain", "redacted", "size_text"]
+    from s3cache.errors import S3CacheError
+
+__all__ = ["Output", "age", "plain", "redacted", "size_text", "told"]
 
 # What is no terminal has no width: long names stay whole.
 _WIDTH = 240
@@ -126,6 +128,14 @@ def redacted(text: str) -> str:
         return f"{scheme}://…" if known else "…"
 
     return _WORD.sub(shorter, text)
+
+
+def told(error: S3CacheError) -> str:
+    """What is wrong, and where to read on, unless it says so itself."""
+    from s3cache._pages import command, pointer
+    from s3cache._problems import code_of
+
+    return str(error) if command() in str(error) else f"{error} {pointer(code_of(error))}"
 
 
 def size_text(size: float) -> str:

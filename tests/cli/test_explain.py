@@ -89,6 +89,32 @@ def test_what_a_terminal_would_obey_is_shown_as_text(call: Call, tmp_path: Path)
     assert "\x1b" not in call("explain").out
 
 
+# -- where to read on
+
+
+def test_what_something_can_be_done_about_is_named_in_the_last_line(
+    call: Call, tmp_path: Path
+) -> None:
+    """Each once, and what has a section alone: records may be of another release."""
+    reason = {"code": "function", "message": "calls f"}
+    record(
+        tmp_path / "local",
+        Record("aot", "miss", key="a", reason="untrusted", time=1.0),
+        Record("aot", "miss", key="b", reason="untrusted", time=2.0),
+        Record("aot", "bypass", reason="function kernel", time=3.0, reasons=(reason,)),
+        Record("aot", "miss", key="c", reason="of another release", time=4.0),
+    )
+    last = call("explain").out.splitlines()[-1]
+    assert last == "read on: s3cache explain untrusted function kernel"
+
+
+def test_a_difference_says_it_all(call: Call, tmp_path: Path) -> None:
+    record(tmp_path / "local", looked_up("a", 1, "2.11.0"), looked_up("b", 2, "2.12.1"))
+    assert "read on" not in call("explain", "b").out
+    # Of the first one there is nothing to compare it with.
+    assert call("explain").out.splitlines()[-1] == "read on: s3cache explain absent"
+
+
 # -- what a code means
 
 

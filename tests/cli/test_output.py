@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.cli._output import Output, age, plain, redacted, size_text
-from s3cache.errors import ConfigError
+from s3cache.cli._output import Output, age, plain, redacted, size_text, told
+from s3cache.errors import ConfigError, TransientError
 from tests.support.shelves import Shelf
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from s3cache.errors import S3CacheError
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,16 @@ def test_pages_are_laid_out_on_terminals(
     assert "word" in shown
     assert "`" not in shown
     assert "|" not in shown
+
+
+@pytest.mark.parametrize("error", [ConfigError("a", "b", "c"), TransientError("reset")])
+def test_an_error_ends_with_where_to_read_on(error: S3CacheError) -> None:
+    assert told(error) == f"{error} (s3cache explain {type(error).__name__})"
+
+
+def test_an_error_that_says_where_to_read_on_says_it_once() -> None:
+    error = ConfigError("word 'x'", "is unknown", "did you mean s3cache explain y?")
+    assert told(error) == str(error)
 
 
 def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
