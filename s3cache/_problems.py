@@ -9,6 +9,7 @@ import errno
 import threading
 
 from s3cache._logs import logger_of
+from s3cache._pages import pointer
 from s3cache.errors import (
     AccessDeniedError,
     ClosedError,
@@ -16,12 +17,13 @@ from s3cache.errors import (
     CorruptError,
     DownloadTimeoutError,
     NoSpaceError,
+    S3CacheError,
     StoreError,
     UntrustedError,
 )
 from s3cache.stats import Reason
 
-__all__ = ["Problems", "is_machines_trouble", "reason_for"]
+__all__ = ["Problems", "code_of", "is_machines_trouble", "reason_for"]
 
 logger, trust = logger_of("storage"), logger_of("trust")
 
@@ -34,6 +36,17 @@ def reason_for(error: Exception) -> Reason:
         if isinstance(error, kind):
             return reason
     return Reason.ERROR
+
+
+def code_of(error: Exception) -> str:
+    """The code under which the documentation has a section on ``error`` itself.
+
+    Of an error that is not of s3cache, the reason that it becomes.
+    """
+    for kind in type(error).__mro__:
+        if kind.__module__ == S3CacheError.__module__:
+            return kind.__name__
+    return str(reason_for(error))
 
 
 def _is_lacking(error: BaseException) -> bool:
@@ -130,4 +143,7 @@ class Problems:
         # A mistake of ours needs its traceback; other people's trouble does not.
         ours = error if reason is Reason.ERROR else None
         teller = trust if isinstance(error, UntrustedError) else logger
-        teller.warning("%s: %s", text, str(error) or type(error).__name__, exc_info=ours)
+        # The reason is what counts and records have as well. That of a setting says too little.
+        code = code_of(error) if isinstance(error, ConfigError) else str(reason)
+        said = str(error) or type(error).__name__
+        teller.warning("%s: %s %s", text, said, pointer(code), exc_info=ours)

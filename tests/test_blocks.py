@@ -92,6 +92,7 @@ COMMANDS = {
     "S3CACHE_METRICS_FILE=/var/lib/node_exporter/s3cache-{rank}.prom "
     "torchrun --nproc-per-node 8 train.py": "tests/metrics/test_metrics_file.py, by hand",
     "s3cache explain": "tests/cli/test_explain.py",
+    "s3cache explain custom-operator": "tests/cli/test_explain.py",
     "python -m s3cache keygen ci-main-1": "tests/trust/test_keygen.py",
     ".venv/bin/python benchmarks/render.py": "tests/test_docs.py calls what it calls",
     "make rgw-up && source /tmp/s3cache-rgw/env": f"runs infra/rgw/up.sh, as {_RGW}",

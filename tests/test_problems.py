@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache._problems import is_machines_trouble, reason_for
-from s3cache.errors import ClosedError, PermanentError
+from s3cache import errors
+from s3cache._pages import known
+from s3cache._problems import Problems, code_of, is_machines_trouble, reason_for
+from s3cache.errors import AccessDeniedError, ClosedError, ConfigError, PermanentError
 from s3cache.stats import Reason
 
 if TYPE_CHECKING:
@@ -64,6 +66,33 @@ def test_what_is_wanting_is_the_reason_whatever_is_raised_for_it(
     outer.__cause__ = lacking
     assert reason_for(outer) is Reason.MACHINE
     assert reason_for(MemoryError()) is Reason.MACHINE
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (AccessDeniedError("not allowed"), "denied"),
+        (ConfigError("local directory", "others may write to it", "chmod it"), "ConfigError"),
+        (RuntimeError("a mistake"), "error"),
+    ],
+)
+def test_the_warning_ends_with_where_to_read_on(
+    error: Exception, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Problems(strict=False).met("place", "it was not done", error)
+    (message,) = caplog.messages
+    assert message == f"it was not done: {error} (s3cache explain {code})"
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_is_known_by_the_name_of_its_class(name: str) -> None:
+    """One of somebody else's that is derived from it, too; one that is not, by its reason."""
+    kind = getattr(errors, name)
+    error = kind.__new__(type("Derived", (kind,), {"__module__": "elsewhere"}))
+    assert code_of(error) == name
+    assert known([name]) == [name]
+    assert code_of(ValueError("x")) == "error"
+    assert code_of(MemoryError()) == "machine"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the dynamic loader is that of Linux")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from s3cache._pages import footer
 from s3cache.cli._choosing import Steps, duration_s
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output
@@ -106,6 +107,8 @@ def _show(out: Output, found: Checked) -> None:
         out.line(f"graph break at {place['where']}: {place['reason']}")
     if not found.complete:
         out.line("and more: so many lookups are not recorded")
+    if more := footer(each.get("code", "") for graph in found.graphs for each in graph.reasons):
+        out.line(more)
 
 
 def _verdict(graph: CheckedGraph) -> str:

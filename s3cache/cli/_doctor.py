@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from s3cache._pages import pointer
 from s3cache.cli._choosing import Url
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, redacted
@@ -38,10 +39,12 @@ def doctor(
         warnings += check.verdict == "warning"
         found, fix = redacted(check.found), redacted(check.fix)
         if out.json:
-            out.record({"name": check.name, "verdict": check.verdict, "found": found, "fix": fix})
+            name, verdict = check.name, check.verdict
+            record = {"name": name, "verdict": verdict, "found": found, "fix": fix}
+            out.record({**record, "code": check.code})
             continue
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:
-            out.line(f"{'':8} fix: {fix}")
+            out.line(f"{'':8} fix: {fix}{f' {pointer(check.code)}' if check.code else ''}")
     out.note(f"{faults} faults, {warnings} warnings")
     raise typer.Exit(1 if faults else 0)

@@ -23,18 +23,18 @@ def main(arguments: list[str]) -> int:
         run(arguments)
         return 0
     from s3cache.cli._app import app
-    from s3cache.cli._output import redacted
+    from s3cache.cli._output import redacted, told
     from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
 
     try:
         code = app(args=arguments, prog_name="s3cache", standalone_mode=False)
         sys.stdout.flush()
     except (CorruptError, UntrustedError) as exc:
-        return _fail(redacted(str(exc)), FOUND)
+        return _fail(redacted(told(exc)), FOUND)
     except ConfigError as exc:
-        return _fail(redacted(str(exc)), USAGE)
+        return _fail(redacted(told(exc)), USAGE)
     except S3CacheError as exc:
-        return _fail(redacted(str(exc)), STORE)
+        return _fail(redacted(told(exc)), STORE)
     except (BrokenPipeError, SystemExit):
         # As of `s3cache ls | head`: nobody reads on. Typer exits by itself then, and where a shell
         # has asked it what a word may become.

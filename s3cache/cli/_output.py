@@ -15,10 +15,14 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Output", "age", "plain", "redacted", "size_text"]
+    from s3cache.errors import S3CacheError
+
+__all__ = ["Output", "age", "plain", "redacted", "size_text", "told"]
 
 # What is no terminal has no width: long names stay whole.
 _WIDTH = 240
+# Lines of sentences are no longer, however wide the terminal is.
+_READABLE = 100
 _WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
 _SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
 
@@ -62,6 +66,18 @@ class Output:
         for row in rows:
             table.add_row(*(Text(plain(cell)) for cell in row))
         _console().print(table)
+
+    def markdown(self, title: str, text: str) -> None:
+        """Laid out on a terminal; what is none gets ``text`` as it is written."""
+        if not sys.stdout.isatty():
+            self.line(f"{title}\n\n{text}\n")
+            return
+        from rich.markdown import Markdown
+        from rich.text import Text
+
+        console = _console()
+        width = min(console.width, _READABLE)
+        console.print(Text(title, style="bold"), "", Markdown(text), "", sep="\n", width=width)
 
     @contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -112,6 +128,14 @@ def redacted(text: str) -> str:
         return f"{scheme}://…" if known else "…"
 
     return _WORD.sub(shorter, text)
+
+
+def told(error: S3CacheError) -> str:
+    """What is wrong, and where to read on, unless it says so itself."""
+    from s3cache._pages import command, pointer
+    from s3cache._problems import code_of
+
+    return str(error) if command() in str(error) else f"{error} {pointer(code_of(error))}"
 
 
 def size_text(size: float) -> str:

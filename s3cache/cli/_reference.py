@@ -69,7 +69,8 @@ def _section(name: str, command: Any) -> str:
     arguments = [_argument(*each) for each, no in zip(infos, is_option, strict=True) if not no]
     options = [_option(*each) for each, yes in zip(infos, is_option, strict=True) if yes]
     usage = " ".join([f"s3cache {name}", "[OPTION]...", *(shown for shown, _ in arguments)])
-    rows = [f"| `{shown}` | {text} |" for shown, text in (*arguments, *options)]
+    shown_in_rows = ((shown.replace("|", "\\|"), text) for shown, text in arguments)
+    rows = [f"| `{shown}` | {text} |" for shown, text in (*shown_in_rows, *options)]
     text = inspect.cleandoc(command.__doc__ or "")
     return f"\n## s3cache {name}\n\n```\n{usage}\n```\n\n{text}\n\n| | |\n|---|---|\n" + "".join(
         f"{row}\n" for row in rows

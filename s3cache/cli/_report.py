@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from s3cache._pages import footer
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
@@ -94,6 +95,8 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
+    if more := footer(totals.codes):
+        out.line(more)
 
 
 def _write(path: Path, text: str, out: Output) -> None:

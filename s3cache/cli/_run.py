@@ -11,6 +11,7 @@ import argparse
 import os
 import secrets
 
+from s3cache._pages import pointer
 from s3cache._programs import run_command, run_input, run_module, run_path
 from s3cache.errors import ConfigError
 
@@ -33,7 +34,7 @@ def run(arguments: list[str]) -> None:
     try:
         _enable(options.url)
     except ConfigError as exc:
-        parser.error(str(exc))
+        parser.error(f"{exc} {pointer('ConfigError')}")
     start(program)
 
 

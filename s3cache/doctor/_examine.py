@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import AsyncIterator, Iterator
 
+from s3cache._problems import code_of
 from s3cache.doctor._check import Check, fault, ok
 from s3cache.doctor._machine import check_cpu, check_execution, check_local_dir
 from s3cache.doctor._program import check_compiler, check_torch
@@ -36,7 +37,7 @@ def examine(
     try:
         settings, _ = Settings.load(url)
     except ConfigError as exc:
-        yield fault("settings", f"{exc.thing}: {exc.cause}", exc.fix)
+        yield fault("settings", f"{exc.thing}: {exc.cause}", exc.fix, "ConfigError")
         return
     found = [*check_settings(settings, url)]
     yield from found
@@ -89,16 +90,21 @@ def _credentials(options: S3Options, timeout_s: float) -> Check:
             "credentials",
             f"not there within {2 * timeout_s:g} s",
             "look at the credential_process of the profile, or at the metadata service",
+            "denied",
         )
     except S3CacheError as exc:
         return fault(
-            "credentials", str(exc), "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret"
+            "credentials",
+            str(exc),
+            "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret",
+            code_of(exc),
         )
     if source is None:
         return fault(
             "credentials",
             "there are none",
             "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anonymous=true",
+            "denied",
         )
     return ok("credentials", f"from {source}")
 
@@ -111,7 +117,8 @@ def _one_by_one(checks: AsyncIterator[Check], timeout_s: float) -> Iterator[Chec
         try:
             check = background().wait(step(), timeout_s)
         except concurrent.futures.TimeoutError:
-            yield fault("remote", f"no answer within {timeout_s:g} s", "check the network")
+            problem = f"no answer within {timeout_s:g} s"
+            yield fault("remote", problem, "check the network", "unavailable")
             return
         if check is None:
             return

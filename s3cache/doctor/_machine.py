@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 
+from s3cache._problems import code_of
 from s3cache.doctor._check import Check, fault, ok, skipped, warning
 from s3cache.errors import ConfigError, StoreError, TransientError
 from s3cache.settings import Settings
@@ -33,23 +34,29 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
             path, max_bytes=settings.local_max_bytes, max_files=settings.local_max_files
         )
     except ConfigError as exc:
-        yield fault("local directory", f"{exc.thing} {exc.cause}", exc.fix)
+        yield fault("local directory", f"{exc.thing} {exc.cause}", exc.fix, "ConfigError")
         return
     except TransientError as exc:
-        yield fault("local directory", f"{path} hangs: {exc}", "set local_dir to a disk that works")
+        fix = "set local_dir to a disk that works"
+        yield fault("local directory", f"{path} hangs: {exc}", fix, "unavailable")
         return
     except StoreError as exc:
-        yield fault("local directory", str(exc), "set local_dir to a directory that you can write")
+        yield _unusable(exc)
         return
     try:
         used = tier.usage()
         yield ok("local directory", f"{path}: {used.files} files, {used.bytes} bytes")
     except StoreError as exc:
-        yield fault("local directory", str(exc), "set local_dir to a directory that you can write")
+        yield _unusable(exc)
         return
     finally:
         tier.close()
     yield from check_disk(path, settings.local_max_bytes)
+
+
+def _unusable(error: StoreError) -> Check:
+    fix = "set local_dir to a directory that you can write"
+    return fault("local directory", str(error), fix, code_of(error))
 
 
 def check_disk(path: str, max_bytes: int, statvfs: _Statvfs = os.statvfs) -> Iterator[Check]:
@@ -57,19 +64,18 @@ def check_disk(path: str, max_bytes: int, statvfs: _Statvfs = os.statvfs) -> Ite
     try:
         about = _about(path, statvfs)
     except (OSError, StoreError) as exc:
-        yield fault("disk", f"{path}: {exc}", "set local_dir to a disk that works")
+        fix = "set local_dir to a disk that works"
+        yield fault("disk", f"{path}: {exc}", fix, "unavailable")
         return
     free = about.f_bavail * about.f_frsize
     if free < min(_LITTLE_BYTES, max_bytes):
-        yield warning(
-            "space", f"{free >> 20} MiB are free at {path}", "make room, or set local_max_bytes"
-        )
+        problem = f"{free >> 20} MiB are free at {path}"
+        yield warning("space", problem, "make room, or set local_max_bytes", "full")
     else:
         yield ok("space", f"{free >> 30} GiB are free")
     if about.f_files and about.f_favail < _FEW_INODES:  # some file systems count none
-        yield warning(
-            "inodes", f"{about.f_favail} are free at {path}", "remove files, or set local_max_files"
-        )
+        problem = f"{about.f_favail} are free at {path}"
+        yield warning("inodes", problem, "remove files, or set local_max_files", "full")
     else:
         yield ok("inodes", "there are enough")
 
@@ -97,6 +103,7 @@ def check_execution(
             "execution",
             "the system loads no code from memory (vm.memfd_noexec=2), which hits need",
             "sysctl vm.memfd_noexec=1",
+            "machine",
         )
     else:
         yield ok("execution", "code may be loaded from memory")
@@ -105,13 +112,15 @@ def check_execution(
     try:
         about = _about(place, statvfs)
     except (OSError, StoreError) as exc:
-        yield fault("torch's directory", f"{place}: {exc}", "set TORCHINDUCTOR_CACHE_DIR")
+        fix = "set TORCHINDUCTOR_CACHE_DIR"
+        yield fault("torch's directory", f"{place}: {exc}", fix, "machine")
         return
     if about.f_flag & os.ST_NOEXEC:
         yield fault(
             "torch's directory",
             f"{place} is mounted noexec: what torch compiles there cannot be loaded",
             "set TORCHINDUCTOR_CACHE_DIR to another disk",
+            "machine",
         )
 
 

@@ -30,11 +30,13 @@ def check_torch(timeout_s: float = 180.0, command: Sequence[str] = _TORCH) -> It
     elif not last.startswith("torch "):
         yield fault("torch", last or f"cannot be imported (exit code {code})", "pip install torch")
     elif "not supported" in last:
-        yield fault("torch", last, "use a torch that docs/compatibility.md names")
+        fix = "use a torch that docs/compatibility.md names"
+        yield fault("torch", last, fix, "UnsupportedTorchError")
     elif code != 0:
         missing = [line.split()[-1] for line in said.splitlines() if line.startswith("MISSING")]
         names = ", ".join(missing[:3])
-        yield fault("torch", f"{last}: {names}", "use a torch as its release has it")
+        fix = "use a torch as its release has it"
+        yield fault("torch", f"{last}: {names}", fix, "UnsupportedTorchError")
     else:
         yield ok("torch", last)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
+from s3cache._problems import code_of
 from s3cache.doctor._check import Check, fault, ok, skipped, warning
 from s3cache.errors import (
     AccessDeniedError,
@@ -127,7 +128,8 @@ class _Remote:
         started = time.perf_counter()
         found = await self.bounded(self._store.get(PROBE))
         if found is None or bytes(found) != data:
-            return fault("read back", "is not what was written", "look at what is in between")
+            problem, fix = "is not what was written", "look at what is in between"
+            return fault("read back", problem, fix, "corrupt")
         return ok("read back", f"is what was written, {_rate(len(data), started)}")
 
     async def clock(self, now: Callable[[], float]) -> Check:
@@ -136,7 +138,8 @@ class _Remote:
         text = f"{abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the store's"
         fix = "have it set by NTP: chrony, or systemd-timesyncd"
         if abs(apart_s) >= _SKEW_S:
-            return fault("clock", f"is {text}: S3 refuses requests, signatures expire wrongly", fix)
+            problem = f"is {text}: S3 refuses requests, signatures expire wrongly"
+            return fault("clock", problem, fix, "denied")
         if abs(apart_s) >= _SKEW_WARNED_S:
             return warning("clock", f"is {text}", fix)
         return ok("clock", "agrees with the store's")
@@ -151,7 +154,7 @@ class _Remote:
         text = f"{median_s * 1000:.1f} ms for a small request"
         if median_s >= slow_s:
             fix = "use a bucket in this region, or s3cache pull before the job starts"
-            return warning("latency", text, fix)
+            return warning("latency", text, fix, "timeout")
         return ok("latency", text)
 
     async def deletion(self, is_shared_by_rights: bool) -> Check:
@@ -171,14 +174,14 @@ class _Remote:
 
 def refused(name: str, error: S3CacheError) -> Check:
     """The fault that an error of a store is."""
-    text = str(error)
+    fix = "see docs/configuration.md"
     if isinstance(error, AccessDeniedError):
-        return fault(name, text, f"{_POLICIES}; check the credentials and their profile")
-    if isinstance(error, MissingContainerError):
-        return fault(name, text, "make the bucket or directory, or mend the URL")
-    if isinstance(error, TransientError):
-        return fault(name, text, "check the endpoint, the proxy and the network")
-    return fault(name, text, "see docs/configuration.md")
+        fix = f"{_POLICIES}; check the credentials and their profile"
+    elif isinstance(error, MissingContainerError):
+        fix = "make the bucket or directory, or mend the URL"
+    elif isinstance(error, TransientError):
+        fix = "check the endpoint, the proxy and the network"
+    return fault(name, str(error), fix, code_of(error))
 
 
 def _rate(size: int, started: float) -> str:

@@ -39,7 +39,8 @@ def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
     for variable, hint in unknown_variables():
         yield warning("settings", f"environment variable {variable} is not known", hint)
     if settings.mode == "off":
-        yield warning("mode", "is off: nothing is looked up or saved", "set mode=read-write")
+        problem = "is off: nothing is looked up or saved"
+        yield warning("mode", problem, "set mode=read-write", "disabled")
     if settings.url is None:
         yield warning(
             "remote", "there is none: nothing is shared with other machines", "set S3CACHE_URL"
@@ -48,7 +49,7 @@ def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
     try:
         location = parse_url(settings.url)
     except ConfigError as exc:
-        yield fault("remote", f"{exc.thing} {exc.cause}", exc.fix)
+        yield fault("remote", f"{exc.thing} {exc.cause}", exc.fix, "ConfigError")
         return
     yield ok("remote", location.identity.partition("?")[0])
 
@@ -65,7 +66,7 @@ def check_trust(settings: Settings) -> Iterator[Check]:
         named = settings.signing_key or ""
         signer = signing_key_of(named) if isinstance(named, str) else None
     except ConfigError as exc:
-        yield fault("trust", f"{exc.thing}: {exc.cause}", exc.fix)
+        yield fault("trust", f"{exc.thing}: {exc.cause}", exc.fix, "ConfigError")
         return
     if policy.level == "off":
         yield warning(
@@ -82,6 +83,7 @@ def check_trust(settings: Settings) -> Iterator[Check]:
                 "signing",
                 "what is saved here is not signed, and nobody who trusts as you do uses it",
                 "set signing_key, or mode=read-only",
+                "untrusted",
             )
         return
     own = VerifyKey.parse(signer.public_text())
@@ -95,6 +97,7 @@ def check_trust(settings: Settings) -> Iterator[Check]:
             f"key {own.name} signs for {settings.audience} here, and is not trusted for that here: "
             "what is saved is a miss",
             f"add to trusted_keys: {settings.audience}={own.name}:..., as keygen printed it",
+            "untrusted",
         )
     else:
         yield ok("signing", f"key {own.name} for {settings.audience}")

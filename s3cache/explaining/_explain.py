@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from s3cache._notebooks import code, table, text
+from s3cache._pages import footer
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
 from s3cache.explaining._hinted import Hinted
@@ -77,6 +78,13 @@ class Explanation:
     differences: tuple[Difference, ...] = ()
     processes: str = ""
     times: int = 1
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """What ``s3cache explain CODE`` says more of: nothing where the differences say it all."""
+        if self.entry or self.record.outcome == "hit":
+            return ()
+        return tuple(self.record.reason.split())
 
     def as_dict(self) -> dict[str, object]:
         """The explanation as plain data."""
@@ -212,6 +220,8 @@ class Explained:
             yield "there were more lookups than are recorded of one process"
         if self.unasked:
             yield f"the remote could not be asked: {self.unasked}"
+        if more := footer(code for each in self.explanations for code in each.codes):
+            yield more
 
 
 def explain(

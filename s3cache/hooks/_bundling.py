@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
+from s3cache._pages import pointer
+from s3cache._problems import code_of
 from s3cache.graph import sees_places, settings_digest
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._conditions import Compile, Half, note_half
@@ -170,8 +172,10 @@ class Bundling:
                 "late": late,
                 "lowered": settings_digest(of_threads=threads, vouched=vouched) if late else None,
             }
-        except Exception:  # the user's program goes on
-            logger.warning("a graph will not be cached as a whole", exc_info=True)
+        except Exception as exc:  # the user's program goes on
+            logger.warning(
+                "a graph will not be cached as a whole %s", pointer(code_of(exc)), exc_info=True
+            )
             return None
 
     def _answerer(self, original: Function[object]) -> Function[object]:

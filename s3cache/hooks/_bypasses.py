@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from s3cache._logs import logger_of
+from s3cache._pages import command
 from s3cache.cache import Engine
 from s3cache.graph import Unsafe
 
@@ -45,13 +46,15 @@ class Bypasses:
             self._told |= codes
         if self._engine.settings.strict:  # it is raised instead
             new.clear()
-        # With its code, by which docs/bypasses.md has a section for it.
         lines = [f"{what} ({reasons[0].code}): {reasons[0]}"]
         for index, reason in enumerate(reasons):
             if index:
                 lines.append(f"  and ({reason.code}): {reason}")
             if reason.fix:  # on a line of its own, to be pasted
                 lines.append(f"    {reason.fix}")
+        if new:
+            told = dict.fromkeys(reason.code for reason in reasons if reason.code in new)
+            lines.append(f"    read on: {command(*told)}")
         logger.log(
             logging.WARNING if new else logging.INFO,
             "%s",

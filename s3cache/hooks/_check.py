@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from s3cache._notebooks import code, table, text
+from s3cache._pages import footer
 from s3cache.graph import Component, Unsafe, remember_pristine
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, Registry
 from s3cache.hooks._patching import Patches
@@ -150,6 +151,8 @@ class Report:
                     lines.append(f"    {reason.fix}")
         for place in self.breaks:
             lines.append(f"graph break at {place.where}: {place.reason}")
+        if more := footer(reason.code for graph in self.graphs for reason in graph.reasons):
+            lines.append(more)
         return "\n".join(lines)
 
 

@@ -20,6 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache._logs import logger_of
+from s3cache._pages import pointer
+from s3cache._problems import code_of
 from s3cache.artifact import Artifact, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup, Saved
 from s3cache.errors import CorruptError
@@ -325,4 +327,4 @@ class FxGraphSeam:
     def _warn(self, logger: logging.Logger, what: str, error: Exception) -> None:
         if not self._warned and not self._engine.settings.strict:
             self._warned = True
-            logger.warning("%s", what, exc_info=error)
+            logger.warning("%s %s", what, pointer(code_of(error)), exc_info=error)

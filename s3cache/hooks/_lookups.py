@@ -13,6 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from s3cache._logs import logger_of
+from s3cache._pages import pointer
+from s3cache._problems import code_of
 from s3cache.artifact import Artifact, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup
 from s3cache.errors import CorruptError
@@ -174,7 +176,9 @@ class LookupSeam:
         except Exception as exc:
             lookup.met(exc)
             if not self._engine.settings.strict:
-                logger.warning("a graph will not be cached as a whole", exc_info=True)
+                logger.warning(
+                    "a graph will not be cached as a whole %s", pointer(code_of(exc)), exc_info=True
+                )
 
     def _current(self) -> Lookup | None:
         current = self._calls.current
@@ -223,7 +227,9 @@ class LookupSeam:
         except Exception as exc:
             lookup.met(exc)
             if not self._engine.settings.strict:
-                logger.warning("a lookup failed, which is a miss", exc_info=True)
+                logger.warning(
+                    "a lookup failed, which is a miss %s", pointer(code_of(exc)), exc_info=True
+                )
 
     @staticmethod
     def _reject(lookup: Lookup, entry: AOTResult, *, in_guards: bool) -> None:

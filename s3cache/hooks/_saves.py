@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
+from s3cache._pages import pointer
+from s3cache._problems import code_of
 from s3cache.artifact import Artifact, describe, packed, variant_of
 from s3cache.cache import Engine, Saved
 from s3cache.graph import FIRST_CALL, Code, Component, Unsafe
@@ -164,7 +166,8 @@ class SaveSeam:
         saving.met(error)
         if not self._warned and not self._engine.settings.strict:
             self._warned = True
-            logger.warning("a compiled graph is not shared", exc_info=error)
+            where = pointer(code_of(error))
+            logger.warning("a compiled graph is not shared %s", where, exc_info=error)
 
     def _refused(self, code: Code, error: Exception) -> None:
         reasons = [Unsafe(code, str(error))]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from s3cache import _autoload, metrics
 from s3cache._importing import when_imported
 from s3cache._logs import logger_of
+from s3cache._pages import pointer
+from s3cache._problems import code_of
 from s3cache.cache import Cache, Engine, announce, cache_over, latest
 from s3cache.errors import S3CacheError
 from s3cache.hooks._backward_modules import BackwardModules
@@ -107,7 +109,9 @@ class Session:
             if self._engine.settings.strict:
                 raise
             logger.warning(
-                "cannot get behind this torch; it compiles without a cache", exc_info=True
+                "cannot get behind this torch; it compiles without a cache %s",
+                pointer("UnsupportedTorchError"),
+                exc_info=True,
             )
 
     def _install_seams(self) -> None:
@@ -258,8 +262,9 @@ def enable_by_environment() -> None:
             if is_strict_by_environment():
                 raise
             logger.warning(
-                "not enabled, so this compiles without a cache: %s",
+                "not enabled, so this compiles without a cache: %s %s",
                 exc,
+                pointer(code_of(exc)),
                 exc_info=None if isinstance(exc, S3CacheError) else exc,
             )
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
+from s3cache._pages import pointer
 from s3cache.graph import graph_modules
 from s3cache.torch_api import internals
 
@@ -75,7 +76,9 @@ class Ballot:
         try:
             outcome = self._outcome(place)
         except Exception:
-            logger.warning("ranks could not decide together: a miss", exc_info=True)
+            logger.warning(
+                "ranks could not decide together: a miss %s", pointer("ranks"), exc_info=True
+            )
             outcome = _MISS
         if outcome != _HIT:
             self._rounds.clear()
@@ -117,7 +120,7 @@ def ballot_on(gm: GraphModule, inputs: Sequence[object]) -> Ballot:
             name = f"s3cache/{graph}/{_occurrences[graph]}"
         return Ballot(internals.default_store.get()(), name, dist.get_world_size())
     except Exception:
-        logger.warning("ranks cannot decide together: a miss", exc_info=True)
+        logger.warning("ranks cannot decide together: a miss %s", pointer("ranks"), exc_info=True)
         return Ballot(None, "", 0)
 
 

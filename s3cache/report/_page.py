@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from html import escape
 
+from s3cache._pages import footer
 from s3cache._version import __version__
 from s3cache.records import Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.report._drawing import STYLE as DRAWING_STYLE
@@ -85,6 +86,7 @@ def page(
             timeline(runs),
             "<h2>Each lookup</h2>",
             _table(runs, explain),
+            *(f'<p class="dim">{escape(more)}</p>' for more in [footer(totals.codes)] if more),
             f'<p class="dim">s3cache {escape(__version__)}</p></body></html>',
             "",
         ]

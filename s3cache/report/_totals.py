@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from s3cache.records import Run
+from s3cache.stats import Reason
 
-__all__ = ["Kind", "Totals", "kind_of", "name_of", "sum_up"]
+__all__ = ["AS_IT_SHOULD_BE", "Kind", "Totals", "kind_of", "name_of", "sum_up"]
+
+#: Reasons of misses that are nobody's fault: about these nothing is to be done.
+AS_IT_SHOULD_BE = frozenset(
+    map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
+)
 
 #: What colours tell apart.
 Kind: TypeAlias = Literal["local", "remote", "miss", "bypass"]
@@ -40,6 +46,13 @@ class Totals:
         """Of the lookups, how many hit; ``None`` where nothing was looked up."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else None
+
+    @property
+    def codes(self) -> list[str]:
+        """Of misses and bypasses the reasons about which something may be done."""
+        reasons = (reason for outcome, reason in self.outcomes if outcome != "hit")
+        codes = dict.fromkeys(code for reason in reasons for code in reason.split())
+        return [code for code in codes if code not in AS_IT_SHOULD_BE]
 
 
 def sum_up(runs: Sequence[Run]) -> Totals:

@@ -25,6 +25,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from s3cache._logs import logger_of
+from s3cache._pages import pointer
 from s3cache.torch_api._declare import (
     Behaviour,
     Fields,
@@ -109,10 +110,11 @@ def is_supported() -> bool:
         return True
     if not _warned:
         logger.warning(
-            "torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache",
+            "torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache %s",
             installed_version(),
             *OLDEST,
             *NEWEST,
+            pointer("UnsupportedTorchError"),
         )
         _warned = True
     return False

@@ -113,6 +113,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
         "    fix: vouch for f",
         "graph 2: cannot be cached as a whole, its halves can",
         "  cannot be pickled [entry]",
+        "read on: s3cache explain function entry",
     ]
     assert "ended by itself" in done.err
 

@@ -34,7 +34,11 @@ def test_a_fault_is_the_exit_code(
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(bad))
     done = call("doctor", "--no-programs")
     assert done.code == 1
-    assert f"fix: run: chmod go-w {bad}" in done.out
+    (fix,) = (line for line in done.out.splitlines() if f"fix: run: chmod go-w {bad}" in line)
+    assert fix.endswith(" (s3cache explain ConfigError)")
+    checks = call("doctor", "--no-programs", "--json").lines
+    assert [each["code"] for each in checks if each["verdict"] == "fault"] == ["ConfigError"]
+    assert {each["code"] for each in checks if each["verdict"] == "ok"} == {""}
 
 
 @pytest.mark.parametrize(

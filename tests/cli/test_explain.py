@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache._pages import sections
 from s3cache.records import Record
 from tests.cli.commands import record
+from tests.support.imports import modules_after
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,3 +87,102 @@ def test_what_a_terminal_would_obey_is_shown_as_text(call: Call, tmp_path: Path)
         Record("aot", "miss", key="a", reason="\x1b[2J", where=("\x1b]0;x", 1, "f")),
     )
     assert "\x1b" not in call("explain").out
+
+
+# -- where to read on
+
+
+def test_what_something_can_be_done_about_is_named_in_the_last_line(
+    call: Call, tmp_path: Path
+) -> None:
+    """Each once, and what has a section alone: records may be of another release."""
+    reason = {"code": "function", "message": "calls f"}
+    record(
+        tmp_path / "local",
+        Record("aot", "miss", key="a", reason="untrusted", time=1.0),
+        Record("aot", "miss", key="b", reason="untrusted", time=2.0),
+        Record("aot", "bypass", reason="function kernel", time=3.0, reasons=(reason,)),
+        Record("aot", "miss", key="c", reason="of another release", time=4.0),
+    )
+    last = call("explain").out.splitlines()[-1]
+    assert last == "read on: s3cache explain untrusted function kernel"
+
+
+def test_a_difference_says_it_all(call: Call, tmp_path: Path) -> None:
+    record(tmp_path / "local", looked_up("a", 1, "2.11.0"), looked_up("b", 2, "2.12.1"))
+    assert "read on" not in call("explain", "b").out
+    # Of the first one there is nothing to compare it with.
+    assert call("explain").out.splitlines()[-1] == "read on: s3cache explain absent"
+
+
+# -- what a code means
+
+
+@pytest.mark.parametrize("code", sorted({section.code for section in sections()}))
+def test_the_section_on_each_code_is_shown(call: Call, code: str) -> None:
+    done = call("explain", code)
+    assert (done.code, done.err) == (0, "")
+    found = call("explain", "--json", code).lines
+    assert [each["code"] for each in found] == [code] * len(found) != []
+    for each in found:
+        assert set(each) == {"code", "kind", "title", "text", "page"}
+        assert done.out.count(f"{code}: {each['title']}\n\n") == 1
+        # Links have become their words.
+        assert each["text"].partition("[")[0] in done.out
+    assert "](" not in done.out
+
+
+def test_what_a_section_links_to_is_where_to_read_on(call: Call) -> None:
+    lines = call("explain", "UntrustedError").out.splitlines()
+    assert lines[-2:] == ["read on: s3cache explain untrusted", "see also: docs/trust.md"]
+
+
+def test_several_codes_are_shown_one_after_the_other(call: Call) -> None:
+    """As one graph may be bypassed for several reasons, and lines point to all of them."""
+    found = call("explain", "kernel", "Function", "error", "--json").lines
+    assert [(each["code"], each["kind"]) for each in found] == [
+        ("kernel", "bypass"),
+        ("function", "bypass"),
+        ("error", "reason"),
+        ("error", "bypass"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["custm-operator"], "did you mean s3cache explain custom-operator"),
+        (["custom_operator"], "did you mean s3cache explain custom-operator"),
+        (["untrusted", "confgerror"], "did you mean s3cache explain ConfigError"),
+        (["20261123-164506-9442-f443"], "--run"),
+        (["untrusted", "a98f437a"], "word 'a98f437a'"),
+        (["a98f437a"], "is not in the records of this machine"),
+    ],
+)
+def test_an_unknown_word_is_one_error_with_what_it_may_be(
+    call: Call, tmp_path: Path, words: list[str], said: str
+) -> None:
+    record(tmp_path / "local", looked_up("b", 1, "2.11.0"))
+    done = call("explain", *words)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert said in done.err
+    assert done.err.count("(s3cache explain") <= 1
+
+
+def test_a_shell_completes_codes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_S3CACHE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "s3cache explain custom-")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    done = call()
+    assert done.out.split() == ["custom-operator", "custom-pass", "custom-callable"]
+
+
+def test_a_code_is_explained_without_what_looks_anything_up() -> None:
+    code = """
+import contextlib, io
+from s3cache.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["explain", "untrusted"]) == 0
+"""
+    heavy = {"torch", "boto3", "botocore", "aioboto3", "aiohttp", "msgpack", "numpy", "zstandard"}
+    assert modules_after(f"exec({code!r})").isdisjoint(heavy)

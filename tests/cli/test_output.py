@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.cli._output import Output, age, plain, redacted, size_text
-from s3cache.errors import ConfigError
+from s3cache.cli._output import Output, age, plain, redacted, size_text, told
+from s3cache.errors import ConfigError, TransientError
 from tests.support.shelves import Shelf
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from s3cache.errors import S3CacheError
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,35 @@ def test_progress_is_for_terminals(
         advance(1)
         advance(2)
     assert bool(stream.getvalue()) == (terminal and not json)
+
+
+def test_pages_are_laid_out_on_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Elsewhere they are what is written, for whoever pipes them on."""
+    text = "A `word`.\n\n| a | b |\n|---|---|\n| `c` | d |"
+    Output().markdown("title", text)
+    assert capsys.readouterr().out == f"title\n\n{text}\n\n"
+    stream = _Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "300")
+    Output().markdown("title", text)
+    shown = stream.getvalue()
+    assert "title" in shown
+    assert "word" in shown
+    assert "`" not in shown
+    assert "|" not in shown
+
+
+@pytest.mark.parametrize("error", [ConfigError("a", "b", "c"), TransientError("reset")])
+def test_an_error_ends_with_where_to_read_on(error: S3CacheError) -> None:
+    assert told(error) == f"{error} (s3cache explain {type(error).__name__})"
+
+
+def test_an_error_that_says_where_to_read_on_says_it_once() -> None:
+    error = ConfigError("word 'x'", "is unknown", "did you mean s3cache explain y?")
+    assert told(error) == str(error)
 
 
 def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,8 @@
 
 Installs the wheel into an environment that holds nothing else, and there, outside of the checkout,
 runs the README's first program, the backend that torch finds by its entry point, a program that
-torch enables s3cache for, and ``python -m s3cache run``.
+torch enables s3cache for, ``python -m s3cache run``, and ``s3cache explain`` for what comes from the
+documentation.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from tests.support.pages import ROOT, printed, programs
 
 NAME, PACKAGE = "torch-s3cache", "torch_s3cache"
 AUTOLOAD = "_s3cache_autoload.py"
+# Of the documentation, by the name that the wheel has it under.
+PAGES = {
+    f"s3cache/_docs/{name}": ROOT / "docs" / name
+    for name in ("bypasses.md", "errors.md", "reasons.md")
+}
 
 BACKEND = """
 import torch
@@ -48,18 +54,21 @@ print(s3cache.active().stats().saved)  # -> 1
 
 
 def check_wheel(wheel: Path) -> None:
-    """It holds the package and the file that torch calls as they are here, and nothing beside."""
+    """It holds the package, the file that torch calls and some pages as they are here; no more."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         told = message_from_string(archive.read(metadata).decode())
+        for name, page in PAGES.items():
+            assert archive.read(name) == page.read_bytes(), name
     package = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "s3cache").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     held = {name for name in names if ".dist-info/" not in name}
-    assert held == {*package, AUTOLOAD}, held ^ {*package, AUTOLOAD}
+    expected = {*package, *PAGES, AUTOLOAD}
+    assert held == expected, held ^ expected
     assert "s3cache/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names), "the licence is not there"
     assert told["Name"] == NAME
@@ -103,7 +112,9 @@ def check_sdist(sdist: Path) -> None:
         AUTOLOAD,
         "constraints.txt",
         "docs/threat-model.md",
+        "docs/reasons.md",
         "infra/dist/metadata.py",
+        "infra/dist/pages.py",
         "pyproject.toml",
         "s3cache/py.typed",
         "tests/conftest.py",
@@ -136,6 +147,7 @@ def check_installed(wheel: Path, place: Path) -> None:
     script.write_text(program.replace(f'enable("{url}")', "active()"))
     silent = place / "silent.py"
     silent.write_text(SILENT)
+    check_explained(str(place / "venv" / "bin" / "s3cache"), place)
     for what, arguments, source in (
         ("the backend", [str(backend)], backend),
         ("torch by itself", [str(silent)], silent),
@@ -143,6 +155,19 @@ def check_installed(wheel: Path, place: Path) -> None:
     ):
         lines = run(python, *arguments, place=place, S3CACHE_URL=url)
         check_output(what, lines, source.read_text())
+
+
+def check_explained(command: str, place: Path) -> None:
+    """The documentation's sections are there, far from the checkout."""
+    for code, page in (("untrusted", "reasons.md"), ("kernel", "bypasses.md")):
+        (line,) = run(command, "explain", "--json", code, place=place)
+        found = json.loads(line)
+        assert found["code"] == code, found
+        text = PAGES[f"s3cache/_docs/{page}"].read_text(encoding="utf-8")
+        assert found["text"] in text, found
+    shown = run(command, "explain", "untrusted", place=place)
+    assert any(line.startswith("| `unsigned` |") for line in shown), shown
+    print(f"s3cache explain untrusted: printed {len(shown)} lines, as it should")
 
 
 def run(python: str, *arguments: str, place: Path, **variables: str) -> list[str]:

@@ -86,6 +86,8 @@ def ways_out(url: str) -> dict[str, Any]:
             first, *lines = told[0].getMessage().splitlines()
             assert f"as a whole ({code}): " in first
             exec(lines[0].strip(), {})  # as pasted into another file
+            assert lines[-1].strip() == f"read on: s3cache explain {code}"
+            assert "read on" not in told[1].getMessage()
             _run(function, x, grad)
             after = cache.stats()
         found[code] = {

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache.cache import Engine
+from s3cache.graph import Unsafe
+from s3cache.hooks._bypasses import Bypasses
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -22,9 +25,25 @@ def test_the_first_of_a_kind_is_a_warning_and_its_line_when_pasted_works(site: S
     assert len(ran) == 5
     for code, told in ran.items():
         assert told["levels"] == ["WARNING", "INFO"], code
-        assert told["lines"] == 1, code
+        assert told["lines"] == 2, code  # the way out, and where to read on
         assert told["before"] == [{code: 2}, 0]
         assert told["after"] == [{code: 2}, 1]
+
+
+def test_of_several_reasons_those_that_are_new_are_pointed_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "s3cache.bypasses")
+    engine = Engine.open(None, local=False)
+    bypasses = Bypasses(engine)
+    function, kernel = Unsafe("function", "calls f", "vouch for f"), Unsafe("kernel", "is foreign")
+    for reasons in ([function], [kernel, function, kernel], [kernel]):
+        bypasses.met(reasons)
+    engine.close()
+    first, second, third = caplog.messages
+    assert first.splitlines()[1:] == ["    vouch for f", "    read on: s3cache explain function"]
+    assert second.splitlines()[-1] == "    read on: s3cache explain kernel"
+    assert "s3cache explain" not in third
 
 
 @dense

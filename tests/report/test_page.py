@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import html.parser
 import re
+from pathlib import Path
 
 import pytest
 
-from s3cache.records import Event
+from s3cache.records import Event, Record, Run
 from s3cache.report import page, sum_up
+from s3cache.report._totals import AS_IT_SHOULD_BE
 from tests.support.runs import BEGAN, HOSTILE, hostile, two_ranks
 
 # Elements that HTML ends by itself.
@@ -55,7 +57,7 @@ def test_numbers_are_those_of_the_records() -> None:
     assert totals.waited_s == pytest.approx(0.621)
     assert totals.outcomes == {
         ("miss", "absent"): 1,
-        ("bypass", "custom_op"): 1,
+        ("bypass", "custom-operator"): 1,
         ("miss", "guard"): 1,
         ("hit", "remote"): 1,
         ("hit", "local"): 1,
@@ -73,13 +75,25 @@ def test_all_of_it_is_shown() -> None:
         "1.4 min",
         "hit: remote",
         "miss: absent",
-        "bypass: custom_op",
+        "bypass: custom-operator",
         "half of a graph",
         "mine.op has no formula. train.py:7: op(x)",
         "rank 1",
         "looked up more than is on record",
+        "read on: s3cache explain custom-operator",
     ):
         assert shown in text, shown
+
+
+def test_what_is_as_it_should_be_is_so_on_its_page() -> None:
+    """About no other miss would one read on in vain."""
+    reasons = Path(__file__).resolve().parents[2] / "docs" / "reasons.md"
+    part = reasons.read_text(encoding="utf-8").partition("## What is as it should be\n")[2]
+    assert {*re.findall(r"^### (\S+)$", part.partition("\n## ")[0], re.MULTILINE)} == (
+        AS_IT_SHOULD_BE
+    )
+    hit = sum_up([Run("hit", (Record("aot", "hit", reason="local"),))])
+    assert (hit.codes, "read on" in page([])) == ([], False)
 
 
 def test_a_lane_for_each_process_and_a_mark_for_each_lookup() -> None:

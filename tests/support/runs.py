@@ -10,10 +10,14 @@ BEGAN = 1_790_000_000.0
 
 def two_ranks() -> list[Run]:
     """A rank that compiled and one that hit, with all that a page has to show."""
-    unsafe = {"code": "custom_op", "message": "mine.op has no formula", "line": "train.py:7: op(x)"}
+    unsafe = {
+        "code": "custom-operator",
+        "message": "mine.op has no formula",
+        "line": "train.py:7: op(x)",
+    }
     first = [
         _record(1.0, "miss", "absent", elapsed_s=0.2, where=("/job/train.py", 3, "step")),
-        _record(2.5, "bypass", "custom_op", reasons=(unsafe,)),
+        _record(2.5, "bypass", "custom-operator", reasons=(unsafe,)),
         _record(4.0, "miss", "guard", level="fx"),
     ]
     second = [

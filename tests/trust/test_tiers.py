@@ -93,9 +93,11 @@ def test_a_refusal_is_counted_warned_of_once_and_never_raised(
     engine = open_engine(None, store, strict=True, **READS)
     with caplog.at_level(logging.WARNING, "s3cache"):
         assert [outcome(engine, key) for key in (KEY, OTHER)] == ["untrusted"] * 2
-    assert [record.getMessage() for record in caplog.records] == [
-        "an entry is not used: an entry is not trusted (unsigned): nobody signed it"
-    ]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message == (
+        "an entry is not used: an entry is not trusted (unsigned): nobody signed it "
+        "(s3cache explain untrusted)"
+    )
     stats = engine.stats()
     assert dict(stats.refused) == {"unsigned": 2}
     assert {str(reason): count for reason, count in stats.misses.items()} == {"untrusted": 2}

@@ -1,0 +1,161 @@
+"""The documentation's sections on reasons, bypass codes and errors, and how messages point to them.
+
+A message that has a code in it ends with the command that shows the section: :func:`pointer`. The
+text is that of ``docs/``, and nowhere else: a wheel has the pages beside this module, where
+``infra/dist/pages.py`` puts them, and a checkout has them where they are written.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import posixpath
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "PAGES",
+    "Kind",
+    "Section",
+    "command",
+    "footer",
+    "known",
+    "pointer",
+    "sections",
+    "sections_on",
+]
+
+#: Why a lookup missed, or a save was refused; why a graph was bypassed; a class of error.
+Kind: TypeAlias = Literal["reason", "bypass", "error"]
+
+#: What the sections of a page are about, and how their headings begin.
+PAGES: dict[str, tuple[Kind, str]] = {
+    "reasons.md": ("reason", "### "),
+    "bypasses.md": ("bypass", "### "),
+    "errors.md": ("error", "## "),
+}
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PLACES = (os.path.join(_HERE, "_docs"), os.path.join(os.path.dirname(_HERE), "docs"))
+_LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What the documentation says of one code.
+
+    Attributes:
+        code: the word that messages have.
+        kind: what it is a word for.
+        title: of the page.
+        text: in Markdown, as it is written: links lead from ``docs/``.
+        page: the page in the repository, with the section's anchor.
+    """
+
+    code: str
+    kind: Kind
+    title: str
+    text: str
+    page: str
+
+    def without_links(self) -> tuple[str, list[str], list[str]]:
+        """The text with the words of its links alone; codes they lead to; other places they do."""
+        codes: list[str] = []
+        places: list[str] = []
+        there = {section.page: section.code for section in sections()}
+
+        def words(link: re.Match[str]) -> str:
+            way, _, anchor = link[2].partition("#")
+            path = posixpath.normpath(posixpath.join("docs", way)) if way else _path(self.page)
+            place = f"{path}#{anchor}" if anchor else path
+            code = there.get(place)
+            found = places if code is None else codes
+            if code != self.code and (code or place) not in found:
+                found.append(code or place)
+            return link[1]
+
+        return _LINK.sub(words, self.text), codes, places
+
+
+# -- pointing to them
+
+
+def command(*codes: str) -> str:
+    """What shows the sections on ``codes``: ``s3cache explain untrusted``."""
+    return " ".join(("s3cache explain", *codes))
+
+
+def pointer(*codes: str) -> str:
+    """:func:`command` as the end of a sentence: ``(s3cache explain untrusted)``."""
+    return f"({command(*codes)})"
+
+
+def footer(codes: Iterable[str]) -> str:
+    """The last line below what names ``codes``; ``""`` where none of them has a section.
+
+    They may come from elsewhere: from records that another release, or somebody else, has written.
+    """
+    found = known(codes)
+    return f"read on: {command(*found)}" if found else ""
+
+
+def known(codes: Iterable[str]) -> list[str]:
+    """Those of ``codes`` that have a section, each once."""
+    there = {section.code for section in sections()}
+    return [code for code in dict.fromkeys(codes) if code in there]
+
+
+# -- reading them
+
+
+def sections_on(word: str) -> list[Section]:
+    """The sections on a code, however it is capitalized; a code may be of two kinds."""
+    return [each for each in sections() if each.code.casefold() == word.casefold()]
+
+
+@functools.cache
+def sections() -> tuple[Section, ...]:
+    """All sections, in the order of their pages; none where the pages are not to be found."""
+    found: list[Section] = []
+    for name, (kind, mark) in PAGES.items():
+        found += _sections_of(_text_of(name), name, kind, mark)
+    return tuple(found)
+
+
+def _text_of(name: str) -> str:
+    for place in _PLACES:
+        try:
+            with open(os.path.join(place, name), encoding="utf-8") as file:
+                return file.read()
+        except OSError:
+            continue
+    return ""
+
+
+def _sections_of(page: str, name: str, kind: Kind, mark: str) -> list[Section]:
+    """Those below headings that begin with ``mark``; a heading of that depth or less ends one."""
+    title = ""
+    texts: dict[str, list[str]] = {}
+    lines: list[str] = []
+    is_code = False
+    for line in page.splitlines():
+        is_code ^= line.startswith("```")
+        depth = 0 if is_code else len(line) - len(line.lstrip("#"))
+        if depth == 1:
+            title = line[2:]
+        if depth and line.startswith(mark):
+            lines = texts.setdefault(line[len(mark) :], [])
+        elif 0 < depth < len(mark):
+            lines = []  # of what is about no code
+        else:
+            lines.append(line)
+    return [
+        Section(code, kind, title, "\n".join(text).strip(), f"docs/{name}#{code.lower()}")
+        for code, text in texts.items()
+    ]
+
+
+def _path(page: str) -> str:
+    return page.partition("#")[0]

@@ -1,0 +1,144 @@
+"""Each message that has a code leads to the section on it, and the section is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from s3cache import _pages, errors
+from s3cache._pages import command, footer, pointer, sections, sections_on
+from s3cache.graph import Code, Unsafe
+from s3cache.stats import Reason
+from s3cache.trust import Cause
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "s3cache").rglob("*.py"))
+}
+MEMBERS = [
+    *(("reason", str(reason)) for reason in Reason),
+    *(("bypass", code) for code in get_args(Code)),
+    *(("error", name) for name in errors.__all__),
+]
+
+
+@pytest.mark.parametrize(("kind", "code"), MEMBERS)
+def test_each_reason_code_and_error_has_a_section(kind: str, code: str) -> None:
+    (section,) = (each for each in sections_on(code) if each.code == code and each.kind == kind)
+    assert len(section.text.split()) >= 8
+    page, _, anchor = section.page.partition("#")
+    assert f"# {section.title}\n" in (ROOT / page).read_text(encoding="utf-8")
+    assert anchor == code.lower()
+
+
+def test_nothing_else_has_one() -> None:
+    assert sorted((each.kind, each.code) for each in sections()) == sorted(MEMBERS)
+
+
+def test_a_word_is_found_however_it_is_capitalized() -> None:
+    assert [each.code for each in sections_on("configerror")] == ["ConfigError"]
+    assert [each.kind for each in sections_on("ERROR")] == ["reason", "bypass"]
+    assert sections_on("nonsense") == []
+
+
+def test_no_code_could_be_the_beginning_of_a_key() -> None:
+    """That is how the command tells them apart."""
+    assert [code for _, code in MEMBERS if re.fullmatch("[a-z]?[0-9a-f]*", code)] == []
+
+
+def test_the_text_of_a_section_is_that_of_the_page() -> None:
+    """All of it, and nothing of the next one."""
+    page = (ROOT / "docs" / "reasons.md").read_text(encoding="utf-8")
+    (section,) = sections_on("ranks")
+    after = page.partition("### ranks\n\n")[2]
+    assert after.startswith(f"{section.text}\n\n## ")
+    (section,) = sections_on("denied")
+    assert page.partition("### denied\n\n")[2].startswith(f"{section.text}\n\n### full\n")
+
+
+def test_causes_of_distrust_are_told() -> None:
+    (section,) = sections_on("untrusted")
+    assert re.findall(r"^\| `([\w-]+)` \|", section.text, re.MULTILINE) == list(get_args(Cause))
+
+
+def test_what_cannot_be_shared_in_halves_says_so() -> None:
+    """The page promises that it tells where not even halves of a graph are cached."""
+    in_no_form = {code for code in get_args(Code) if Unsafe(code, "").in_any_form}
+    bypasses = [each for each in sections() if each.kind == "bypass"]
+    told = {each.code for each in bypasses if "in halves either" in each.text}
+    assert told == in_no_form
+
+
+def test_links_become_their_words_and_are_listed() -> None:
+    (section,) = sections_on("UntrustedError")
+    text, codes, places = section.without_links()
+    assert "](" in section.text
+    assert "](" not in text
+    assert "not one that the policy lets us use" in text
+    assert (codes, places) == (["untrusted"], ["docs/trust.md"])
+
+
+def test_all_places_that_sections_link_to_are_in_the_repository() -> None:
+    found = {place for section in sections() for place in section.without_links()[2]}
+    assert len(found) > 5
+    assert [place for place in found if not (ROOT / place.partition("#")[0]).exists()] == []
+
+
+def test_the_wheel_gets_the_pages_that_are_read() -> None:
+    """``make test-dist`` sees that they are there."""
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^pages = \[(.+)\]$", pyproject, re.MULTILINE)
+    assert re.findall(r'"(.+?)"', listed) == sorted(_pages.PAGES)
+    assert not (ROOT / "s3cache" / "_docs").exists(), "a copy would be read, and grow old"
+
+
+# -- messages
+
+
+def test_a_footer_names_what_has_a_section_once() -> None:
+    assert footer(["guard", "\x1b[2J", "custom-operator", "", "guard"]) == (
+        "read on: s3cache explain guard custom-operator"
+    )
+    assert footer(["of another release"]) == footer([]) == ""
+    assert pointer("guard") == f"({command('guard')})" == "(s3cache explain guard)"
+
+
+# What takes codes, and from which argument on.
+_CALLS = {"pointer": 0, "command": 0, "_pages.command": 0, "fault": 3, "warning": 3}
+
+
+def pointed_to(source: str) -> Iterator[str]:
+    """The codes that are named where a message is made; those that are computed are left out."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            begin = _CALLS.get(ast.unparse(node.func))
+            codes = [] if begin is None else node.args[begin:]
+            yield from (ast.literal_eval(each) for each in codes if isinstance(each, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"s3cache explain ([a-z][\w-]+)", node.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'logger.warning("%s", pointer("nonsense"))',
+        'fault("disk", "is full", "make room", "nonsense")',
+        '"a miss (s3cache explain nonsense)"',
+    ],
+)
+def test_a_message_that_leads_nowhere_would_be_noticed(source: str) -> None:
+    assert [*pointed_to(source)] == ["nonsense"]
+
+
+def test_each_message_leads_to_a_section() -> None:
+    there = {section.code for section in sections()}
+    named = {file: found for file, source in SOURCES.items() if (found := {*pointed_to(source)})}
+    assert {file: found - there for file, found in named.items() if found - there} == {}
+    assert {"machine", "untrusted", "UnsupportedTorchError"} <= {*chain(*named.values())}
