@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from s3cache.errors import ConfigError, StoreError
+from s3cache.hooks._tree import listing_of, settled, state_of
 from s3cache.store import Directory, Patience
 from s3cache.torch_api import internals
 
@@ -28,7 +29,7 @@ _FILE = "installation.json"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe is not waited at for somebody to write.
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_BYTES = 4096
+_MAX_BYTES = 1 << 20  # it is 0.1 of that
 
 
 def remember_installation(directory: str) -> None:
@@ -37,36 +38,22 @@ def remember_installation(directory: str) -> None:
     Nothing is read that another user may have written, and nobody waits for what is no file, or
     for a disk that hangs: then it is computed, and not kept.
     """
-    fingerprint = _fingerprint(internals.torch_directory())
     with _patiently(directory) as call:
         known = call(lambda: _read(directory)) or {}
+        listing = listing_of(internals.torch_directory().rstrip(os.sep), known.get("listing"))
+        fingerprint = state_of(listing)
         if known.get("fingerprint") == fingerprint:
             with contextlib.suppress(ValueError):  # not hexadecimal
                 key = bytes.fromhex(str(known.get("torch_key")))
                 if len(key) == hashlib.sha256().digest_size:
                     internals.set_torch_key(key)
                     return
-        new = {"fingerprint": fingerprint, "torch_key": internals.torch_key.get()().hex()}
+        new = {
+            "fingerprint": fingerprint,
+            "torch_key": internals.torch_key.get()().hex(),
+            "listing": settled(listing),
+        }
         call(lambda: _write(directory, new))
-
-
-def _fingerprint(root: str) -> str:
-    whole = hashlib.sha256(root.encode())
-    # As text, which the garbage collector, busy enough while torch is imported, need not look at.
-    for file in sorted(_source_files(root)):
-        whole.update(file.encode())
-    return whole.hexdigest()
-
-
-def _source_files(root: str) -> Iterator[str]:
-    with os.scandir(root) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                if entry.name not in ("__pycache__", "lib", "include", "bin", "share"):
-                    yield from _source_files(entry.path)
-            elif entry.name.endswith((".py", ".so", ".cpp", ".ld")):
-                status = entry.stat()
-                yield f"{entry.path}\0{status.st_size}\0{status.st_mtime_ns}\n"
 
 
 @contextlib.contextmanager
