@@ -82,6 +82,10 @@ def _of_python(walk: Walk, value: object, through: str) -> bool:
         walk.say("logger")
     elif isinstance(value, _LOCKS):
         walk.say("lock")
+    elif isinstance(value, types.UnionType):
+        walk.say_all("union", value.__args__, through)
+    elif isinstance(value, types.GenericAlias):
+        walk.say_all("generic", (value.__origin__, value.__args__), through)
     elif isinstance(value, types.MappingProxyType):
         walk.say_all("proxy", (dict(value),), through)
     elif isinstance(value, types.CellType):

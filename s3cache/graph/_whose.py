@@ -116,6 +116,8 @@ def text_of(
     try:
         return " ".join(_word(part) for part in _parts(value, 0))
     except UntoldError as exc:
+        if not place:
+            raise
         raise UntoldError(f"{place}.{shown(name)} is not torch's, and {exc}") from exc
 
 

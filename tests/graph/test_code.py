@@ -158,6 +158,8 @@ def attributed(count: int) -> Callable[..., Any]:
         lambda count: type("Derived", (Counted,), {"twice": property(lambda self: count)}),
         lambda count: functools.lru_cache(written("def f(): return G", G=count)),
         lambda count: collections.defaultdict(functools.partial(int, count)),
+        lambda count: int | (str, None)[count - 1],
+        lambda count: list[(int, str)[count - 1]],  # type: ignore[misc]
         lambda count: written("def f(): return getattr(m, 'by')", m=module(by=count)),
         lambda count: written("def f(): return m.inner.by", m=module(inner=module(by=count))),
     ],
