@@ -166,7 +166,7 @@ def _new_tables() -> list[_Table]:
     _count = len(sys.modules)
     found: list[_Table] = []
     for name, module in list(sys.modules.items()):
-        if name.startswith(internals.MAKING_CODE) and name not in _modules:
+        if name not in _modules and internals.makes_code(name):
             _modules.add(name)
             if type(module) is types.ModuleType and _is_of_torch(module):
                 found.append(_Table(name, name, vars(module)))

@@ -989,9 +989,9 @@ LATER_PLACES = (
     "torch._inductor.decomposition",
     "torch._inductor.lowering",
 )
-#: What the names of modules begin with whose functions and classes trace and lower graphs. Not
-#: Dynamo's: what it makes of a program is in the key.
-MAKING_CODE = (
+# What the names of modules begin with whose functions and classes trace and lower graphs. Not
+# Dynamo's: what it makes of a program is in the key.
+_MAKING_CODE = (
     "torch._decomp",
     "torch._functorch",
     "torch._higher_order_ops",
@@ -1008,6 +1008,19 @@ MAKING_CODE = (
     "torch.utils._sympy",
     "torch.utils.checkpoint",
 )
+# These keep what was made, or run it.
+_KEEPING_CODE = (
+    "torch._functorch._aot_autograd.autograd_cache",
+    "torch._inductor.codecache",
+    "torch._inductor.remote_cache",
+    "torch._inductor.runtime.",
+)
+
+
+def makes_code(module: str) -> bool:
+    """Whether functions of the module of that name trace or lower graphs."""
+    return module.startswith(_MAKING_CODE) and not module.startswith(_KEEPING_CODE)
+
 
 # -- what programs register with Inductor
 
