@@ -22,7 +22,7 @@ from typing import NamedTuple
 from s3cache._importing import before_import, when_imported
 from s3cache.graph._homes import home_of, home_of_file, installed_as
 from s3cache.graph._reads import content_of
-from s3cache.graph._whose import is_foreign
+from s3cache.graph._whose import ABSENT, is_foreign
 from s3cache.torch_api import internals
 
 __all__ = ["Member", "await_members", "replaced_members"]
@@ -37,7 +37,7 @@ _BUILT_ON = frozenset(
 
 
 class Member(NamedTuple):
-    """What stands in a module or a class of torch's and is not torch's.
+    """What stands in a module or a class of torch's in place of what torch has there.
 
     Attributes:
         place: the module and the name, or with the class in between.
@@ -54,7 +54,7 @@ class _Table:
         module: the name of the module that it is, or that the class is in.
         values: what is in it, at any time.
         last: what was in it when it was last looked at.
-        others: what of that is not torch's, by name.
+        others: what of that is not torch's, or not in its place.
     """
 
     def __init__(self, module: str, place: str, members: Mapping[str, object]) -> None:
@@ -64,23 +64,38 @@ class _Table:
         self.values = members.values()
         self.last: list[object] = []
         self.others: list[Member] = []
+        self._first: dict[str, object] = {}
 
     def take(self) -> None:
         """All that is there now is torch's."""
-        self.last = list(self.values)
+        self._first = dict(self._members)
+        self.last = list(self._first.values())
 
     def look(self) -> None:
-        """Ask whose is what was not there at the last look."""
-        is_first = not self.last
-        known = set(map(id, self.last)).difference(id(each.value) for each in self.others)
+        """Ask whose is what torch has not put there."""
+        is_first = not self._first
+        now = dict(self._members)
         self.others = [
             Member(f"{self._place}.{name}", value)
-            for name, value in list(self._members.items())
-            if id(value) not in known
-            and not _is_plainly_torchs(value)
-            and _is_others(value, is_first=is_first)
+            for name, value in now.items()
+            if value is not self._first.get(name, ABSENT)
+            and not (is_first and _is_plainly_torchs(value))
+            and (_is_others(value, is_first=is_first) or self._is_moved(name, value))
         ]
-        self.last = list(self.values)
+        self.last = list(now.values())
+        if is_first:
+            names = {each.place.rpartition(".")[2] for each in self.others}
+            self._first = {name: value for name, value in now.items() if name not in names}
+
+    def _is_moved(self, name: str, value: object) -> bool:
+        """Whether one of torch's functions stands in the place of another one.
+
+        What torch makes anew of a function bears its name.
+        """
+        old, new = (_function_of(each) for each in (self._first.get(name), value))
+        if old is None or new is None or not internals.has_code_of_torch(new):  # it may be a seam
+            return False
+        return old.__qualname__ != new.__qualname__
 
 
 _tables: list[_Table] = []
@@ -109,7 +124,7 @@ def await_members() -> list[Callable[[], None]]:
 
 
 def replaced_members() -> list[Member]:
-    """What others have put there by now. What torch exchanges among its own is not told."""
+    """What others have put there by now, and what of torch's own stands in another's place."""
     return _look()
 
 
@@ -189,6 +204,12 @@ def _classes(module: str, members: Mapping[str, object]) -> Iterator[_Table]:
 # -- whose something is
 
 _files: set[str] = set()  # of known functions
+
+
+def _function_of(value: object) -> types.FunctionType | None:
+    while isinstance(value, (staticmethod, classmethod, functools._lru_cache_wrapper)):
+        value = value.__wrapped__
+    return value if isinstance(value, types.FunctionType) else None
 
 
 def _is_plainly_torchs(value: object) -> bool:

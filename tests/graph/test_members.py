@@ -14,7 +14,7 @@ import torch
 import torch._inductor.codegen.cpp
 import torch._inductor.compile_fx
 from torch._inductor import ir, scheduler
-from torch._inductor.codegen.cpp import CppVecOverrides
+from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.fx_passes import post_grad
 from torch._prims_common import wrappers
 from torch.fx.experimental import proxy_tensor
@@ -95,11 +95,34 @@ def test_what_cannot_be_followed_is_a_reason_that_names_the_place(
         assert "torch._inductor.fx_passes.post_grad.remove_noop_ops" in reason.message
 
 
-def test_what_torch_exchanges_among_its_own_is_not_in_the_key(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        (post_grad, "remove_noop_ops", post_grad.remove_assert_ops),
+        (CppVecOverrides, "exp", CppVecOverrides.log),
+        (CppVecOverrides, "exp", vars(CppVecOverrides)["log"]),
+        (CppVecOverrides, "sin", CppOverrides.sin),
+    ],
+)
+def test_torchs_own_in_anothers_place_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Any
 ) -> None:
     plain = keys()
-    monkeypatch.setattr(post_grad, "remove_noop_ops", post_grad.remove_assert_ops)
+    there = inspect.getattr_static(owner, name)
+    monkeypatch.setattr(owner, name, other)
+    assert keys()[0] not in (*plain, None)
+    monkeypatch.setattr(owner, name, there)
+    assert keys() == plain
+
+
+def test_what_torch_makes_anew_of_its_own_is_not_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It keeps Dynamo out of some, and others it only takes apart and puts together again."""
+    plain = keys()
+    monkeypatch.setattr(
+        post_grad, "remove_noop_ops", torch.compiler.disable(post_grad.remove_noop_ops)
+    )
     monkeypatch.setattr(post_grad, "s3cache_number", 7, raising=False)
     assert keys() == plain
 
