@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.watch import lowerings
+
 
 class _Counted:
     """Graphs that Inductor lowers, and compilers that are started."""
@@ -11,18 +13,12 @@ class _Counted:
     def __init__(self) -> None:
         import sys
 
-        from torch._inductor.graph import GraphLowering
-
-        self.lowered = self.started = 0
-        original = GraphLowering.run
-
-        def run(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            self.lowered += 1
-            return original(graph, *args, **kwargs)
-
-        lowering: Any = GraphLowering
-        lowering.run = run
+        self._lowered, self.started = lowerings(), 0
         sys.addaudithook(self._saw)
+
+    @property
+    def lowered(self) -> int:
+        return len(self._lowered)
 
     def _saw(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in ("subprocess.Popen", "os.posix_spawn"):

@@ -15,22 +15,7 @@ from s3cache import frame
 from tests.hooks.graphs import encoded
 from tests.hooks.jobs import account, watch_processes
 from tests.hooks.switches import compiled
-
-
-def _lowered() -> list[object]:
-    """Every graph that Inductor lowers from now on."""
-    from torch._inductor.graph import GraphLowering
-
-    lowered: list[object] = []
-    original = GraphLowering.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lowered.append(self)
-        return original(self, *args, **kwargs)
-
-    lowering: Any = GraphLowering
-    lowering.run = run
-    return lowered
+from tests.support.watch import lowerings
 
 
 def waved(x: Any, y: Any) -> Any:
@@ -78,7 +63,7 @@ WAYS = {
 def each_way(url: str, names: list[str]) -> dict[str, Any]:
     """What each way of compiling comes to, and the counts."""
 
-    lowered, started = _lowered(), watch_processes()
+    lowered, started = lowerings(), watch_processes()
     found = {}
     with s3cache.enabled(url) as cache:
         for name in names:
@@ -106,7 +91,7 @@ def _second(cache: Any) -> dict[str, int]:
 
 def torch_alone() -> int:
     """How many graphs torch lowers for a forward and for an unknown function, without a cache."""
-    lowered = _lowered()
+    lowered = lowerings()
     assert WAYS["forward"]()
     assert WAYS["unknown"]()
     return len(lowered)
@@ -114,7 +99,7 @@ def torch_alone() -> int:
 
 def train(url: str) -> dict[str, Any]:
     """Whole training steps, of which the second level must leave nothing behind."""
-    lowered = _lowered()
+    lowered = lowerings()
     with s3cache.enabled(url) as cache:
         right = compiled(6, grad=True) and compiled(8)
         cache.flush()
@@ -199,7 +184,7 @@ def by_hand(url: str) -> dict[str, Any]:
     from torch._inductor import standalone_compile
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    lowered, started, found = _lowered(), watch_processes(), {}
+    lowered, started, found = lowerings(), watch_processes(), {}
     x, y = (torch.linspace(-1, 1, 36).reshape(6, 6) * sign for sign in (1, -1))
     with s3cache.enabled(url) as cache:
         ways: dict[str, Any] = {
@@ -243,7 +228,7 @@ def several_kernels(url: str) -> dict[str, Any]:
         second = (first @ y).cos() * first.sum(0)
         return (second @ x).tanh() - second, first.exp()
 
-    lowered = _lowered()
+    lowered = lowerings()
     torch.manual_seed(0)
     x, y = torch.rand(6, 6), torch.rand(6, 6)
     with s3cache.enabled(url) as cache:

@@ -72,19 +72,11 @@ def _both(place: S3Options, root: Path, kind: str) -> tuple[dict[str, Any], dict
 def train(kind: str, url: str, options: dict[str, str]) -> dict[str, Any]:
     """Three steps of a small network, and what the cache counted."""
     import torch
-    from torch._inductor.graph import GraphLowering
 
     import s3cache
+    from tests.support.watch import lowerings
 
-    lowered: list[object] = []
-    original = GraphLowering.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lowered.append(self)
-        return original(self, *args, **kwargs)
-
-    lowering: Any = GraphLowering
-    lowering.run = run
+    lowered = lowerings()
 
     class Network(torch.nn.Module):
         """One of our own: Dynamo skips what only calls modules of torch's, within DDP."""

@@ -1,8 +1,8 @@
 """What each Python process of a :class:`tests.support.trials.Place` tells of itself at its end.
 
 The interpreter imports this first, in every process whose ``PYTHONPATH`` has this folder: the
-program, whatever starts it and whatever it starts. Nothing that runs is changed but for one
-function, Inductor's lowering of a graph, around which calls are counted.
+program, whatever starts it and whatever it starts. Nothing that runs is changed: torch notes how
+long each lowering of a graph took, and where it does so is watched.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import os
 import sys
 from typing import Any
 
-_LOWERING = "torch._inductor.graph"
+_TIMING = "torch._dynamo.utils"
 _told: dict[str, Any] = {"lowered": 0, "stats": None}
+_lowered: list[float] = []
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != _LOWERING:
+        if fullname != _TIMING:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -30,27 +31,30 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                _count(module.GraphLowering)
+                module.compilation_time_metrics = _Metrics(module.compilation_time_metrics)
 
             loader.exec_module = exec_module
         return spec
 
 
-def _count(lowering: Any) -> None:
-    original = lowering.run
-    _told["counting"] = True
+class _Metrics(dict[str, list[float]]):
+    """Times of what torch does, by its name."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        _told["lowered"] += 1
-        return original(*args, **kwargs)
+    def __init__(self, metrics: dict[str, list[float]]) -> None:
+        super().__init__(metrics)
+        self["GraphLowering.run"] = _lowered
 
-    lowering.run = run
+    def clear(self) -> None:
+        super().clear()
+        self["GraphLowering.run"] = _lowered
 
 
 def _tell(folder: str, process: int) -> None:
     if os.getpid() != process:  # a forked child that leaves as if it were the program
         return
-    assert _LOWERING not in sys.modules or "counting" in _told, "nobody counted"
+    if timing := sys.modules.get(_TIMING):
+        assert type(timing.compilation_time_metrics) is _Metrics, "nobody counted"
+    _told["lowered"] = len(_lowered)
     if (caches := sys.modules.get("s3cache.cache")) and (cache := caches.latest()):
         stats = cache.stats()
         _told["stats"] = {
