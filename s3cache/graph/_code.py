@@ -1,7 +1,8 @@
 """A digest of what a Python function does: of its code, and of all that it comes by.
 
 Two functions with equal digests behave alike. File names, line numbers and names of local variables
-do not matter; constants, defaults, closures, and the functions and values that are referred to do:
+do not matter; names of arguments, constants, defaults, closures, and the functions and values that
+are referred to do:
 through modules and packages, attributes and methods, however far away. What is torch's or Python's
 is known by name, as versions in the key say what it is.
 
@@ -25,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import _s3cache_autoload
+from s3cache.graph._elsewhere import answer_of, operators_in, registered_for
 from s3cache.graph._homes import (
     Home,
     home_of,
@@ -68,8 +70,8 @@ _ASKS_PROCESS = frozenset(
     """
     current_device device_count get_coordinate get_device_capability get_device_name
     get_device_properties get_global_rank get_group_rank get_local_rank get_node_local_rank get_rank
-    get_world_size initial_seed max_memory_allocated mem_get_info memory_allocated memory_reserved
-    memory_stats
+    get_rng_state get_world_size initial_seed max_memory_allocated mem_get_info memory_allocated
+    memory_reserved memory_stats
     """.split()  # noqa: SIM905 - nobody reads one word a line
 )
 # These are part of a graph where they are traced, but not where they are run.
@@ -81,12 +83,29 @@ _REFLECTS = frozenset(["getattr", "vars", "dir", "attrgetter", "methodcaller"])
 _ABOUT_CLASSES = frozenset(
     """
     __abstractmethods__ __annotate__ __annotate_func__ __annotations_cache__
-    __conditional_annotations__ __dict__ __firstlineno__ __slotnames__ __slots__
+    __conditional_annotations__ __dict__ __firstlineno__ __slotnames__
     __static_attributes__ __type_params__ __weakref__ _abc_impl _autograd_function_id
     """.split()  # noqa: SIM905 - nobody reads one word a line
 )
-# What code seldom asks of a function or a class; followed where it names them.
-_SELDOM = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__")
+# What code seldom asks of a function or a class; followed where it names them, or a function of
+# Python's that asks for them.
+_SUBCLASSES = "__subclasses__"
+_SELDOM = (
+    "__annotations__",
+    "__doc__",
+    "__module__",
+    "__name__",
+    "__qualname__",
+    "__slots__",
+    _SUBCLASSES,
+)
+_ASKED_BY = {
+    "get_annotations": "__annotations__",
+    "get_type_hints": "__annotations__",
+    "getdoc": "__doc__",
+    "getfullargspec": "__annotations__",
+    "signature": "__annotations__",
+}
 
 
 class UntoldError(Exception):
@@ -160,6 +179,7 @@ class _Walk:
         self._names: set[str] = set()
         self._waiting: dict[str, list[tuple[int, str, object, str]]] = {}
         self._reflects = False
+        self._spaces: list[tuple[types.ModuleType, Callable[[str], object], str]] = []
         self._asks_environment = False
 
     def follow(self, value: object) -> None:
@@ -270,8 +290,10 @@ class _Walk:
         home = home_of(function)
         name = name_of(function)
         closure = closure_of(function)
-        if function.__name__ in self._asks and home.kind == "torch":
-            self._ask(f"calls {name}", through)
+        if home.kind == "torch":
+            if function.__name__ in self._asks:
+                self._ask(f"calls {name}", through)
+            self.say(answer_of(function))
         if internals.ORIGINAL_CALLABLE in vars(function):
             # torch.compile's wrapper, which refers to most of a compiler, and to any backend.
             self.refuse(f"calls {name}, which is compiled by itself", through)
@@ -362,8 +384,10 @@ class _Walk:
         module = str(getattr(value, "__module__", None) or home.name or "builtins")
         self.say("native", module, name, home.name)
         owner = getattr(value, "__self__", None)
-        if name.rpartition(".")[2] in self._asks and home.kind == "torch":
-            self._ask(f"calls {name_of(value)}", through)
+        if home.kind == "torch":
+            if name.rpartition(".")[2] in self._asks:
+                self._ask(f"calls {name_of(value)}", through)
+            self.say(answer_of(value))
         of_value = not isinstance(owner, (types.ModuleType, type(None)))
         if home.kind == "python" and not (of_value or is_pure(module, name)):
             self.refuse(f"calls {name_of(value)}, which is not in Python", through)
@@ -394,17 +418,20 @@ class _Walk:
 
     def _wait(self, index: int, name: str, value: object, through: str) -> None:
         """Follow a member once it is named, if it is."""
-        if self._reflects or name in self._names:
+        if (self._reflects and name not in _SELDOM) or name in self._names:
             self.say("member", index, name, self.word_for(value, through))
         else:
             self._waiting.setdefault(name, []).append((index, name, value, through))
 
     def _learn(self, names: Iterable[str]) -> None:
         new = set(names) - self._names
+        new |= {_ASKED_BY[name] for name in new & _ASKED_BY.keys()} - self._names
         self._names |= new
         for name in sorted(new & self._waiting.keys()):
             for each in self._waiting.pop(name):
                 self._wait(*each)
+        for space in list(self._spaces) if new else ():
+            self._operators(*space, new)
 
     def _learn_all(self) -> None:
         """Names may be put together: any member may be asked for."""
@@ -413,6 +440,22 @@ class _Walk:
         for name in sorted(waiting):
             for each in waiting[name]:
                 self._wait(*each)
+        for space in self._spaces:
+            self._operators(*space, set())
+
+    def _operators(
+        self,
+        module: types.ModuleType,
+        find: Callable[[str], object],
+        through: str,
+        names: set[str],
+    ) -> None:
+        """Those in ``module``, which is referred to as a whole, that code names somewhere."""
+        if self._reflects and module.__name__ != internals.TORCH:
+            self.refuse(f"refers to all operators of {module.__name__}", through)
+        for name in sorted(names):
+            if (value := find(name)) is not None:
+                self.say(name, self.word_for(value, through))
 
     def _module(self, module: types.ModuleType, index: int, through: str) -> None:
         home = home_of(module)
@@ -421,6 +464,10 @@ class _Walk:
             self.refuse(f"refers to the module {module.__name__} as a whole", through)
         elif home.is_named:
             self.say(module.__name__)
+            find = operators_in(module) if home.kind == "torch" else None
+            if find is not None:
+                self._spaces.append((module, find, through))
+                self._operators(module, find, through, set(self._names))
         else:
             for name, value in sorted(vars(module).items()):
                 if name == "__getattr__":
@@ -431,6 +478,10 @@ class _Walk:
     def _class(self, kind: type, index: int, through: str) -> None:
         home = home_of(kind)
         self.say("class", home.name)
+        if not home.is_named:
+            self._wait(index, _SUBCLASSES, type.__subclasses__(kind), through)
+        for word, values in registered_for(kind):
+            self.say_all(word, values, "")
         if home.is_named:
             self.say(name_of(kind))
             computes = is_pure(kind.__module__, kind.__qualname__)
@@ -451,7 +502,7 @@ class _Walk:
             if name in _ABOUT_CLASSES or isinstance(member, types.MemberDescriptorType):
                 continue
             called = name not in _SELDOM and (_is_special(name) or not callable(_unbound(member)))
-            if called or any(hasattr(base, name) for base in outside):
+            if called or (name not in _SELDOM and any(hasattr(base, name) for base in outside)):
                 self.say("member", index, name, self.word_for(member, through))
             else:
                 self._wait(index, name, member, through)

@@ -159,12 +159,15 @@ def _loads(
 
 @functools.lru_cache(maxsize=8192)
 def code_digest(code: types.CodeType) -> str:
-    """Of all of it but for names of local variables, and where it lies in a file."""
+    """Of all of it but for names of local variables, and where it lies in a file.
+
+    Names of arguments are more than that: callers give them by name.
+    """
     words: list[object] = [
         code.co_code.hex(),
         code.co_argcount,
         code.co_posonlyargcount,
-        code.co_kwonlyargcount,
+        code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount],
         code.co_flags,
         len(code.co_varnames),
         getattr(code, "co_exceptiontable", b"").hex(),

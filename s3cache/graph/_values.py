@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from s3cache.graph._elsewhere import hooks_around
 from s3cache.graph._homes import Home, home_of, name_of
 from s3cache.graph._reads import content_of
 from s3cache.torch_api import internals
@@ -76,6 +77,8 @@ def _of_python(walk: Walk, value: object, through: str) -> bool:
         walk.environment(through)
     elif isinstance(value, enum.Enum):
         walk.say_all("enum", (type(value), value._name_, value._value_), through)
+        later = {name: part for name, part in vars(value).items() if not _is_of_enum(name)}
+        walk.say_all("members", (later,), through)
     elif isinstance(value, re.Pattern):
         walk.say_all("pattern", (value.pattern, value.flags), through)
     elif isinstance(value, logging.Logger):
@@ -137,6 +140,8 @@ def _tensor(walk: Walk, value: Tensor, through: str) -> None:
     if not seen or value.is_meta or value.numel() * value.element_size() > _MAX_BYTES:
         walk.refuse("refers to a tensor that is large, or of a class of its own", through)
         return
+    walk.say(value.stride(), value.storage_offset(), value.is_leaf)
+    walk.say(value.is_conj(), value.is_neg())
     with internals.without_modes.get()(), torch.no_grad():
         data = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         walk.say(hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest())
@@ -149,7 +154,7 @@ def _of_numpy(walk: Walk, value: object, through: str) -> bool:
         walk.say("dtype", repr(value))
     elif type(value) is np.ndarray or isinstance(value, np.generic):
         array = np.asarray(value)
-        walk.say_all("array", (array.dtype, array.shape), through)
+        walk.say_all("array", (array.dtype, array.shape, array.strides), through)
         if array.dtype.hasobject:
             walk.say_all("objects", array.reshape(-1).tolist(), through)
         elif array.nbytes > _MAX_BYTES:
@@ -190,6 +195,8 @@ def _object(walk: Walk, value: object, through: str) -> None:
         if " at 0x" in words:
             what = f"refers to a {name_of(kind)}, whose state cannot be seen"
             walk.refuse(what, through)
+    if hooks := hooks_around(kind):
+        walk.say_all("hooks", hooks, "")
     state = dict(getattr(value, "__dict__", None) or {})
     slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
     if _is_symbolic(kind):  # they keep their hash(), and numbers drawn at random
@@ -225,6 +232,11 @@ def _reduced(walk: Walk, value: object, native: type, through: str) -> None:
         make, args = None, [each for each in args if each is not kind]
     given = (make, args, state, *([*each] if each else [] for each in (items, pairs)))
     walk.say_all("reduced", given, through)
+
+
+def _is_of_enum(name: str) -> bool:
+    """Whether ``enum`` itself keeps it with each member: ``__objclass__``, ``_name_``."""
+    return name.startswith("_") and name.endswith("_")
 
 
 def _is_symbolic(kind: type) -> bool:

@@ -62,6 +62,7 @@ from s3cache.torch_api.protocols import (
     InductorConfig,
     KeyDetails,
     KeyPickler,
+    MemoizedTable,
     Operator,
     OperatorLibrary,
     OperatorPacket,
@@ -69,6 +70,7 @@ from s3cache.torch_api.protocols import (
     PatternEntry,
     PatternPass,
     PythonModules,
+    PytreeNode,
     Reducer,
     RuntimeMetadata,
     ShapeEnv,
@@ -964,6 +966,15 @@ fake_registry: Internal[Mapping[str, FakeRegistration]] = Internal(
     "torch._library.simple_registry:singleton._data"
 )
 dispatch_dump: Internal[Callable[[str], str]] = Internal("torch._C:_dispatch_dump")
+_operator_namespace: Internal[type[ModuleType]] = Internal("torch._ops:_OpNamespace")
+#: How containers of programs are taken apart and put together.
+pytree_nodes: Internal[Mapping[type, PytreeNode]] = Internal("torch.utils._pytree:SUPPORTED_NODES")
+Shape("torch.utils._pytree:NodeDef", PytreeNode)
+#: What is called around every module, by numbers that count hooks.
+GLOBAL_HOOKS: tuple[Internal[Mapping[int, object]], ...] = tuple(
+    Internal(f"torch.nn.modules.module:_global_{name}_hooks")
+    for name in ("forward_pre", "forward", "backward_pre", "backward")
+)
 Shape("torch._ops:OpOverload", Operator)
 Shape("torch._library.custom_ops:CustomOpDef", CustomOperator)
 Shape("torch._library.simple_registry:SimpleOperatorEntry", FakeRegistration)
@@ -981,6 +992,7 @@ lowerings: Internal[Mapping[object, Function[object]]] = Internal(
 #: is imported with the compiler.
 LATER_PLACES = (
     "torch._inductor.decomposition:decompositions",
+    "torch._inductor.decomposition:extra_random_decomps",
     "torch._inductor.lowering:lowerings",
     "torch._inductor.lowering:user_lowerings",
     "torch._inductor.lowering:_maybe_layout_constraints",
@@ -997,6 +1009,7 @@ _MAKING_CODE = (
     "torch._higher_order_ops",
     "torch._inductor",
     "torch._library",
+    "torch._numpy",
     "torch._ops",
     "torch._prims",
     "torch._refs",
@@ -1195,6 +1208,11 @@ def operator_of(value: object) -> Operator | OperatorPacket | None:
     return cast("Operator | OperatorPacket", value) if is_operator(value) else None
 
 
+def is_namespace(module: ModuleType) -> bool:
+    """Whether ``module`` finds operators by their names, as ``torch.ops.aten`` does."""
+    return isinstance(module, _operator_namespace.get())
+
+
 def overloads_of(value: Operator | OperatorPacket) -> list[Operator]:
     """All overloads of an operator, sorted by name; one is its own only one."""
     if isinstance(value, operator.get()):
@@ -1334,6 +1352,63 @@ compile_fx: Internal[Function[object]] = Internal("torch._inductor.compile_fx:co
 aot_module: Internal[Function[object]] = Internal(
     "torch._dynamo.backends.common:aot_module_simplified"
 )
+_constant_decompositions: Internal[type] = Internal(
+    "torch._inductor.compile_fx:_ConstantDecompTable", since=(2, 13)
+)
+_decompositions_with_random: Internal[MemoizedTable] = Internal(
+    "torch._inductor.decomposition:fast_random_decomps"
+)
+_random_decompositions: Internal[Mapping[object, object]] = Internal(
+    "torch._inductor.decomposition:extra_random_decomps"
+)
+_fallback_random: Internal[bool] = Internal("torch._inductor.config:fallback_random")
+
+
+def inner_compiler(compiler: object) -> object:
+    """What Inductor lowers by, if it has made ``compiler`` for AOTAutograd; else ``None``.
+
+    It makes one anew for each graph, around what its caller has given it.
+    """
+    function: object = getattr(compiler, "compiler_fn", None)
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, FunctionType) or not has_code_of_torch(function):
+        return None
+    if function.__code__.co_name != "fw_compiler_base":
+        return None
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cell = cells.get("inner_compile")
+    return None if cell is None else cell.cell_contents
+
+
+def usual_decompositions() -> Mapping[object, object]:
+    """The table that Inductor decomposes by where it is given none."""
+    if _fallback_random.get():
+        return decompositions.get()
+    return _decompositions_with_random.get()()
+
+
+def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, object]] | None:
+    """What torch decomposes by, and what it would if it had not remembered it; ``None`` if equal.
+
+    It makes one table of two when it first needs it, and what is put into those later is not in it.
+    """
+    memo = _decompositions_with_random.get()
+    if not memo.cache_info().currsize:
+        return None
+    now, fresh = memo(), {**decompositions.get(), **_random_decompositions.get()}
+    return None if now == fresh else (now, fresh)
+
+
+def given_table(value: object) -> Mapping[object, object] | None:
+    """The decompositions that a backend of the user's has given, where torch keeps those."""
+    kind = _constant_decompositions.find()
+    if kind is None or type(value) is not kind:
+        return None
+    table: Mapping[object, object] = value.table  # type: ignore[attr-defined]
+    return table
+
+
 cpp_wrapper_options: Internal[Callable[[], dict[str, object]]] = Internal(
     "torch._inductor.compile_fx:get_cpp_wrapper_config"
 )

@@ -402,6 +402,27 @@ class Operator(Protocol):
     def name(self) -> str: ...
 
 
+class MemoizedTable(Protocol):
+    """A function that makes a table once."""
+
+    def __call__(self) -> Mapping[object, object]: ...
+
+    def cache_info(self) -> CacheInfo: ...
+
+
+class CacheInfo(Protocol):
+    """How much a function has remembered."""
+
+    currsize: int
+
+
+class PytreeNode(Protocol):
+    """How one class of containers is taken apart."""
+
+    flatten_fn: Function[object]
+    unflatten_fn: Function[object]
+
+
 class CustomOperator(Protocol):
     """What ``torch.library.custom_op`` made."""
 

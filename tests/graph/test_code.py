@@ -40,11 +40,21 @@ def other_helper(x: int) -> int:
     [
         BASE,
         "\n\n# a comment\ndef f(x, by=2):\n    return x.sin() * by + 1",
-        "def f(y, factor=2): return y.sin() * factor + 1",
     ],
 )
 def test_what_does_not_matter(source: str) -> None:
     assert fingerprint(written(source)) == fingerprint(written(BASE))
+
+
+def test_names_of_local_variables_do_not_matter_and_those_of_arguments_do() -> None:
+    local = "def f(x):\n    {0} = x + 1\n    return {0} * 2"
+    assert fingerprint(written(local.format("y"))) == fingerprint(written(local.format("z")))
+
+    # The same instructions: what is called with ``a=1, b=2`` has them the other way around.
+    swapped = "def g({0}, {1}): return {0} * 3 + {1}\ndef f(x): return g(a=1, b=2)"
+    one, other = (written(swapped.format(*names)) for names in ("ab", "ba"))
+    assert one(0) != other(0)
+    assert fingerprint(one) != fingerprint(other)
 
 
 @pytest.mark.parametrize(

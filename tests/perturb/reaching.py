@@ -201,6 +201,16 @@ def _hooked(value: int) -> torch.nn.Module:
     return module
 
 
+@contextlib.contextmanager
+def _hooking_all(value: int) -> Iterator[None]:
+    hook: Any = lambda *_: value  # noqa: E731 - typed as one that returns nothing
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def _forwarding(value: int) -> torch.nn.Module:
     module = Made(0)
     module.forward = lambda: value  # type: ignore[method-assign]
@@ -533,6 +543,59 @@ PLACES: dict[str, Place] = {
         "G()",
     ),
     "recursion": _written("def f(n=9): return n if n == VALUE else f(n - 1)", "f()"),
+    # what is said elsewhere than where it is read
+    "names of arguments": _written(
+        "f = (lambda a, b: a) if VALUE == 2 else (lambda b, a: b)", "f(a=2, b=3)"
+    ),
+    "names of keywords": _written(
+        "f = (lambda *, a, b: a) if VALUE == 2 else (lambda *, b, a: b)", "f(a=2, b=3)"
+    ),
+    "names of arguments of a method": _written(
+        "class C:\n    f = (lambda s, a, b: a) if VALUE == 2 else (lambda s, b, a: b)\nG = C()",
+        "G.f(b=3, a=2)",
+    ),
+    "subclass": _written("class B: ...\nclass C(B): value = VALUE", "B.__subclasses__()[0].value"),
+    "number of subclasses": _written(
+        "class B: ...\nKEPT = [type('C', (B,), {}) for _ in range(VALUE)]",
+        "len(B.__subclasses__())",
+    ),
+    "registered with an abstract class": _written(
+        "import abc\nclass B(abc.ABC): ...\nclass C: ...\nG = C()\nif VALUE == 2: B.register(C)",
+        "2 if isinstance(G, B) else 3",
+    ),
+    "registered with one of Python's": _written(
+        "import collections.abc\nclass C: ...\nG = C()\n"
+        "if VALUE == 2: collections.abc.Sequence.register(C)",
+        "2 if isinstance(G, collections.abc.Sequence) else 3",
+    ),
+    "slots": _written(
+        "C = type('C', (), {'__slots__': ['a', 'b', 'c'][:VALUE]})", "len(C.__slots__)"
+    ),
+    "hint": _written(
+        "import typing\ndef f(x): ...\nf.__annotations__ = {'x': typing.Annotated[int, VALUE]}",
+        "typing.get_type_hints(f, include_extras=True)['x'].__metadata__[0]",
+    ),
+    "signature": _written(
+        "import inspect\ndef f(x): ...\nf.__annotations__ = {'return': VALUE}",
+        "inspect.signature(f).return_annotation",
+    ),
+    "text by inspection": _written(
+        "import inspect\ndef f(): ...\nf.__doc__ = 'x' * VALUE", "len(inspect.getdoc(f))"
+    ),
+    "attribute of an enumeration": _written(
+        "import enum\nclass E(enum.Enum): A = 1\nE.A.later = VALUE", "E.A.later"
+    ),
+    "strides": _of(lambda v: torch.zeros(2, 6).as_strided((2, 2), (6, v)), "G.stride(1)"),
+    "offset": _of(lambda v: torch.zeros(6)[v : v + 2], "G.storage_offset()"),
+    "numpy strides": _of(lambda v: np.zeros(9, "u1")[::v][:2], "G.strides[0]"),
+    "container of a pytree": _written(
+        "import torch.utils._pytree as pytree\nclass Box: ...\nG = Box()\n"
+        "pytree.register_pytree_node(Box, lambda b: ([VALUE], None), lambda c, _: Box())",
+        "pytree.tree_leaves(G)[0]",
+    ),
+    "hook of all modules": _written(
+        "G = torch.nn.Identity()", "G(0)", around=lambda v: _hooking_all(v)
+    ),
     # what no key can hold
     "environment": _written(
         "import os", "int(os.environ['S3CACHE_REACHING'])", around=_in_environment, told=False
