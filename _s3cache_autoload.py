@@ -84,7 +84,7 @@ _MODULES = """
     torch._decomp torch._refs torch._refs.nn.functional torch._refs.linalg torch._refs.fft
     torch._refs.special torch._refs._conversions torch._prims torch._prims.rng_prims
     torch._prims_common torch._prims_common.wrappers torch._meta_registrations
-    torch._subclasses.fake_impls
+    torch._subclasses.fake_impls cmath math operator
 """
 _OTHERS = """
     torch:Tensor torch.nn:Parameter torch._decomp:decomposition_table torch._decomp:meta_table

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from s3cache._components import digest_of
 from s3cache.graph._code import UntoldError, fingerprint
+from s3cache.graph._compilers import compilers_text
 from s3cache.graph._definitions import parts_of
 from s3cache.graph._operators import function_component, operator_component
 from s3cache.graph._overrides import overrides
@@ -67,7 +68,11 @@ class Key:
 
 
 def key_of(
-    details: KeyDetails, pickler: KeyPickler, *, vouched: Callable[[object], str | None]
+    details: KeyDetails,
+    pickler: KeyPickler,
+    *,
+    vouched: Callable[[object], str | None],
+    compilers: Mapping[str, object] | None = None,
 ) -> Key | list[Unsafe]:
     """Digest torch's details of a graph, and what torch leaves out; or every reason against it.
 
@@ -75,6 +80,7 @@ def key_of(
         details: what torch's own key is made of.
         pickler: torch's pickler for keys.
         vouched: the version of a function, operator or module that the user vouched for.
+        compilers: what compiles the graph, of what may be the user's, by name.
     """
     stable = StableBytes(pickler, vouched)
     components, unsafe = _details_components(details, stable)
@@ -94,6 +100,12 @@ def key_of(
     if component is not None:
         components["graph.subclasses"] = component
     components.update(input_components(details.gm, details.example_inputs))
+    if compilers:
+        try:
+            if text := compilers_text(compilers, vouched):
+                components["compile.compilers"] = Component.of_text(text)
+        except UntoldError as exc:
+            unsafe.append(Unsafe("custom-callable", f"is compiled by {exc}", _COMPILER_FIX))
     try:
         replaced = overrides(vouched, again=False)
     except UntoldError as exc:
@@ -163,6 +175,7 @@ def _autocast() -> list[tuple[str, bool]]:
 _OVERRIDE_FIX = (
     "put torch's own back, or vouch for what is there: s3cache.register_cacheable(it, version='1')"
 )
+_COMPILER_FIX = "if you vouch for it: s3cache.register_cacheable(it, version='1')"
 _USERS_CODE = {"graph.operators": operator_component, "graph.functions": function_component}
 
 

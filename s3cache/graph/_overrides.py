@@ -30,7 +30,7 @@ from s3cache.graph._registered import is_of_torch, replaced_kernels
 from s3cache.graph._registries import registered_lines
 from s3cache.graph._stable import Component
 from s3cache.graph._tables import Entry, remember_tables, replaced_entries
-from s3cache.graph._whose import ABSENT, are_alike, is_foreign, shown, text_of
+from s3cache.graph._whose import ABSENT, are_alike, is_code, is_foreign, shown, text_of
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -96,10 +96,23 @@ def overrides(
         for watched in _watched()
         for name, value in watched.replaced().items()
     ]
+    lines += _stale(vouched)
     lines += _kernels(vouched)
     lines += _insides(vouched, again=again)
     lines += registered_lines(vouched)
     return Component.of_text("\n".join(sorted(lines))) if lines else None
+
+
+def _stale(vouched: Callable[[object], str | None]) -> Iterator[str]:
+    """What torch remembers of a table that has changed since: by that it goes."""
+    found = internals.stale_decompositions()
+    if found is None:
+        return
+    now, fresh = found
+    for name in now.keys() | fresh.keys():
+        value = now.get(name, ABSENT)
+        if value is not fresh.get(name, ABSENT):
+            yield _line(f"remembered {shown(name)}", "was registered anew", value, vouched)
 
 
 _torchs: set[object] = set()  # hundreds, and they stay
@@ -134,7 +147,7 @@ _looked: tuple[weakref.ref[TracingContext], _Insides] | None = None
 
 
 def _look_inside(*, again: bool) -> _Insides:
-    """What is not torch's in its functions and operators: 3 ms, so once for each compile."""
+    """What is not torch's in its own code: 3 ms, so once for each compile."""
     global _looked
     context = internals.current_tracing_context.get()()
     if not again and _looked is not None and context is not None and _looked[0]() is context:
@@ -238,11 +251,15 @@ class _Watched:
             if old is ABSENT:
                 if self._matters(name) and (self._is_others(value, name) or self._shadows(name)):
                     yield name, value
-            elif (callable(old) or callable(value)) and not are_alike(old, value):
+            elif self._is_about(old, value) and not are_alike(old, value):
                 yield name, value
         for name in self._pristine.keys() - now.keys():
-            if callable(self._pristine[name]) and name not in internals.NOT_COMPILED:
+            if is_code(self._pristine[name]) and name not in internals.NOT_COMPILED:
                 yield name, ABSENT
+
+    def _is_about(self, old: object, value: object) -> bool:
+        """Whether it is code; other values are torch's own state, but Python has constants."""
+        return is_code(old) or is_code(value) or self.module in ("cmath", "math")
 
     def _matters(self, name: object) -> bool:
         """Whether torch can come by what was added under ``name``."""

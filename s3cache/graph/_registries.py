@@ -18,7 +18,7 @@ from s3cache.graph._code import UntoldError, told
 from s3cache.graph._definitions import parts_of
 from s3cache.graph._homes import home_of
 from s3cache.graph._registered import is_of_torch
-from s3cache.graph._whose import is_foreign, text_of
+from s3cache.graph._whose import is_foreign, text_of, whole
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -193,13 +193,4 @@ def _text(
 
 
 def _whole(value: object) -> list[object]:
-    """A class with all its methods, for torch calls them by names of its own."""
-    kinds = (value if isinstance(value, type) else type(value)).__mro__
-    members = [
-        [name, member]
-        for kind in kinds
-        if _is_users(kind)
-        for name, member in sorted(vars(kind).items())
-        if callable(member) or isinstance(member, (staticmethod, classmethod, property))
-    ]
-    return [value, *members]
+    return [value, *whole(value if isinstance(value, type) else type(value))[1:]]

@@ -17,8 +17,12 @@ from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
+from s3cache.graph._code import fingerprint
+from s3cache.graph._compilers import table_text
+from s3cache.graph._definitions import parts_of
 from s3cache.graph._parts import bounded
 from s3cache.graph._passes import context_hash
+from s3cache.graph._whose import whole
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -135,6 +139,8 @@ class _Words:
             words = _mesh_words(value)
         elif type(value) is self._state:  # what it will carry is not there yet
             words = "BackwardState"
+        elif (table := internals.given_table(value)) is not None:
+            words = f"decompositions {table_text(table, self._vouched)}"
         elif "_hash" in getattr(value, "__dict__", ()):
             words = _without_hash(value)
         return self._inherited(value) if words is None else (self._same, (words,))
@@ -181,10 +187,21 @@ def _graph_parts(
         parts["meta"] = {**gm.meta, internals.CHECKPOINT_CONTEXT: words}
     described = {name: autograd_words(value) for name, value in code.globals.items()}
     imports = sorted(
-        described[name] or line_of(name, value) for name, value in code.globals.items()
+        described[name] or line_of(name, value) + _class_text(value, vouched)
+        for name, value in code.globals.items()
     )
     source = code.src if not any(described.values()) else _without_aot_names(gm, code.src)
     return parts, source, imports
+
+
+def _class_text(value: object, vouched: Callable[[object], str | None]) -> str:
+    """What a class of the user's does, of which the graph holds an object: operators ask those."""
+    if not isinstance(value, type) or not internals.is_opaque_type(value):
+        return ""
+    version = vouched(value)
+    if version is not None:
+        return f" version {version}"
+    return " " + fingerprint(whole(value), parts_of(vouched))
 
 
 def _without_hash(value: object) -> object:

@@ -95,7 +95,8 @@ def installation() -> dict[str, Component]:
         "machine.arch": platform.machine(),
         "machine.isa": _instruction_sets(),
         "machine.os": platform.system(),
-        "python.abi": f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}",
+        "python.abi": f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
+        + ("" if not sys.flags.optimize else " without assertions"),
         "torch.version": str(torch.__version__),
         "torch.build": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
         "torch.cxx_abi": str(torch.compiled_with_cxx11_abi()),

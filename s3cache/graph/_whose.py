@@ -6,6 +6,7 @@ Whether it is torch's is decided by where its code lies, and by nothing that it 
 from __future__ import annotations
 
 import enum
+import functools
 import sys
 import types
 from collections.abc import Callable, Container, Iterator
@@ -16,7 +17,16 @@ from s3cache.graph._homes import home_of
 from s3cache.graph._reads import code_digest, content_of
 from s3cache.torch_api import internals
 
-__all__ = ["ABSENT", "are_alike", "is_foreign", "shown", "text_of"]
+__all__ = [
+    "ABSENT",
+    "are_alike",
+    "foreign_parts",
+    "held_by",
+    "is_code",
+    "is_foreign",
+    "shown",
+    "text_of",
+]
 
 ABSENT = object()
 
@@ -28,6 +38,7 @@ _NATIVE = (
     types.GetSetDescriptorType,
 )
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_HOLDERS = (staticmethod, classmethod)
 _MAX_DEPTH = 8
 _BY_OTHER_NAMES = {
     "itruediv": "idiv",
@@ -46,9 +57,14 @@ def is_foreign(value: object, name: object, *, but: Container[object] = ()) -> b
     """
     if isinstance(value, _NATIVE):
         return isinstance(name, str) and not _bears(value.__name__, name)
-    if not callable(value) or isinstance(value, type):
+    if not is_code(value) or isinstance(value, type):
         return False
     return any(not _is_of_torch(part) and part not in but for part in _parts(value, 0))
+
+
+def is_code(value: object) -> bool:
+    """Whether it is called, or runs something where it is read from an object."""
+    return callable(value) or isinstance(value, (*_HOLDERS, property, *_NATIVE))
 
 
 def _bears(own: str, name: str) -> bool:
@@ -71,6 +87,8 @@ def are_alike(old: object, value: object) -> bool:
 
 def _is_of_torch(value: object) -> bool:
     """Whether torch made it, or has it from Python or from what it builds on."""
+    if isinstance(value, (*_HOLDERS, property, functools._lru_cache_wrapper)):
+        return True  # it depends on what it holds
     if not isinstance(value, (types.FunctionType, *_NATIVE)):
         called: object = getattr(type(value), "__call__", None)  # noqa: B004 - to see whose it is
         value = called if isinstance(called, types.FunctionType) else type(value)
@@ -94,11 +112,42 @@ def _parts(value: object, depth: int) -> Iterator[object]:
         inner = tuple(content_of(cell) for cell in value.__closure__ or ())
     elif isinstance(value, partial):
         inner = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, types.MethodType):
+    elif isinstance(value, (types.MethodType, *_HOLDERS)):
         inner = (value.__func__,)
+    elif isinstance(value, property):
+        inner = (value.fget, value.fset, value.fdel)
+    elif isinstance(value, functools._lru_cache_wrapper):
+        inner = (value.__wrapped__,)
     for each in inner:
         if callable(each) and not isinstance(each, type):
             yield from _parts(each, depth + 1)
+
+
+def whole(kind: type) -> list[object]:
+    """A class with all its methods, for torch may call them by names of its own."""
+    return [
+        kind,
+        *(
+            [name, member]
+            for each in kind.__mro__
+            if home_of(each).kind in ("library", "user")
+            for name, member in sorted(vars(each).items())
+            if callable(member) or isinstance(member, (staticmethod, classmethod, property))
+        ),
+    ]
+
+
+def foreign_parts(value: object) -> list[object]:
+    """What of ``value``, and of all that it wraps, is not torch's; nothing if it is torch's."""
+    parts = list(_parts(value, 0))
+    if all(map(_is_of_torch, parts)):
+        return []
+    return [part for part in parts if isinstance(part, partial) or not _is_of_torch(part)]
+
+
+def held_by(value: object) -> list[object]:
+    """``value``, and all functions that it wraps."""
+    return list(_parts(value, 0))
 
 
 def text_of(
@@ -138,7 +187,9 @@ def _word(value: object) -> str:
     if isinstance(value, partial):
         named = {k: v for k, v in value.keywords.items() if isinstance(v, _PLAIN)}
         return f"partial {[v for v in value.args if isinstance(v, _PLAIN)]} {sorted(named.items())}"
-    return fingerprint(value)
+    if isinstance(value, (*_HOLDERS, property, functools._lru_cache_wrapper)):
+        return type(value).__name__
+    return fingerprint(whole(value) if isinstance(value, type) else value)
 
 
 def _plain(value: object) -> str:

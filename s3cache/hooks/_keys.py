@@ -28,6 +28,7 @@ from s3cache.graph import (
     unsafe_half,
     unsafe_parts,
 )
+from s3cache.hooks._compilers import Compilers
 from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
 
@@ -147,12 +148,14 @@ class KeySeam:
     def __init__(self, registry: Registry, calls: CacheCalls) -> None:
         self._registry = registry
         self._calls = calls
+        self._compilers = Compilers()
         self._keys: OrderedDict[str, Key] = OrderedDict()
         self._with_parts: OrderedDict[str, None] = OrderedDict()
         self._directory = _cache_directory()
 
     def install(self, patches: Patches) -> None:
         """Replace what makes keys."""
+        self._compilers.install(patches)
         patches.replace(internals.autograd_cache_key, self._key_maker)
         patches.replace(internals.check_cacheable, self._checker)
         patches.replace(internals.get_hash, self._digester)
@@ -247,7 +250,12 @@ class KeySeam:
         def get_hash(pickler: KeyPickler, value: object) -> str:
             if not isinstance(value, details):
                 return original(pickler, value)
-            key = key_of(value, pickler, vouched=self._registry.version_of)
+            key = key_of(
+                value,
+                pickler,
+                vouched=self._registry.version_of,
+                compilers=self._compilers.given,
+            )
             if not isinstance(key, Key):
                 self._refuse(key)
                 raise AssertionError("no key, and no reason")

@@ -966,6 +966,9 @@ fake_registry: Internal[Mapping[str, FakeRegistration]] = Internal(
     "torch._library.simple_registry:singleton._data"
 )
 dispatch_dump: Internal[Callable[[str], str]] = Internal("torch._C:_dispatch_dump")
+_is_opaque: Internal[Callable[[type], bool]] = Internal(
+    "torch._library.opaque_object:is_opaque_type"
+)
 _operator_namespace: Internal[type[ModuleType]] = Internal("torch._ops:_OpNamespace")
 #: How containers of programs are taken apart and put together.
 pytree_nodes: Internal[Mapping[type, PytreeNode]] = Internal("torch.utils._pytree:SUPPORTED_NODES")
@@ -1206,6 +1209,11 @@ def operator_of(value: object) -> Operator | OperatorPacket | None:
     """The operator that ``value`` is, or is a definition of, in Python; ``None`` if it is none."""
     value = getattr(value, "_opoverload", value)
     return cast("Operator | OperatorPacket", value) if is_operator(value) else None
+
+
+def is_opaque_type(kind: type) -> bool:
+    """Whether graphs hold objects of this class of the user's as they are."""
+    return _is_opaque.get()(kind)
 
 
 def is_namespace(module: ModuleType) -> bool:

@@ -2,7 +2,8 @@
 
 Nothing of it is in a namespace: code, defaults and closures of functions; tables of ``py_impl``;
 kernels of torch's operators that are not ATen's; torch's functions in each other's place; what is
-registered with Inductor; what stands in the modules that make code. Each
+registered with Inductor; what stands in the modules that make code; what Inductor is given to
+compile by. Each
 pair is made of words of a grammar: what is altered, how, and since when.
 """
 
@@ -24,6 +25,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch import Tensor
 from torch._C import DispatchKey
 
+from tests.perturb.backing import backend, backends
 from tests.perturb.histories import Call, History
 from tests.perturb.members import members, native_members
 from tests.perturb.registries import registered
@@ -40,11 +42,12 @@ _SINCE = ("after enable", "before enable", "after another")
 
 def insides() -> Iterator[History]:
     """All families, each member at one time."""
-    for family in (_functions, _tables, _kernels, _swaps, registered):
+    for family in (_functions, _tables, _kernels, _swaps, registered, backends):
         sinces = itertools.cycle(_SINCE)
         for name, program, make in family():
             since = next(sinces)
-            yield _pair(family.__name__.strip("_"), f"{name}, {since}", program, make, since)
+            pair = _pair(family.__name__.strip("_"), f"{name}, {since}", program, make, since)
+            yield replace(pair, **_OPTIONS.get(pair.family, {}))
     for since, (name, program, make) in zip(itertools.cycle(_SINCE), members(), strict=False):
         yield _pair("members", f"{name}, {since}", program, make, since)
     for since, (name, program, make) in zip(
@@ -60,6 +63,9 @@ def insides() -> Iterator[History]:
     for name, program, make in itertools.islice(_tables(), 0, None, 5):
         if "torch's" not in name:
             yield _as_before("tables", name, program, make)
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {"backends": {"options": {"backend": backend}}}
 
 
 def _input() -> tuple[Tensor]:
