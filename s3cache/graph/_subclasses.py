@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from s3cache.graph._code import UntoldError, fingerprint
 from s3cache.graph._definitions import parts_of
@@ -32,14 +32,15 @@ def subclass_component(
     """A component for the classes of tensors in a graph that have code of their own, if any."""
     texts: list[str] = []
     unsafe: list[Unsafe] = []
-    for kind, where in _classes(gm, inputs).items():
-        name = f"{kind.__module__}.{kind.__qualname__}"
+    for kind, met in _classes(gm, inputs).items():
+        name, where = f"{kind.__module__}.{kind.__qualname__}", met.where
         version = vouched(kind)
         if version is not None:
             texts.append(f"{name}: version {version}")
             continue
         rules = [each for each in internals.sharding_rules(kind) if _is_users(each[1])]
-        whole = [kind, *sorted(rules, key=lambda rule: str(rule[0]))]
+        carried = [vouched(type(each)) or each for each in met.carried.values()]
+        whole = [kind, *sorted(rules, key=lambda rule: str(rule[0])), *carried]
         try:
             texts.append(f"{name}: {fingerprint(whole, parts_of(vouched))}")
         except UntoldError as exc:
@@ -73,50 +74,71 @@ def _is_users(rule: object, depth: int = 0) -> bool:
 _WRAPPERS = 5
 
 
-def _classes(gm: GraphModule | None, inputs: Iterable[object]) -> dict[type, str]:
-    """Classes with code of their own, and the classes of what they carry; where one is met."""
-    found: dict[type, str] = {}
+class _Met(NamedTuple):
+    """Where a class was met first, and what of the user's tensors of it carry, by identity."""
+
+    where: str
+    carried: dict[int, object]
+
+
+def _classes(gm: GraphModule | None, inputs: Iterable[object]) -> dict[type, _Met]:
+    """Classes with code of their own, and those of libraries' objects that they carry."""
+    found: dict[type, _Met] = {}
+
+    def meet(value: object, where: str) -> None:
+        for kind, carried in _kinds(value):
+            met = found.setdefault(kind, _Met(where, {}))
+            met.carried.update((id(each), each) for each in carried)
+
     for index, value in enumerate(inputs):
-        for kind in _kinds(value):
-            found.setdefault(kind, f"input {index}")
+        meet(value, f"input {index}")
     for name, module in graph_modules(gm) if gm is not None else ():
         for attribute, value in vars(module).items():
-            for kind in _kinds(value):
-                found.setdefault(kind, f"{name}.{attribute}".strip("."))
+            meet(value, f"{name}.{attribute}".strip("."))
         for node in module.graph.nodes:
             made = node.meta.get("example_value")
             for value in made if isinstance(made, (list, tuple)) else (made,):
-                for kind in _kinds(value):
-                    found.setdefault(kind, node.name)
+                meet(value, node.name)
     return found
 
 
-def _kinds(value: object) -> Iterator[type]:
+def _kinds(value: object) -> Iterator[tuple[type, list[object]]]:
     import torch
 
     kind = type(value)
     if not isinstance(value, torch.Tensor) or kind in _plain():
         return
-    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
-        yield kind
+    carried: list[object] = []
     flatten = getattr(value, "__tensor_flatten__", None)
-    if flatten is None:
-        return
-    names, context = flatten()
-    for name in names:
-        yield from _kinds(getattr(value, name))
-    yield from _carried(context)
+    if flatten is not None:
+        names, context = flatten()
+        for name in names:
+            yield from _kinds(getattr(value, name))
+        for each in _carried(context):
+            if home_of(type(each)).kind == "library":
+                yield type(each), []
+            else:
+                carried.append(each)
+    dispatches = getattr(kind, "__torch_dispatch__", None)
+    if carried or dispatches is not torch.Tensor.__torch_dispatch__:
+        yield kind, carried
 
 
-def _carried(context: object) -> Iterator[type]:
-    """Classes of the user's of which a subclass keeps objects beside its tensors."""
+def _carried(context: object) -> Iterator[object]:
+    """What a subclass keeps beside its tensors and pickling says too little of.
+
+    Objects of classes of the user's say themselves what is pickled of them; functions and classes
+    are pickled by their names.
+    """
     if isinstance(context, dict):
         context = [*context.keys(), *context.values()]
     if isinstance(context, (list, tuple, set, frozenset)):
         for each in context:
             yield from _carried(each)
-    elif home_of(type(context)).kind in ("library", "user"):
-        yield type(context)
+    elif isinstance(context, (types.FunctionType, types.MethodType, functools.partial, type)) or (
+        home_of(type(context)).kind in ("library", "user")
+    ):
+        yield context
 
 
 @functools.cache

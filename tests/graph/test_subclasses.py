@@ -102,6 +102,35 @@ def test_so_is_what_it_carries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graph_of(Wrapped(torch.ones(3), Config())).key not in (first, None)
 
 
+class Short(Config):
+    """Pickles as less than it is."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __reduce__(self) -> Any:
+        return Short, (0.0,)
+
+
+def carried(x: int) -> int:
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "make", [Short, lambda scale: [{"k": Short(scale)}], lambda scale: (Short(scale), carried)]
+)
+def test_what_it_carries_counts_by_what_it_is_and_not_by_how_it_is_pickled(make: Any) -> None:
+    first = graph_of(Wrapped(torch.ones(3), make(2.0))).key
+    assert graph_of(Wrapped(torch.ones(3), make(2.0))).key == first
+    assert graph_of(Wrapped(torch.ones(3), make(3.0))).key not in (first, None)
+
+
+def test_a_function_that_it_carries_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = graph_of(Wrapped(torch.ones(3), carried)).key  # type: ignore[arg-type]
+    monkeypatch.setattr(carried, "__code__", (lambda x: x + 2).__code__)
+    assert graph_of(Wrapped(torch.ones(3), carried)).key not in (first, None)  # type: ignore[arg-type]
+
+
 def test_one_whose_code_asks_the_process_is_refused_unless_the_user_vouches_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -101,6 +101,15 @@ class Sub(torch.Tensor):
         return {dispatch}
 """
 
+# Pickling says nothing of it, as it does of what keeps its state in a registry.
+_CARRIED = """
+class Carried:
+    def read(self): return {reads}
+    def __reduce__(self): return Carried, ()
+    def __eq__(self, other): return isinstance(other, Carried)
+    def __hash__(self): return 0
+"""
+
 
 def _operates(x: Tensor, y: Tensor) -> Any:
     return torch.ops.s3cache_reaching.op(x) * y
@@ -260,6 +269,18 @@ HOOKS: dict[str, Hook] = {
     ),
     "context": Hook(
         _subclass("Sub(func(*plain, **(kwargs or {{}})) * args[0].by)", by="{reads}"),
+        _wrapped,
+        wraps=True,
+    ),
+    "carried": Hook(
+        _CARRIED
+        + _subclass("Sub(func(*plain, **(kwargs or {{}})) * args[0].by.read())", by="Carried()"),
+        _wrapped,
+        wraps=True,
+    ),
+    "carried function": Hook(
+        "def carried(): return {reads}\n"
+        + _subclass("Sub(func(*plain, **(kwargs or {{}})) * args[0].by())", by="carried"),
         _wrapped,
         wraps=True,
     ),
