@@ -13,11 +13,13 @@ comes by such a thing, the digest of all files of the library stands for it.
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import sys
 import types
@@ -26,7 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import _s3cache_autoload
-from s3cache.graph._elsewhere import answer_of, operators_in, registered_for
+from s3cache.graph._elsewhere import answer_of, counts_as, operators_in, registered_for
 from s3cache.graph._homes import (
     Home,
     home_of,
@@ -178,6 +180,8 @@ class _Walk:
         self._queue: collections.deque[tuple[int, object, str]] = collections.deque()
         self._names: set[str] = set()
         self._waiting: dict[str, list[tuple[int, str, object, str]]] = {}
+        self._users: list[type] = []
+        self._abstract: list[type] = []
         self._reflects = False
         self._spaces: list[tuple[types.ModuleType, Callable[[str], object], str]] = []
         self._asks_environment = False
@@ -195,6 +199,10 @@ class _Walk:
                 self._open(each, index, through)
             except Exception as exc:  # noqa: BLE001 - whatever looking at an object meets
                 self.refuse(f"refers to a {name_of(type(each))}, which raises {exc!r}", through)
+        # Of Python's abstract classes, which are everybody's.
+        for kind, abstract in itertools.product(self._users, self._abstract):
+            if counts_as(kind, abstract):
+                self.say(self.word_for(kind, ""), self.word_for(abstract, ""))
         if self._asks_environment:
             self.say(*(f"{n}={os.environ[n]}" for n in sorted(self._names) if n in os.environ))
 
@@ -482,6 +490,10 @@ class _Walk:
             self._wait(index, _SUBCLASSES, type.__subclasses__(kind), through)
         for word, values in registered_for(kind):
             self.say_all(word, values, "")
+        if home.is_named and isinstance(kind, abc.ABCMeta):
+            self._abstract.append(kind)
+        elif not home.is_named:
+            self._users.append(kind)
         if home.is_named:
             self.say(name_of(kind))
             computes = is_pure(kind.__module__, kind.__qualname__)

@@ -14,7 +14,7 @@ from typing import cast
 from s3cache.graph._homes import home_of
 from s3cache.torch_api import internals
 
-__all__ = ["answer_of", "hooks_around", "operators_in", "registered_for"]
+__all__ = ["answer_of", "counts_as", "hooks_around", "operators_in", "registered_for"]
 
 # What code asks torch of the process that is in no key, where the answer can be a part of it.
 _ANSWERS = frozenset(["get_num_interop_threads", "get_num_threads", "is_initialized"])
@@ -36,18 +36,22 @@ def registered_for(kind: type) -> Iterator[tuple[str, list[object]]]:
     node = internals.pytree_nodes.get().get(kind)
     if node is not None and not home.is_named:
         yield "pytree", [node.flatten_fn, node.unflatten_fn]
-    if isinstance(kind, abc.ABCMeta) and (registered := list(_counting_as(kind, home.is_named))):
-        yield "counts as it", registered
+    if isinstance(kind, abc.ABCMeta) and not home.is_named and (found := _registered(kind)):
+        found.sort(key=lambda each: (each.__module__, each.__qualname__))
+        yield "counts as it", [*found]
 
 
-def _counting_as(kind: abc.ABCMeta, is_named: bool) -> Iterator[object]:
-    """Classes that were registered with an abstract one; of Python's and torch's, users' only."""
+def counts_as(kind: type, abstract: type) -> bool:
+    """Whether ``kind``, or a class that it is derived from, was registered with an abstract one."""
+    return isinstance(abstract, abc.ABCMeta) and not set(kind.__mro__).isdisjoint(
+        _registered(abstract)
+    )
+
+
+def _registered(kind: abc.ABCMeta) -> list[type]:
     dump: Callable[[type], tuple[set[Callable[[], type | None]], object]]
     dump = abc._get_dump  # type: ignore[attr-defined]
-    found = [each for weak in dump(kind)[0] if (each := weak()) is not None]
-    for each in sorted(found, key=lambda each: (each.__module__, each.__qualname__)):
-        if not is_named or home_of(each).kind == "user":
-            yield each
+    return [each for weak in dump(kind)[0] if (each := weak()) is not None]
 
 
 def hooks_around(kind: type) -> list[object]:

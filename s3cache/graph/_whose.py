@@ -21,7 +21,6 @@ __all__ = [
     "ABSENT",
     "are_alike",
     "foreign_parts",
-    "held_by",
     "is_code",
     "is_foreign",
     "shown",
@@ -143,11 +142,6 @@ def foreign_parts(value: object) -> list[object]:
     if all(map(_is_of_torch, parts)):
         return []
     return [part for part in parts if isinstance(part, partial) or not _is_of_torch(part)]
-
-
-def held_by(value: object) -> list[object]:
-    """``value``, and all functions that it wraps."""
-    return list(_parts(value, 0))
 
 
 def text_of(

@@ -203,7 +203,9 @@ def _hooked(value: int) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def _hooking_all(value: int) -> Iterator[None]:
-    hook: Any = lambda *_: value  # noqa: E731 - typed as one that returns nothing
+    def hook(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        return value if output == "any" else None
+
     handle = torch.nn.modules.module.register_module_forward_hook(hook)
     try:
         yield
@@ -594,7 +596,7 @@ PLACES: dict[str, Place] = {
         "pytree.tree_leaves(G)[0]",
     ),
     "hook of all modules": _written(
-        "G = torch.nn.Identity()", "G(0)", around=lambda v: _hooking_all(v)
+        "G = torch.nn.Identity()", "G('any')", around=lambda v: _hooking_all(v)
     ),
     # what no key can hold
     "environment": _written(
