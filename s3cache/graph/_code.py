@@ -106,7 +106,9 @@ _ASKED_BY = {
     "get_type_hints": "__annotations__",
     "getdoc": "__doc__",
     "getfullargspec": "__annotations__",
+    "repr": "__qualname__",
     "signature": "__annotations__",
+    "str": "__qualname__",
 }
 
 
@@ -487,6 +489,8 @@ class _Walk:
         home = home_of(kind)
         self.say("class", home.name)
         if not home.is_named:
+            for name in ("__name__", "__qualname__"):  # not among its members
+                self._wait(index, name, getattr(kind, name), through)
             self._wait(index, _SUBCLASSES, type.__subclasses__(kind), through)
         for word, values in registered_for(kind):
             self.say_all(word, values, "")

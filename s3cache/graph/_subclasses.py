@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from s3cache.graph._code import UntoldError, fingerprint
 from s3cache.graph._definitions import parts_of
-from s3cache.graph._homes import home_of
+from s3cache.graph._homes import home_of, name_of
 from s3cache.graph._reads import closure_of
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component
@@ -40,7 +40,13 @@ def subclass_component(
             continue
         rules = [each for each in internals.sharding_rules(kind) if _is_users(each[1])]
         carried = [vouched(type(each)) or each for each in met.carried.values()]
-        whole = [kind, *sorted(rules, key=lambda rule: str(rule[0])), *carried]
+        # torch's own are put there and taken away again: by loss_parallel(), for one.
+        handled = sorted(
+            f"{operator} {name_of(handler)}"
+            for operator, handler in internals.sharding_handlers(kind)
+        )
+        rules.sort(key=lambda rule: str(rule[0]))
+        whole = [kind, *rules, *carried, *handled]
         try:
             texts.append(f"{name}: {fingerprint(whole, parts_of(vouched))}")
         except UntoldError as exc:

@@ -1242,9 +1242,15 @@ def sharding_rules(kind: type) -> list[tuple[object, object]]:
         (propagator, "op_to_rules"),
         (propagator, "op_strategy_funcs"),
         (propagator, "op_single_dim_strategy_funcs"),
-        (dispatcher, "_custom_op_handlers"),
     )
-    return [each for owner, table in tables for each in getattr(owner, table, {}).items()]
+    rules = [each for owner, table in tables for each in getattr(owner, table, {}).items()]
+    return rules + sharding_handlers(kind)
+
+
+def sharding_handlers(kind: type) -> list[tuple[object, object]]:
+    """Which operators on distributed tensors are not done by rules; torch changes some at times."""
+    dispatcher = getattr(kind, "_op_dispatcher", None)
+    return list(getattr(dispatcher, "_custom_op_handlers", {}).items())
 
 
 _higher_order: Internal[Mapping[str, Operator]] = Internal("torch._ops:_higher_order_ops")

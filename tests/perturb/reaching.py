@@ -584,6 +584,11 @@ PLACES: dict[str, Place] = {
     "text by inspection": _written(
         "import inspect\ndef f(): ...\nf.__doc__ = 'x' * VALUE", "len(inspect.getdoc(f))"
     ),
+    "name of a class": _written("C = type('C' * VALUE, (), {})", "len(C.__name__)"),
+    "name of an object's class": _written(
+        "G = type('C' * VALUE, (), {})()", "len(type(G).__name__)"
+    ),
+    "name by text": _written("C = type('C' * VALUE, (), {})", "str(C).count('C')"),
     "attribute of an enumeration": _written(
         "import enum\nclass E(enum.Enum): A = 1\nE.A.later = VALUE", "E.A.later"
     ),
