@@ -346,6 +346,7 @@ class _Walk:
         """What a chain of names leads to, from where a function has it."""
         self.say(chain.root, chain.name, chain.level, *chain.attributes)
         value: object = _NOTHING
+        own = through
         if chain.root == "free":
             value = closure.get(chain.name, _NOTHING)
         elif chain.root == "global":
@@ -360,6 +361,8 @@ class _Walk:
             home = home_of(value)
             through = {"torch": "torch", "python": through}.get(home.kind, home.name)
             value = self._member_of(value, attribute, home, through)
+        if isinstance(value, types.ModuleType) and operators_in(value) is not None:
+            through = own  # who takes operators from it answers for them
         if value is _NOTHING or (isinstance(value, types.ModuleType) and chain.root == "bind"):
             self.say("unbound")
         else:

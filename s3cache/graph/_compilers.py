@@ -7,6 +7,7 @@ and torch's keys have none of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import cast
 
 from s3cache.graph._code import UntoldError, told
@@ -46,8 +47,16 @@ def compilers_text(given: Mapping[str, object], vouched: Callable[[object], str 
 
 
 def _text(value: object, vouched: Callable[[object], str | None]) -> str:
+    if isinstance(value, partial):  # the function is another part
+        given = value.args, value.keywords
+        plain = [part for part in (*given[0], *sorted(given[1].items())) if not callable(part)]
+        return told([each for each in plain if not _holds_code(each)], parts_of(vouched))
     version = vouched(value)
     return told(value, parts_of(vouched)) if version is None else f"version {version}"
+
+
+def _holds_code(item: object) -> bool:
+    return isinstance(item, tuple) and any(map(callable, item))
 
 
 def table_text(

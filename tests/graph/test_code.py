@@ -244,3 +244,16 @@ def test_what_contains_itself_ends() -> None:
         return told(written("def f(): return knot", knot=knot))
 
     assert of(1) == of(1) != of(2)
+
+
+def test_what_torch_answers_of_the_process_is_a_part_of_it() -> None:
+    threads = torch.get_num_threads()
+
+    def of(count: int) -> str:
+        torch.set_num_threads(count)
+        return fingerprint(written("def f(x): return torch.get_num_threads()", torch=torch))
+
+    try:
+        assert of(1) == of(1) != of(2)
+    finally:
+        torch.set_num_threads(threads)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import s3cache
+from s3cache.graph._code import UntoldError, fingerprint
+from s3cache.graph._definitions import parts_of
 
 
 def keys(function: Callable[..., Any], *args: Any) -> list[str | None]:
@@ -49,3 +51,34 @@ def _with_globals(function: Any, namespace: dict[str, Any]) -> Any:
     return type(function)(
         function.__code__, namespace, function.__name__, None, function.__closure__
     )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x):\n    mine = torch.ops.s3cache_tests_later\n    return mine.op(x)",
+        "def f(x):\n    ops = torch.ops\n    return ops.s3cache_tests_later.op(x)",
+        "def f(x):\n    it = torch\n    return it.ops.s3cache_tests_later.op(x)",
+    ],
+)
+def test_an_operator_that_code_takes_from_its_namespace_is_followed(source: str) -> None:
+    def of(schema: str) -> str:
+        library = torch.library.Library("s3cache_tests_later", "DEF")
+        try:
+            library.define(schema)
+            names: dict[str, Any] = {"torch": torch}
+            exec(source, names)
+            return fingerprint(names["f"], parts_of(lambda _: None))
+        finally:
+            library._destroy()
+
+    one, other = "op(Tensor x, int by=1) -> Tensor", "op(Tensor x, int by=2) -> Tensor"
+    assert of(one) == of(one) != of(other)
+
+
+def test_all_operators_of_a_namespace_cannot_be_told() -> None:
+    def any_of_them(x: Tensor, name: str) -> Any:
+        return getattr(torch.ops.s3cache_tests_any, name)(x)
+
+    with pytest.raises(UntoldError, match="all operators of"):
+        fingerprint(any_of_them)
