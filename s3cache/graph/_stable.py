@@ -117,6 +117,7 @@ class _Words:
         self._graph = GraphModule
         self._mesh, self._script = internals.device_mesh.get(), internals.script_object.get()
         self._state = internals.backward_state.get()
+        self._table = internals.given_decompositions.find()
         self._sources: dict[int, tuple[object, str | None]] = {}
         self.codes: list[str] = []
         self.told: dict[int, str] = {}
@@ -139,7 +140,8 @@ class _Words:
             words = _mesh_words(value)
         elif type(value) is self._state:  # what it will carry is not there yet
             words = "BackwardState"
-        elif (table := internals.given_table(value)) is not None:
+        elif type(value) is self._table:
+            table = value.table
             words = f"decompositions {table_text(table, self._vouched)}"
         elif "_hash" in getattr(value, "__dict__", ()):
             words = _without_hash(value)

@@ -48,6 +48,7 @@ from s3cache.torch_api.protocols import (
     CppLibraries,
     CustomOperator,
     CustomPass,
+    DecompositionTable,
     DeviceMesh,
     EventLog,
     ExpressionPrinter,
@@ -1366,7 +1367,8 @@ compile_fx: Internal[Function[object]] = Internal("torch._inductor.compile_fx:co
 aot_module: Internal[Function[object]] = Internal(
     "torch._dynamo.backends.common:aot_module_simplified"
 )
-_constant_decompositions: Internal[type] = Internal(
+#: What holds the decompositions that a backend of the user's has given.
+given_decompositions: Internal[type[DecompositionTable]] = Internal(
     "torch._inductor.compile_fx:_ConstantDecompTable", since=(2, 13)
 )
 _decompositions_with_random: Internal[MemoizedTable] = Internal(
@@ -1412,15 +1414,6 @@ def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, obj
         return None
     now, fresh = memo(), {**decompositions.get(), **_random_decompositions.get()}
     return None if now == fresh else (now, fresh)
-
-
-def given_table(value: object) -> Mapping[object, object] | None:
-    """The decompositions that a backend of the user's has given, where torch keeps those."""
-    kind = _constant_decompositions.find()
-    if kind is None or type(value) is not kind:
-        return None
-    table: Mapping[object, object] = value.table  # type: ignore[attr-defined]
-    return table
 
 
 cpp_wrapper_options: Internal[Callable[[], dict[str, object]]] = Internal(

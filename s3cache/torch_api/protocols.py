@@ -402,6 +402,12 @@ class Operator(Protocol):
     def name(self) -> str: ...
 
 
+class DecompositionTable(Protocol):
+    """Decompositions, where torch keeps those that it was given."""
+
+    table: Mapping[object, object]
+
+
 class MemoizedTable(Protocol):
     """A function that makes a table once."""
 
