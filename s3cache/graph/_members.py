@@ -30,8 +30,8 @@ __all__ = ["Member", "await_members", "replaced_members"]
 # Whose functions and classes torch's modules import for their own use: what torch is built on.
 _BUILT_ON = frozenset(
     """
-    cuda expecttest filelock fsspec functorch jinja2 markupsafe networkx optree packaging psutil
-    pybind11 setuptools torchgen tqdm triton typing_extensions
+    cuda expecttest filelock fsspec functorch jinja2 markupsafe mpmath networkx numpy optree
+    packaging psutil pybind11 setuptools sympy torchgen tqdm triton typing_extensions
     """.split()  # noqa: SIM905 - nobody reads one word a line
 )
 
@@ -274,10 +274,22 @@ def _is_known(function: types.FunctionType) -> bool:
     if file.startswith("<") and not file.startswith("<frozen "):
         return _is_generated(function)
     of_torch = file.startswith(internals.torch_directory())
-    if of_torch or installed_as(file) in _BUILT_ON or home_of_file(file).is_named:
+    installed = installed_as(file) in _BUILT_ON or _is_of_built_on(function)
+    if of_torch or installed or home_of_file(file).is_named:
         _files.add(file)
         return True
     return False
+
+
+def _is_of_built_on(function: types.FunctionType) -> bool:
+    """The same by the module: not all that is imported was installed by pip, with a record."""
+    name = str(function.__globals__.get("__name__"))
+    module = sys.modules.get(name)
+    return (
+        name.partition(".")[0] in _BUILT_ON
+        and module is not None
+        and vars(module) is function.__globals__
+    )
 
 
 def _is_generated(function: types.FunctionType) -> bool:
