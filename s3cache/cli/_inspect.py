@@ -78,13 +78,12 @@ def _policy() -> Policy:
 def _names_of(place: Place, key: str) -> list[str]:
     """Of all entries under a key, or of the only one that begins so."""
     from s3cache.catalog import Selection, scan
-    from s3cache.entries import name_prefix
 
     names: list[str] = []
     keys: set[str] = set()
     if _KEY.fullmatch(key) and not place.is_local:
         # One request, where the key is whole.
-        for batch in whole_batches(scan(place.store, under=[name_prefix(key)])):
+        for batch in whole_batches(scan(place.store, Selection(named=frozenset({key})))):
             names += (item.name for item in batch)
         if names:
             return names

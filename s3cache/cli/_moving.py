@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from s3cache.cli._choosing import Url, chosen, named_in, opened, until_done
+from s3cache.cli._choosing import NOT_THERE, Url, chosen, entries_in, named_in, opened, until_done
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError
@@ -135,29 +135,21 @@ def mirror(
 def _copied(out: Output, source: Place, target: Place, selection: Selection) -> Tally:
     from s3cache import catalog
 
-    admit = source.policy.judge
     with out.progress("copied") as advance:
         absent: list[str] = []
-        batches = catalog.scan(
-            source.store,
-            selection,
-            is_local=source.is_local,
-            admit=admit,
-            absent=absent.append,
-        )
         tally = until_done(
             catalog.copy(
                 source.store,
                 target.store,
-                batches,
-                admit=admit,
+                entries_in(source, selection, absent),
+                admit=source.policy.judge,
                 write_hints=target.settings.hints,
                 few=selection.named is not None,
                 advance=advance,
             )
         )
     for name in absent:
-        tally.fail(name, "nothing is there")
+        tally.fail(name, NOT_THERE)
     return tally
 
 
