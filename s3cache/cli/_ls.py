@@ -80,6 +80,8 @@ def ls(
             shown += 1
             _show(out, item, long, hits)
     out.note(f"{shown} entries" if shown else "no entries")
+    if sort is not None and limit is None and shown == _SORTED_AT_MOST:
+        out.note("there may be more, which come after these: give --limit for another number")
     if hits is not None and shown:
         out.note("hits are those of this machine, as far as they are recorded")
     for name in absent:

@@ -57,7 +57,7 @@ def push(
     from s3cache.catalog import open_place
 
     with ExitStack() as stack:
-        remote = stack.enter_context(opened(open_place(url)))
+        remote = stack.enter_context(opened(open_place(url, to_fill=True)))
         with Cache.open(url) as cache:
             report = cache.flush(timeout)
         local = stack.enter_context(opened(open_place(url, in_tier=True)))
@@ -127,7 +127,7 @@ def mirror(
 
     with ExitStack() as stack:
         here = stack.enter_context(opened(open_place(source)))
-        there = stack.enter_context(opened(open_place(target)))
+        there = stack.enter_context(opened(open_place(target, to_fill=True)))
         tally = _copied(out, here, there, selection)
     _tell(out, tally)
 
