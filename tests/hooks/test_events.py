@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ import pytest
 
 import tests.support.compiler  # noqa: F401
 from s3cache import entries
+from s3cache._forks import call_in_child
 from s3cache.hooks._events import Events
-from s3cache.stats import Listeners, TransferEvent
+from s3cache.stats import Listener, Listeners, TransferEvent
 from s3cache.torch_api import internals
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TRACE = logging.getLogger("torch.__trace")
 NAME = entries.first_name("key")
@@ -157,3 +159,43 @@ def test_a_trace_that_cannot_be_written_ends_nothing(
     with events.shown("s3cache.save"):
         reached = True
     assert reached
+
+
+class Engines:
+    """Something to subscribe to that a forked child has anew, as an engine's listeners are."""
+
+    def __init__(self) -> None:
+        self.renew()
+        call_in_child(self.renew)
+
+    def renew(self) -> None:
+        self.listeners = Listeners()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        return self.listeners.add(listener)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_shows_its_own_and_what_its_parent_noted_is_the_parents(
+    trace: Trace,
+) -> None:
+    engines = Engines()
+    events = Events(engines.subscribe)
+
+    def transferred(name: str) -> None:
+        engines.listeners.emit(TransferEvent("upload", "started", name))
+        engines.listeners.emit(TransferEvent("upload", "done", name))
+
+    transferred("of the parent")
+    child = os.fork()
+    if child == 0:
+        names: list[str] = []
+        try:
+            transferred("of the child")
+            events.catch_up()
+            names += (event["args"]["name"] for event in trace.transfers)
+        finally:
+            os._exit(0 if names == ["of the child"] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    events.close()
+    assert [event["args"]["name"] for event in trace.transfers] == ["of the parent"]
