@@ -174,7 +174,7 @@ $(DIST_READY): constraints.txt | check-python
 		$(DIST_VENV)/bin/python -m pip install --quiet -c constraints.txt $(DIST_TOOLS); \
 		touch $@'
 
-.PHONY: docs docs-settings
+.PHONY: docs docs-settings docs-picture
 docs: $(DOCS_READY) ## build the site of the documentation into build/site; half a minute, then seconds
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	@echo "build/site/index.html; to search in it: $(PYTHON) -m http.server --directory build/site"
@@ -182,6 +182,9 @@ docs: $(DOCS_READY) ## build the site of the documentation into build/site; half
 docs-settings: $(READY) ## settings on docs/configuration.md and metrics on docs/metrics.md, as the code has them
 	$(BIN)/python -m infra.docs.settings $(ARGS)
 	$(BIN)/python -m infra.docs.metrics
+
+docs-picture: $(READY) ## run a job and draw its report anew, with Chromium; minutes
+	$(BIN)/python -m infra.docs.picture
 
 # Apart from .venv: whoever changes the code needs none of it.
 $(DOCS_READY): constraints.txt | check-python

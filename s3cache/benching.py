@@ -122,7 +122,7 @@ class Bench:
             raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
         self.prefix = f"{PREFIX}{secrets.token_hex(6)}/"
         self._url = _below(settings.url, self.prefix)
-        self.store = open_place(self._url).store
+        self.store = open_place(self._url, to_fill=True).store
         self._size = size
         self._deadline = time.monotonic() + timeout_s
         self._advance = advance

@@ -234,6 +234,39 @@ async def test_hints_go_with_the_entries_that_are_copied_and_no_others() -> None
     assert (await _copied(source, target)).hints == 0
 
 
+async def test_hints_of_a_few_keys_are_copied_without_a_listing_of_all() -> None:
+    """By the names that they have: one request to read each, and one to write it."""
+    source, target = CountingStore(MemoryStore()), CountingStore(MemoryStore())
+    chosen, without = entry(components()), entry(components(gm="h"))
+    for number in range(3000):
+        await source.inner.put(f"{hints.NAMES}{number:032x}/x.a{number:064x}", b"")
+    await hints.write(source.inner, chosen)
+    keys = {chosen.header.key, without.header.key}
+    names = [*hints.names_of(chosen.header), *hints.names_of(without.header)]
+    await source.inner.put(names[2], b"no hint")
+
+    assert await hints.copy(source, target, keys, names) == 2
+    assert (source.requests, target.requests) == (4, 2)
+    assert {*await names_of_hints(target)} == {*hints.names_of(chosen.header)}
+    assert await hints.copy(source, target, keys, names) == 0
+    assert await hints.copy(source, target, keys, []) == 0
+    assert await hints.copy(source, target, (), names) == 0
+
+
+async def test_a_named_entry_takes_its_hints_along_also_where_it_was_there() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    chosen, other = components(), components(grad_enabled="False")
+    for of in (chosen, other):
+        await entries.publish(source, entry(of), replaceable=())
+    named = Selection(named=frozenset({key_of(chosen)}))
+    assert (await copy(source, target, scan(source, named), few=True)).hints == 0
+    for of in (chosen, other):
+        await hints.write(source, entry(of))
+    tally = await copy(source, target, scan(source, named), few=True)
+    assert (tally.done, tally.present, tally.hints) == (0, 1, 2)
+    assert {name.rpartition(".")[2] for name in await names_of_hints(target)} == {key_of(chosen)}
+
+
 async def test_hints_are_written_anew_where_that_is_asked_for() -> None:
     source, target, of = MemoryStore(), MemoryStore(), components()
     await entries.publish(source, entry(of), replaceable=())

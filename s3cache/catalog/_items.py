@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeVar
 
 from s3cache import entries, frame
 from s3cache.catalog._selection import Selection
 from s3cache.errors import CorruptError, S3CacheError, TruncatedError, UntrustedError
 from s3cache.frame import Head, Judge
 from s3cache.store import ObjectInfo, Store, listing
+from s3cache.transfer import cancel_all
 from s3cache.trust import unpack
 
 __all__ = ["BATCH", "About", "Item", "about", "place_in", "read_about", "read_head", "scan"]
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
 #: So many objects are looked at together: that bounds the memory, whatever there is in all.
 BATCH = 256
-# Headers read at once.
+# Headers read, and keys listed, at once.
 _CONCURRENCY = 16
 # A wrapper that tries again remembers the names of one listing. By the first digit of the spread
 # that is a sixteenth of a bucket.
@@ -90,18 +105,17 @@ async def scan(
     selection: Selection | None = None,
     *,
     is_local: bool = False,
-    under: Sequence[str] | None = None,
     heads: bool = False,
     admit: Judge | None = None,
     absent: Callable[[str], object] = bool,
 ) -> AsyncIterator[list[Item]]:
     """The objects of a store that are chosen, some at a time, in memory that does not grow.
 
-    Where a selection names entries of a remote, nothing else is listed.
+    Where a selection names entries of a remote, nothing else is listed: one request for each key,
+    several at once.
 
     Args:
         is_local: whether all is listed, not only what is where entries of a remote lie.
-        under: what names begin with; left out, all there is.
         heads: read headers even where nothing is chosen by them; one request each.
         admit: decides whose entries are used, before a header is parsed.
         absent: told each name of the selection that nothing lies under, in the end.
@@ -112,13 +126,11 @@ async def scan(
     selection = selection or Selection()
     needs_heads = heads or selection.needs_heads
     missing = set(selection.named or ())
-    if under is None:
-        under = ("",) if is_local else _parts(selection)
-    for part in under:
-        async with listing(store, part) as objects:
+    async with aclosing(_listings(store, selection, is_local)) as listings:
+        async for objects in listings:
             batch: list[Item] = []
             async for info in objects:
-                item = _item(info)
+                item = Item(info.key, info.size, info.modified)
                 missing -= {item.key, item.place}
                 if selection.admits(item):
                     batch.append(item)
@@ -131,14 +143,28 @@ async def scan(
         absent(name)
 
 
-def _parts(selection: Selection) -> Sequence[str]:
-    if selection.named is None:
-        return _PARTS
-    return sorted({entries.name_prefix(entries.key_of(name)) for name in selection.named})
+async def _listings(
+    store: Store, selection: Selection, is_local: bool
+) -> AsyncGenerator[AsyncIterator[ObjectInfo], None]:
+    """What is there, a part at a time."""
+    if selection.named is None or is_local:
+        for part in ("",) if is_local else _PARTS:
+            async with listing(store, part) as objects:
+                yield objects
+        return
+
+    async def objects_of(key: str) -> list[ObjectInfo]:
+        async with listing(store, entries.name_prefix(key)) as objects:
+            return [info async for info in objects]
+
+    keys = sorted({*map(entries.key_of, selection.named)}, key=entries.name_prefix)
+    for at in range(0, len(keys), BATCH):
+        yield _all_of(await _together(objects_of, keys[at : at + BATCH]))
 
 
-def _item(info: ObjectInfo) -> Item:
-    return Item(info.key, info.size, info.modified)
+async def _all_of(lists: Iterable[Iterable[_T]]) -> AsyncIterator[_T]:
+    for each in chain.from_iterable(lists):
+        yield each
 
 
 async def _chosen(
@@ -146,14 +172,23 @@ async def _chosen(
 ) -> list[Item]:
     if not heads:
         return batch
+    found = await _together(lambda item: read_about(store, item, admit), batch)
+    return [item for item in found if item is not None and selection.chooses(item)]
+
+
+async def _together(ask: Callable[[_T], Awaitable[_R]], about: Iterable[_T]) -> Sequence[_R]:
+    """The answers, in order, several asked for at once; none is under way when this ends."""
     limit = asyncio.Semaphore(_CONCURRENCY)
 
-    async def read(item: Item) -> Item | None:
+    async def one(each: _T) -> _R:
         async with limit:
-            return await read_about(store, item, admit)
+            return await ask(each)
 
-    found = await asyncio.gather(*map(read, batch))
-    return [item for item in found if item is not None and selection.chooses(item)]
+    tasks = [asyncio.ensure_future(one(each)) for each in about]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel_all(tasks)
 
 
 async def read_about(store: Store, item: Item, admit: Judge | None = None) -> Item | None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from s3cache.errors import ConfigError
 from s3cache.settings import Options, Settings
 from s3cache.store import (
+    FileLocation,
     MeteredStore,
     RetryingStore,
     RetryPolicy,
     Store,
     open_store,
+    parse_url,
     store_identity,
 )
 from s3cache.tier import PatientDiskTier, TierStore
@@ -65,6 +67,7 @@ def open_place(
     *,
     in_tier: bool = False,
     of_all: bool = False,
+    to_fill: bool = False,
     **options: Unpack[Options],
 ) -> Place:
     """The remote that ``url`` and the environment name, or this machine's tier of it.
@@ -72,6 +75,8 @@ def open_place(
     Args:
         in_tier: the tier, not the remote.
         of_all: of the tier, what is there of all remotes.
+        to_fill: a directory that is not there is made, as a job would make it; who only looks
+            learns that it is not.
 
     Raises:
         ConfigError: the settings cannot be used, or name no remote.
@@ -98,5 +103,7 @@ def open_place(
         base_delay_s=0.1,
         max_delay_s=10.0,
     )
+    if not to_fill and isinstance(parse_url(settings.url, **of_store), FileLocation):
+        of_store["create"] = False
     store = MeteredStore(open_store(settings.url, **of_store))
     return Place(RetryingStore(store, retries), False, settings, policy)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Annotated
+
 import typer
 
+from s3cache._version import __version__
 from s3cache.cli._bench import bench
 from s3cache.cli._check import check
 from s3cache.cli._doctor import doctor
@@ -35,9 +39,25 @@ app = typer.Typer(
 )
 
 
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"s3cache {__version__}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    # The help of the app is said above; this makes each function a command, even a single one.
+def _root(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version and exit; s3cache version says more.",
+            is_eager=True,
+            callback=_say_version,
+        ),
+    ] = False,
+) -> None:
+    # The help of the app is said above.
     pass
 
 

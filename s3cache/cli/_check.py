@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -68,6 +69,8 @@ def check(
     if module and command:
         raise ConfigError("option -c", "is given beside -m", "leave one of them out")
     kind = ["-m"] if module else ["-c"] if command else []
+    if not kind and program[0] != "-" and not os.path.exists(program[0]):
+        raise ConfigError(f"script {program[0]}", "is not there", "name another, or give -m or -c")
     found = check_program(
         [*kind, *program],
         Limits(

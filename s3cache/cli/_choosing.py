@@ -14,11 +14,13 @@ import typer
 from s3cache.errors import ConfigError
 
 __all__ = [
+    "NOT_THERE",
     "Steps",
     "Url",
     "Where",
     "chosen",
     "duration_s",
+    "entries_in",
     "hits_here",
     "named_in",
     "size_bytes",
@@ -27,6 +29,9 @@ __all__ = [
 ]
 
 # ruff: noqa: UP045 - Typer reads annotations while the program runs, in Python 3.10 too
+
+#: What is said of each name that nothing lies under.
+NOT_THERE = "nothing is there"
 
 _T = TypeVar("_T")
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -104,6 +109,27 @@ def whole_batches(batches: AsyncIterator[list[_T]]) -> Iterator[list[_T]]:
 
     while (batch := until_done(step())) is not None:
         yield batch
+
+
+def entries_in(
+    place: Any, selection: Any, absent: list[str], *, heads: bool = False
+) -> AsyncIterator[list[Any]]:
+    """What is chosen of a place, some at a time.
+
+    Args:
+        absent: gets each name that the selection has and nothing lies under, in the end.
+        heads: read headers even where nothing is chosen by them.
+    """
+    from s3cache.catalog import scan
+
+    return scan(
+        place.store,
+        selection,
+        is_local=place.is_local,
+        heads=heads,
+        admit=place.policy.judge,
+        absent=absent.append,
+    )
 
 
 def chosen(

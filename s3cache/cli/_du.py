@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s3cache.cli._choosing import Where, chosen, hits_here, whole_batches
+from s3cache.cli._choosing import (
+    NOT_THERE,
+    Where,
+    chosen,
+    entries_in,
+    hits_here,
+    whole_batches,
+)
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
 
@@ -52,31 +59,35 @@ def du(
 
     Hits are those of this machine, as its last 128 processes recorded them.
     """
-    from s3cache.catalog import scan
-
     heads = by not in (_By.AGE, _By.HITS, _By.SIZE)
     hits = hits_here() if by is _By.HITS else {}
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    absent: list[str] = []
     with where.open() as place, out.progress("entries") as advance:
-        batches = scan(
-            place.store, selection, is_local=place.is_local, heads=heads, admit=place.policy.judge
-        )
-        for batch in whole_batches(batches):
+        for batch in whole_batches(entries_in(place, selection, absent, heads=heads)):
             for item in batch:
                 count = counts[_group(item, by, hits)]
                 count[0] += 1
                 count[1] += item.size
             advance(len(batch))
+    _show(out, by, counts, absent)
+    raise typer.Exit(1 if absent else 0)
+
+
+def _show(out: Output, by: _By, counts: Mapping[str, list[int]], absent: list[str]) -> None:
     rows = sorted(counts.items(), key=lambda each: (-each[1][1], each[0]))
     total = [sum(count[at] for count in counts.values()) for at in (0, 1)]
     if out.json:
         groups = [{by.value: name, "entries": n, "bytes": size} for name, (n, size) in rows]
-        out.record({"by": by.value, "groups": groups, "entries": total[0], "bytes": total[1]})
+        sums = {"entries": total[0], "bytes": total[1]}
+        out.record({"by": by.value, "groups": groups, **sums, "absent": absent})
         return
     shown = [(name, str(n), size_text(size)) for name, (n, size) in rows]
     out.table(
         [by.value, ">entries", ">size"], [*shown, ("all", str(total[0]), size_text(total[1]))]
     )
+    for name in absent:
+        out.note(f"{name}: {NOT_THERE}")
 
 
 def _group(item: Item, by: _By, hits: Mapping[str, int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,8 @@ import typer
 
 from s3cache.cli._choosing import Where, opened, until_done, whole_batches
 from s3cache.cli._groups import grouped
-from s3cache.cli._output import Output, size_text
-from s3cache.errors import ConfigError, CorruptError, TruncatedError, UntrustedError
+from s3cache.cli._output import Output, plain, size_text
+from s3cache.errors import ConfigError, TruncatedError, UntrustedError
 
 if TYPE_CHECKING:
     from s3cache.artifact import GraphDescription
@@ -78,13 +79,12 @@ def _policy() -> Policy:
 def _names_of(place: Place, key: str) -> list[str]:
     """Of all entries under a key, or of the only one that begins so."""
     from s3cache.catalog import Selection, scan
-    from s3cache.entries import name_prefix
 
     names: list[str] = []
     keys: set[str] = set()
     if _KEY.fullmatch(key) and not place.is_local:
         # One request, where the key is whole.
-        for batch in whole_batches(scan(place.store, under=[name_prefix(key)])):
+        for batch in whole_batches(scan(place.store, Selection(named=frozenset({key})))):
             names += (item.name for item in batch)
         if names:
             return names
@@ -105,12 +105,18 @@ def _show_all(out: Output, place: Place, names: list[str], target: str) -> None:
     from s3cache.catalog import read_head
 
     if not names:
-        raise CorruptError(f"key {target!r}", "there is no entry")
+        raise _absent(f"key {target!r}: there is no entry")
     for name in sorted(names):
         head = until_done(read_head(place.store, name))
         if head is None:
-            raise CorruptError(f"object {name}", "there is none")
+            raise _absent(f"object {name}: there is none")
         _show(out, name, head, head.size, place.policy)
+
+
+def _absent(what: str) -> typer.Exit:
+    """Says so, and how it ends: nothing is damaged, so no page on errors is of any use."""
+    sys.stderr.write(f"s3cache: error: {plain(what)}\n")
+    return typer.Exit(1)
 
 
 def _read_file(path: str) -> tuple[Head, int]:

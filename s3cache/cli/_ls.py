@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from s3cache.cli._choosing import Where, chosen, hits_here, whole_batches
+from s3cache.cli._choosing import (
+    NOT_THERE,
+    Where,
+    chosen,
+    entries_in,
+    hits_here,
+    whole_batches,
+)
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, age, plain, size_text
 from s3cache.errors import ConfigError
@@ -73,25 +80,17 @@ def ls(
             shown += 1
             _show(out, item, long, hits)
     out.note(f"{shown} entries" if shown else "no entries")
+    if sort is not None and limit is None and shown == _SORTED_AT_MOST:
+        out.note("there may be more, which come after these: give --limit for another number")
     if hits is not None and shown:
         out.note("hits are those of this machine, as far as they are recorded")
     for name in absent:
-        out.note(f"{name}: nothing is there")
+        out.note(f"{name}: {NOT_THERE}")
     raise typer.Exit(1 if absent else 0)
 
 
 def _items(place: Place, selection: Selection, long: bool, absent: list[str]) -> Iterator[Item]:
-    from s3cache.catalog import scan
-
-    batches = scan(
-        place.store,
-        selection,
-        is_local=place.is_local,
-        heads=long,
-        admit=place.policy.judge,
-        absent=absent.append,
-    )
-    for batch in whole_batches(batches):
+    for batch in whole_batches(entries_in(place, selection, absent, heads=long)):
         yield from batch
 
 

@@ -24,8 +24,11 @@ def main(arguments: list[str]) -> int:
         return 0
     from s3cache.cli._app import app
     from s3cache.cli._output import redacted, told
+    from s3cache.cli._retries import tell_of_retries
     from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
 
+    if sys.stderr.isatty():
+        tell_of_retries()
     try:
         code = app(args=arguments, prog_name="s3cache", standalone_mode=False)
         sys.stdout.flush()

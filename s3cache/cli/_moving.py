@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from s3cache.cli._choosing import Url, chosen, named_in, opened, until_done
+from s3cache.cli._choosing import NOT_THERE, Url, chosen, entries_in, named_in, opened, until_done
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
-from s3cache.errors import ConfigError
+from s3cache.errors import AccessDeniedError, ConfigError
 
 if TYPE_CHECKING:
     from s3cache.catalog import Place, Selection, Tally
@@ -19,7 +19,8 @@ __all__ = ["mirror", "prefetch", "pull", "push"]
 
 # ruff: noqa: UP045 - see _choosing.py
 
-_AT_ONCE = 1000
+#: No entry has this name.
+_NOTHING = "v1/000/-"
 _LOOK_EVERY_S = 0.1
 
 
@@ -57,7 +58,10 @@ def push(
     from s3cache.catalog import open_place
 
     with ExitStack() as stack:
-        remote = stack.enter_context(opened(open_place(url)))
+        remote = stack.enter_context(opened(open_place(url, to_fill=True)))
+        # Uploads to what is not there would be tried until the time is over.
+        with suppress(AccessDeniedError):
+            until_done(_reach(remote.store))
         with Cache.open(url) as cache:
             report = cache.flush(timeout)
         local = stack.enter_context(opened(open_place(url, in_tier=True)))
@@ -65,6 +69,14 @@ def push(
     if report.error is not None and report.remaining:
         tally.fail(f"{report.remaining} that were not uploaded", report.error)
     _tell(out, tally)
+
+
+async def _reach(store: Any) -> None:
+    from s3cache.store import listing
+
+    async with listing(store, _NOTHING) as objects:
+        async for _ in objects:
+            return
 
 
 @grouped(out=Output)
@@ -127,7 +139,7 @@ def mirror(
 
     with ExitStack() as stack:
         here = stack.enter_context(opened(open_place(source)))
-        there = stack.enter_context(opened(open_place(target)))
+        there = stack.enter_context(opened(open_place(target, to_fill=True)))
         tally = _copied(out, here, there, selection)
     _tell(out, tally)
 
@@ -135,29 +147,21 @@ def mirror(
 def _copied(out: Output, source: Place, target: Place, selection: Selection) -> Tally:
     from s3cache import catalog
 
-    admit = source.policy.judge
     with out.progress("copied") as advance:
         absent: list[str] = []
-        batches = catalog.scan(
-            source.store,
-            selection,
-            is_local=source.is_local,
-            admit=admit,
-            absent=absent.append,
-        )
         tally = until_done(
             catalog.copy(
                 source.store,
                 target.store,
-                batches,
-                admit=admit,
+                entries_in(source, selection, absent),
+                admit=source.policy.judge,
                 write_hints=target.settings.hints,
                 few=selection.named is not None,
                 advance=advance,
             )
         )
     for name in absent:
-        tally.fail(name, "nothing is there")
+        tally.fail(name, NOT_THERE)
     return tally
 
 

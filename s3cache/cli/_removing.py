@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from s3cache.cli._choosing import Where, chosen, until_done, whole_batches
+from s3cache.cli._choosing import (
+    NOT_THERE,
+    Where,
+    chosen,
+    entries_in,
+    until_done,
+    whole_batches,
+)
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
-from s3cache.errors import AccessDeniedError, ConfigError, CorruptError
+from s3cache.errors import AccessDeniedError, ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.catalog import Item, Place, Selection
+    from s3cache.catalog import Place, Selection
 
 __all__ = ["clear", "gc", "rm"]
 
@@ -34,8 +40,7 @@ def rm(
     from s3cache.catalog import Selection
     from s3cache.entries import check_key
 
-    names = {check_key(key) for key in keys}
-    _remove(out, where, Selection(keys=tuple(names)), exact=names, dry_run=dry_run)
+    _remove(out, where, Selection(named=frozenset(map(check_key, keys))), dry_run=dry_run)
 
 
 @grouped(where=Where, out=Output)
@@ -82,7 +87,6 @@ def _remove(
     where: Where,
     selection: Selection,
     *,
-    exact: set[str] | None = None,
     dry_run: bool,
     how: str = "no --dry-run",
 ) -> None:
@@ -93,50 +97,40 @@ def _remove(
             raise ConfigError(
                 "option --untrusted", "asks for a key that is trusted", "set trusted_keys"
             )
-        batches = _wanted(place, selection, exact)
+        absent: list[str] = []
         if dry_run:
-            _count(out, batches, how)
-            return
+            _count(out, place, selection, absent, how)
+            raise typer.Exit(1 if absent else 0)
         keep = until_done(place.to_upload())
         try:
             tally = until_done(
                 catalog.remove(
-                    place.store, batches, keep=keep, admit=place.policy.judge, advance=advance
+                    place.store,
+                    entries_in(place, selection, absent),
+                    keep=keep,
+                    admit=place.policy.judge,
+                    advance=advance,
                 )
             )
         except AccessDeniedError as exc:
             raise AccessDeniedError(
                 f"{exc}; to remove entries takes the operator's role, see infra/README.md"
             ) from exc
+    for name in absent:
+        tally.fail(name, NOT_THERE)
     if out.json:
         out.record({"dry_run": False, **vars(tally)})
-        return
-    if exact and not tally.done + tally.kept:
-        raise CorruptError("s3cache rm", "there is no entry under " + ", ".join(sorted(exact)))
-    kept = f", {tally.kept} kept: not uploaded yet, or sound after all" if tally.kept else ""
-    out.line(f"{tally.done} entries removed ({size_text(tally.size)}){kept}")
+    else:
+        for name, why in tally.failures:
+            out.line(f"{name}: {why}")
+        kept = f", {tally.kept} kept: not uploaded yet, or sound after all" if tally.kept else ""
+        out.line(f"{tally.done} entries removed ({size_text(tally.size)}){kept}")
+    raise typer.Exit(1 if tally.failed else 0)
 
 
-async def _wanted(
-    place: Place, selection: Selection, exact: set[str] | None
-) -> AsyncIterator[list[Item]]:
-    from s3cache import catalog
-    from s3cache.entries import name_prefix
-
-    batches = catalog.scan(
-        place.store,
-        selection,
-        is_local=place.is_local,
-        under=None if exact is None or place.is_local else [*map(name_prefix, sorted(exact))],
-        admit=place.policy.judge,
-    )
-    async for batch in batches:
-        yield [item for item in batch if exact is None or item.key in exact]
-
-
-def _count(out: Output, batches: AsyncIterator[list[Item]], how: str) -> None:
+def _count(out: Output, place: Place, selection: Selection, absent: list[str], how: str) -> None:
     count = size = 0
-    for batch in whole_batches(batches):
+    for batch in whole_batches(entries_in(place, selection, absent)):
         for item in batch:
             count += 1
             size += item.size
@@ -146,4 +140,6 @@ def _count(out: Output, batches: AsyncIterator[list[Item]], how: str) -> None:
                 out.line(item.name)
     if count > _SHOWN:
         out.note(f"and {count - _SHOWN} more")
+    for name in absent:
+        out.note(f"{name}: {NOT_THERE}")
     out.note(f"{count} entries ({size_text(size)}) would be removed: with {how} they are")

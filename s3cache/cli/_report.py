@@ -51,8 +51,8 @@ def report(
     (S3CACHE_RECORD=0: none).
     """
     from s3cache.records import ranks_in_words
+    from s3cache.report import is_counted, name_of, page, sum_up
     from s3cache.report import manifest as listed
-    from s3cache.report import name_of, page, sum_up
     from s3cache.report import trace as traced
 
     jobs = _jobs(run or [], last)
@@ -84,7 +84,7 @@ def report(
         return
     for job in jobs:
         ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
-        count = sum(len(each.records) for each in job)
+        count = sum(is_counted(record) for each in job for record in each.records)
         out.line(f"{job[0].name}: {job[0].program}{ranks}, {count} lookups")
     rows = [
         (name_of(outcome, reason), str(count))
@@ -116,7 +116,10 @@ def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
     for job in jobs:
         for each in explain(job[0].name, remote=False).explanations:
             differing = [found.text for found in each.differences if not found.follows]
-            reasons = [f"{r.get('message', '')} {r.get('line', '')}" for r in each.record.reasons]
+            reasons = [
+                "; ".join(filter(None, (reason.get("message"), reason.get("line"))))
+                for reason in each.record.reasons
+            ]
             why = "; ".join([*each.record.rejected, *differing, *reasons]) or each.why
             words[each.record.key, each.record.time] = why.strip()
     return lambda _, record: words.get((record.key, record.time), "")

@@ -54,10 +54,14 @@ def stats(where: _Where, out: Output) -> None:
 def _counted(place: Any) -> dict[str, int]:
     from s3cache.catalog import scan
 
-    entries = size = keys = 0
+    entries = size = firsts = 0
+    here: set[str] = set()
     for batch in whole_batches(scan(place.store, is_local=place.is_local)):
         entries += len(batch)
         size += sum(item.size for item in batch)
-        # There is one first entry to a key; a local tier may have others only.
-        keys += sum(item.name.endswith(".0") for item in batch)
-    return {"entries": entries, "keys": keys, "bytes": size}
+        # There is one first entry to a key. A local tier may have others only, and is bounded.
+        if place.is_local:
+            here.update(item.name.rpartition(".")[0] for item in batch)
+        else:
+            firsts += sum(item.name.endswith(".0") for item in batch)
+    return {"entries": entries, "keys": len(here) if place.is_local else firsts, "bytes": size}

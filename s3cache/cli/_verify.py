@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from s3cache.cli._choosing import Where, chosen, until_done
+from s3cache.cli._choosing import NOT_THERE, Where, chosen, entries_in, until_done
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
 
@@ -26,14 +26,13 @@ def verify(selection: Selection, where: Where, out: Output) -> None:
     from s3cache import catalog
 
     with where.open() as place, out.progress("verified") as advance:
-        admit = place.policy.judge
         absent: list[str] = []
-        batches = catalog.scan(
-            place.store, selection, is_local=place.is_local, admit=admit, absent=absent.append
+        batches = entries_in(place, selection, absent)
+        tally = until_done(
+            catalog.verify(place.store, batches, admit=place.policy.judge, advance=advance)
         )
-        tally = until_done(catalog.verify(place.store, batches, admit=admit, advance=advance))
         for name in absent:
-            tally.fail(name, "nothing is there")
+            tally.fail(name, NOT_THERE)
     if out.json:
         out.record({"trust": place.policy.level, **vars(tally)})
     else:

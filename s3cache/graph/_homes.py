@@ -31,12 +31,13 @@ __all__ = [
 # Modules of Python's library that compute, and read nothing but what they are given: the version
 # in the key says what they are. What is said to a log changes nothing.
 _PURE = """
-    " __future__ _abc _bisect _collections _collections_abc _contextvars _decimal _functools
-    _heapq _json _operator _pickle _struct _thread _typing _weakref _weakrefset abc array ast
-    base64 binascii bisect builtins cmath collections colorsys contextlib contextvars copy
-    copyreg dataclasses decimal difflib enum fractions functools hashlib heapq inspect itertools
-    json keyword logging math numbers operator pprint queue re reprlib statistics string struct
-    textwrap threading traceback types typing typing_extensions unicodedata warnings weakref
+    __future__ _abc _bisect _collections _collections_abc _contextvars _decimal _functools
+    _heapq _json _operator _pickle _struct _thread _typing _warnings _weakref _weakrefset abc
+    array ast base64 binascii bisect builtins cmath collections colorsys contextlib contextvars
+    copy copyreg dataclasses decimal difflib enum fractions functools hashlib heapq inspect
+    itertools json keyword logging math numbers operator pprint queue re reprlib statistics string
+    struct textwrap threading traceback types typing typing_extensions unicodedata warnings
+    weakref
 """
 _pure = frozenset(_PURE.split())
 # What of those asks the process all the same.

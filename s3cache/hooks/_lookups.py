@@ -26,7 +26,7 @@ from s3cache.hooks._first_calls import fake_first_call
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, is_made_for_threads
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._records import Recording, in_words, shown
+from s3cache.hooks._records import Recording, in_words
 from s3cache.hooks._rejected import failing_conditions, failing_guards
 from s3cache.hooks._votes import Ballot, ballot_on
 from s3cache.stats import Reason
@@ -133,7 +133,7 @@ class LookupSeam:
         def try_load(*args: object, **kwargs: object) -> object:
             with (
                 self._calls.entered(Lookup(_config(args), _ballot(args))) as lookup,
-                shown("s3cache.lookup") as event,
+                self._recording.events.shown("s3cache.lookup") as event,
             ):
                 self._bundling.end()
                 try:

@@ -1,8 +1,4 @@
-"""What is told of each lookup: to its record, for ``s3cache explain``, and among torch's events.
-
-The latter are in the log that ``TORCH_TRACE`` asks for, which tlparse shows, and in what
-``torch.profiler`` records.
-"""
+"""What is told of each lookup to its record, for ``s3cache explain``."""
 
 from __future__ import annotations
 
@@ -12,12 +8,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.graph import Unsafe
+from s3cache.hooks._events import Events
 from s3cache.hooks._keys import KeySeam
 from s3cache.records import Event, Record
 from s3cache.stats import Level, Reason
@@ -26,7 +23,7 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-__all__ = ["Recording", "in_words", "shown"]
+__all__ = ["Recording", "in_words"]
 
 logger = logger_of("lookups")
 
@@ -38,9 +35,14 @@ _LEVELS = {"aot": "", "fx": ", second level"}
 
 
 class Recording:
-    """Gives the engine a record of each lookup; what goes wrong in it is told once, and no more."""
+    """Gives the engine a record of each lookup; what goes wrong in it is told once, and no more.
 
-    def __init__(self, engine: Engine, keys: KeySeam) -> None:
+    Attributes:
+        events: shows lookups among torch's own events.
+    """
+
+    def __init__(self, engine: Engine, keys: KeySeam, events: Events) -> None:
+        self.events = events
         self._engine = engine
         self._keys = keys
         self._failed = False
@@ -143,22 +145,6 @@ def _told(why: Callable[[], list[str]]) -> str:
     with contextlib.suppress(Exception):  # what an entry has guards on may not be here at all
         words = "; ".join(why())
     return words or "what it relies on does not hold"
-
-
-@contextlib.contextmanager
-def shown(name: str) -> Iterator[dict[str, object]]:
-    """Show the block as an event ``name``, with what the block puts into the mapping it gets."""
-    about: dict[str, object] = {}
-    end = None
-    # Nothing that torch meets when it writes a trace is to end anybody's training.
-    with contextlib.suppress(Exception):
-        end = internals.begin_event(name, time.time_ns())
-    try:
-        yield about
-    finally:
-        if end is not None:
-            with contextlib.suppress(Exception):
-                end(time.time_ns(), about)
 
 
 def in_words(outcome: Hit | Miss) -> dict[str, str]:

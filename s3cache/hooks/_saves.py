@@ -26,7 +26,7 @@ from s3cache.hooks._first_calls import UndescribedError
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._records import Recording, shown
+from s3cache.hooks._records import Recording
 from s3cache.hooks._sources import without_sources
 from s3cache.torch_api import internals
 
@@ -143,7 +143,7 @@ class SaveSeam:
 
     def _share(self, key: str, saving: Save, content: bytes) -> bool:
         try:
-            with shown("s3cache.save") as event:
+            with self._recording.events.shown("s3cache.save") as event:
                 frame = self._artifact(key, saving, content).encode(key)
                 saved = self._engine.save(key, frame)
                 event.update(key=key, bytes=len(frame), saved=isinstance(saved, Saved))

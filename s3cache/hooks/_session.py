@@ -23,6 +23,7 @@ from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._check import Report, checked
 from s3cache.hooks._clearing import Clearing
+from s3cache.hooks._events import Events
 from s3cache.hooks._fx_graphs import FxGraphSeam
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
@@ -72,6 +73,7 @@ class Session:
         self._engine = engine
         self.cache = cache_over(engine)
         self.inquire = engine.inquire
+        self._events = Events(engine.subscribe)
         self._patches = Patches()
         self._ways = Patches()  # apart, for they stay closed where no seam can be installed
         self._ways_around = WaysAround(engine.policy_digest) if engine.uses_trusted_only else None
@@ -121,7 +123,7 @@ class Session:
         bundling = Bundling(backwards)
         bypasses = Bypasses(self._engine)
         keys = KeySeam(registry, calls)
-        recording = Recording(self._engine, keys)
+        recording = Recording(self._engine, keys, self._events)
         lookups = LookupSeam(
             self._engine, calls, keys, kernels, bundling, backwards, bypasses, recording
         )
@@ -148,6 +150,7 @@ class Session:
         self._patches.undo()
         self._ways.undo()
         self._engine.close()
+        self._events.close()
 
 
 class Abstention:

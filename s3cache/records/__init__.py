@@ -5,6 +5,7 @@ nothing leaves the machine. Without a local tier there is what the process holds
 """
 
 from s3cache.records._jobs import Folded, folded, in_jobs, ranks_in_words
+from s3cache.records._lanes import Lanes
 from s3cache.records._reading import Run, read_head, read_run, run_names
 from s3cache.records._record import Event, Record, Transfers
 from s3cache.records._writing import JOB, Recorder, RecordLimits, job_here
@@ -13,6 +14,7 @@ __all__ = [
     "JOB",
     "Event",
     "Folded",
+    "Lanes",
     "Record",
     "RecordLimits",
     "Recorder",

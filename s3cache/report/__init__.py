@@ -6,7 +6,7 @@
 
 from s3cache.report._manifest import manifest
 from s3cache.report._page import page
-from s3cache.report._totals import Totals, name_of, sum_up
+from s3cache.report._totals import Totals, is_counted, name_of, sum_up
 from s3cache.report._trace import trace
 
-__all__ = ["Totals", "manifest", "name_of", "page", "sum_up", "trace"]
+__all__ = ["Totals", "is_counted", "manifest", "name_of", "page", "sum_up", "trace"]

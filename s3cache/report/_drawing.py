@@ -14,7 +14,7 @@ STYLE = """
 .bars { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr max-content;
   gap: .35rem .75rem; align-items: center; font-size: .875rem; }
 .bar { height: .8rem; border-radius: .2rem; min-width: 2px; }
-svg { display: block; width: 100%; min-width: 42rem; }
+svg { display: block; width: 100%; min-width: 60rem; }
 svg text { fill: var(--dim); font-size: 12px; }
 .lane { stroke: var(--line); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; font-size: .875rem; }

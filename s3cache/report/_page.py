@@ -15,7 +15,7 @@ from s3cache._version import __version__
 from s3cache.records import Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.report._drawing import STYLE as DRAWING_STYLE
 from s3cache.report._drawing import bars, timeline
-from s3cache.report._totals import Totals, kind_of, name_of, sum_up
+from s3cache.report._totals import Totals, is_counted, kind_of, name_of, sum_up
 
 __all__ = ["page"]
 
@@ -48,6 +48,9 @@ th { color: var(--dim); font-weight: 500; }
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 code { font: .8125rem ui-monospace, monospace; overflow-wrap: anywhere; }
 .mark { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .4em; }
+@media (min-width: 40rem) {
+  td:nth-child(1) { min-width: 9rem; } td:nth-child(2) { min-width: 15rem; }
+}
 @media (max-width: 40rem) {
   thead { display: none; }
   tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
@@ -118,7 +121,8 @@ def _tiles(totals: Totals) -> str:
 
 
 def _table(runs: Sequence[Run], explain: Callable[[Run, Record], str] | None) -> str:
-    found = [lookup for job in reversed(in_jobs(runs)) for lookup in folded(job)]
+    lookups = (lookup for job in reversed(in_jobs(runs)) for lookup in folded(job))
+    found = [lookup for lookup in lookups if is_counted(lookup.record)]
     if not found:
         return "<p>Nothing was looked up.</p>"
     rows = [_row(each, len(runs), explain) for each in found[:_ROWS_AT_MOST]]

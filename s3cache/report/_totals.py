@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from s3cache.records import Run
+from s3cache.records import Record, Run
 from s3cache.stats import Reason
 
-__all__ = ["AS_IT_SHOULD_BE", "Kind", "Totals", "kind_of", "name_of", "sum_up"]
+__all__ = ["AS_IT_SHOULD_BE", "Kind", "Totals", "is_counted", "kind_of", "name_of", "sum_up"]
 
 #: Reasons of misses that are nobody's fault: about these nothing is to be done.
 AS_IT_SHOULD_BE = frozenset(
@@ -23,7 +23,7 @@ Kind: TypeAlias = Literal["local", "remote", "miss", "bypass"]
 
 @dataclass(frozen=True)
 class Totals:
-    """What some runs come to. A half of a graph whose whole was looked up before counts for itself.
+    """What some runs come to, of what :func:`is_counted`.
 
     Attributes:
         outcomes: how many lookups ended so, by outcome and reason; the most frequent first.
@@ -58,9 +58,10 @@ class Totals:
 def sum_up(runs: Sequence[Run]) -> Totals:
     """All of ``runs`` together."""
     records = [record for run in runs for record in run.records]
-    ended = Counter(record.outcome for record in records)
+    counted = [*filter(is_counted, records)]
+    ended = Counter(record.outcome for record in counted)
     return Totals(
-        outcomes=dict(Counter((each.outcome, each.reason) for each in records).most_common()),
+        outcomes=dict(Counter((each.outcome, each.reason) for each in counted).most_common()),
         hits=ended["hit"],
         misses=ended["miss"],
         bypasses=ended["bypass"],
@@ -68,6 +69,15 @@ def sum_up(runs: Sequence[Run]) -> Totals:
         waited_s=sum(record.elapsed_s for record in records),
         complete=all(run.complete for run in runs),
     )
+
+
+def is_counted(record: Record) -> bool:
+    """Whether it is not only what came of another one.
+
+    Where a whole graph misses, its halves are asked for, and where they miss too they have been
+    told already.
+    """
+    return record.outcome == "hit" or not record.of_whole
 
 
 def name_of(outcome: str, reason: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from s3cache.records import Event, Record, Run
+from s3cache.records import Event, Lanes, Record, Run
 
 __all__ = ["trace"]
 
@@ -36,14 +36,11 @@ def _events(number: int, run: Run) -> Iterator[dict[str, object]]:
     lanes = dict(_LANES)
     for record in run.records:
         yield _of_lookup(number, record)
-    ends: list[float] = []  # of transfers, by lane
+    transfers = Lanes()
     for event in sorted(run.events, key=lambda each: each.time - each.elapsed_s):
         lane = _LANE_OF.get(event.event)
         if lane is None:
-            began = event.time - event.elapsed_s
-            free = next((i for i, end in enumerate(ends) if end <= began), len(ends))
-            ends[free : free + 1] = [event.time]
-            lane = _TRANSFERS + free
+            lane = _TRANSFERS + transfers.take(event.time - event.elapsed_s, event.time)
             lanes[lane] = _LANES[_TRANSFERS]
         yield _event(number, lane, event)
     for lane, name in lanes.items():

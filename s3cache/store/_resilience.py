@@ -22,6 +22,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     retry_if_exception,
     stop_after_attempt,
     stop_before_delay,
@@ -29,6 +30,7 @@ from tenacity import (
 )
 
 from s3cache import _options
+from s3cache._logs import logger_of
 from s3cache._options import count, option, seconds
 from s3cache.errors import (
     CircuitOpenError,
@@ -56,6 +58,8 @@ __all__ = [
     "RetryPolicy",
     "RetryingStore",
 ]
+
+logger = logger_of("storage")
 
 _T = TypeVar("_T")
 BreakerState: TypeAlias = Literal["closed", "open", "half-open"]
@@ -228,6 +232,7 @@ class RetryingStore(WrapperStore):
                 wait=wait_random_exponential(
                     multiplier=policy.base_delay_s, max=policy.max_delay_s
                 ),
+                before_sleep=_tell,
                 reraise=True,
             )(attempt)
         except StoreError as error:
@@ -281,6 +286,11 @@ class RetryingStore(WrapperStore):
         if there is None or isinstance(there, NotAdmitted):
             return False
         return bytes(there) == bytes(data)
+
+
+def _tell(state: RetryCallState) -> None:
+    error = None if state.outcome is None else state.outcome.exception()
+    logger.info("%s; it is tried again", error)
 
 
 def _is_worth_retrying(error: BaseException) -> bool:

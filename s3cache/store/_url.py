@@ -143,6 +143,8 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> Location:
     except ValueError:
         # Neither the URL nor what urlsplit says of it: it may hold a password.
         raise ConfigError("store URL", "cannot be read", _EXAMPLES) from None
+    if not parts.scheme:
+        raise ConfigError("store URL", "has no scheme", _EXAMPLES)
     if parts.scheme not in _SCHEMES:
         fix = _options.did_you_mean(parts.scheme, _SCHEMES, _EXAMPLES)
         raise ConfigError(f"store URL scheme {parts.scheme!r}", "is not known", fix)

@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from logging import Logger
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -1468,6 +1469,26 @@ def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], No
         log.log_event_end(name, end_ns, about, now_ns, False)
 
     return end
+
+
+_trace_log: Internal[Logger] = Internal("torch._logging._internal:trace_log")
+_trace: Internal[Function[None]] = Internal("torch._logging:trace_structured")
+
+
+def writes_trace() -> bool:
+    """Whether torch writes the log that ``TORCH_TRACE`` asks for. Imports nothing."""
+    return TORCH in sys.modules and bool(_trace_log.get().handlers)
+
+
+def trace_event(event: dict[str, object], *, lane: int) -> None:
+    """Write an event that is of no compile to torch's log, beside those of compiles.
+
+    Args:
+        event: in the JSON of ``chrome://tracing``.
+        lane: where it is drawn; those of compiles are in 0.
+    """
+    whole = {"cat": "s3cache", "pid": 0, "tid": lane, **event}
+    _trace.get()("chromium_event", payload_fn=lambda: whole, suppress_context=True)
 
 
 count_calls: Internal[Callable[[Graph], int]] = Internal("torch._dynamo.utils:count_calls")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from s3cache import entries
 from s3cache.catalog import Item, Selection, scan
-from s3cache.errors import CorruptError, UntrustedError
+from s3cache.errors import CorruptError, TransientError, UntrustedError
 from s3cache.store import FileStore, MemoryStore, WrapperStore
 
 if TYPE_CHECKING:
@@ -108,6 +110,59 @@ async def test_what_is_named_is_found_without_a_listing_of_the_rest() -> None:
     assert {*found, "gone"} == names
     assert absent == ["gone"]
     assert (store.listings, store.listed) == (11, 10)
+
+
+class _Slow(WrapperStore):
+    """A store whose listings all wait for one another, and notes how many do so at once."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.under_way = 0
+        self.at_once = 0
+        self.refused = ""
+
+    async def list(self, prefix: str = "") -> Any:
+        self.under_way += 1
+        self.at_once = max(self.at_once, self.under_way)
+        try:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            if self.refused and prefix.endswith(self.refused):
+                raise TransientError("is busy")
+            async for info in super().list(prefix):
+                yield info
+        finally:
+            self.under_way -= 1
+
+
+async def _slow(*keys: str) -> _Slow:
+    store = _Slow()
+    for key in keys:
+        await store.put(entries.first_name(key), b"nothing")
+    return store
+
+
+async def test_what_is_named_is_listed_several_at_once_and_comes_in_one_order() -> None:
+    """The order is that in which a bucket lists everything."""
+    keys = [f"k{number}" for number in range(300)]
+    store = await _slow(*keys)
+    named = scan(store, Selection(named=frozenset(keys)))
+    found = [item.name async for batch in named for item in batch]
+    assert found == sorted(map(entries.first_name, keys))
+    assert 1 < store.at_once <= 16
+
+
+async def test_nothing_is_under_way_when_a_listing_has_failed_or_nobody_reads_on() -> None:
+    keys = [f"k{number}" for number in range(300)]
+    store = await _slow(*keys)
+    batches = scan(store, Selection(named=frozenset(keys)))
+    await anext(batches)
+    assert store.under_way == 0
+    await batches.aclose()  # type: ignore[attr-defined]
+    store.refused = "/k7."
+    with pytest.raises(TransientError):
+        await anext(scan(store, Selection(named=frozenset(keys[:100]))))
+    assert store.under_way == 0
 
 
 async def test_without_headers_nothing_is_read() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache import Cache, frame
 from tests.support.density import dense
 from tests.support.refusing import Refusing
 
@@ -33,6 +35,22 @@ def test_from_a_directory_to_a_bucket_and_back_to_nothing(
     assert "takes the operator's role" in done.err
     assert len(done.err.splitlines()) == 1
     assert call("clear", "--url", remote, "--yes", "--json").json["done"] == 11
+
+
+def test_a_push_to_what_is_not_there_does_not_try_until_its_time_is_over(
+    call: Call, at: Callable[[int], str], moto_port: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = at(server.getsockname()[1])
+    with Cache.open(nobody, exit_timeout_s=0.1, retry_attempts=1) as cache:
+        cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    done = call("push", "--url", nobody)
+    assert (done.code, done.out) == (3, "")
+    assert "cannot connect" in done.err
+    assert call("stats", "--local", "--json").json["local"]["to_upload"] == 1
+    no_bucket = call("push", "--url", f"s3://there-is-none?{at(moto_port).partition('?')[2]}")
+    assert no_bucket.code == 3
+    assert "the bucket does not exist" in no_bucket.err
 
 
 @dense

@@ -185,4 +185,7 @@ def test_modules_code_and_what_follows_are_the_programs(call: Call, tmp_path: Pa
     assert "no graph" in done.out
     assert call("check", "-m", "json.tool", "--help", "--json").code == 1
     assert call("check", "-m", "-c", "x").code == 2
+    missing = call("check", tmp_path / "missing.py")
+    assert (missing.code, missing.out) == (2, "")
+    assert "missing.py: is not there" in missing.err
     assert call("check").code == 2

@@ -132,6 +132,7 @@ def test_what_is_damaged_or_not_there_is_said(call: Call, shelf: Shelf, tmp_path
         assert said in done.err
         assert len(done.err.splitlines()) == 1
         assert "hunter2" not in done.err
+        assert ("explain" in done.err) == (said not in ("there is no entry", "there is none"))
 
 
 def test_whatever_a_header_says_it_is_shown(call: Call, shelf: Shelf) -> None:

@@ -55,6 +55,34 @@ def test_filters_and_order(call: Call, shelf: Shelf) -> None:
     assert len(keys("--limit", "1")) == 1
 
 
+def test_that_only_the_first_thousand_are_sorted_is_said(call: Call, shelf: Shelf) -> None:
+    for number in range(1001):
+        shelf.put(f"v1/{number:03x}/k{number}.0", b"")
+    arguments = ("ls", "--sort", "key", "--url", shelf.url)
+    done = call(*arguments)
+    assert len(done.out.splitlines()) == 1000
+    assert "may be more" in done.err
+    done = call(*arguments, "--limit", "1001")
+    assert len(done.out.splitlines()) == 1001
+    assert "may be more" not in done.err
+    assert "may be more" not in call("ls", "--url", shelf.url).err
+
+
+def test_who_only_looks_makes_no_directory(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+    """A misspelt URL is told as such, whatever it says of making one."""
+    missing = tmp_path / "missing"
+    for command in ("ls", "du", "stats", "verify", "pull"):
+        for url in (f"file://{missing}", f"file://{missing}?create=true"):
+            done = call(command, "--url", url)
+            assert done.code == 3, command
+            assert str(missing) in done.err
+    assert call("mirror", f"file://{missing}", shelf.url).code == 3
+    assert not missing.exists()
+    shelf.add("a")
+    assert call("mirror", shelf.url, f"file://{missing}").code == 0
+    assert missing.exists()
+
+
 def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: Shelf) -> None:
     shelf.add("good", kind="fx", torch="2.12.1", tag="mine")
     shelf.damage(shelf.add("bad"), at=70)

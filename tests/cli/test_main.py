@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import s3cache
 from tests.support.imports import modules_after
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ def test_no_secret_of_a_url_is_repeated(call: Call, url: str) -> None:
         done = call(*arguments)
         assert done.code == 2
         assert "hunter2" not in done.out + done.err
+
+
+def test_the_version_is_an_option_too(call: Call) -> None:
+    assert call("--version").out == f"s3cache {s3cache.__version__}\n"
 
 
 def test_help_lists_all_commands_and_what_the_exit_codes_mean(call: Call) -> None:

@@ -26,9 +26,10 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
     assert len(shelf.names) == 3
     assert call("rm", "--url", shelf.url, "abc").out.startswith("2 entries removed")
     assert shelf.names == {other}
-    again = call("rm", "--url", shelf.url, "abc")
-    assert again.code == 1
-    assert "no entry under abc" in again.err
+    assert call("rm", "--url", shelf.url, "abc", "--dry-run").code == 1
+    again = call("rm", "--url", shelf.url, "abc", "abcd")
+    assert (again.code, again.out.splitlines()[0]) == (1, "abc: nothing is there")
+    assert "1 entries removed" in again.out
     assert call("rm", "--url", shelf.url, "../x").code == 2
 
 
@@ -74,6 +75,27 @@ def test_gc_removes_what_was_never_hit_here_and_leaves_profiles(
     arguments = ("gc", "--url", shelf.url, "--never-hit", "--delete")
     assert call(*arguments, "--older", "2d").code == 0
     assert shelf.names == kept
+
+
+@pytest.mark.parametrize("where", ["remote", "local"])
+def test_gc_removes_what_a_manifest_names_and_says_what_is_not_there(
+    call: Call, shelf: Shelf, tmp_path: Path, where: str
+) -> None:
+    kept = shelf.add("a")
+    shelf.add("b")
+    named = shelf.add("b", variant="v", first=False)
+    manifest = tmp_path / "keys"
+    manifest.write_text(f"gone\n{named}\n")
+    assert call("pull", "--url", shelf.url).code == 0
+    arguments = ["gc", "--manifest", manifest, *(["--local"] if where == "local" else [])]
+    dry = call(*arguments, "--url", shelf.url)
+    assert (dry.code, len(dry.out.splitlines())) == (1, 1)
+    assert "gone: nothing is there" in dry.err
+    done = call(*arguments, "--url", shelf.url, "--delete", "--json")
+    assert done.code == 1
+    assert (done.json["done"], done.json["failures"]) == (1, [["gone", "nothing is there"]])
+    others = call("ls", "--url", shelf.url, "--json", *arguments[3:]).lines
+    assert {kept.rpartition("/")[2], "b.0"} == {each["name"].rpartition("/")[2] for each in others}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,11 @@ def test_both_tiers_are_counted(call: Call, shelf: Shelf) -> None:
         cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
     found = call("stats", "--url", shelf.url, "--json").json
     assert (found["remote"]["entries"], found["remote"]["keys"]) == (3, 2)
-    assert (found["local"]["entries"], found["local"]["to_upload"]) == (1, 0)
+    local = found["local"]
+    assert (local["entries"], local["keys"], local["to_upload"]) == (1, 1, 0)
+    assert call("pull", "--url", shelf.url).code == 0  # the others; of "k" its first one too
+    local = call("stats", "--local", "--json").json["local"]
+    assert (local["entries"], local["keys"]) == (4, 2)
     assert found["local"]["bytes"] > 0
     assert "remote" not in call("stats", "--local", "--url", shelf.url, "--json").json
     text = call("stats", "--url", shelf.url).out

@@ -38,6 +38,16 @@ def test_each_fault_of_torch(command: list[str], verdict: str, said: str) -> Non
     assert (verdict == "ok") == (check.fix == "")
 
 
+@pytest.mark.timeout(300)
+def test_torch_is_as_declared_also_where_the_environment_turns_the_cache_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As wherever s3cache is used: what it puts in torch's place is no fault of torch's."""
+    monkeypatch.setenv("S3CACHE_URL", f"file://{tmp_path}")
+    [check] = check_torch()
+    assert (check.verdict, check.fix) == ("ok", "")
+
+
 def test_an_import_that_does_not_end_is_not_waited_for() -> None:
     hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
     [check] = check_torch(0.5, hangs)

@@ -5,10 +5,12 @@ Nothing is compiled: what counts is that a trainer calls them where it saves a c
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,8 +53,8 @@ def _transformers(folder: Path, callback: Any) -> None:
     Trainer(model=Model(), args=arguments, train_dataset=rows, callbacks=[callback]).train()
 
 
-def _lightning(folder: Path, callback: Any) -> None:
-    import lightning
+def _lightning(package: str, folder: Path, callback: Any) -> None:
+    lightning: Any = importlib.import_module(package)
     import torch
 
     class Model(lightning.LightningModule):  # type: ignore[misc]
@@ -82,7 +84,8 @@ def _lightning(folder: Path, callback: Any) -> None:
 #: A training of a few steps that saves two checkpoints, by the name of its framework.
 TRAINERS: dict[str, Callable[[Path, Any], None]] = {
     "transformers": _transformers,
-    "lightning": _lightning,
+    "lightning": partial(_lightning, "lightning"),
+    "pytorch_lightning": partial(_lightning, "pytorch_lightning"),
 }
 
 

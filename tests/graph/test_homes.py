@@ -8,6 +8,7 @@ import math
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,17 @@ ASKS = "import os\ndef f(x): return x * int(os.environ.get('S3CACHE_ASKED', {}))
 
 def test_a_library_answers_for_what_cannot_be_followed(install: Install) -> None:
     assert fingerprint(install(ASKS.format(1)).f)
+
+
+def warns(x: Any) -> Any:
+    if x is None:
+        warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
+    return x
+
+
+def test_code_that_warns_is_followed() -> None:
+    """``warnings.warn`` is in C; torchao's decompositions, in torch's own table, call it."""
+    assert fingerprint(warns)
 
 
 def test_what_is_not_recorded_as_installed_is_the_users(install: Install) -> None:

@@ -40,7 +40,7 @@ def run_traced(site: Site, tmp_path: Path, outcome: str) -> tuple[Path, dict[str
     """The folder that torch has traced to, and what the job has said."""
     folder = tmp_path / outcome
     machine = site.machine(outcome, TORCH_TRACE=str(folder), TORCH_LOGS="+s3cache")
-    return folder, machine.run("tracing:compiled", site.url)
+    return folder, machine.run("tracing:compiled", site.url, outcome == "miss")
 
 
 @dense
@@ -57,15 +57,25 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
         artifacts = [line["artifact"]["name"] for line in lines if "artifact" in line]
         assert f"aotautograd_cache_{outcome}" in artifacts
         payloads = [json.loads(line["payload"]) for line in lines if "chromium_event" in line]
-        ours = [each for each in payloads if each["name"].startswith("s3cache.")]
+        ours = [each for each in payloads if each["tid"] == 0 and "s3cache." in each["name"]]
         assert [each["name"] for each in ours] == [name for name in expected for _ in range(2)]
         assert [each["ph"] for each in ours] == ["B", "E"] * len(expected)
         about = ours[1]["args"]
         assert (about["outcome"], about["reason"]) == (outcome, reason)
         assert about["key"].startswith("a")
         # It lies within what torch itself says of the compile, on the same clock.
-        others = [each["ts"] for each in payloads if each not in ours]
+        others = [each["ts"] for each in payloads if each["tid"] == 0 and each not in ours]
         assert min(others) <= ours[0]["ts"] <= ours[1]["ts"] <= max(others)
+        transfers = {each["args"]["ended"]: each for each in payloads if each["ph"] == "X"}
+        assert {each["args"]["key"] for each in transfers.values()} >= {about["key"]}
+        if outcome == "miss":  # the upload is written at the exit, after all that torch says
+            assert transfers["absent"]["name"] == "s3cache.download"
+            assert transfers["done"]["name"] == "s3cache.upload"
+            assert payloads[-1] == transfers["done"]
+        else:
+            assert transfers["done"]["name"] == "s3cache.download"
+            end = transfers["done"]["ts"] + transfers["done"]["dur"]
+            assert ours[0]["ts"] <= transfers["done"]["ts"] <= end <= ours[1]["ts"]
         root = str(site.machine(outcome).root / "local")
         (run,) = (read_run(root, each) for each in run_names(root))
         recorded[outcome] = {each.event: each for each in run.events if each.ended == "done"}
@@ -82,7 +92,7 @@ TLPARSE = shutil.which("tlparse", path=f"{os.path.dirname(sys.executable)}:{os.e
 @dense
 @pytest.mark.skipif(TLPARSE is None, reason="needs tlparse: pip install tlparse")
 def test_tlparse_shows_a_hit(site: Site, tmp_path: Path) -> None:
-    for outcome in ("miss", "hit"):
+    for outcome, transfer in (("miss", "s3cache.upload"), ("hit", "s3cache.download")):
         folder, _ = run_traced(site, tmp_path, outcome)
         (log,) = folder.glob("*.log")
         page = tmp_path / f"{outcome}-page"
@@ -95,4 +105,7 @@ def test_tlparse_shows_a_hit(site: Site, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         index = (page / "index.html").read_text(encoding="utf-8")
         assert f"aotautograd_cache_{outcome}" in index
-        assert "s3cache.lookup" in (page / "chromium_events.json").read_text(encoding="utf-8")
+        events = (page / "chromium_events.json").read_text(encoding="utf-8")
+        assert {"s3cache.lookup", transfer, "s3cache transfers"} <= {
+            *re.findall(r'"(s3c[^"]+)"', events)
+        }

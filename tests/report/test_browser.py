@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from PIL import Image
 
+from infra.docs.picture import CHROMIUM, shoot
 from s3cache.report import page
 from tests.support.runs import two_ranks
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), "")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from PIL import Image
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here: apt-get install chromium"),
@@ -29,45 +28,17 @@ KINDS = {
     "miss": ((0xC2, 0x57, 0x0C), (0xFF, 0x9A, 0x52)),
     "bypass": ((0x6B, 0x6F, 0x76), (0xA0, 0xA6, 0xAD)),
 }
-Shoot = Callable[..., Image.Image]
-
-
-@pytest.fixture
-def shoot(tmp_path: Path) -> Shoot:
-    """What a window of a width shows of the page."""
-
-    def shoot(width: int, *options: str) -> Image.Image:
-        source, target = tmp_path / "report.html", tmp_path / "report.png"
-        source.write_text(page(two_ranks()), encoding="utf-8")
-        window = f"--window-size={width},1600"
-        subprocess.run(
-            [
-                CHROMIUM,
-                "--headless=new",
-                "--no-sandbox",  # it refuses to be root's otherwise; the page is ours
-                "--disable-gpu",
-                "--hide-scrollbars",
-                f"--user-data-dir={tmp_path / 'profile'}",
-                f"--screenshot={target}",
-                window,
-                *options,
-                source.as_uri(),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=600,
-        )
-        return Image.open(target).convert("RGB")
-
-    return shoot
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1100, 500])
-def test_all_that_is_drawn_is_seen(shoot: Shoot, scheme: str, width: int) -> None:
+def test_all_that_is_drawn_is_seen(tmp_path: Path, scheme: str, width: int) -> None:
     """In its colours, on its ground, and nothing of it runs out of the window."""
     is_dark = scheme == "dark"
-    shown = shoot(width, f"--blink-settings=preferredColorScheme={0 if is_dark else 1}")
+    source = tmp_path / "report.html"
+    source.write_text(page(two_ranks()), encoding="utf-8")
+    colours_wanted = f"--blink-settings=preferredColorScheme={0 if is_dark else 1}"
+    shown = shoot(source, tmp_path / "report.png", width, colours_wanted)
     assert shown.getpixel((1, 1)) == GROUND[is_dark]
     colours = colours_of(shown)
     for kind, expected in KINDS.items():

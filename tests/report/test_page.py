@@ -66,6 +66,24 @@ def test_numbers_are_those_of_the_records() -> None:
     assert sum_up([]).hit_rate is None
 
 
+def test_a_half_that_misses_after_its_whole_is_no_other_miss() -> None:
+    """It is drawn, as it took its time; one that hits counts, as it spares something."""
+    run, _ = two_ranks()
+    whole, *_ = run.records
+    half = dataclasses.replace(whole, level="fx", key="f" * 64, of_whole=True)
+    hit = dataclasses.replace(half, outcome="hit", reason="local", saved_s=1.0)
+    told = dataclasses.replace(run, records=(whole, half, hit))
+    totals = sum_up([told])
+    assert (totals.hits, totals.misses, totals.hit_rate) == (1, 1, 0.5)
+    assert totals.outcomes == {("miss", "absent"): 1, ("hit", "local"): 1}
+    assert totals.waited_s == pytest.approx(0.6)
+    drawn = Elements(page([told]))
+    assert drawn.names.count("rect") == 3
+    assert drawn.names.count("tr") == 3
+    alone = dataclasses.replace(half, of_whole=False)
+    assert sum_up([dataclasses.replace(run, records=(alone,))]).misses == 1
+
+
 def test_all_of_it_is_shown() -> None:
     text = "\n".join(Elements(page(two_ranks())).text)
     for shown in (

@@ -46,6 +46,17 @@ async def test_a_transient_error_is_tried_again(faulty: FaultyStore, verb: Fault
     assert faulty.counts == {(verb, "error"): 3}
 
 
+async def test_each_new_attempt_is_logged_with_what_the_last_one_met(
+    faulty: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty.inject("get", "error", times=2)
+    with caplog.at_level("INFO", "s3cache.storage"):
+        await RetryingStore(faulty, QUICK).get("key")
+    told = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert [level for level, _ in told] == ["INFO"] * 2
+    assert all("get" in text and text.endswith("; it is tried again") for _, text in told)
+
+
 @pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
 async def test_the_last_error_carries_attempts_and_time(
     faulty: FaultyStore, verb: FaultyVerb

@@ -258,3 +258,10 @@ def test_parsing_and_opening_import_no_boto() -> None:
         "assert not {'boto3', 'botocore', 'aioboto3', 'aiohttp'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("url", ["/shared/cache", "bucket/prefix", "very-secret@bucket", ""])
+def test_what_has_no_scheme_is_told_so_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match="has no scheme; use s3://") as caught:
+        parse_url(url)
+    assert "secret" not in str(caught.value)

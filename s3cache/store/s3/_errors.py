@@ -38,6 +38,7 @@ _ALLOW = (
     "allow s3:GetObject, s3:PutObject and s3:ListBucket on the bucket and prefix "
     "(without s3:ListBucket, S3 answers 403 for an absent object instead of 404)"
 )
+_ALLOW_DELETE = "allow s3:DeleteObject to whoever looks after the bucket; jobs need no such right"
 _PASSING = "it should pass by itself; try again"
 _DAMAGED = "the bytes were damaged or cut short on the way; try again"
 _BUSY = "the server asks for fewer requests; try again later"
@@ -236,6 +237,8 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     else:
         code, status = error_code(error), error_status(error)
         kind, cause, fix = _by_code(code, status)
+        if op == "delete" and fix is _ALLOW:
+            fix = _ALLOW_DELETE
         said = str(answer.get("Error", {}).get("Message", ""))
         detail = f"{status} {code} {said}".strip() + _region_hint(answer)
     # one line, and no page of HTML from a proxy

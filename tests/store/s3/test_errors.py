@@ -97,6 +97,13 @@ def test_other_answers_name_cause_and_fix(
     assert str(status) in str(error)
 
 
+@pytest.mark.parametrize("code", ["AccessDenied", "403"])
+def test_who_may_not_remove_is_told_the_right_that_takes(code: str) -> None:
+    error = str(translate(answer(403, code), op="delete", store="s3://b", key="k"))
+    assert "s3:DeleteObject" in error
+    assert "s3:PutObject" not in error
+
+
 def test_error_says_where() -> None:
     error = translated(answer(503, "SlowDown"))
     assert (error.op, error.store, error.key) == ("get", "s3://b", "k")

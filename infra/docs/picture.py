@@ -1,0 +1,116 @@
+"""Draw docs/images/report.png anew: ``make docs-picture``, with a Chromium on the path.
+
+A machine runs the evaluation of a job, and another one all of it. Then the first runs it, as two
+ranks and with two edits: its report has hits from the bucket, misses with what differs from what
+was evaluated there before, and a bypass.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image, ImageChops
+
+__all__ = ["CHROMIUM", "shoot"]
+
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "report.png"
+_PROGRAM = Path(__file__).with_name("_pictured.py")
+_WIDTH, _MARGIN = 1100, 24
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+CHROMIUM = next((found for name in _NAMES if (found := shutil.which(name))), "")
+
+
+def shoot(page: Path, target: Path, width: int, *options: str) -> Image.Image:
+    """What a window of that width shows of a page, whole; nothing is asked of any network."""
+    with tempfile.TemporaryDirectory() as profile:
+        subprocess.run(  # noqa: S603 - a browser
+            [
+                CHROMIUM,
+                "--headless=new",
+                "--no-sandbox",  # it refuses to be root's otherwise; the page is ours
+                "--disable-gpu",
+                "--disable-quic",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+                "--no-first-run",
+                "--hide-scrollbars",
+                f"--user-data-dir={profile}",
+                f"--screenshot={target}",
+                f"--window-size={width},1600",
+                *options,
+                page.as_uri(),
+            ],
+            check=True,
+            capture_output=True,
+            timeout=600,
+        )
+    return Image.open(target).convert("RGB")
+
+
+def _run_job(root: Path, machine: str, job: str, ranks: int = 1) -> dict[str, str]:
+    """Every rank of a job on a machine; returns its environment."""
+    home = root / machine
+    home.mkdir(exist_ok=True)
+    environment = {name: value for name, value in os.environ.items() if name[:7] != "S3CACHE"}
+    environment |= {
+        "HOME": str(home),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
+        "S3CACHE_URL": f"file://{root / 'bucket'}?create=1",
+        "S3CACHE_LOCAL_DIR": str(home / "local"),
+        "S3CACHE_JOB": job,
+        "JOB": job,
+    }
+    shutil.copy(_PROGRAM, home / "train.py")
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "train.py"],
+            cwd=home,
+            env={**environment, "RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    for process in running:
+        if process.wait():
+            raise SystemExit(f"the job on {machine} ended with {process.returncode}")
+    return environment
+
+
+def _trimmed(image: Image.Image) -> Image.Image:
+    """Without the empty ground below."""
+    ground = Image.new("RGB", image.size, image.getpixel((1, 1)))
+    box = ImageChops.difference(image, ground).getbbox()
+    assert box is not None, "the page is empty"
+    return image.crop((0, 0, image.width, min(box[3] + _MARGIN, image.height)))
+
+
+def main() -> None:
+    """Run the job, and draw its report."""
+    if not CHROMIUM:
+        raise SystemExit("there is no Chromium here: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        _run_job(root, "here", "evaluation")
+        _run_job(root, "another", "all")
+        environment = _run_job(root, "here", "edited", ranks=2)
+        page = root / "report.html"
+        subprocess.run(  # noqa: S603 - ourselves
+            [sys.executable, "-m", "s3cache", "report", "--html", str(page)],
+            check=True,
+            env=environment,
+        )
+        text = page.read_text(encoding="utf-8").replace(str(root / "here"), "/job")
+        page.write_text(text, encoding="utf-8")
+        image = _trimmed(shoot(page, root / "report.png", _WIDTH))
+        image.quantize(64).save(PICTURE, optimize=True)
+    sys.stdout.write(f"written to {PICTURE}\n")
+
+
+if __name__ == "__main__":
+    main()
