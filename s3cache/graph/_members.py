@@ -197,8 +197,9 @@ def _is_of_torch(module: types.ModuleType) -> bool:
 
 def _classes(module: str, members: Mapping[str, object]) -> Iterator[_Table]:
     for name, value in list(members.items()):
-        if isinstance(value, type) and value.__module__ == module:
-            yield _Table(module, f"{module}.{name}", vars(value))
+        place = f"{module}.{name}"
+        if isinstance(value, type) and value.__module__ == module and place != internals.EXCHANGED:
+            yield _Table(module, place, vars(value))
 
 
 # -- whose something is

@@ -1033,6 +1033,8 @@ _KEEPING_CODE = (
     "torch._inductor.remote_cache",
     "torch._inductor.runtime.",
 )
+#: A class into which torch puts the code of each graph that it reads.
+EXCHANGED = "torch.fx.graph_module._CodeOnlyModule"
 
 
 def makes_code(module: str) -> bool:
