@@ -1,7 +1,7 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
 from s3cache.graph._code import code_fingerprint
-from s3cache.graph._homes import home_of_file
+from s3cache.graph._homes import ORIGINAL, home_of_file
 from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options
 from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
@@ -23,6 +23,7 @@ from s3cache.graph._tables import begin_recording, forget_entries, record_entry
 
 __all__ = [
     "FIRST_CALL",
+    "ORIGINAL",
     "Code",
     "Component",
     "Key",

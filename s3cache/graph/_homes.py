@@ -19,7 +19,9 @@ from typing import Literal, NamedTuple
 from s3cache.torch_api import internals
 
 __all__ = [
+    "ORIGINAL",
     "Home",
+    "behind_seam",
     "home_of",
     "home_of_file",
     "installed_as",
@@ -174,6 +176,17 @@ def home_of_file(path: str) -> Home:
             name = path[len(root) :].removeprefix("lib-dynload" + os.sep).partition(".")[0]
             return Home("python", name.replace(os.sep, "."))
     return _USER
+
+
+#: Where a seam keeps the function that it stands in front of.
+ORIGINAL = "_s3cache_original"
+
+
+def behind_seam(value: object) -> object:
+    """What a seam of s3cache's stands in front of; ``value``, if it is none."""
+    while isinstance(value, types.FunctionType) and ORIGINAL in vars(value):
+        value = vars(value)[ORIGINAL]
+    return value
 
 
 def installed_as(path: str) -> str:

@@ -20,7 +20,7 @@ from operator import ne
 from typing import NamedTuple
 
 from s3cache._importing import before_import, when_imported
-from s3cache.graph._homes import home_of, home_of_file, installed_as
+from s3cache.graph._homes import behind_seam, home_of, home_of_file, installed_as
 from s3cache.graph._reads import content_of
 from s3cache.graph._whose import ABSENT, is_foreign
 from s3cache.torch_api import internals
@@ -77,8 +77,8 @@ class _Table:
         now = dict(self._members)
         self.others = [
             Member(f"{self._place}.{name}", value)
-            for name, value in now.items()
-            if value is not self._first.get(name, ABSENT)
+            for name, there in now.items()
+            if (value := behind_seam(there)) is not self._had(name)
             and not (is_first and _is_plainly_torchs(value))
             and (_is_others(value, is_first=is_first) or self._is_moved(name, value))
         ]
@@ -87,13 +87,17 @@ class _Table:
             names = {each.place.rpartition(".")[2] for each in self.others}
             self._first = {name: value for name, value in now.items() if name not in names}
 
+    def _had(self, name: str) -> object:
+        """What torch has there itself: it may have been noted when a seam was there already."""
+        return behind_seam(self._first.get(name, ABSENT))
+
     def _is_moved(self, name: str, value: object) -> bool:
         """Whether one of torch's functions stands in the place of another one.
 
         What torch makes anew of a function bears its name.
         """
-        old, new = (_function_of(each) for each in (self._first.get(name), value))
-        if old is None or new is None or not internals.has_code_of_torch(new):  # it may be a seam
+        old, new = (_function_of(each) for each in (self._had(name), value))
+        if old is None or new is None or not internals.has_code_of_torch(new):
             return False
         return old.__qualname__ != new.__qualname__
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import TypeVar
 
+from s3cache.graph import ORIGINAL
 from s3cache.torch_api import Internal
 from s3cache.torch_api.protocols import Function
 
@@ -36,7 +38,10 @@ class Patches:
         owner, name = internal.owner()
         present = inspect.getattr_static(owner, name)
         wrapped = isinstance(present, (staticmethod, classmethod))
-        replacement: object = make(present.__func__ if wrapped else present)
+        original: F = present.__func__ if wrapped else present
+        replacement: object = make(original)
+        if isinstance(replacement, FunctionType):  # of a function of the user's it is still in keys
+            vars(replacement)[ORIGINAL] = original
         old = vars(owner).get(name, _ABSENT)
         setattr(owner, name, type(present)(replacement) if wrapped else replacement)
         self._undo.append(

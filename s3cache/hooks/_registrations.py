@@ -6,9 +6,10 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, SimpleNamespace
 
+import _s3cache_autoload
 from s3cache._importing import when_imported
 from s3cache._logs import logger_of
 from s3cache.graph import (
@@ -63,7 +64,13 @@ def watch_registrations() -> Callable[[], None]:
 
 
 def _watch(patches: Patches) -> None:
+    earlier = _s3cache_autoload.registrations.end()
     if internals.is_supported():
+        for namespace, key, args, kwargs, files in earlier:
+            with _quietly():
+                library = SimpleNamespace(ns=namespace, dispatch_key=key)
+                where, function = internals.registered_kernel(library, *args, **kwargs)  # type: ignore[arg-type]
+                record_kernel(where, function, by_torch=_is_torchs(files))
         patches.replace(internals.register_kernel, _recorder)
         patches.replace(internals.register_in_table, _table_recorder)
         begin_recording()
@@ -147,10 +154,18 @@ def _backend_recorder(original: Function[None]) -> Function[None]:
 
 def _is_called_by_torch() -> bool:
     """Whether a file of torch's registers it that does so for nobody else."""
+    files: list[str] = []
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_passing_on()):
+    while frame is not None and not (files and not files[-1].startswith(_passing_on())):
+        files.append(frame.f_code.co_filename)
         frame = frame.f_back
-    return frame is not None and home_of_file(frame.f_code.co_filename).kind == "torch"
+    return _is_torchs(files)
+
+
+def _is_torchs(files: Iterable[str]) -> bool:
+    """Whether it is a file of torch's that has called what passes a registration on."""
+    caller = next((file for file in files if not file.startswith(_passing_on())), None)
+    return caller is not None and home_of_file(caller).kind == "torch"
 
 
 @functools.cache

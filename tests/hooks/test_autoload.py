@@ -283,3 +283,41 @@ def test_processes_that_the_program_starts_are_warm(site: Site, how: str) -> Non
     assert len(site.entries()) == 1
     for counts in _start(site.machine("two", S3CACHE_URL=site.url), how):
         assert counts == {"total": 1, "autograd_cache_hit": 1, "ok": 1}
+
+
+# -- what is registered between torch and the first compile
+
+_REGISTERING = """\
+import json, os, sys
+if len(sys.argv) > 1:
+    import s3cache
+    s3cache.enable()
+import torch
+
+library = torch.library.Library("s3cache_early", "DEF")
+library.define("mine(Tensor x) -> Tensor")
+library.impl("mine", lambda x: x * 2, "CPU")
+library.impl("mine", lambda x: torch.empty_like(x), "Meta")
+x = torch.arange(9.0)
+assert torch.equal(torch.compile(lambda x: torch.ops.s3cache_early.mine(x) + 1)(x), x * 2 + 1)
+from s3cache import active
+stats = active().stats()
+hits = sum(stats.hits.values())
+print(json.dumps({"hits": hits, "saved": stats.saved, "bypassed": stats.bypassed}))
+"""
+
+
+@pytest.mark.parametrize("early", [True, pytest.param(False, marks=dense)])
+def test_operators_registered_before_the_first_compile_are_told(site: Site, early: bool) -> None:
+    """As they are where the program enables the cache first: the two share what they compile."""
+    script = site.root / "registering.py"
+    script.write_text(_REGISTERING)
+    found = []
+    for name, words in (("one", ["enable"] if early else []), ("two", [] if early else ["enable"])):
+        done = site.machine(name).start(str(script), *words, S3CACHE_URL=site.url)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert found == [
+        {"hits": 0, "saved": 1, "bypassed": 0},
+        {"hits": 1, "saved": 0, "bypassed": 0},
+    ]

@@ -90,12 +90,15 @@ def test_the_key_is_the_one_that_is_looked_up_under(
         raise KeyboardInterrupt  # far enough
 
     expected = only_key(scaled, torch.ones(3))
-    monkeypatch.setattr(AOTAutogradCache, "_lookup", staticmethod(lookup))
-    with s3cache.enabled(local_dir=str(tmp_path)), pytest.raises(KeyboardInterrupt):
+    with (
+        monkeypatch.context() as patched,
+        s3cache.enabled(local_dir=str(tmp_path)),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        patched.setattr(AOTAutogradCache, "_lookup", staticmethod(lookup))
         torch.compile(scaled)(torch.ones(3))
     torch._dynamo.reset()
     assert asked == [expected]
-    monkeypatch.undo()
     with s3cache.enabled(local_dir=str(tmp_path)):
         assert only_key(scaled, torch.ones(3)) == expected
 
