@@ -50,22 +50,27 @@ class _Callable:
         return args, self.by
 
 
+_MORE: list[tuple[Any, str, Callable[[Any, float], Any]]] = [
+    (post_grad, "remove_noop_ops", _plainly),
+    (post_grad, "remove_noop_ops", lambda old, by: functools.partial(_scaled, old, by)),
+    (post_grad, "remove_noop_ops", lambda _, by: _Callable(by)),
+    (post_grad, "remove_noop_ops", lambda old, by: functools.cache(_plainly(old, by))),
+    (post_grad, "remove_noop_ops", lambda old, by: torch.no_grad()(_plainly(old, by))),
+    (proxy_tensor, "proxy_call", _plainly),
+    (wrappers, "_resize_output_check", _plainly),
+    (scheduler.Scheduler, "can_fuse", _plainly),
+    (ir.Pointwise, "create", lambda old, by: classmethod(_plainly(old.__func__, by))),
+    (ir.Buffer, "dtype", lambda old, by: property(_plainly(old.fget, by))),
+]
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "make"),
     [
-        (post_grad, "remove_noop_ops", _plainly),
         (post_grad, "remove_noop_ops", _wrapping),
-        (post_grad, "remove_noop_ops", lambda old, by: functools.partial(_scaled, old, by)),
-        (post_grad, "remove_noop_ops", lambda _, by: _Callable(by)),
-        (post_grad, "remove_noop_ops", lambda old, by: functools.cache(_plainly(old, by))),
-        (post_grad, "remove_noop_ops", lambda old, by: torch.no_grad()(_plainly(old, by))),
-        (proxy_tensor, "proxy_call", _plainly),
-        (wrappers, "_resize_output_check", _plainly),
-        (scheduler.Scheduler, "can_fuse", _plainly),
         (CppVecOverrides, "exp", lambda old, by: staticmethod(_plainly(old, by))),
-        (ir.Pointwise, "create", lambda old, by: classmethod(_plainly(old.__func__, by))),
-        (ir.Buffer, "dtype", lambda old, by: property(_plainly(old.fget, by))),
         (ir, "Pointwise", lambda old, by: type("Pointwise", (old,), {"by": by})),
+        *(pytest.param(*each, marks=dense) for each in _MORE),
     ],
 )
 def test_what_stands_there_is_in_the_key(
