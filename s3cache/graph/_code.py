@@ -411,7 +411,7 @@ class _Walk:
 
     def _operator(self, operator: Operator | OperatorPacket, through: str) -> None:
         self.say("operator", operator)
-        if isinstance(operator, internals.higher_order_operator.get()):
+        if internals.is_higher_order(operator):
             kernels: dict[object, object] = getattr(operator, "py_kernels", {})
             self.say_all(
                 "kernels", (type(operator), *filter(is_users_function, kernels.values())), through

@@ -199,8 +199,13 @@ def installed_as(path: str) -> str:
 
 def _sites() -> tuple[str, ...]:
     """Directories with installed libraries, each with a separator at its end."""
+    return _sites_of(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=64)  # to ask where libraries are installed takes 0.3 ms
+def _sites_of(paths: tuple[str, ...]) -> tuple[str, ...]:
     schemes = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    found = [path for path in (*schemes, *sys.path) if path.endswith("-packages")]
+    found = [path for path in (*schemes, *paths) if path.endswith("-packages")]
     return tuple(dict.fromkeys(os.path.abspath(path) + os.sep for path in found))
 
 

@@ -4,8 +4,9 @@
 or a namespace of operators would show. So all modules and classes of the packages that trace and
 lower graphs are looked at. Whether something is torch's is decided by where its code lies.
 
-There are forty thousand members. A look compares them with those of the last one, all at once; only
-in a module or class that has changed is anything asked about each that is new.
+There are forty thousand members. A look compares them with those of the last one, by what they are
+and not by what they say that they equal. Only in a module or class that has changed is anything
+asked about each that is new.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Container, Iterator, Mapping
-from operator import ne
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from operator import is_
 from typing import NamedTuple
 
 from s3cache._importing import before_import, when_imported
@@ -51,41 +53,66 @@ class _Table:
     """One module or class.
 
     Attributes:
-        module: the name of the module that it is, or that the class is in.
-        values: what is in it, at any time.
-        last: what was in it when it was last looked at.
-        others: what of that is not torch's, or not in its place.
+        others: what of that, when it was last looked at, is not torch's, or not in its place.
     """
 
     def __init__(self, module: str, place: str, members: Mapping[str, object]) -> None:
         self.module = module
         self._place = place
         self._members = members
-        self.values = members.values()
-        self.last: list[object] = []
+        self._values = members.values()
+        self._last: list[object] = []
         self.others: list[Member] = []
         self._first: dict[str, object] = {}
 
     def take(self) -> None:
         """All that is there now is torch's."""
         self._first = dict(self._members)
-        self.last = list(self._first.values())
+        self._last = list(self._first.values())
+
+    def has_changed(self) -> bool:
+        """Whether anything is there that was not when it was last looked at, or is gone."""
+        last = self._last
+        return len(self._values) != len(last) or not all(map(is_, self._values, last))
+
+    def survey(self, known: set[int]) -> None:
+        """See for the first time what is there: what looks like torch's is.
+
+        Args:
+            known: ids of what is torch's, of objects that live; what is found to be is added.
+        """
+        now = dict(self._members)
+        self.others = []
+        for name, there in now.items():
+            kind = type(there)
+            if kind in _PLAIN or id(there) in known:
+                continue
+            # Nine of ten of the rest are asked about nothing else, as there are so many.
+            if kind is types.FunctionType and (
+                there.__closure__ is None  # type: ignore[attr-defined]
+                and there.__code__.co_filename in _files  # type: ignore[attr-defined]
+            ):
+                continue
+            value = behind_seam(there)
+            if _is_others(value, is_first=True):
+                self.others.append(Member(f"{self._place}.{name}", value))
+            else:
+                known.add(id(there))
+        self._last = list(now.values())
+        for other in self.others:
+            del now[other.place.rpartition(".")[2]]
+        self._first = now
 
     def look(self) -> None:
         """Ask whose is what torch has not put there."""
-        is_first = not self._first
         now = dict(self._members)
         self.others = [
             Member(f"{self._place}.{name}", value)
             for name, there in now.items()
             if (value := behind_seam(there)) is not self._had(name)
-            and not (is_first and _is_plainly_torchs(value))
-            and (_is_others(value, is_first=is_first) or self._is_moved(name, value))
+            and (_is_others(value, is_first=False) or self._is_moved(name, value))
         ]
-        self.last = list(now.values())
-        if is_first:
-            names = {each.place.rpartition(".")[2] for each in self.others}
-            self._first = {name: value for name, value in now.items() if name not in names}
+        self._last = list(now.values())
 
     def _had(self, name: str) -> object:
         """What torch has there itself: it may have been noted when a seam was there already."""
@@ -103,8 +130,6 @@ class _Table:
 
 
 _tables: list[_Table] = []
-_modules: set[str] = set()
-_count = 0  # of all modules that were imported at the last look
 _others: list[Member] = []
 
 
@@ -129,7 +154,7 @@ def await_members() -> list[Callable[[], None]]:
 
 def replaced_members() -> list[Member]:
     """What others have put there by now, and what of torch's own stands in another's place."""
-    return _look()
+    return _look() + _replaced_modules()
 
 
 def _look(fresh: Container[str] = ()) -> list[Member]:
@@ -139,17 +164,18 @@ def _look(fresh: Container[str] = ()) -> list[Member]:
         fresh: modules that nobody can have changed yet.
     """
     global _others
+    changed = [table for table in _tables if table.has_changed()]
     new = _new_tables()
-    changed = _changed()
     if not new and not changed:
         return _others
     for table in changed:
         table.look()
+    known: set[int] = set()
     for table in new:
         if table.module in fresh:
             table.take()
         else:
-            table.look()
+            table.survey(known)
     _tables.extend(new)
     _others = list(itertools.chain.from_iterable(table.others for table in _tables))
     return _others
@@ -160,37 +186,37 @@ def _forget() -> None:
     """torch takes itself apart in an order of its own at exit: nothing of it may outlive that."""
     _tables.clear()
     _modules.clear()
+    _seen.clear()
     _others.clear()
-
-
-def _changed() -> list[_Table]:
-    """Those in which anything is not what it was; most often that is no function."""
-    now = list(map(list, [table.values for table in _tables]))
-    last = [table.last for table in _tables]
-    try:  # by identity first, so nearly never by more
-        return list(itertools.compress(_tables, map(ne, now, last)))
-    except Exception:  # noqa: BLE001 - of objects that do not like to be compared
-        pairs = zip(_tables, now, strict=True)
-        return [each for each, values in pairs if not internals.are_identical(values, each.last)]
 
 
 # -- which modules and classes there are
 
 
+_seen: set[str] = set()  # names of all modules that were imported at the last look
+_modules: dict[str, types.ModuleType] = {}  # of those that make code
+
+
 def _new_tables() -> list[_Table]:
     """Those of modules that were imported since the last look."""
-    global _count
-    if len(sys.modules) == _count:
-        return []
-    _count = len(sys.modules)
     found: list[_Table] = []
-    for name, module in list(sys.modules.items()):
-        if name not in _modules and internals.makes_code(name):
-            _modules.add(name)
-            if type(module) is types.ModuleType and _is_of_torch(module):
-                found.append(_Table(name, name, vars(module)))
-                found += _classes(name, vars(module))
+    for name in sys.modules.keys() - _seen:
+        _seen.add(name)
+        module = sys.modules.get(name)
+        if internals.makes_code(name) and type(module) is types.ModuleType and _is_of_torch(module):
+            _modules[name] = module
+            found.append(_Table(name, name, vars(module)))
+            found += _classes(name, vars(module))
     return found
+
+
+def _replaced_modules() -> list[Member]:
+    """Modules of torch's in whose place there are others: torch imports much as it works."""
+    return [
+        Member(name, there)
+        for name, module in _modules.items()
+        if (there := sys.modules.get(name, module)) is not module
+    ]
 
 
 def _is_of_torch(module: types.ModuleType) -> bool:
@@ -201,9 +227,10 @@ def _is_of_torch(module: types.ModuleType) -> bool:
 
 def _classes(module: str, members: Mapping[str, object]) -> Iterator[_Table]:
     for name, value in list(members.items()):
-        place = f"{module}.{name}"
-        if isinstance(value, type) and value.__module__ == module and place != internals.EXCHANGED:
-            yield _Table(module, place, vars(value))
+        if isinstance(value, type) and value.__module__ == module:
+            place = f"{module}.{name}"
+            if place != internals.EXCHANGED:
+                yield _Table(module, place, vars(value))
 
 
 # -- whose something is
@@ -217,16 +244,11 @@ def _function_of(value: object) -> types.FunctionType | None:
     return value if isinstance(value, types.FunctionType) else None
 
 
-def _is_plainly_torchs(value: object) -> bool:
-    """Nine of ten members are: they are asked about nothing else, as there are so many."""
-    kind = type(value)
-    if kind is types.FunctionType:
-        function: types.FunctionType = value  # type: ignore[assignment]
-        return function.__closure__ is None and function.__code__.co_filename in _files
-    return kind in _PLAIN
-
-
-_PLAIN = frozenset([str, int, bool, float, dict, list, tuple, set, type(None), types.ModuleType])
+# What is no code, and what is looked at by itself.
+_DATA = (str, int, bool, float, dict, list, tuple, set, frozenset, type(None))
+_PLAIN = frozenset(
+    (*_DATA, types.ModuleType, types.GetSetDescriptorType, ModuleSpec, SourceFileLoader)
+)
 
 
 def _is_others(value: object, *, is_first: bool) -> bool:

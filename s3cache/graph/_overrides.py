@@ -189,6 +189,7 @@ class _Watched:
     """One namespace or table, what torch had in it, and what it had when it was last looked at.
 
     Most looks find what the last one did, which takes some microseconds for a thousand entries.
+    What is there is told by what it is, and not by what it says that it equals.
     """
 
     def __init__(self, place: str) -> None:
@@ -235,12 +236,7 @@ class _Watched:
         return self._replaced
 
     def _is_as_before(self, now: Mapping[object, object]) -> bool:
-        if len(now) != len(self._values):
-            return False
-        try:
-            return list(now.values()) == self._values  # by identity first, so nearly never by more
-        except Exception:  # noqa: BLE001 - of objects that do not like to be compared
-            return False
+        return internals.are_identical(now.values(), self._values)
 
     def _differences(self, now: dict[object, object]) -> Iterator[tuple[object, object]]:
         assert self._pristine is not None

@@ -285,7 +285,7 @@ class _Judge:
             self._known[target] = safe
         if safe:
             return
-        if isinstance(target, internals.higher_order_operator.get()):
+        if internals.is_higher_order(target):
             yield Unsafe(
                 "higher-order-op",
                 f"{target} says that it cannot be cached",

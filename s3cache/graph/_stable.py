@@ -22,10 +22,12 @@ from s3cache.graph._compilers import table_text
 from s3cache.graph._definitions import parts_of
 from s3cache.graph._parts import bounded
 from s3cache.graph._passes import context_hash
+from s3cache.graph._plain import plain_text
 from s3cache.graph._whose import whole
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.fx import GraphModule
 
     from s3cache.torch_api.protocols import DeviceMesh, KeyPickler
@@ -96,7 +98,12 @@ class StableBytes:
         self._words.codes, self._words.told = [], {}
         self._pickler.clear_memo()
         self._pickler.fast = True
+        if type(value) is list:  # the inputs: to be asked about each costs as much as its words
+            value = [self._words.told_beforehand(each) for each in value]
         return self._pickler.dumps(value)
+
+
+_TENSOR = "a tensor"
 
 
 class _Words:
@@ -122,11 +129,19 @@ class _Words:
         self.codes: list[str] = []
         self.told: dict[int, str] = {}
 
+    def told_beforehand(self, value: object) -> object:
+        """A tensor's words, as nothing else has them; any other value itself."""
+        return (_TENSOR, self._tensor_text(value)) if type(value) is self._fake else value
+
+    def _tensor_text(self, value: Tensor) -> str:
+        words = self.told[id(value)] = _metadata_text(self._metadata_of(value))
+        return words
+
     def reduce(self, value: object) -> object:
         """What ``reducer_override`` of a pickler returns."""
         words: object = None
         if type(value) is self._fake:
-            words = self.told[id(value)] = _metadata_text(self._metadata_of(value))
+            words = self._tensor_text(value)
         elif isinstance(value, self._source):
             words = self._source_text(value)
         elif isinstance(value, self._graph):
@@ -180,13 +195,16 @@ def _graph_parts(
     line_of = internals.line_for_global()
     if line_of is None:
         return None
-    code = gm.graph.python_code(root_module="self")
     generated = internals.GENERATED.names
     parts = {name: value for name, value in vars(gm).items() if name not in generated}
     context_fn = gm.meta.get(internals.CHECKPOINT_CONTEXT) if gm.meta else None
     if context_fn is not None:  # seldom something to pickle
         words = context_hash(context_fn, vouched)
         parts["meta"] = {**gm.meta, internals.CHECKPOINT_CONTEXT: words}
+    plain = plain_text(gm.graph)
+    if plain is not None:
+        return parts, plain, None
+    code = gm.graph.python_code(root_module="self")
     described = {name: autograd_words(value) for name, value in code.globals.items()}
     imports = sorted(
         described[name] or line_of(name, value) + _class_text(value, vouched)

@@ -45,8 +45,9 @@ class _Looked:
         else:
             self.tables = internals.tables_of(self.operators)
         self.sizes = list(map(len, self.tables))
-        self.keys = list(itertools.chain.from_iterable(self.tables))
-        self.values = list(itertools.chain.from_iterable(map(dict.values, self.tables)))
+        filled = list(itertools.compress(self.tables, self.sizes))  # one of six
+        self.keys = list(itertools.chain.from_iterable(filled))
+        self.values = list(itertools.chain.from_iterable(map(dict.values, filled)))
 
     def is_like(self, other: _Looked) -> bool:
         return (

@@ -20,6 +20,7 @@ Listing: TypeAlias = dict[str, tuple[int, list[str]]]
 
 _SKIPPED = ("__pycache__", "lib", "include", "bin", "share")
 _SOURCES = (".py", ".so", ".cpp", ".ld")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Two changes of one moment bear one time: what is younger may be changed and not look so.
 _SETTLED_NS = 2 * 10**9
 
@@ -36,15 +37,26 @@ def state_of(listing: Listing) -> str:
     lines = []  # text, which the garbage collector, busy enough while torch is imported, skips
     for path in sorted(listing):
         lines.append(path)
-        at = path + "/"
-        for name in listing[path][1]:
-            try:
-                status = os.stat(at + name)
-            except OSError:  # a link to nothing
-                lines.append(name)
-            else:
-                lines.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
+        lines += _states(path, listing[path][1])
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _states(path: str, names: list[str]) -> Iterator[str]:
+    try:
+        at = os.open(path, _DIRECTORY)  # from there, each file is found in fewer steps
+    except OSError:  # it is gone since
+        yield from names
+        return
+    try:
+        for name in names:
+            try:
+                status = os.stat(name, dir_fd=at)
+            except OSError:  # a link to nothing
+                yield name
+            else:
+                yield f"{name}\0{status.st_size}\0{status.st_mtime_ns}"
+    finally:
+        os.close(at)
 
 
 def settled(listing: Listing) -> Listing:

@@ -14,14 +14,15 @@ import copy
 import dataclasses
 import functools
 import itertools
+import operator as operator_module
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
-from operator import is_
+from operator import attrgetter, is_
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -295,6 +296,45 @@ def _refuse_nested(value: object) -> object:
 def line_for_global() -> Callable[[str, object], str] | None:
     """How torch's key words a global of generated code; ``None`` where that cannot be asked."""
     return None if _enrich_profiler_metadata.get() else _line_for_global.find()
+
+
+_codegen: Internal[type] = Internal("torch.fx.graph:CodeGen")
+_qualified_name: Internal[Callable[[object], str]] = Internal("torch.fx.node:_get_qualified_name")
+_is_from_torch: Internal[Callable[[object], bool]] = Internal("torch.fx.graph:_is_from_torch")
+Fields("torch.fx:Graph", "_codegen")
+Fields("torch.fx.graph:CodeGen", "_body_transformer")
+#: Of a node: its code is generated with a call that marks what it calls.
+WRAPPED = "is_wrapped"
+
+
+def has_plain_codegen(graph: Graph) -> bool:
+    """Whether the code of a graph is generated from its nodes and from nothing else."""
+    codegen = graph._codegen
+    return type(codegen) is _codegen.get() and codegen._body_transformer is None
+
+
+def name_in_code(function: object) -> str | None:
+    """How generated code writes a function or class, if it writes that and imports nothing."""
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        return None
+    for module in (builtins, operator_module):
+        if getattr(module, name, None) is function:
+            return f"{module.__name__}.{name}"
+    return _qualified_name.get()(function) if _is_from_torch.get()(function) else None
+
+
+@functools.cache
+def plain_arguments() -> tuple[frozenset[type], frozenset[type]]:
+    """Types of arguments that generated code has as their ``repr``; and those that hold such."""
+    import torch
+    from torch.fx import Node, immutable_collections
+
+    constants = (type(None), bool, int, float, complex, str, type(...))
+    of_torch = (torch.dtype, torch.device, torch.layout, torch.memory_format, Node)
+    lists = (tuple, list, immutable_collections.immutable_list)
+    dicts = (dict, immutable_collections.immutable_dict)
+    return frozenset((*constants, *of_torch)), frozenset((*lists, *dicts))
 
 
 def without_debugging(level: int) -> int:
@@ -1198,8 +1238,18 @@ def built_in() -> str:
 
 def is_operator(value: object) -> bool:
     """Whether ``value`` is an operator, an overload of one, or of higher order."""
-    kinds = operator.get(), operator_packet.get(), higher_order_operator.get()
-    return isinstance(value, kinds)
+    return not _kinds_of_operators().isdisjoint(type(value).__mro__)
+
+
+def is_higher_order(value: object) -> bool:
+    """Whether ``value`` is an operator of higher order."""
+    return higher_order_operator.get() in type(value).__mro__
+
+
+@functools.cache
+def _kinds_of_operators() -> frozenset[type]:
+    """Not for ``isinstance``: one is abstract, which asks all of its subclasses, 3 ms in all."""
+    return frozenset((operator.get(), operator_packet.get(), higher_order_operator.get()))
 
 
 def is_dtype(value: object) -> bool:
@@ -1300,18 +1350,19 @@ def _all_values(spaces: Iterable[dict[str, object]]) -> list[object]:
     return list(itertools.chain.from_iterable(map(dict.values, spaces)))
 
 
-def are_identical(some: Sequence[object], others: Sequence[object]) -> bool:
+def are_identical(some: Collection[object], others: Collection[object]) -> bool:
     """Whether both hold the very same objects, which is quickly seen."""
     return len(some) == len(others) and all(map(is_, some, others))
 
 
 def tables_of(values: Sequence[Operator]) -> list[dict[object, object]]:
     """What each does in Python: by key, by class of tensors or modes, and by transform."""
-    return [
-        table
-        for each in values
-        for table in (each.py_kernels, each.python_key_table, each.functorch_table)
-    ]
+    return list(itertools.chain.from_iterable(map(_tables, values)))
+
+
+_tables: Callable[[Operator], tuple[dict[object, object], ...]] = attrgetter(
+    "py_kernels", "python_key_table", "functorch_table"
+)
 
 
 def packet_of(function: object) -> object:
