@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from s3cache._pages import footer
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
 from s3cache.explaining._hinted import Hinted
+from s3cache.explaining._kept import Kept
 from s3cache.explaining._nearest import Known, nearest
 from s3cache.explaining._runs import Runs, url_of
 from s3cache.records import Record, Run, folded, ranks_in_words
@@ -223,9 +224,10 @@ def explain(
 ) -> Explained:
     """Why lookups missed or were bypassed: those of this process, else of the last that recorded.
 
-    For each the nearest entry that this machine has looked up before, or that hints in the remote
-    lead to, and what its key differs in. What hints say is signed by nobody. torch is not needed.
-    Of a job of several processes on this machine all are explained together.
+    For each the nearest entry that this machine has looked up before or has in its local tier (of
+    the 256 that it used last), or that hints in the remote lead to, and what its key differs in.
+    What hints say is signed by nobody. torch is not needed. Of a job of several processes on this
+    machine all are explained together.
 
     Args:
         run: the name of a run, or the beginning of one.
@@ -248,17 +250,25 @@ def explain(
     hinted = Hinted(options, url_of(settings) if remote else None)
     is_here = run is None and script is None and module is None and not options
     runs = Runs(settings, with_this_process=is_here)
-    if key is not None:
-        return _of_key(key, runs.latest, hinted)
-    if script is None and module is None:
-        chosen = runs.named(run or "")
-    else:
-        chosen = runs.of_program(script or "", module or "")
-    job = runs.job_of(chosen)
-    known = _known({each.name: each for each in (*job, *runs.latest)}.values())
+    kept = Kept(settings, options)
+    try:
+        if key is not None:
+            return _of_key(key, runs.latest, _Around(_known(runs.latest), kept, hinted))
+        if script is None and module is None:
+            chosen = runs.named(run or "")
+        else:
+            chosen = runs.of_program(script or "", module or "")
+        job = runs.job_of(chosen)
+        known = _known({each.name: each for each in (*job, *runs.latest)}.values())
+        return _of_job(job, _Around(known, kept, hinted))
+    finally:
+        kept.close()
+
+
+def _of_job(job: Sequence[Run], around: _Around) -> Explained:
     explanations = tuple(
         replace(
-            _explained(each.record, known, hinted),
+            _explained(each.record, around),
             processes=ranks_in_words(each.runs) if len(job) > 1 else "",
             times=len(each.runs),
         )
@@ -272,13 +282,12 @@ def explain(
         hits=sum(record.outcome == "hit" for each in job for record in each.records),
         explanations=explanations,
         complete=all(each.complete for each in job),
-        unasked=hinted.problem,
+        unasked=around.hinted.problem,
         processes=ranks_in_words(job) if len(job) > 1 else "",
     )
 
 
-def _of_key(key: str, runs: Iterable[Run], hinted: Hinted) -> Explained:
-    known = _known(runs)
+def _of_key(key: str, runs: Iterable[Run], around: _Around) -> Explained:
     records = [record for run in runs for record in run.records if record.key.startswith(key)]
     last = max(records, key=lambda each: (each.outcome != "hit", each.time), default=None)
     if last is None or not key:
@@ -288,17 +297,17 @@ def _of_key(key: str, runs: Iterable[Run], hinted: Hinted) -> Explained:
             "s3cache ls --key finds entries",
         )
     hits = sum(each.outcome == "hit" for each in records)
-    explanations = () if last.outcome == "hit" else (_explained(last, known, hinted),)
-    return Explained("", "", hits, explanations, unasked=hinted.problem)
+    explanations = () if last.outcome == "hit" else (_explained(last, around),)
+    return Explained("", "", hits, explanations, unasked=around.hinted.problem)
 
 
-def _explained(record: Record, known: Iterable[Known], hinted: Hinted) -> Explanation:
+def _explained(record: Record, around: _Around) -> Explanation:
     if record.outcome == "bypass":
         return Explanation(record, "it cannot be cached as it is")
     why = _REASONS.get(record.reason, "")
     if record.reason != "absent" or not record.components:
         return Explanation(record, why)
-    found = nearest(record, [*known, *hinted.near(record)])
+    found = around.nearest(record)
     if found is None:
         return Explanation(record, f"{why}; there is no entry to compare it with")
     wanted = Described(record.components, record.parts)
@@ -307,6 +316,20 @@ def _explained(record: Record, known: Iterable[Known], hinted: Hinted) -> Explan
 
 
 # -- what there is to compare with
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What lookups are compared with: what is on record, in the local tier and in the remote."""
+
+    known: Sequence[Known]
+    kept: Kept
+    hinted: Hinted
+
+    def nearest(self, missed: Record) -> Known | None:
+        recorded = {(each.level, each.key) for each in self.known}
+        candidates = [*self.known, *self.kept.known(recorded), *self.hinted.near(missed)]
+        return nearest(missed, candidates, self.kept.complete)
 
 
 def _known(runs: Iterable[Run]) -> list[Known]:
