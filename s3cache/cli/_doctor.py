@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from s3cache._pages import pointer
+from s3cache._words import counted
 from s3cache.cli._choosing import Url
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, redacted
@@ -46,5 +47,5 @@ def doctor(
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:
             out.line(f"{'':8} fix: {fix}{f' {pointer(check.code)}' if check.code else ''}")
-    out.note(f"{faults} faults, {warnings} warnings")
+    out.note(f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}")
     raise typer.Exit(1 if faults else 0)

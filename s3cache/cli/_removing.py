@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from s3cache._words import counted
 from s3cache.cli._choosing import (
     NOT_THERE,
     Where,
@@ -124,7 +125,8 @@ def _remove(
         for name, why in tally.failures:
             out.line(f"{name}: {why}")
         kept = f", {tally.kept} kept: not uploaded yet, or sound after all" if tally.kept else ""
-        out.line(f"{tally.done} entries removed ({size_text(tally.size)}){kept}")
+        done = counted(tally.done, "entry", "entries")
+        out.line(f"{done} removed ({size_text(tally.size)}){kept}")
     raise typer.Exit(1 if tally.failed else 0)
 
 
@@ -142,4 +144,5 @@ def _count(out: Output, place: Place, selection: Selection, absent: list[str], h
         out.note(f"and {count - _SHOWN} more")
     for name in absent:
         out.note(f"{name}: {NOT_THERE}")
-    out.note(f"{count} entries ({size_text(size)}) would be removed: with {how} they are")
+    found = counted(count, "entry", "entries")
+    out.note(f"{found} ({size_text(size)}) would be removed: with {how} that is done")

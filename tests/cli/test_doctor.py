@@ -21,7 +21,7 @@ def test_warnings_are_no_fault(call: Call, shelf: Shelf) -> None:
     assert "ok       list: allowed" in done.out
     assert "warning  trust: no key is trusted" in done.out
     assert "fix: s3cache keygen NAME" in done.out
-    assert "0 faults, 1 warnings" in done.err
+    assert "0 faults, 1 warning\n" in done.err
     assert shelf.names == set()
 
 

@@ -29,7 +29,7 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
     assert call("rm", "--url", shelf.url, "abc", "--dry-run").code == 1
     again = call("rm", "--url", shelf.url, "abc", "abcd")
     assert (again.code, again.out.splitlines()[0]) == (1, "abc: nothing is there")
-    assert "1 entries removed" in again.out
+    assert "1 entry removed" in again.out
     assert call("rm", "--url", shelf.url, "../x").code == 2
 
 
