@@ -56,7 +56,7 @@ def clear(
     """
     from s3cache.catalog import Selection
 
-    _remove(out, where, Selection(), dry_run=not yes, how="--yes")
+    _remove(out, where, Selection(), dry_run=not yes, how="give --yes")
 
 
 @grouped(selection=chosen, where=Where, out=Output)
@@ -80,7 +80,7 @@ def gc(
         raise ConfigError(
             "option --never-hit", "knows of this machine's hits only", "give --older 30d, too"
         )
-    _remove(out, where, selection, dry_run=not delete, how="--delete")
+    _remove(out, where, selection, dry_run=not delete, how="give --delete")
 
 
 def _remove(
@@ -89,7 +89,7 @@ def _remove(
     selection: Selection,
     *,
     dry_run: bool,
-    how: str = "no --dry-run",
+    how: str = "leave --dry-run out",
 ) -> None:
     from s3cache import catalog
 
@@ -145,4 +145,5 @@ def _count(out: Output, place: Place, selection: Selection, absent: list[str], h
     for name in absent:
         out.note(f"{name}: {NOT_THERE}")
     found = counted(count, "entry", "entries")
-    out.note(f"{found} ({size_text(size)}) would be removed: with {how} that is done")
+    then = f"; {how} to do it" if count else ""
+    out.note(f"{found} ({size_text(size)}) would be removed{then}")

@@ -39,7 +39,7 @@ def test_clear_only_counts_until_it_is_told_yes(call: Call, shelf: Shelf) -> Non
     other = shelf.put("of/others.txt", b"none of ours")
     done = call("clear", "--url", shelf.url)
     assert (done.code, len(done.out.splitlines())) == (0, 2)
-    assert "with --yes" in done.err
+    assert "2 entries (774 B) would be removed; give --yes to do it" in done.err
     assert len(shelf.names) == 3
     assert call("clear", "--url", shelf.url, "--yes", "--json").json["done"] == 2
     assert shelf.names == {other}
