@@ -1,4 +1,4 @@
-"""The documentation's sections on reasons, bypass codes and errors, and how messages point to them.
+"""The documentation's sections on reasons, bypasses, errors and checks, and what points there.
 
 A message that has a code in it ends with the command that shows the section: :func:`pointer`. The
 text is that of ``docs/``, and nowhere else: a wheel has the pages beside this module, where
@@ -27,14 +27,16 @@ __all__ = [
     "sections_on",
 ]
 
-#: Why a lookup missed, or a save was refused; why a graph was bypassed; a class of error.
-Kind: TypeAlias = Literal["reason", "bypass", "error"]
+#: Why a lookup missed, or a save was refused; why a graph was bypassed; a class of error; what
+#: ``s3cache doctor`` looks at.
+Kind: TypeAlias = Literal["reason", "bypass", "error", "check"]
 
 #: What the sections of a page are about, and how their headings begin.
 PAGES: dict[str, tuple[Kind, str]] = {
     "reasons.md": ("reason", "### "),
     "bypasses.md": ("bypass", "### "),
     "errors.md": ("error", "## "),
+    "doctor.md": ("check", "### "),
 }
 
 _HERE = os.path.dirname(os.path.abspath(__file__))

@@ -315,6 +315,8 @@ class CacheStats:
     def in_words(self) -> str:
         """One line for people: what hit, missed and was bypassed, and what was shared."""
         refused = Counter(self.refused) + Counter(self.fx.refused)
+        # Of halves that the whole graph has replaced nothing is left, and nothing uploaded.
+        shared = self.fx.saved - self.fx.superseded
         halves = _counted("hit at the second level", _named(self.fx.hits))
         if not (self.lookups or self.bypassed or sum(self.fx.hits.values())):
             return "nothing was looked up in this process"
@@ -325,6 +327,7 @@ class CacheStats:
             *([halves] if any(self.fx.hits.values()) else []),
             *([_counted("not trusted", refused)] if refused else []),
             f"{self.saved} saved",
+            *([f"{shared} saved at the second level"] if shared > 0 else []),
             f"{self.uploaded} uploaded",
         ]
         return f"{', '.join(parts)}; {self.time_saved_s:.1f} s of compiling spared"

@@ -59,9 +59,15 @@ class Warmed:
     steps: int = 0
 
     @property
+    def compiled(self) -> bool:
+        """Whether it compiled anything, or hit: without that it has warmed nothing."""
+        return bool(self.hits or self.misses or self.bypasses)
+
+    @property
     def is_warm(self) -> bool:
         """Whether it did what it was run for."""
-        return self.end != "timeout" and not self.exit_code and not self.to_upload
+        is_done = self.end != "timeout" and not self.exit_code and not self.to_upload
+        return is_done and self.compiled
 
 
 def warm(

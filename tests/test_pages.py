@@ -13,6 +13,7 @@ import pytest
 
 from s3cache import _pages, errors
 from s3cache._pages import command, footer, pointer, sections, sections_on
+from s3cache.doctor import Check, Name
 from s3cache.graph import Code, Unsafe
 from s3cache.stats import Reason
 from s3cache.trust import Cause
@@ -26,6 +27,7 @@ MEMBERS = [
     *(("reason", str(reason)) for reason in Reason),
     *(("bypass", code) for code in get_args(Code)),
     *(("error", name) for name in errors.__all__),
+    *(("check", Check(name, "ok", "").section) for name in get_args(Name)),
 ]
 
 

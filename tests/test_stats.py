@@ -46,6 +46,19 @@ def test_one_line_says_what_it_came_to() -> None:
     )
 
 
+def test_all_that_is_uploaded_was_saved_at_one_of_the_levels() -> None:
+    """As of a graph whose backward never ran: its forward is shared by itself."""
+    counters, halves = Counters(), Counters()
+    counters.miss(Reason.ABSENT, 0.1)
+    halves.saved(10, 0.1)
+    counters.transferred(TransferEvent("upload", "done", "name", 10))
+    said = snapshot(counters, fx=halves.level()).in_words()
+    assert "0 saved, 1 saved at the second level, 1 uploaded" in said
+    halves.superseded()
+    said = snapshot(counters, fx=halves.level()).in_words()
+    assert "0 saved, 1 uploaded" in said
+
+
 def test_hits_and_misses_are_all_lookups() -> None:
     counters = Counters()
     counters.hit("local", 10, 0.1)

@@ -7,6 +7,7 @@ entry says of itself was written by whoever could write it.
 from s3cache.catalog._items import About, Item, about, read_about, read_head, scan
 from s3cache.catalog._manifest import read_manifest
 from s3cache.catalog._places import Place, open_place, trust_of
+from s3cache.catalog._seen import Seen, Unmatched
 from s3cache.catalog._selection import Selection
 from s3cache.catalog._work import Tally, copy, remove, verify
 
@@ -14,8 +15,10 @@ __all__ = [
     "About",
     "Item",
     "Place",
+    "Seen",
     "Selection",
     "Tally",
+    "Unmatched",
     "about",
     "copy",
     "open_place",

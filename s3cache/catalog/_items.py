@@ -108,7 +108,8 @@ async def scan(
     heads: bool = False,
     admit: Judge | None = None,
     absent: Callable[[str], object] = bool,
-) -> AsyncIterator[list[Item]]:
+    seen: Callable[[About], object] = bool,
+) -> AsyncGenerator[list[Item], None]:
     """The objects of a store that are chosen, some at a time, in memory that does not grow.
 
     Where a selection names entries of a remote, nothing else is listed: one request for each key,
@@ -119,6 +120,7 @@ async def scan(
         heads: read headers even where nothing is chosen by them; one request each.
         admit: decides whose entries are used, before a header is parsed.
         absent: told each name of the selection that nothing lies under, in the end.
+        seen: told what each header says that was read, whether or not its entry is chosen.
 
     Raises:
         StoreError: the store cannot answer.
@@ -126,6 +128,17 @@ async def scan(
     selection = selection or Selection()
     needs_heads = heads or selection.needs_heads
     missing = set(selection.named or ())
+
+    async def chosen(batch: list[Item]) -> list[Item]:
+        if not needs_heads:
+            return batch
+        found = await _together(lambda item: read_about(store, item, admit), batch)
+        there = [item for item in found if item is not None]
+        for item in there:
+            if item.about is not None:
+                seen(item.about)
+        return [item for item in there if selection.chooses(item)]
+
     async with aclosing(_listings(store, selection, is_local)) as listings:
         async for objects in listings:
             batch: list[Item] = []
@@ -135,10 +148,10 @@ async def scan(
                 if selection.admits(item):
                     batch.append(item)
                 if len(batch) == BATCH:
-                    yield await _chosen(store, batch, selection, admit, needs_heads)
+                    yield await chosen(batch)
                     batch = []
             if batch:
-                yield await _chosen(store, batch, selection, admit, needs_heads)
+                yield await chosen(batch)
     for name in sorted(missing):
         absent(name)
 
@@ -165,15 +178,6 @@ async def _listings(
 async def _all_of(lists: Iterable[Iterable[_T]]) -> AsyncIterator[_T]:
     for each in chain.from_iterable(lists):
         yield each
-
-
-async def _chosen(
-    store: Store, batch: list[Item], selection: Selection, admit: Judge | None, heads: bool
-) -> list[Item]:
-    if not heads:
-        return batch
-    found = await _together(lambda item: read_about(store, item, admit), batch)
-    return [item for item in found if item is not None and selection.chooses(item)]
 
 
 async def _together(ask: Callable[[_T], Awaitable[_R]], about: Iterable[_T]) -> Sequence[_R]:

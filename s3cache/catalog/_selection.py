@@ -12,7 +12,7 @@ from s3cache.errors import CorruptError, UntrustedError
 if TYPE_CHECKING:
     from s3cache.catalog._items import Item
 
-__all__ = ["Selection"]
+__all__ = ["Selection", "is_release"]
 
 # A frame of a later release: nobody who cannot read it knows whether it is damaged.
 _NEWER = "frame version"
@@ -104,13 +104,13 @@ class Selection:
         return (
             about is not None
             and (not self.kinds or about.kind in self.kinds)
-            and (not self.torch or any(_is_release(about.torch, each) for each in self.torch))
+            and (not self.torch or any(is_release(about.torch, each) for each in self.torch))
             and (not self.tags or about.tag in self.tags)
             and (not self.signers or bool({*about.signers} & {*self.signers}))
             and (not self.devices or bool({*about.devices} & {*self.devices}))
         )
 
 
-def _is_release(version: str, wanted: str) -> bool:
+def is_release(version: str, wanted: str) -> bool:
     """Whether ``2.13.0+cpu`` is meant by ``2.13``; ``2.1`` means no ``2.13``."""
     return version == wanted or version.startswith((f"{wanted}.", f"{wanted}+"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from s3cache._words import counted
 from s3cache.cli._choosing import Url, duration_s, size_bytes
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
@@ -102,11 +103,11 @@ def _show(out: Output, found: dict[str, Any], storage: dict[str, Times]) -> None
             out.line(f"the warm start did not hit: {why} (see s3cache doctor)")
     if found["left"]:
         out.line(
-            f"{found['left']} objects stay below {found['prefix']}: these credentials may not "
-            "delete; whoever operates the bucket may remove them"
+            f"{counted(found['left'], 'object')} left below {found['prefix']}: these credentials "
+            "may not delete; whoever operates the bucket may remove what is there"
         )
     else:
-        out.note(f"{found['removed']} objects that were written are removed")
+        out.note(f"what was written is removed ({counted(found['removed'], 'object')})")
 
 
 def _count(times: dict[str, Any]) -> str:

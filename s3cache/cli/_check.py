@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from s3cache._pages import footer
+from s3cache._words import counted
 from s3cache.cli._choosing import Steps, duration_s
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output
@@ -97,7 +98,7 @@ def _show(out: Output, found: Checked) -> None:
         out.line("no graph: the program called nothing that torch.compile compiles by Inductor")
         return
     good = sum(graph.cacheable for graph in found.graphs)
-    out.line(f"{good} of {len(found.graphs)} graphs can be cached")
+    out.line(f"{good} of {counted(len(found.graphs), 'graph')} can be cached")
     for index, graph in enumerate(found.graphs):
         out.line(f"graph {index}: {_verdict(graph)}")
         for reason in graph.reasons:

@@ -6,11 +6,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Annotated, Any, Optional, TypeVar
 
 import typer
 
+from s3cache.cli._output import plain
 from s3cache.errors import ConfigError
 
 __all__ = [
@@ -111,25 +112,38 @@ def whole_batches(batches: AsyncIterator[list[_T]]) -> Iterator[list[_T]]:
         yield batch
 
 
-def entries_in(
+async def entries_in(
     place: Any, selection: Any, absent: list[str], *, heads: bool = False
 ) -> AsyncIterator[list[Any]]:
     """What is chosen of a place, some at a time.
+
+    In the end standard error has a line for what was asked for by a filter and no entry has: it may
+    be misspelt, and kinds, tags and the like are whatever entries have.
 
     Args:
         absent: gets each name that the selection has and nothing lies under, in the end.
         heads: read headers even where nothing is chosen by them.
     """
-    from s3cache.catalog import scan
+    from s3cache.catalog import Seen, scan
 
-    return scan(
+    seen = Seen(selection)
+    batches = scan(
         place.store,
         selection,
         is_local=place.is_local,
         heads=heads,
         admit=place.policy.judge,
         absent=absent.append,
+        seen=seen.note,
     )
+    async with aclosing(batches) as found:
+        async for batch in found:
+            yield batch
+    for each in seen.unmatched():
+        option = f"--{'torch' if each.field == 'torch' else each.field.removesuffix('s')}"
+        there = f"; entries have: {', '.join(each.there)}" if each.there else ""
+        text = f"{option} {each.value}: no entry has it{there}"
+        sys.stderr.write(f"s3cache: warning: {plain(text)}\n")
 
 
 def chosen(
@@ -142,7 +156,8 @@ def chosen(
         typer.Option(metavar="FILE", help="Named there, a key to a line; - for stdin."),
     ] = None,
     kind: Annotated[
-        Optional[list[str]], typer.Option(metavar="KIND", help="aot, fx or shapes.")
+        Optional[list[str]],
+        typer.Option(metavar="KIND", help="aot, fx or shapes, or what other releases write."),
     ] = None,
     torch: Annotated[
         Optional[list[str]],

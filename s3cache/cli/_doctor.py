@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from s3cache._pages import pointer
+from s3cache._words import counted
 from s3cache.cli._choosing import Url
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, redacted
@@ -28,8 +29,8 @@ def doctor(
 ) -> None:
     """Check settings, credentials, rights, latency, clock, disk, torch, compiler and trust.
 
-    Each check has a verdict, and a fix where it is not well. Exit code 1 if any is a fault. Nothing
-    is waited for without bound.
+    Each check has a verdict, and where it is not well a fix and the command that says more of it.
+    Exit code 1 if any is a fault. Nothing is waited for without bound.
     """
     from s3cache.doctor import examine
 
@@ -41,10 +42,10 @@ def doctor(
         if out.json:
             name, verdict = check.name, check.verdict
             record = {"name": name, "verdict": verdict, "found": found, "fix": fix}
-            out.record({**record, "code": check.code})
+            out.record({**record, "code": check.code, "section": check.section})
             continue
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:
-            out.line(f"{'':8} fix: {fix}{f' {pointer(check.code)}' if check.code else ''}")
-    out.note(f"{faults} faults, {warnings} warnings")
+            out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
+    out.note(f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}")
     raise typer.Exit(1 if faults else 0)

@@ -37,9 +37,9 @@ def explain(
     words: Annotated[
         Optional[list[str]],
         typer.Argument(
-            metavar="[CODE...|KEY]",
-            help="What messages name, such as untrusted, custom-operator or ConfigError; "
-            "else what was looked up, or the beginning of it.",
+            metavar="[CODE...|KEY|SCRIPT]",
+            help="What messages name, such as untrusted, custom-operator or ConfigError; what was "
+            "looked up, or the beginning of it; or the program whose last run is meant.",
             show_default=False,
             autocompletion=_codes,
         ),
@@ -47,6 +47,10 @@ def explain(
     run: Annotated[
         Optional[str],
         typer.Option(metavar="ID", help="A run, as this prints it. Default: the last one."),
+    ] = None,
+    module: Annotated[
+        Optional[str],
+        typer.Option("-m", metavar="MODULE", help="The last run of that module, which -m ran."),
     ] = None,
     local: Annotated[bool, typer.Option("--local", help="Ask the remote for nothing.")] = False,
     url: Url = None,
@@ -58,21 +62,40 @@ def explain(
     was looked up before, and with what hints in the remote lead to, which nobody has signed. Exits
     with 1 if anything missed or was bypassed.
 
-    Of a code (a reason, that of a bypass, the name of an error) it shows, offline, the section that
-    the documentation has on it. Words that are hexadecimal are keys, and no code is.
+    Of a code (a reason, that of a bypass, the name of an error, a check of doctor) it shows,
+    offline, the section that the documentation has on it. What is a code, or on record as the
+    beginning of a key, is taken as such; a file of that name is given as ./NAME then.
     """
-    if words and not (len(words) == 1 and _KEY.fullmatch(words[0])):
+    words = words or []
+    target = _target(words[0]) if len(words) == 1 else {}
+    if words and not target:
         for section in [section for word in words for section in _sections_on(word)]:
             _show(out, section)
         return 0
     from s3cache.explaining import explain as explained
 
-    found = explained(run, key=words[0] if words else None, url=url, remote=not local)
+    found = explained(
+        run,
+        key=target.get("key"),
+        script=target.get("script"),
+        module=module,
+        url=url,
+        remote=not local,
+    )
     if out.json:
         out.record(found.as_dict())
     else:
         out.line(str(found))
     return 1 if found.explanations else 0
+
+
+def _target(word: str) -> dict[str, str]:
+    """What a word is, if it is no code: a ``key`` or a ``script``."""
+    if _pages.sections_on(word):
+        return {}
+    from s3cache.explaining import meaning
+
+    return meaning(word) or ({"key": word} if _KEY.fullmatch(word) else {})
 
 
 def _sections_on(word: str) -> list[Section]:
@@ -90,7 +113,7 @@ def _sections_on(word: str) -> list[Section]:
         problem = "the pages are neither in the package nor beside it"
         raise ConfigError("documentation", problem, "install s3cache from its wheel")
     near = get_close_matches(word.casefold().replace("_", "-"), there, n=3)
-    fix = "give the beginning of a key, a run with --run, or a code, as s3cache explain untrusted"
+    fix = "give a code, as s3cache explain untrusted, a script, the beginning of a key, or --run ID"
     if near:
         fix = f"did you mean {' or '.join(_pages.command(there[each]) for each in near)}?"
     raise ConfigError(f"word {word!r}", "the documentation has no section on it", fix)

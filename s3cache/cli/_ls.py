@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from s3cache._words import counted
 from s3cache.cli._choosing import (
     NOT_THERE,
     Where,
@@ -79,7 +80,7 @@ def ls(
                 break
             shown += 1
             _show(out, item, long, hits)
-    out.note(f"{shown} entries" if shown else "no entries")
+    out.note(counted(shown, "entry", "entries") if shown else "no entries")
     if sort is not None and limit is None and shown == _SORTED_AT_MOST:
         out.note("there may be more, which come after these: give --limit for another number")
     if hits is not None and shown:
@@ -116,7 +117,8 @@ def _show(out: Output, item: Item, long: bool, hits: Mapping[str, int] | None) -
     variant = item.name.rpartition(".")[2]
     text = f"{size_text(item.size):>10}  {age(time.time() - item.modified):>6}  "
     if hits is not None:
-        text += f"{hits.get(item.key, 0):>5} hits  "
+        count = hits.get(item.key, 0)
+        text += f"{count:>5} {'hit ' if count == 1 else 'hits'}  "
     if long:
         about = item.about
         parts = ("?", "", "", "", "") if about is None else (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from s3cache._words import counted
 from s3cache.cli._choosing import NOT_THERE, Url, chosen, entries_in, named_in, opened, until_done
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, size_text
@@ -171,7 +172,7 @@ def _tell(out: Output, tally: Tally) -> None:
     else:
         for name, why in tally.failures:
             out.line(f"{name}: {why}")
-        hints = f", {tally.hints} hints beside them" if tally.hints else ""
+        hints = f", {counted(tally.hints, 'hint')} beside them" if tally.hints else ""
         out.line(
             f"{tally.done} copied ({size_text(tally.size)}), {tally.present} were there, "
             f"{tally.failed} failed{hints}"

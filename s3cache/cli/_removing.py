@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from s3cache._words import counted
 from s3cache.cli._choosing import (
     NOT_THERE,
     Where,
@@ -55,7 +56,7 @@ def clear(
     """
     from s3cache.catalog import Selection
 
-    _remove(out, where, Selection(), dry_run=not yes, how="--yes")
+    _remove(out, where, Selection(), dry_run=not yes, how="give --yes")
 
 
 @grouped(selection=chosen, where=Where, out=Output)
@@ -79,7 +80,7 @@ def gc(
         raise ConfigError(
             "option --never-hit", "knows of this machine's hits only", "give --older 30d, too"
         )
-    _remove(out, where, selection, dry_run=not delete, how="--delete")
+    _remove(out, where, selection, dry_run=not delete, how="give --delete")
 
 
 def _remove(
@@ -88,7 +89,7 @@ def _remove(
     selection: Selection,
     *,
     dry_run: bool,
-    how: str = "no --dry-run",
+    how: str = "leave --dry-run out",
 ) -> None:
     from s3cache import catalog
 
@@ -124,7 +125,8 @@ def _remove(
         for name, why in tally.failures:
             out.line(f"{name}: {why}")
         kept = f", {tally.kept} kept: not uploaded yet, or sound after all" if tally.kept else ""
-        out.line(f"{tally.done} entries removed ({size_text(tally.size)}){kept}")
+        done = counted(tally.done, "entry", "entries")
+        out.line(f"{done} removed ({size_text(tally.size)}){kept}")
     raise typer.Exit(1 if tally.failed else 0)
 
 
@@ -142,4 +144,6 @@ def _count(out: Output, place: Place, selection: Selection, absent: list[str], h
         out.note(f"and {count - _SHOWN} more")
     for name in absent:
         out.note(f"{name}: {NOT_THERE}")
-    out.note(f"{count} entries ({size_text(size)}) would be removed: with {how} they are")
+    found = counted(count, "entry", "entries")
+    then = f"; {how} to do it" if count else ""
+    out.note(f"{found} ({size_text(size)}) would be removed{then}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from s3cache._pages import footer
+from s3cache._words import counted
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
@@ -85,7 +86,7 @@ def report(
     for job in jobs:
         ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
         count = sum(is_counted(record) for each in job for record in each.records)
-        out.line(f"{job[0].name}: {job[0].program}{ranks}, {count} lookups")
+        out.line(f"{job[0].name}: {job[0].program}{ranks}, {counted(count, 'lookup')}")
     rows = [
         (name_of(outcome, reason), str(count))
         for (outcome, reason), count in totals.outcomes.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from s3cache._words import counted
 from s3cache.cli._choosing import Where as _Where
 from s3cache.cli._choosing import opened, until_done, whole_batches
 from s3cache.cli._groups import grouped
@@ -43,7 +44,8 @@ def stats(where: _Where, out: Output) -> None:
         place_of = tier.get("url") or tier["directory"]
         out.line(f"{name}: {place_of}")
         out.line(
-            f"  {tier['entries']} entries under {tier['keys']} keys, {size_text(tier['bytes'])}"
+            f"  {counted(tier['entries'], 'entry', 'entries')} under "
+            f"{counted(tier['keys'], 'key')}, {size_text(tier['bytes'])}"
         )
         if name == "local":
             share = tier["bytes"] / tier["max_bytes"]

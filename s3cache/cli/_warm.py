@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from s3cache._words import counted
 from s3cache.cli._choosing import Steps, Url, duration_s
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output
@@ -18,6 +19,10 @@ _ENDS = {
     "quiet": "the job was ended: it compiled nothing more",
     "timeout": "the job was ended: its time was over",
 }
+_NOTHING = (
+    "the job called nothing that torch.compile compiles by Inductor, or turned the cache off: "
+    "s3cache check says what a program compiles"
+)
 
 
 @grouped(out=Output)
@@ -40,7 +45,8 @@ def warm(
     For a build step, or one machine before a fleet starts: what it compiled is in the remote then.
     The cache is turned on in all its processes, which are ended with SIGTERM. Steps of an optimizer
     that is itself compiled cannot be counted, and inference has none: there --quiet ends the job.
-    Exits with 1 if the time was over, the job failed or something is not uploaded.
+    Exits with 1 if the time was over, the job failed, something is not uploaded, or it compiled
+    nothing at all.
     """
     from s3cache.warming import warm as warmed
 
@@ -57,8 +63,12 @@ def warm(
     code = f" with {done.exit_code}" if done.exit_code else ""
     out.note(f"{_ENDS[done.end]}{code}")
     left = f", {done.to_upload} not uploaded" if done.to_upload else ", all is uploaded"
+    if not done.compiled:
+        out.note(f"nothing was compiled, so nothing is warm{left if done.to_upload else ''}")
+        out.note(_NOTHING)
+        return 1
     out.note(
-        f"{done.hits} graphs hit, {done.misses} missed, of which {done.added} are in the cache "
-        f"now; {done.bypasses} bypassed{left}"
+        f"{counted(done.hits, 'graph')} hit, {done.misses} missed, of which {done.added} are in "
+        f"the cache now; {done.bypasses} bypassed{left}"
     )
     return 0 if done.is_warm else 1

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 from s3cache._problems import code_of
+from s3cache._words import counted
 from s3cache.doctor._check import Check, fault, ok, skipped, warning
 from s3cache.errors import ConfigError, StoreError, TransientError
 from s3cache.settings import Settings
@@ -45,7 +46,8 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         return
     try:
         used = tier.usage()
-        yield ok("local directory", f"{path}: {used.files} files, {used.bytes} bytes")
+        size = f"{counted(used.files, 'file')}, {counted(used.bytes, 'byte')}"
+        yield ok("local directory", f"{path}: {size}")
     except StoreError as exc:
         yield _unusable(exc)
         return

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from s3cache._problems import code_of
-from s3cache.doctor._check import Check, fault, ok, skipped, warning
+from s3cache.doctor._check import Check, Name, fault, ok, skipped, warning
 from s3cache.errors import (
     AccessDeniedError,
     MissingContainerError,
@@ -76,7 +76,7 @@ async def check_remote(
     except S3CacheError as exc:
         yield refused("put", exc)
         return
-    checks: dict[str, Callable[[], Awaitable[Check]]] = {
+    checks: dict[Name, Callable[[], Awaitable[Check]]] = {
         "conditional put": lambda: remote.conditional(data),
         "read back": lambda: remote.read_back(data),
         "clock": lambda: remote.clock(now),
@@ -172,7 +172,7 @@ class _Remote:
         )
 
 
-def refused(name: str, error: S3CacheError) -> Check:
+def refused(name: Name, error: S3CacheError) -> Check:
     """The fault that an error of a store is."""
     fix = "see docs/configuration.md"
     if isinstance(error, AccessDeniedError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from s3cache.explaining._words import fields_of, items_of
 
-__all__ = ["GRAPH", "Described", "Difference", "differences", "likeness"]
+__all__ = ["GRAPH", "Described", "Difference", "differences", "likeness", "unlikeness"]
 
 #: The component that is the graph itself.
 GRAPH = "gm"
@@ -83,6 +83,21 @@ def likeness(old: Described, new: Described) -> tuple[bool, int]:
     """How near two keys are: the same graph before all, then the most components in common."""
     common = sum(digest == _digest(old, name) for name, (digest, _) in new.components.items())
     return _digest(old, GRAPH) == _digest(new, GRAPH), common
+
+
+def unlikeness(old: Described, new: Described) -> tuple[bool, int]:
+    """In how many of their parts components other than the graph differ.
+
+    Before that whether it is not known, as one side lacks the parts that the other has.
+    """
+    differing = [
+        name
+        for name in {*old.components, *new.components} - {GRAPH}
+        if _digest(old, name) != _digest(new, name)
+    ]
+    is_unknown = any((name in old.parts) != (name in new.parts) for name in differing)
+    counts = (len([*_WORDS.get(name, _in_general)(name, old, new)]) for name in differing)
+    return is_unknown, sum(counts)
 
 
 def _digest(of: Described, name: str) -> str:

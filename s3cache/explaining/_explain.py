@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +11,10 @@ from s3cache._pages import footer
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
 from s3cache.explaining._hinted import Hinted
+from s3cache.explaining._kept import Kept
 from s3cache.explaining._nearest import Known, nearest
-from s3cache.records import (
-    Record,
-    Run,
-    folded,
-    in_jobs,
-    ranks_in_words,
-    read_head,
-    read_run,
-    run_names,
-)
+from s3cache.explaining._runs import Runs, url_of
+from s3cache.records import Record, Run, folded, ranks_in_words
 from s3cache.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,9 +23,6 @@ if TYPE_CHECKING:
     from s3cache.settings import Options
 
 __all__ = ["Explained", "Explanation", "explain"]
-
-# So many runs are read, the latest ones, to find what is nearest.
-_RUNS = 16
 
 _REASONS = {
     "absent": "nobody has saved it under this key",
@@ -228,48 +216,59 @@ def explain(
     run: str | None = None,
     *,
     key: str | None = None,
+    script: str | None = None,
+    module: str | None = None,
     url: str | None = None,
     remote: bool = True,
     **options: Unpack[Options],
 ) -> Explained:
     """Why lookups missed or were bypassed: those of this process, else of the last that recorded.
 
-    For each the nearest entry that this machine has looked up before, or that hints in the remote
-    lead to, and what its key differs in. What hints say is signed by nobody. torch is not needed.
-    Of a job of several processes on this machine all are explained together.
+    For each the nearest entry that this machine has looked up before or has in its local tier (of
+    the 256 that it used last), or that hints in the remote lead to, and what its key differs in.
+    What hints say is signed by nobody. torch is not needed. Of a job of several processes on this
+    machine all are explained together.
 
     Args:
         run: the name of a run, or the beginning of one.
         key: what was looked up, or the beginning of it: the last lookup of it that did not hit.
+        script: the program whose last run is meant: its path, or the end of it where nothing lies
+            at that path.
+        module: the same of a program that was run by ``-m``.
         url: of the remote, where neither this process nor the environment names it.
         remote: whether to ask it, if there is one: a few small requests for each miss.
         options: settings that say where records and the remote are, such as ``local_dir``.
 
     Raises:
-        ConfigError: there is no such run or key, or nothing is recorded.
+        ConfigError: there is no such run, key or program, nothing is recorded, or two are given.
     """
-    settings, _ = Settings.load(url, **options)
-    hinted = Hinted(options, _url(settings) if remote else None)
-    places = [each for each in (settings.local_dir, settings.spare_local_dir) if each]
-    stored = sorted(_stored(places), reverse=True)
-    here = None if run or options else _of_this_process()
-    runs = _read(stored, here)
-    if key is not None:
-        return _of_key(key, runs, hinted)
-    chosen = next((each for each in runs if each.name.startswith(run or "")), None)
-    if chosen is None and run:
-        chosen = next((_read_one(*each) for each in stored if each[0].startswith(run)), None)
-    if chosen is None:
+    if sum(each is not None for each in (run, key, script, module)) > 1:
         raise ConfigError(
-            f"run {run}" if run else "records",
-            "there is none of that name" if run else f"there are none in {settings.local_dir}",
-            "run a program that compiles with s3cache on (and with record and local not off)",
+            "what to explain", "is said twice", "give a run, a key, a script or a module"
         )
-    job = [chosen] if chosen is here else _job_of(chosen, stored)
-    known = _known({each.name: each for each in (*job, *runs)}.values())
+    settings, _ = Settings.load(url, **options)
+    hinted = Hinted(options, url_of(settings) if remote else None)
+    is_here = run is None and script is None and module is None and not options
+    runs = Runs(settings, with_this_process=is_here)
+    kept = Kept(settings, options)
+    try:
+        if key is not None:
+            return _of_key(key, runs.latest, _Around(_known(runs.latest), kept, hinted))
+        if script is None and module is None:
+            chosen = runs.named(run or "")
+        else:
+            chosen = runs.of_program(script or "", module or "")
+        job = runs.job_of(chosen)
+        known = _known({each.name: each for each in (*job, *runs.latest)}.values())
+        return _of_job(job, _Around(known, kept, hinted))
+    finally:
+        kept.close()
+
+
+def _of_job(job: Sequence[Run], around: _Around) -> Explained:
     explanations = tuple(
         replace(
-            _explained(each.record, known, hinted),
+            _explained(each.record, around),
             processes=ranks_in_words(each.runs) if len(job) > 1 else "",
             times=len(each.runs),
         )
@@ -283,26 +282,12 @@ def explain(
         hits=sum(record.outcome == "hit" for each in job for record in each.records),
         explanations=explanations,
         complete=all(each.complete for each in job),
-        unasked=hinted.problem,
+        unasked=around.hinted.problem,
         processes=ranks_in_words(job) if len(job) > 1 else "",
     )
 
 
-def _job_of(chosen: Run, stored: Iterable[tuple[str, str]]) -> list[Run]:
-    """All runs of the job that ``chosen`` is of, with their lookups."""
-    if not chosen.job:
-        return [chosen]
-    places = dict(stored)
-    heads = [head for each in places.items() if (head := _read_one(*each, read_head)) is not None]
-    for job in in_jobs(heads):
-        if any(each.name == chosen.name for each in job):
-            found = (_read_one(each.name, places[each.name]) for each in job)
-            return [each for each in found if each is not None]
-    return [chosen]
-
-
-def _of_key(key: str, runs: Iterable[Run], hinted: Hinted) -> Explained:
-    known = _known(runs)
+def _of_key(key: str, runs: Iterable[Run], around: _Around) -> Explained:
     records = [record for run in runs for record in run.records if record.key.startswith(key)]
     last = max(records, key=lambda each: (each.outcome != "hit", each.time), default=None)
     if last is None or not key:
@@ -312,17 +297,17 @@ def _of_key(key: str, runs: Iterable[Run], hinted: Hinted) -> Explained:
             "s3cache ls --key finds entries",
         )
     hits = sum(each.outcome == "hit" for each in records)
-    explanations = () if last.outcome == "hit" else (_explained(last, known, hinted),)
-    return Explained("", "", hits, explanations, unasked=hinted.problem)
+    explanations = () if last.outcome == "hit" else (_explained(last, around),)
+    return Explained("", "", hits, explanations, unasked=around.hinted.problem)
 
 
-def _explained(record: Record, known: Iterable[Known], hinted: Hinted) -> Explanation:
+def _explained(record: Record, around: _Around) -> Explanation:
     if record.outcome == "bypass":
         return Explanation(record, "it cannot be cached as it is")
     why = _REASONS.get(record.reason, "")
     if record.reason != "absent" or not record.components:
         return Explanation(record, why)
-    found = nearest(record, [*known, *hinted.near(record)])
+    found = around.nearest(record)
     if found is None:
         return Explanation(record, f"{why}; there is no entry to compare it with")
     wanted = Described(record.components, record.parts)
@@ -331,6 +316,20 @@ def _explained(record: Record, known: Iterable[Known], hinted: Hinted) -> Explan
 
 
 # -- what there is to compare with
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What lookups are compared with: what is on record, in the local tier and in the remote."""
+
+    known: Sequence[Known]
+    kept: Kept
+    hinted: Hinted
+
+    def nearest(self, missed: Record) -> Known | None:
+        recorded = {(each.level, each.key) for each in self.known}
+        candidates = [*self.known, *self.kept.known(recorded), *self.hinted.near(missed)]
+        return nearest(missed, candidates, self.kept.complete)
 
 
 def _known(runs: Iterable[Run]) -> list[Known]:
@@ -350,45 +349,3 @@ def _known(runs: Iterable[Run]) -> list[Known]:
                 new = replace(old, described=described, time=min(old.time, record.time))
             found[record.level, record.key] = new
     return list(found.values())
-
-
-def _stored(places: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for place in places:
-        try:
-            yield from ((name, place) for name in run_names(place))
-        except (OSError, ConfigError):
-            continue
-
-
-def _read(stored: Iterable[tuple[str, str]], here: Run | None) -> list[Run]:
-    """The latest runs, that of this process first."""
-    runs = [] if here is None else [here]
-    for name, place in stored:
-        if len(runs) >= _RUNS:
-            break
-        if (here is None or name != here.name) and (run := _read_one(name, place)) is not None:
-            runs.append(run)
-    return runs
-
-
-def _read_one(name: str, place: str, read: Callable[[str, str], Run] = read_run) -> Run | None:
-    try:
-        return read(place, name)
-    except (OSError, ConfigError):
-        return None  # it has gone meanwhile
-
-
-def _url(settings: Settings) -> str | None:
-    caches = sys.modules.get("s3cache.cache")
-    cache = None if caches is None else caches.latest()
-    url: str | None = settings.url or (None if cache is None else cache.settings.url)
-    return url
-
-
-def _of_this_process() -> Run | None:
-    """What is held in memory, if a cache was enabled here and has looked something up."""
-    caches = sys.modules.get("s3cache.cache")
-    run: Run | None = None if caches is None else caches.recorded()
-    if run is None or not run.records:
-        return None
-    return replace(run, program=os.path.basename(sys.argv[0]) if sys.argv else "")

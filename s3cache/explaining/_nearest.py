@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from s3cache.explaining._differences import GRAPH, Described, likeness
+from s3cache.explaining._differences import GRAPH, Described, likeness, unlikeness
 from s3cache.records import Record
 
 __all__ = ["Known", "nearest"]
 
-# Of so many that are equally near, code is compared.
+# Of so many that are equally near, the latest ones, parts and code are compared.
 _COMPARED = 16
 _COMPARED_CHARACTERS = 20_000
 
@@ -32,15 +32,21 @@ class Known:
     time: float
 
 
-def nearest(missed: Record, known: Iterable[Known]) -> Known | None:
-    """That with the same graph, else with the most components in common, else the latest.
+def nearest(
+    missed: Record, known: Iterable[Known], complete: Callable[[Known], Known]
+) -> Known | None:
+    """That with the same graph, else with the most components in common.
 
-    Only what was there before counts.
+    Of several it is the one whose other components differ in the fewest of their parts, else the
+    latest. Only what was there before counts.
+
+    Args:
+        complete: gives what is known with the parts that are not at hand.
     """
     wanted = Described(missed.components, missed.parts)
     ranked = sorted(
         (
-            (likeness(each.described, wanted), bool(each.described.parts), each.time, index, each)
+            (likeness(each.described, wanted), each.time, index, each)
             for index, each in enumerate(known)
             if each.level == missed.level and each.key != missed.key and each.time < missed.time
         ),
@@ -49,12 +55,17 @@ def nearest(missed: Record, known: Iterable[Known]) -> Known | None:
     if not ranked:
         return None
     (is_same, common), *_ = ranked[0]
-    if is_same:
-        return ranked[0][-1]
-    # Another graph: that which is most like it, among those that are as near otherwise.
-    code = _code(wanted)
-    equals = [each for near, *_, each in ranked if near[1] >= common - 2][:_COMPARED]
-    return max(equals, key=lambda each: _ratio(_code(each.described), code))
+    # Of another graph parts cannot say as much as its code: one that is as near otherwise counts.
+    least = common if is_same else common - 2
+    equals = [each for near, *_, each in ranked if near >= (is_same, least)][:_COMPARED]
+    code = "" if is_same else _code(wanted)
+
+    def nearness(each: Known) -> tuple[object, ...]:
+        alike = 0.0 if is_same else _ratio(_code(each.described), code)
+        is_unknown, count = unlikeness(each.described, wanted)
+        return alike, likeness(each.described, wanted), not is_unknown, -count, each.time
+
+    return max(map(complete, equals), key=nearness)
 
 
 def _code(of: Described) -> str:

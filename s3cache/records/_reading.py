@@ -32,7 +32,9 @@ class Run:
 
     Attributes:
         name: what ``--run`` takes.
-        program: the script that it ran.
+        program: the script that it ran, as it was called.
+        file: that script's whole path; older records lack it.
+        module: its name, if ``-m`` ran it; older records lack it.
         started: Unix time.
         rank: of a distributed job, if it is one.
         complete: whether all its lookups are here; a very long run has more.
@@ -60,6 +62,8 @@ class Run:
     noted: float = 0.0
     steps: int = 0
     breaks: tuple[Mapping[str, str], ...] = ()
+    file: str = ""
+    module: str = ""
 
 
 def run_names(root: str) -> list[str]:
@@ -140,6 +144,8 @@ def _read(root: str, name: str, max_bytes: int) -> Run:
         noted=_number(head, "at", float),
         steps=_number(head, "steps", int),
         breaks=tuple(breaks),
+        file=str(head.get("file", "")),
+        module=str(head.get("module", "")),
     )
 
 

@@ -39,6 +39,8 @@ _MORE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _HELD_RECORDS = 512
 _QUEUED_RECORDS = 512
 _QUEUED_EVENTS = 256
+# No path is longer (PATH_MAX of Linux), and the head of a run stays short.
+_NAMED_CHARACTERS = 4096
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,24 @@ class Recorder:
         return {
             "run": self.run,
             "program": sys.argv[0] if sys.argv else "",
+            **_main(),
             "started": self._started,
             "pid": os.getpid(),
             "parent": os.getppid(),
             "job": job_here(),
             "rank": os.environ.get("RANK", ""),
         }
+
+
+def _main() -> dict[str, str]:
+    """The file that this process runs, wherever it has gone since, and its name after ``-m``."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    module = getattr(getattr(main, "__spec__", None), "name", None)
+    named = {"module": module}
+    if isinstance(file, str) and not file.startswith("<"):
+        named["file"] = os.path.realpath(file)
+    return {what: name for what, name in named.items() if name and len(name) <= _NAMED_CHARACTERS}
 
 
 def _line(value: object) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from s3cache._words import counted
 from s3cache.records import Run
 
 __all__ = ["manifest"]
@@ -20,7 +21,7 @@ def manifest(runs: Sequence[Run]) -> str:
     keys.update(
         dict.fromkeys(each.name for run in runs for each in run.events if each.event == "save")
     )
-    lines = [f"# {len(keys)} keys that {' '.join(run.name for run in runs)} used"]
+    lines = [f"# {counted(len(keys), 'key')} that {' '.join(run.name for run in runs)} used"]
     if not all(run.complete for run in runs):
         lines.append("# there were more, of which there is no record")
     return "".join(f"{line}\n" for line in [*lines, *keys])

@@ -12,6 +12,7 @@ from html import escape
 
 from s3cache._pages import footer
 from s3cache._version import __version__
+from s3cache._words import counted
 from s3cache.records import Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.report._drawing import STYLE as DRAWING_STYLE
 from s3cache.report._drawing import bars, timeline
@@ -99,7 +100,7 @@ def page(
 def _when(runs: Sequence[Run]) -> str:
     started = min((run.started for run in runs if run.started), default=0.0)
     day = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started)) if started else "no run"
-    processes = f"{len(runs)} process" + ("es" if len(runs) != 1 else "")
+    processes = counted(len(runs), "process", "processes")
     return f"{day}, {processes}"
 
 

@@ -32,6 +32,7 @@ from tenacity import (
 from s3cache import _options
 from s3cache._logs import logger_of
 from s3cache._options import count, option, seconds
+from s3cache._words import counted
 from s3cache.errors import (
     CircuitOpenError,
     PreconditionError,
@@ -427,7 +428,7 @@ class BreakingStore(WrapperStore):
         if self._probing or left_s > 0:
             when = "a probe is under way" if self._probing else f"next probe in {left_s:.1f} s"
             raise CircuitOpenError(
-                f"circuit open after {self._failures} failures in a row, {when}",
+                f"circuit open after {counted(self._failures, 'failure')} in a row, {when}",
                 op=verb,
                 store=self.url,
                 key=key,

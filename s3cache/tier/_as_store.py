@@ -37,8 +37,7 @@ class TierStore:
         return data
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        data = await asyncio.to_thread(self._tier.peek, key)
-        return None if data is None else data[start : start + length]
+        return await asyncio.to_thread(self._tier.peek, key, start, length)
 
     async def head(self, key: str) -> ObjectInfo | None:
         found = await asyncio.to_thread(lambda: [*self._tier.objects(key)])

@@ -165,9 +165,9 @@ class DiskTier:
         """The object's bytes, or ``None``; marks it as used just now."""
         return self._files.use(self._namespace + name)
 
-    def peek(self, name: str) -> bytes | None:
-        """The object's bytes, or ``None``; does not count as a use."""
-        return self._files.read(self._namespace + name)
+    def peek(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """The object's bytes, or ``length`` of them, or ``None``; does not count as a use."""
+        return self._files.read(self._namespace + name, start, length)
 
     def holds(self, name: str) -> bool:
         """Whether the object is there; does not count as a use."""

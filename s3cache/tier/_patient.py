@@ -78,9 +78,9 @@ class PatientDiskTier(DiskTier):
         get = super().get
         return self._wait(lambda: get(name))
 
-    def peek(self, name: str) -> bytes | None:
+    def peek(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         peek = super().peek
-        return self._wait(lambda: peek(name))
+        return self._wait(lambda: peek(name, start, length))
 
     def holds(self, name: str) -> bool:
         holds = super().holds

@@ -94,7 +94,7 @@ async def test_it_goes_as_it_is_asked_for() -> None:
         await store.put(f"v1/000/{number}.0", b"nothing")
     batches = scan(store, heads=True)
     first = await anext(batches)
-    await batches.aclose()  # type: ignore[attr-defined]
+    await batches.aclose()
     assert len(first) == store.asked == 256
 
 
@@ -158,7 +158,7 @@ async def test_nothing_is_under_way_when_a_listing_has_failed_or_nobody_reads_on
     batches = scan(store, Selection(named=frozenset(keys)))
     await anext(batches)
     assert store.under_way == 0
-    await batches.aclose()  # type: ignore[attr-defined]
+    await batches.aclose()
     store.refused = "/k7."
     with pytest.raises(TransientError):
         await anext(scan(store, Selection(named=frozenset(keys[:100]))))

@@ -20,8 +20,8 @@ def test_warnings_are_no_fault(call: Call, shelf: Shelf) -> None:
     assert done.code == 0
     assert "ok       list: allowed" in done.out
     assert "warning  trust: no key is trusted" in done.out
-    assert "fix: s3cache keygen NAME" in done.out
-    assert "0 faults, 1 warnings" in done.err
+    assert "fix: s3cache keygen NAME, and docs/trust.md (s3cache explain trust)\n" in done.out
+    assert "0 faults, 1 warning\n" in done.err
     assert shelf.names == set()
 
 
@@ -35,10 +35,12 @@ def test_a_fault_is_the_exit_code(
     done = call("doctor", "--no-programs")
     assert done.code == 1
     (fix,) = (line for line in done.out.splitlines() if f"fix: run: chmod go-w {bad}" in line)
-    assert fix.endswith(" (s3cache explain ConfigError)")
+    assert fix.endswith(" (s3cache explain local-directory ConfigError)")
     checks = call("doctor", "--no-programs", "--json").lines
     assert [each["code"] for each in checks if each["verdict"] == "fault"] == ["ConfigError"]
     assert {each["code"] for each in checks if each["verdict"] == "ok"} == {""}
+    for section in (each["section"] for each in checks):
+        assert call("explain", section).out.startswith(f"{section}: What the doctor checks\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,6 +88,36 @@ def test_what_a_terminal_would_obey_is_shown_as_text(call: Call, tmp_path: Path)
         Record("aot", "miss", key="a", reason="\x1b[2J", where=("\x1b]0;x", 1, "f")),
     )
     assert "\x1b" not in call("explain").out
+
+
+# -- programs
+
+
+def test_a_script_is_its_last_run(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a test is whatever runs it."""
+    main = sys.modules["__main__"]
+    script = tmp_path / "train.py"
+    script.write_text("")
+    monkeypatch.setattr(main, "__file__", str(script))
+    record(tmp_path / "local", looked_up("a", 1, "2.11.0"))
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "other.py"))
+    record(tmp_path / "local", looked_up("b", 2, "2.11.0"))
+    monkeypatch.chdir(tmp_path)
+    for name in (script, "train.py"):
+        found = call("explain", name, "--json")
+        assert (found.code, [each["key"] for each in found.json["explanations"]]) == (1, ["a"])
+    done = call("explain", "model.py")
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert "train.py" in done.err
+    assert "s3cache run model.py" in done.err
+    assert "module none" in call("explain", "-m", "none").err
+    assert "said twice" in call("explain", "a", "-m", "none").err
+    # What is a code is one, also beside a file of that name.
+    (tmp_path / "untrusted").write_text("")
+    assert call("explain", "untrusted").out.startswith("untrusted: ")
+    assert "script ./untrusted" in call("explain", "./untrusted").err
 
 
 # -- where to read on

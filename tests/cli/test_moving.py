@@ -100,7 +100,7 @@ def test_hints_are_left_where_the_setting_asks_for_them_and_go_along(
     (hint,) = (name for name in shelf.names if name.startswith("index/"))
     monkeypatch.setenv("S3CACHE_HINTS", "0")
     done = call("mirror", shelf.url, other.url)
-    assert "1 hints beside them" in done.out
+    assert "1 hint beside them" in done.out
     assert hint in other.names
     assert other.names == shelf.names
 

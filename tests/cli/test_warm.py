@@ -104,6 +104,20 @@ def test_a_job_that_ends_by_itself_says_how(call: Call, shelf: Shelf) -> None:
     assert "ended by itself with 7" in done.err
 
 
+def test_a_job_that_compiles_nothing_has_warmed_nothing(call: Call, shelf: Shelf) -> None:
+    """It is told apart from one that hit all that it compiles."""
+    arguments = ("warm", "--url", f"{shelf.url}?create=1")
+    done = call(*arguments, "--", "true")
+    assert done.code == 1
+    assert "ended by itself\nnothing was compiled, so nothing is warm\n" in done.err
+    done = call(*arguments, "--json", "--", "true")
+    assert (done.code, done.json["is_warm"], done.json["exit_code"]) == (1, False, 0)
+    hit = f"{LOOKS_UP}save(); cache.close(); recorder.close(10)"
+    done = call(*arguments, "--", sys.executable, "-c", hit)
+    assert done.code == 0, done.err
+    assert "1 graph hit, 1 missed, of which 1 are in the cache now; 0 bypassed" in done.err
+
+
 @dense
 def test_a_job_that_never_compiles_is_ended_at_last(call: Call, shelf: Shelf) -> None:
     job = (sys.executable, "-c", "import time; time.sleep(600)")

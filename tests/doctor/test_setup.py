@@ -94,7 +94,7 @@ def test_what_is_saved_is_signed_by_somebody_who_is_trusted() -> None:
     ],
 )
 def test_each_fault_of_trust(options: dict[str, Any], name: str, verdict: str, said: str) -> None:
-    check = {check.name: check for check in trust(**options)}[name]
+    (check,) = (check for check in trust(**options) if check.name == name)
     assert check.verdict == verdict
     assert said in check.found
     assert check.fix

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+from dataclasses import replace
 from operator import methodcaller
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache import Graph, GraphBreak, Report, explain
+from s3cache import Cache, Graph, GraphBreak, Report, Saved, explain, frame
 from s3cache.errors import ConfigError
 from s3cache.graph import Unsafe
 from s3cache.records import Record, Recorder
+from s3cache.trust import generate
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -74,6 +79,102 @@ def test_of_other_graphs_the_one_most_like_it(tmp_path: Path) -> None:
         lookup("c", 3, **of("a = x\nb = y\nc = z + 1")),
     )
     assert nearest(tmp_path) == "a"
+
+
+def test_of_equals_the_one_in_which_the_fewest_parts_differ(tmp_path: Path) -> None:
+    """The latest is no nearer than others, unless nothing else tells them apart."""
+
+    def of(**options: str) -> dict[str, Any]:
+        return {"of": {"inductor_config": str(options)}, "parts": {"inductor_config": options}}
+
+    write(
+        tmp_path,
+        lookup("a", 1, **of(x="1 → 2", y="1 → 2", z="1 → 2")),
+        lookup("b", 2, **of(x="1 → 2", y="1 → 2")),
+        lookup("c", 3, **of(x="1 → 2", z="1 → 2")),
+        lookup("d", 4, **of(x="1 → 3", y="1 → 3", z="1 → 3")),
+        lookup("e", 5, of={"inductor_config": "of another release"}),
+        lookup("f", 6, **of(x="1 → 2")),
+    )
+    assert nearest(tmp_path) == "c"
+
+
+# -- entries of the local tier
+
+
+def keep(root: Path, like: Record, *, parts: Mapping[str, Mapping[str, str]]) -> None:
+    """An entry in the local tier, under the key that was looked up."""
+    entry = frame.encode(
+        kind=like.level,
+        key=like.key,
+        schema=2,
+        sections={"entry": b"x", "parts": json.dumps(parts).encode()},
+        meta={"components": {name: list(pair) for name, pair in like.components.items()}},
+        created_ns=int(like.time * 1e9),
+    )
+    with Cache.open(local_dir=str(root)) as cache:
+        assert isinstance(cache.save(like.key, entry), Saved)
+
+
+MAX = {"max_autotune": "False → True"}
+TUNED = lookup("ab", 1, "hit", reason="local", of={"inductor_config": "tuned"})
+
+
+def test_of_a_hit_the_entry_says_what_it_is_made_of(tmp_path: Path) -> None:
+    """Records of hits do not."""
+    keep(tmp_path, TUNED, parts={"inductor_config": MAX})
+    write(tmp_path, TUNED, lookup("c", 2, of={"inductor_config": "as ever"}))
+    (one,) = explain(local_dir=str(tmp_path)).explanations
+    assert one.entry == "ab"
+    assert one.known_from.startswith("run ")
+    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
+
+
+def test_an_entry_of_which_nothing_is_on_record_is_compared_with(tmp_path: Path) -> None:
+    keep(tmp_path, TUNED, parts={"inductor_config": MAX})
+    write(
+        tmp_path,
+        lookup("b", 1, of={"inductor_config": "x", "grad_enabled": "False"}),
+        lookup("c", 2, of={"inductor_config": "as ever"}),
+    )
+    one = explain(local_dir=str(tmp_path)).explanations[-1]
+    assert (one.entry, one.known_from) == ("ab", "the local tier")
+    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
+    assert explain(local_dir=str(tmp_path), local=False).explanations[-1].entry == "b"
+
+
+def test_an_entry_that_is_damaged_not_trusted_or_newer_is_none(tmp_path: Path) -> None:
+    keep(tmp_path, TUNED, parts={})
+    miss = lookup("c", 2, of={"inductor_config": "as ever"})
+    write(tmp_path, miss)
+    signer = generate("mine")
+    trusted = explain(
+        local_dir=str(tmp_path), trust="require", trusted_keys=f"team={signer.public_text()}"
+    )
+    assert trusted.explanations[0].entry == ""
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == "ab"
+    (file,) = (path for path in tmp_path.glob("objects/**/ab*") if path.is_file())
+    data = bytearray(file.read_bytes())
+    data[70] ^= 1
+    file.write_bytes(data)
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
+    file.unlink()
+    keep(tmp_path, replace(TUNED, time=3.0), parts={})
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
+
+
+def test_only_those_used_last_are_read(tmp_path: Path) -> None:
+    """As the page says, 256 of them."""
+    with Cache.open(local_dir=str(tmp_path)) as cache:
+        for number in range(256):
+            key = f"e{number:03x}"
+            cache.save(key, frame.encode(kind="other", key=key, sections={}))
+    keep(tmp_path, TUNED, parts={})
+    write(tmp_path, lookup("c", 2, of={"inductor_config": "as ever"}))
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == "ab"
+    (file,) = (path for path in tmp_path.glob("objects/**/ab*") if path.is_file())
+    os.utime(file, (1.0, 1.0))
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
 
 
 def test_what_came_later_or_is_of_the_other_level_is_no_entry_for_it(tmp_path: Path) -> None:
