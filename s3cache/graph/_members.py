@@ -16,12 +16,14 @@ import functools
 import itertools
 import sys
 import types
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from operator import is_
+from operator import attrgetter, is_
 from typing import NamedTuple
 
+import _s3cache_autoload
 from s3cache._importing import before_import, when_imported
+from s3cache.graph._altered import stand_in_for
 from s3cache.graph._homes import behind_seam, home_of, home_of_file, installed_as
 from s3cache.graph._reads import content_of
 from s3cache.graph._whose import ABSENT, is_foreign
@@ -69,6 +71,7 @@ class _Table:
         """All that is there now is torch's."""
         self._first = dict(self._members)
         self._last = list(self._first.values())
+        _codes.note(self._last)
 
     def has_changed(self) -> bool:
         """Whether anything is there that was not when it was last looked at, or is gone."""
@@ -102,6 +105,7 @@ class _Table:
         for other in self.others:
             del now[other.place.rpartition(".")[2]]
         self._first = now
+        _codes.note(now.values())
 
     def look(self) -> None:
         """Ask whose is what torch has not put there."""
@@ -129,6 +133,44 @@ class _Table:
         return old.__qualname__ != new.__qualname__
 
 
+class _Codes:
+    """The code of each function of torch's that was seen: another may be put into it.
+
+    But for those of which more is noted where they are altered.
+    """
+
+    def __init__(self) -> None:
+        self._functions: list[types.FunctionType] = []
+        self._codes: list[types.CodeType] = []
+        self._noted: set[int] = set()  # ids of functions, which are kept
+
+    def note(self, values: Iterable[object]) -> None:
+        """What those of ``values`` that are functions have now is torch's."""
+        if not self._noted:
+            self._noted.update(map(id, _s3cache_autoload.insides.functions))
+        for value in values:
+            kind = type(value)
+            if kind is staticmethod or kind is classmethod:
+                value = value.__func__  # type: ignore[attr-defined]
+                kind = type(value)
+            if kind is types.FunctionType and id(value) not in self._noted:
+                self._noted.add(id(value))
+                self._functions.append(value)  # type: ignore[arg-type]
+                self._codes.append(value.__code__)  # type: ignore[attr-defined]
+
+    def altered(self) -> list[Member]:
+        """Those that have other code now."""
+        if all(map(is_, map(_code, self._functions), self._codes)):
+            return []
+        return [
+            Member(f"inside {function.__module__}.{function.__qualname__}", stand_in_for(function))
+            for function, code in zip(self._functions, self._codes, strict=True)
+            if function.__code__ is not code
+        ]
+
+
+_code = attrgetter("__code__")
+_codes = _Codes()
 _tables: list[_Table] = []
 _others: list[Member] = []
 
@@ -154,7 +196,7 @@ def await_members() -> list[Callable[[], None]]:
 
 def replaced_members() -> list[Member]:
     """What others have put there by now, and what of torch's own stands in another's place."""
-    return _look() + _replaced_modules()
+    return _look() + _replaced_modules() + _codes.altered()
 
 
 def _look(fresh: Container[str] = ()) -> list[Member]:
@@ -184,6 +226,8 @@ def _look(fresh: Container[str] = ()) -> list[Member]:
 @atexit.register
 def _forget() -> None:
     """torch takes itself apart in an order of its own at exit: nothing of it may outlive that."""
+    global _codes
+    _codes = _Codes()
     _tables.clear()
     _modules.clear()
     _seen.clear()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,57 @@ def test_what_torch_makes_anew_of_its_own_is_not_in_the_key(
         post_grad, "remove_noop_ops", torch.compiler.disable(post_grad.remove_noop_ops)
     )
     monkeypatch.setattr(post_grad, "s3cache_number", 7, raising=False)
+    assert keys() == plain
+
+
+def test_code_that_is_put_into_torchs_own_function_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which leaves every name with the object that it had."""
+    plain = keys()
+    found = []
+    for function in (post_grad.remove_noop_ops, vars(CppVecOverrides)["exp"].__func__):
+        for by in (2.0, 3.0, 2.0):
+            mine = eval(f"lambda *args, by={by}: (args, {by})")
+            with monkeypatch.context() as patched:
+                patched.setattr(function, "__code__", mine.__code__)
+                found.append(tuple(keys()))
+    assert found[0] == found[2] != found[1]
+    assert found[3] == found[5] != found[4]
+    assert len({tuple(plain), (None,), *found}) == 6
+    assert keys() == plain
+
+
+class _Alike(_Callable):
+    """Says that it equals anything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(post_grad, "remove_noop_ops"), (torch.nn.functional, "gelu")]
+)
+def test_what_stands_there_is_not_asked_whether_it_is_alike(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    plain = keys()
+    monkeypatch.setattr(owner, name, _Alike(2.0))
+    assert keys() != plain
+
+
+def test_a_module_in_the_place_of_torchs_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch imports from it as it works."""
+    plain = keys()
+    other = types.ModuleType(post_grad.__name__)
+    vars(other).update(vars(post_grad), remove_noop_ops=_plainly(post_grad.remove_noop_ops, 2.0))
+    monkeypatch.setitem(sys.modules, post_grad.__name__, other)
+    (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
+    assert graph.key not in plain
+    assert graph.key is not None or "torch._inductor.fx_passes.post_grad" in str(graph.reasons)
+    monkeypatch.setitem(sys.modules, post_grad.__name__, post_grad)
     assert keys() == plain
 
 
