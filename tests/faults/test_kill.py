@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -208,6 +210,21 @@ def test_a_child_forked_while_the_client_is_made(module: str, new_machine: NewMa
     assert "miss key-0009 absent" in lines
 
 
+def stop(pid: int, machine: Machine) -> None:
+    """Stop a process, but not while it has locked the accounts: then nobody could adopt."""
+    with (machine.tier / "usage").open("rb") as accounts:
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1] == "T")
+            try:
+                fcntl.flock(accounts, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.01)
+            else:
+                return  # closing it lets go of the lock
+
+
 def test_heirs_do_not_wait_for_the_children_of_the_dead(
     proxy: Proxy, new_machine: NewMachine
 ) -> None:
@@ -222,7 +239,7 @@ def test_heirs_do_not_wait_for_the_children_of_the_dead(
     process.until("at child")
     process.until("forked")
     # It lives, and would upload them itself as soon as the link is good: whoever is first.
-    os.kill(int(process.said("forked")[0].split()[1]), signal.SIGSTOP)
+    stop(int(process.said("forked")[0].split()[1]), machine)
     process.kill()
     assert len(machine.pending()) == 11
     proxy.heal()

@@ -445,6 +445,7 @@ def test_cell(
 
     # Nothing is lost, and nothing was harmed.
     site.heal()
+    site.patience_s = BOUND_S
     for each in site.caches:
         each.close(0)
     after = site.cache("machine")
