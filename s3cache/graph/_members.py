@@ -24,6 +24,7 @@ from typing import NamedTuple
 import _s3cache_autoload
 from s3cache._importing import before_import, when_imported
 from s3cache.graph._altered import stand_in_for
+from s3cache.graph._code import UntoldError
 from s3cache.graph._homes import behind_seam, home_of, home_of_file, installed_as
 from s3cache.graph._reads import content_of
 from s3cache.graph._whose import ABSENT, is_foreign
@@ -123,14 +124,12 @@ class _Table:
         return behind_seam(self._first.get(name, ABSENT))
 
     def _is_moved(self, name: str, value: object) -> bool:
-        """Whether one of torch's functions stands in the place of another one.
+        """Whether something of torch's stands in the place of something else that is torch's.
 
         What torch makes anew of a function bears its name.
         """
-        old, new = (_function_of(each) for each in (self._had(name), value))
-        if old is None or new is None or not internals.has_code_of_torch(new):
-            return False
-        return old.__qualname__ != new.__qualname__
+        old, new = (_named_by_itself(each) for each in (self._had(name), value))
+        return None not in (old, new) and old != new
 
 
 class _Codes:
@@ -195,8 +194,13 @@ def await_members() -> list[Callable[[], None]]:
 
 
 def replaced_members() -> list[Member]:
-    """What others have put there by now, and what of torch's own stands in another's place."""
-    return _look() + _replaced_modules() + _codes.altered()
+    """What others have put there by now, and what of torch's own stands in another's place.
+
+    Raises:
+        UntoldError: a module of torch's was replaced as a whole.
+    """
+    _refuse_other_modules()
+    return _look() + _codes.altered()
 
 
 def _look(fresh: Container[str] = ()) -> list[Member]:
@@ -254,13 +258,11 @@ def _new_tables() -> list[_Table]:
     return found
 
 
-def _replaced_modules() -> list[Member]:
-    """Modules of torch's in whose place there are others: torch imports much as it works."""
-    return [
-        Member(name, there)
-        for name, module in _modules.items()
-        if (there := sys.modules.get(name, module)) is not module
-    ]
+def _refuse_other_modules() -> None:
+    """Modules in the places of torch's: torch imports much as it works, and finds those."""
+    for name, module in _modules.items():
+        if sys.modules.get(name, module) is not module:
+            raise UntoldError(f"{name} was replaced by a module that may have anything in it")
 
 
 def _is_of_torch(module: types.ModuleType) -> bool:
@@ -282,10 +284,16 @@ def _classes(module: str, members: Mapping[str, object]) -> Iterator[_Table]:
 _files: set[str] = set()  # of known functions
 
 
-def _function_of(value: object) -> types.FunctionType | None:
+def _named_by_itself(value: object) -> str | None:
+    """The name of a function, class or module of torch's; ``None`` for all else."""
     while isinstance(value, (staticmethod, classmethod, functools._lru_cache_wrapper)):
         value = value.__wrapped__
-    return value if isinstance(value, types.FunctionType) else None
+    if type(value) is types.FunctionType:
+        function: types.FunctionType = value
+        return function.__qualname__ if internals.has_code_of_torch(function) else None
+    if isinstance(value, type):
+        return f"class {value.__module__}.{value.__qualname__}"
+    return f"module {value.__name__}" if type(value) is types.ModuleType else None
 
 
 # What is no code, and what is looked at by itself.
@@ -312,6 +320,8 @@ def _is_others(value: object, *, is_first: bool) -> bool:
         return any(_is_others(part, is_first=is_first) for part in parts)
     if isinstance(value, type):
         return _is_others_class(value, is_first)
+    if kind is types.ModuleType:
+        return not is_first and not home_of(value).is_named
     if kind is functools.partial:
         return _is_others(value.func, is_first=is_first)  # type: ignore[attr-defined]
     if isinstance(value, (functools._lru_cache_wrapper, types.MethodType)):

@@ -183,6 +183,8 @@ def _word(value: object) -> str:
         return f"partial {[v for v in value.args if isinstance(v, _PLAIN)]} {sorted(named.items())}"
     if isinstance(value, (*_HOLDERS, property, functools._lru_cache_wrapper)):
         return type(value).__name__
+    if isinstance(value, types.ModuleType) and not home_of(value).is_named:
+        raise UntoldError(f"the module {value.__name__} may have anything in it")
     return fingerprint(whole(value) if isinstance(value, type) else value)
 
 
