@@ -532,10 +532,10 @@ class Engine:
             self._last_report = report
             if report.remaining:
                 logger.warning(
-                    "%d uploads to %s are unfinished: %d are on record for the next "
-                    "process on this machine, %d are lost",
-                    report.remaining,
+                    "uploads to %s that are unfinished: %d; on record for the next process on "
+                    "this machine: %d; lost: %d",
                     remote.url,
+                    report.remaining,
                     report.remaining - report.in_memory,
                     report.in_memory,
                 )

@@ -78,8 +78,8 @@ def test_what_only_memory_holds_is_reported_lost_at_exit() -> None:
     assert "403" in failed
     assert len(left) == 2
     for line in left:
-        assert "1 uploads to memory:// are unfinished: 0 are on record" in line
-        assert line.endswith("1 are lost")
+        assert "uploads to memory:// that are unfinished: 1; on record" in line
+        assert line.endswith("this machine: 0; lost: 1")
 
 
 def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
