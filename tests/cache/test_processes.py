@@ -56,7 +56,7 @@ def test_a_remote_that_hangs_delays_the_exit_no_longer_than_it_may(
     warnings = done.stderr.splitlines()
     assert len(warnings) == 2, done.stderr
     assert "no answer within" in warnings[0]
-    assert warnings[1].endswith("1 are on record for the next process on this machine, 0 are lost")
+    assert warnings[1].endswith("on record for the next process on this machine: 1; lost: 0")
     with open_cache(tmp_path, memory := MemoryStore()) as later:
         later.start()
         eventually(lambda: holds(memory, FIRST))
