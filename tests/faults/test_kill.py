@@ -134,7 +134,7 @@ def test_the_exit_does_not_wait_longer_than_it_may(
     assert process.wait() == 0
     assert time.monotonic() - started < 100
     process.finish()
-    assert "20 are on record for the next process on this machine, 0 are lost" in process.errors
+    assert "on record for the next process on this machine: 20; lost: 0" in process.errors
     proxy.heal()
     assert machine.run(["flush"]) == ["flushed 0"]
     assert machine.leftovers() == []
