@@ -55,9 +55,28 @@ def plain_text(graph: Graph) -> str | None:
             return None
         if not are_plain(node.args) or not are_plain(node.kwargs.values()):
             return None
-        named = f" {node.kwargs}" if node.kwargs else ""
-        lines.append(f"{node.name}{annotation} = {node.op} {target}{node.args}{named}")
+        if node.name in _ROOTS:  # as which the line could be read
+            return None
+        lines.append(f"{node.name}{annotation} = {_line(node, target)}")
     return "\n".join(lines)
+
+
+_ROOTS = frozenset(("torch", "builtins", "operator", "_operator", "self"))
+
+
+def _line(node: Node, target: str) -> str:
+    """As code, for people who compare two: what is called, or whence it comes, on what."""
+    args = [repr(each) for each in node.args]
+    args += [f"{name}={each!r}" for name, each in node.kwargs.items()]
+    if node.op == "call_function":
+        return f"{target}({', '.join(args)})"
+    if node.op == "call_method":
+        return f"{args[0]}.{target}({', '.join(args[1:])})"
+    if node.op == "call_module":
+        return f"self.{target}({', '.join(args)})"
+    if node.op == "get_attr":
+        return f"self.{target}"
+    return f"{node.op} {target}({', '.join(args)})"
 
 
 def _annotation(node: Node) -> str | None:

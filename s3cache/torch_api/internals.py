@@ -23,7 +23,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from logging import Logger
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from s3cache._logs import logger_of
@@ -314,13 +320,21 @@ def has_plain_codegen(graph: Graph) -> bool:
 
 
 def name_in_code(function: object) -> str | None:
-    """How generated code writes a function or class, if it writes that and imports nothing."""
+    """How generated code writes a function or class of torch's or Python's: the same for no other.
+
+    ``None`` for those of others.
+    """
+    import torch
+
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         return None
     for module in (builtins, operator_module):
         if getattr(module, name, None) is function:
             return f"{module.__name__}.{name}"
+    is_method = isinstance(function, (MethodDescriptorType, WrapperDescriptorType))
+    if is_method and getattr(torch.Tensor, name, None) is function:
+        return f"torch.Tensor.{name}"
     return _qualified_name.get()(function) if _is_from_torch.get()(function) else None
 
 

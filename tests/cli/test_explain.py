@@ -100,7 +100,7 @@ def test_a_script_is_its_last_run(
     main = sys.modules["__main__"]
     script = tmp_path / "train.py"
     script.write_text("")
-    monkeypatch.setattr(main, "__file__", str(script))
+    monkeypatch.setattr(main, "__file__", str(script), raising=False)
     record(tmp_path / "local", looked_up("a", 1, "2.11.0"))
     monkeypatch.setattr(main, "__file__", str(tmp_path / "other.py"))
     record(tmp_path / "local", looked_up("b", 2, "2.11.0"))
