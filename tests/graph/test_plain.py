@@ -68,6 +68,8 @@ def graph_of(calls: Any) -> Graph:
     other = graph.placeholder("y")
     for kind, function, name, args, kwargs, annotation, on_other in calls:
         first = other if on_other else last
+        if function in (operator.add, operator.iadd, operator.getitem):
+            args, kwargs = args[:1], {}  # torch writes two operands, whatever else there is
         if kind == "call_function":
             last = graph.call_function(function, (first, *args), kwargs)
         elif kind == "call_method":
