@@ -4,8 +4,8 @@ PYTHON ?= python3
 FUZZ_TIME ?= 60
 # Extra arguments for pytest or a benchmark: make test ARGS="-k retry -x"
 ARGS ?=
-# Processes that run tests side by side; 0 is this one, for debuggers: make test WORKERS=0 ARGS=--pdb
-WORKERS ?= 2
+# Processes that run tests side by side, one more than cores as many wait; 0 is this one, for debuggers: make test WORKERS=0 ARGS=--pdb
+WORKERS ?= 3
 
 VENV := .venv
 FUZZ_VENV := .venv-fuzz

@@ -1,7 +1,7 @@
 """Jobs of several processes start warm: DDP's split graphs, tensor parallelism, sharded modules.
 
-``make test`` has DDP, plain and with sizes that change; ``make test-all`` every way of training
-with it, and jobs of two ranks under torchrun.
+``make test`` has plain DDP; ``make test-all`` every way of training with it, and jobs of two ranks
+under torchrun.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 
 
-FEW = ("plain", "sizes that change")
-
-
 @pytest.fixture(scope="module")
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -40,7 +37,7 @@ def trained(
     return site, seen
 
 
-@pytest.mark.parametrize("way", cases(WAYS, dense_ones=set(WAYS) - set(FEW)))
+@pytest.mark.parametrize("way", cases(WAYS, dense_ones=set(WAYS) - {"plain"}))
 def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, Any]]]) -> None:
     cold, warm = (seen[way] for seen in trained[1])
     assert cold["saved"] > 1  # DDPOptimizer has split the model
@@ -70,10 +67,11 @@ def test_ddp_hits_in_torchs_other_modes_too(site: Site) -> None:
     assert warm["python_reducer"]["half_hits"] > 0
 
 
+@dense
 def test_sizes_that_change_make_more_graphs(
     trained: tuple[Site, list[dict[str, Any]]],
 ) -> None:
-    plain, changing = (trained[1][0][way]["saved"] for way in FEW)
+    plain, changing = (trained[1][0][way]["saved"] for way in ("plain", "sizes that change"))
     assert changing > plain
 
 
@@ -96,6 +94,7 @@ def test_buckets_that_hit_and_one_that_misses_train_together(
     assert alone["seen"] == first["seen"]
 
 
+@dense
 def test_check_tells_of_every_graph_that_ddp_splits_off(
     trained: tuple[Site, list[dict[str, Any]]], site: Site
 ) -> None:

@@ -64,6 +64,7 @@ def test_what_is_compiled_without_dynamo_is_shared_where_torch_can_keep_it(site:
     assert [each["compile"]["lowered"] for each in ways] == [1, 1]
 
 
+@dense
 def test_no_compile_is_shared_twice(site: Site) -> None:
     """Once the whole graph is saved, its halves are gone; who has it asks for nothing else."""
     writer = site.machine("writer").run("halves:train", site.url)

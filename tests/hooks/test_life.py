@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.density import dense
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -60,6 +62,7 @@ def test_a_torch_that_lacks_something_compiles_without_a_cache(site: Site) -> No
     assert "lacks torch._guards:nonsense" in ran["stderr"]
 
 
+@dense
 def test_a_hit_extends_timeouts_and_says_what_it_saved(
     written: Callable[..., tuple[Site, Any]],
 ) -> None:
