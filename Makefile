@@ -4,7 +4,8 @@ PYTHON ?= python3
 FUZZ_TIME ?= 60
 # Extra arguments for pytest or a benchmark: make test ARGS="-k retry -x"
 ARGS ?=
-# Processes that run tests side by side, one more than cores as many wait; 0 is this one, for debuggers: make test WORKERS=0 ARGS=--pdb
+# Processes that run tests side by side, three on two cores as many tests wait for something; 0 is
+# this one, for debuggers: make test WORKERS=0 ARGS=--pdb
 WORKERS ?= 3
 
 VENV := .venv
