@@ -30,6 +30,7 @@ __all__ = [
     "choice",
     "count",
     "did_you_mean",
+    "flag_or",
     "from_environment",
     "kinds",
     "option",
@@ -178,6 +179,21 @@ def choice(*choices: str) -> Kind:
         raise ValueError(f"{text!r} is not known", fix)
 
     return Kind(parse, (str,))
+
+
+def flag_or(*words: str) -> Kind:
+    """True or false, or one of a few words that say how."""
+
+    def parse(text: str) -> bool | str:
+        if text in words:
+            return text
+        try:
+            return _flag(text)
+        except ValueError as exc:
+            cause, fix = exc.args
+            raise ValueError(cause, f"{fix}, or {' or '.join(words)}") from None
+
+    return Kind(parse, (bool,))
 
 
 def count(at_most: int | None = None) -> Kind:

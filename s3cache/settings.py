@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from s3cache import _options
 from s3cache._logs import logger_of
-from s3cache._options import FLAG, PREFIX, Kind, choice, count, did_you_mean, option, seconds, size
+from s3cache._options import (
+    FLAG,
+    PREFIX,
+    Kind,
+    choice,
+    count,
+    did_you_mean,
+    flag_or,
+    option,
+    seconds,
+    size,
+)
 from s3cache.errors import StoreError
 from s3cache.store import STORE_OPTIONS, Patience, StoreOptions
 from s3cache.trust import Signer
@@ -86,7 +97,8 @@ class Settings:
         mode: ``read-only`` never uploads, ``write-only`` never looks up, ``off`` does neither.
         strict: raise what would otherwise become a miss and a warning.
         recache: look nothing up, and overwrite what is there with what is saved.
-        summary: end the process with one line on stderr: what hit, missed and was bypassed.
+        summary: end the process with one line on stderr: what hit, missed and was bypassed; with
+            ``json`` it is an object of JSON.
         metrics_file: where the process leaves what it counted when it ends, for the textfile
             collector of Prometheus' node exporter, which takes files that end in ``.prom``.
             ``{pid}`` and ``{rank}`` become the process's number and rank.
@@ -135,7 +147,7 @@ class Settings:
     mode: Mode = option("read-write", choice(*get_args(Mode)))
     strict: bool = option(False, FLAG)
     recache: bool = option(False, FLAG)
-    summary: bool = option(False, FLAG)
+    summary: bool | str = option(False, flag_or("json"))
     metrics_file: str | None = option(None)
     record: bool = option(True, FLAG)
     hints: bool = option(False, FLAG)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from s3cache._logs import logger_of
 
@@ -311,6 +311,21 @@ class CacheStats:
     @property
     def lookups(self) -> int:
         return sum(self.hits.values()) + sum(self.misses.values())
+
+    def in_numbers(self) -> dict[str, Any]:
+        """The same as :meth:`in_words` for programs, by the names that attributes have here."""
+        return {
+            "hits": dict(self.hits),
+            "misses": dict(self.misses),
+            "bypassed": self.bypassed,
+            "bypass_reasons": dict(self.bypass_reasons),
+            "saved": self.saved,
+            "uploaded": self.uploaded,
+            "pending": self.pending,
+            "refused": dict(Counter(self.refused) + Counter(self.fx.refused)),
+            "second_level": {"hits": dict(self.fx.hits), "saved": self.fx.saved},
+            "time_saved_s": round(self.time_saved_s, 3),
+        }
 
     def in_words(self) -> str:
         """One line for people: what hit, missed and was bypassed, and what was shared."""

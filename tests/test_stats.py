@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,27 @@ def test_one_line_says_what_it_came_to() -> None:
     assert "1 bypassed (1 freezing, 1 input), 1 hit at the second level (1 local), 1 saved" in (
         snapshot(counters, fx=halves.level()).in_words()
     )
+
+
+def test_the_same_in_numbers_is_json() -> None:
+    counters, halves = Counters(), Counters()
+    counters.bypassed(["freezing"])
+    counters.hit("local", 10, 0.1)
+    counters.miss(Reason.ABSENT, 0.1)
+    halves.hit("remote", 10, 0.1)
+    numbers = snapshot(counters, fx=halves.level()).in_numbers()
+    assert json.loads(json.dumps(numbers)) == {
+        "hits": {"local": 1, "remote": 0},
+        "misses": {"absent": 1},
+        "bypassed": 1,
+        "bypass_reasons": {"freezing": 1},
+        "saved": 0,
+        "uploaded": 0,
+        "pending": 0,
+        "refused": {},
+        "second_level": {"hits": {"local": 0, "remote": 1}, "saved": 0},
+        "time_saved_s": 0.0,
+    }
 
 
 def test_all_that_is_uploaded_was_saved_at_one_of_the_levels() -> None:

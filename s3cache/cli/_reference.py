@@ -40,13 +40,13 @@ _RUN = """
 ## s3cache run
 
 ```
-s3cache run [--url URL] [-m | -c] PROGRAM [ARGUMENT]...
+s3cache run [--url URL] [--json] [-m | -c] PROGRAM [ARGUMENT]...
 ```
 
 Run a Python program with s3cache turned on, unchanged: a script, a `.pyc`, a directory or zip file
 with a `__main__`, `-` for standard input, with `-m` a module, with `-c` code. What follows its name
 is the program's. The processes that it starts have the cache too. Each process that compiles ends
-with one line of what hit and missed (`S3CACHE_SUMMARY=0`: none).
+with one line of what hit and missed (`S3CACHE_SUMMARY=0`: none; `--json`: an object of JSON).
 """
 
 

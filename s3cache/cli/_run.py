@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> None:
     elif start is run_path and not os.path.exists(program[0]):
         parser.error(f"script {program[0]}: no such file")
     try:
-        _enable(options.url)
+        _enable(options.url, "json" if options.json else None)
     except ConfigError as exc:
         parser.error(f"{exc} {pointer('ConfigError')}")
     start(program)
@@ -53,6 +53,11 @@ def parser_of_run() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     run.add_argument("--url", help="where the cache is, such as s3://bucket/prefix")
+    run.add_argument(
+        "--json",
+        action="store_true",
+        help="make that line an object of JSON (S3CACHE_SUMMARY=json)",
+    )
     kinds = run.add_mutually_exclusive_group()
     kinds.add_argument("-m", dest="module", action="store_true", help="a module, not a script")
     kinds.add_argument("-c", dest="command", action="store_true", help="code, not a script")
@@ -65,7 +70,7 @@ def parser_of_run() -> argparse.ArgumentParser:
     return parser
 
 
-def _enable(url: str | None) -> None:
+def _enable(url: str | None, summary: str | None) -> None:
     """Here, and by the environment in every process that this one starts."""
     from s3cache.hooks import enable
     from s3cache.records import JOB, job_here
@@ -73,6 +78,8 @@ def _enable(url: str | None) -> None:
     if url is not None:
         os.environ["S3CACHE_URL"] = url
     os.environ.setdefault("S3CACHE_AUTOLOAD", "1")  # without a URL too
+    if summary is not None:
+        os.environ["S3CACHE_SUMMARY"] = summary
     os.environ.setdefault("S3CACHE_SUMMARY", "1")
     if not job_here():  # then each rank is one of a job already
         os.environ[JOB] = secrets.token_hex(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -334,9 +335,14 @@ def _sum_up() -> None:
         return
     settings = cache.settings
     if settings.summary:
-        rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        rank = os.environ.get("RANK")
+        if settings.summary == "json":
+            line = json.dumps({"rank": rank, "pid": os.getpid(), **cache.stats().in_numbers()})
+        else:
+            whose = "" if rank is None else f"rank {rank}: "
+            line = f"s3cache: {whose}{cache.stats().in_words()}"
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr
-            sys.stderr.write(f"s3cache: {rank}{cache.stats().in_words()}\n")
+            sys.stderr.write(f"{line}\n")
     if settings.metrics_file:
         metrics.leave_textfile(settings.metrics_file, cache.stats)
 

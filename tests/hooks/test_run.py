@@ -307,6 +307,13 @@ def test_uploads_end_with_the_program_and_torchrun_hits(
     said = "s3cache: 0 hit, 1 missed (1 absent), 0 bypassed, 1 saved, 1 uploaded; 0.0 s of"
     assert said in done.stderr.splitlines()[-1]
 
+    # For programs, with an option that is not the program's.
+    done = machine.start(*run[:3], "--json", *run[3:], OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stderr.splitlines()[-1])
+    assert said["hits"] == {"local": 1, "remote": 0}
+    assert (said["rank"], said["misses"], said["saved"]) == (None, {}, 0)
+
     second = site.machine("two", S3CACHE_URL=site.url)
     done = second.start("-m", *_TORCHRUN, *run)
     assert done.returncode == 0, done.stderr

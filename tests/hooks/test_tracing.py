@@ -90,7 +90,7 @@ TLPARSE = shutil.which("tlparse", path=f"{os.path.dirname(sys.executable)}:{os.e
 
 
 @dense
-@pytest.mark.skipif(TLPARSE is None, reason="needs tlparse: pip install tlparse")
+@pytest.mark.skipif(TLPARSE is None, reason="there is no tlparse for this platform")
 def test_tlparse_shows_a_hit(site: Site, tmp_path: Path) -> None:
     for outcome, transfer in (("miss", "s3cache.upload"), ("hit", "s3cache.download")):
         folder, _ = run_traced(site, tmp_path, outcome)
