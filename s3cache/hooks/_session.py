@@ -335,14 +335,14 @@ def _sum_up() -> None:
         return
     settings = cache.settings
     if settings.summary:
-        rank = os.environ.get("RANK")
-        if settings.summary == "json":
-            line = json.dumps({"rank": rank, "pid": os.getpid(), **cache.stats().in_numbers()})
-        else:
-            whose = "" if rank is None else f"rank {rank}: "
-            line = f"s3cache: {whose}{cache.stats().in_words()}"
+        rank, stats = os.environ.get("RANK"), cache.stats()
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr
-            sys.stderr.write(f"{line}\n")
+            if settings.summary == "json":
+                said = {"rank": rank, "pid": os.getpid(), **stats.in_numbers()}
+                sys.stderr.write(f"{json.dumps(said)}\n")
+            else:
+                whose = "" if rank is None else f"rank {rank}: "
+                sys.stderr.write(f"s3cache: {whose}{stats.in_words()}\n")
     if settings.metrics_file:
         metrics.leave_textfile(settings.metrics_file, cache.stats)
 
