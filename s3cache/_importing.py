@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["before_import", "when_imported"]
+__all__ = ["before_import", "is_being_imported", "when_imported"]
 
 
 def before_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
@@ -45,6 +45,12 @@ def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]
     finder = _Finder(name, callback)
     sys.meta_path.insert(0, finder)
     return finder.withdraw
+
+
+def is_being_imported(name: str) -> bool:
+    """Whether module ``name`` is there, but its code has not run to the end."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 class _Watcher(importlib.abc.MetaPathFinder):

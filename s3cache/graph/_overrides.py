@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, TypeAlias
 
 import _s3cache_autoload
-from s3cache._importing import when_imported
+from s3cache._importing import is_being_imported, when_imported
 from s3cache.graph._altered import altered_functions, remember_insides, stand_in_for
 from s3cache.graph._code import UntoldError
 from s3cache.graph._members import Member, await_members, replaced_members
@@ -66,6 +66,10 @@ def remember_pristine(*, early: bool) -> Callable[[], None]:
 def _begin() -> list[Callable[[], None]]:
     later: dict[str, list[_Watched]] = {}
     for watched in _watched():
+        if is_being_imported(watched.module):
+            # By what has led to the compiler's import. What it will have is not there yet: the
+            # first look surveys it.
+            continue
         if watched.module in sys.modules:
             watched.survey()
         else:
