@@ -26,7 +26,7 @@ def plain_text(graph: Graph) -> str | None:
     if not internals.has_plain_codegen(graph):
         return None
     constants, containers = internals.plain_arguments()
-    words: dict[object, str | None] = {}  # the same few functions are called over and over
+    words: dict[int, str | None] = {}  # the same few functions are called over and over
 
     def are_plain(values: Iterable[object]) -> bool:
         for value in values:
@@ -47,9 +47,9 @@ def plain_text(graph: Graph) -> str | None:
     for node in graph.nodes:
         target = node.target
         if type(target) is not str:
-            if target not in words:
-                words[target] = internals.name_in_code(target)
-            target = words[target]
+            if id(target) not in words:
+                words[id(target)] = internals.name_in_code(target)
+            target = words[id(target)]
         annotation = _annotation(node)
         if target is None or annotation is None or internals.WRAPPED in node.meta:
             return None
