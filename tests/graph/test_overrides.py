@@ -100,6 +100,7 @@ def _keys_of_machine() -> list[list[str | None]]:
     return [replaced, swapped, keys()]
 
 
+@dense
 @pytest.mark.timeout(900)
 def test_keys_are_the_same_however_early_torch_was_seen(tmp_path: Path) -> None:
     """Without the entry point torch is seen late: by itself it says as little, changed as much."""

@@ -309,7 +309,8 @@ print(json.dumps({"hits": hits, "saved": stats.saved, "bypassed": stats.bypassed
 """
 
 
-@pytest.mark.parametrize("early", [True, pytest.param(False, marks=dense)])
+@dense
+@pytest.mark.parametrize("early", [True, False])
 def test_operators_registered_before_the_first_compile_are_told(site: Site, early: bool) -> None:
     """As they are where the program enables the cache first: the two share what they compile."""
     script = site.root / "registering.py"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.hooks._kernels import opened
-from tests.support.density import cases, dense
+from tests.support.density import dense
 
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
@@ -29,7 +29,8 @@ def plant(machine: Machine, names: list[Path]) -> Path:
     return betrayed
 
 
-@pytest.mark.parametrize("job", cases(JOBS, dense_ones={"each_way"}))
+@dense
+@pytest.mark.parametrize("job", JOBS)
 def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
     """Neither at the first level nor at the second."""
     writer = site.machine("writer")

@@ -52,6 +52,7 @@ def test_without_effect(site: Site) -> None:
     assert site.entries() == []
 
 
+@dense
 def test_a_torch_that_lacks_something_compiles_without_a_cache(site: Site) -> None:
     """One warning says what; nothing of it is replaced."""
     ran = site.machine("one").run("life:lacking", site.url)

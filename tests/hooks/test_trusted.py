@@ -111,6 +111,7 @@ def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
         machine.run(job, *arguments)
 
 
+@dense
 def test_nothing_that_an_earlier_run_has_left_is_run(site: Site, tmp_path: Path) -> None:
     """Neither on a miss: torch runs what lies under the name of the code that it has made."""
     trace = tmp_path / "betrayed"
