@@ -29,7 +29,7 @@ AUTOLOAD = "_s3cache_autoload.py"
 # Of the documentation, by the name that the wheel has it under.
 PAGES = {
     f"s3cache/_docs/{name}": ROOT / "docs" / name
-    for name in ("bypasses.md", "errors.md", "reasons.md")
+    for name in ("bypasses.md", "doctor.md", "errors.md", "reasons.md")
 }
 
 BACKEND = """
@@ -159,7 +159,7 @@ def check_installed(wheel: Path, place: Path) -> None:
 
 def check_explained(command: str, place: Path) -> None:
     """The documentation's sections are there, far from the checkout."""
-    for code, page in (("untrusted", "reasons.md"), ("kernel", "bypasses.md")):
+    for code, page in (("untrusted", "reasons.md"), ("kernel", "bypasses.md"), ("clock", "doctor.md")):
         (line,) = run(command, "explain", "--json", code, place=place)
         found = json.loads(line)
         assert found["code"] == code, found

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import Graph
 
-from s3cache.graph._plain import plain_text
+from s3cache.graph._stable import plain_text
 
 _FUNCTIONS: list[Any] = [
     torch.add,
