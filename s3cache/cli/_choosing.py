@@ -140,7 +140,7 @@ async def entries_in(
         async for batch in found:
             yield batch
     for each in seen.unmatched():
-        option = f"--{'torch' if each.field == 'torch' else each.field.removesuffix('s')}"
+        option = f"--{each.field.removesuffix('s')}"
         there = f"; entries have: {', '.join(each.there)}" if each.there else ""
         text = f"{option} {each.value}: no entry has it{there}"
         sys.stderr.write(f"s3cache: warning: {plain(text)}\n")

@@ -151,7 +151,7 @@ _looked: tuple[weakref.ref[TracingContext], _Insides] | None = None
 
 
 def _look_inside(*, again: bool) -> _Insides:
-    """What is not torch's in its own code: 3 ms, so once for each compile."""
+    """What is not torch's in its own code: much to look at, so once for each compile."""
     global _looked
     context = internals.current_tracing_context.get()()
     if not again and _looked is not None and context is not None and _looked[0]() is context:
