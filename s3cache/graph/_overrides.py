@@ -55,6 +55,10 @@ def remember_pristine(*, early: bool) -> Callable[[], None]:
     if internals.TORCH in sys.modules:
         waiting = _begin()
         remember_tables(early=early)
+        if internals.COMPILER not in sys.modules:
+            # It brings most operators along, and nobody has touched those then.
+            again = partial(remember_tables, early=False)
+            waiting.append(when_imported(internals.COMPILER, again))
 
     def withdraw() -> None:
         for take_back in waiting:
@@ -171,7 +175,7 @@ def _insides(vouched: Callable[[object], str | None], *, again: bool) -> Iterato
         else:
             yield f"inside {where}=version {version}"
     for entry in entries:
-        yield _line(f"{entry.place} for {entry.key}", "was registered anew", entry.value, vouched)
+        yield _line(entry.place, entry.how, entry.value, vouched)
     for member in members:
         yield _line(member.place, "was replaced", member.value, vouched)
 

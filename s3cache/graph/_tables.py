@@ -8,13 +8,15 @@ side, as there are two thousand operators, of which most looks find nothing new.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from s3cache.graph._asked_for import AskedFor
 from s3cache.graph._homes import home_of
 from s3cache.graph._registered import is_of_torch
 from s3cache.graph._whose import ABSENT, is_foreign
 from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Operator
 
 __all__ = [
     "Entry",
@@ -27,11 +29,15 @@ __all__ = [
 
 
 class Entry(NamedTuple):
-    """What is now where torch had something else, or nothing."""
+    """What is now where torch had something else, or nothing.
+
+    Attributes:
+        how: it came there.
+    """
 
     place: str
-    key: str
     value: object
+    how: str = "was registered anew"
 
 
 class _Looked:
@@ -39,11 +45,10 @@ class _Looked:
 
     def __init__(self, last: _Looked | None = None) -> None:
         self.tables: list[dict[object, object]]
-        self.operators = internals.operators_so_far()
-        if last is not None and internals.are_identical(self.operators, last.operators):
-            self.tables = last.tables
-        else:
-            self.tables = internals.tables_of(self.operators)
+        _asked_for.look()
+        self.operators = _asked_for.operators
+        self.displaced = _asked_for.displaced
+        self.tables = _tables_of(self.operators, last)
         self.sizes = list(map(len, self.tables))
         filled = list(itertools.compress(self.tables, self.sizes))  # one of six
         self.keys = list(itertools.chain.from_iterable(filled))
@@ -52,9 +57,24 @@ class _Looked:
     def is_like(self, other: _Looked) -> bool:
         return (
             self.tables is other.tables
+            and not self.displaced
+            and not other.displaced
             and self.sizes == other.sizes
             and internals.are_identical(self.values, other.values)
             and internals.are_identical(self.keys, other.keys)
+        )
+
+    def begins_like(self, other: _Looked) -> bool:
+        """Whether this is all of ``other``, with more operators."""
+        count, filled = len(other.tables), len(other.values)
+        return (
+            count < len(self.tables)
+            and internals.are_identical(self.tables[:count], other.tables)
+            and not self.displaced
+            and not other.displaced
+            and self.sizes[:count] == other.sizes
+            and internals.are_identical(self.values[:filled], other.values)
+            and internals.are_identical(self.keys[:filled], other.keys)
         )
 
     def entries(self) -> Iterator[tuple[int, object, object]]:
@@ -66,6 +86,18 @@ class _Looked:
 
     def operator_of(self, number: int) -> object:
         return self.operators[number * len(self.operators) // len(self.tables)]
+
+
+def _tables_of(operators: Sequence[Operator], last: _Looked | None) -> list[dict[object, object]]:
+    """Most looks find no other operators, or some more."""
+    if last is None:
+        return internals.tables_of(operators)
+    if operators is last.operators:
+        return last.tables
+    count = len(last.operators)
+    if not internals.are_identical(operators[:count], last.operators):
+        return internals.tables_of(operators)
+    return last.tables + internals.tables_of(operators[count:])
 
 
 # What torch has put there, by table and key. The tables are kept, so that nothing else gets an id.
@@ -114,19 +146,46 @@ def forget_entries() -> None:
 
 
 def replaced_entries() -> list[Entry]:
-    """What others than torch have put into the tables of torch's operators, or taken out."""
+    """What others than torch have put into the tables of torch's operators, or taken out.
+
+    And what they have put in the place of such an operator.
+    """
     global _last
     if _first is None:
         return []
-    now = _Looked(None if _last is None else _last[0])
-    if _last is None or not now.is_like(_last[0]):
-        _last = now, list(_differences(now))
+    if _last is None:
+        _last = _first, list(_differences(_first))
+    had, found = _last
+    now = _Looked(had)
+    if not now.is_like(had):
+        more = _of_more(now, had) if now.begins_like(had) else None
+        _last = now, list(_differences(now)) if more is None else [*found, *more]
     return _last[1]
 
 
 def _differences(now: _Looked) -> Iterator[Entry]:
     left = dict(_of_torch)
-    for number, key, value in now.entries():
+    yield from _replaced(now, now.entries(), left)
+    if left:
+        numbers = {id(table): number for number, table in enumerate(now.tables)}
+        for table, key in left:
+            if table in numbers and _is_of_torch(operator := now.operator_of(numbers[table])):
+                yield Entry(f"{operator} for {key}", ABSENT)
+    for place, value in now.displaced:
+        yield Entry(place, ABSENT if value is None else value, "was replaced")
+
+
+def _of_more(now: _Looked, had: _Looked) -> list[Entry]:
+    """Those of operators that were asked for since."""
+    return list(_replaced(now, itertools.islice(now.entries(), len(had.values), None), {}))
+
+
+def _replaced(
+    now: _Looked,
+    entries: Iterable[tuple[int, object, object]],
+    left: dict[tuple[int, object], object],
+) -> Iterator[Entry]:
+    for number, key, value in entries:
         place = id(now.tables[number]), key
         had = left.pop(place, ABSENT)
         if value is had:
@@ -135,12 +194,7 @@ def _differences(now: _Looked) -> Iterator[Entry]:
         if had is ABSENT and not _is_users(operator, key, value):
             _of_torch[place] = value
         elif _is_of_torch(operator):
-            yield Entry(str(operator), str(key), value)
-    if left:
-        numbers = {id(table): number for number, table in enumerate(now.tables)}
-        for table, key in left:
-            if table in numbers and _is_of_torch(operator := now.operator_of(numbers[table])):
-                yield Entry(str(operator), str(key), ABSENT)
+            yield Entry(f"{operator} for {key}", value)
 
 
 def _is_users(operator: object, key: object, value: object) -> bool:
@@ -155,6 +209,10 @@ def _is_users(operator: object, key: object, value: object) -> bool:
 
 
 def _is_of_torch(operator: object) -> bool:
-    if isinstance(operator, internals.operator.get()):
-        return is_of_torch(operator.name())
-    return home_of(type(operator)).kind == "torch"
+    if internals.is_higher_order(operator):
+        return home_of(type(operator)).kind == "torch"
+    name = operator if isinstance(operator, str) else internals.full_name(operator)
+    return "::" not in name or is_of_torch(name)
+
+
+_asked_for = AskedFor(_is_of_torch)

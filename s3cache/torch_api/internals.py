@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
 from operator import attrgetter, is_
@@ -30,7 +30,7 @@ from types import (
     ModuleType,
     WrapperDescriptorType,
 )
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
@@ -1321,47 +1321,76 @@ def sharding_handlers(kind: type) -> list[tuple[object, object]]:
     return list(getattr(dispatcher, "_custom_op_handlers", {}).items())
 
 
-_higher_order: Internal[Mapping[str, Operator]] = Internal("torch._ops:_higher_order_ops")
+_higher_order: Internal[dict[str, object]] = Internal("torch._ops:_higher_order_ops")
 #: What registers functions in an operator's :func:`tables_of`, but for those written there.
 register_in_table: Internal[Function[Function[object]]] = Internal(
     "torch._ops:OperatorBase.py_impl"
 )
 
 
-class _Operators(NamedTuple):
-    """What was found where operators lie, one in the other; most looks find the same again."""
-
-    members: list[object] = []  # noqa: RUF012 - never changed
-    packets: list[object] = []  # noqa: RUF012
-    insides: list[object] = []  # noqa: RUF012
-    singles: list[Operator] = []  # noqa: RUF012
+def higher_order_operators() -> dict[str, object]:
+    """Those that were made so far, by name."""
+    return _higher_order.get()
 
 
-_found = _Operators()
-
-
-def operators_so_far() -> list[Operator]:
-    """All operators that were asked for in this process, and so those that Python can change."""
-    global _found
+def higher_order_namespace() -> dict[str, object]:
+    """Where programs find them: those that they have asked for."""
     import torch
 
-    spaces = [getattr(space, "__dict__", {}) for space in list(vars(torch.ops).values())]
-    members = _all_values(spaces)
-    packets = _found.packets
-    if not are_identical(members, _found.members):
-        packets = [each for each in members if type(each) is operator_packet.get()]
-    insides = _all_values(map(vars, packets))
-    singles = _found.singles
-    if not are_identical(insides, _found.insides):
-        kinds = {operator.get(), *operator.get().__subclasses__()}
-        # A tenth of ten thousand.
-        singles = [cast("Operator", each) for each in insides if type(each) in kinds]
-    _found = _Operators(members, packets, insides, singles)
-    return singles + list(_higher_order.get().values())
+    return vars(torch.ops.higher_order)
 
 
-def _all_values(spaces: Iterable[dict[str, object]]) -> list[object]:
-    return list(itertools.chain.from_iterable(map(dict.values, spaces)))
+@functools.cache
+def is_kind_of_namespace(kind: type) -> bool:
+    """Whether such objects find operators by their names, as ``torch.ops.aten`` does."""
+    return _operator_namespace.get() in kind.__mro__
+
+
+@functools.cache
+def is_kind_of_packet(kind: type) -> bool:
+    """Whether such objects hold the overloads of an operator."""
+    return operator_packet.get() in kind.__mro__
+
+
+@functools.cache
+def is_kind_of_operator(kind: type) -> bool:
+    """Whether such objects are overloads of operators, or of higher order."""
+    return not {operator.get(), higher_order_operator.get()}.isdisjoint(kind.__mro__)
+
+
+def full_name(value: object) -> str:
+    """The name of a namespace, packet or operator, as the dispatcher has it."""
+    if isinstance(value, _operator_namespace.get()):
+        return str(value.name)
+    if isinstance(value, operator_packet.get()):
+        return str(value._qualified_op_name)  # type: ignore[attr-defined]
+    return cast("Operator", value).name()
+
+
+def full_name_there(home: Mapping[str, object], name: str) -> str:
+    """The same of what torch itself keeps under ``name`` in what ``home`` is the inside of."""
+    packet, space = home.get("_qualified_op_name"), home.get("name")
+    if isinstance(packet, str):
+        return packet if name == "default" else f"{packet}.{name}"
+    return f"{space}::{name}" if isinstance(space, str) else name
+
+
+def is_place_of_overload(home: Mapping[str, object], name: str) -> bool:
+    """Whether torch keeps an overload of an operator under ``name`` in that packet."""
+    overloads = home.get("_overload_names", ())
+    return ("" if name == "default" else name) in cast("Collection[str]", overloads)
+
+
+def is_place_of_packet(home: Mapping[str, object], name: str) -> bool:
+    """Whether torch keeps an operator under ``name`` in that namespace."""
+    if name in _what_namespaces_have():
+        return False
+    return DEFINED_AT.search(dispatch_dump.get()(full_name_there(home, name))) is not None
+
+
+@functools.cache
+def _what_namespaces_have() -> frozenset[str]:
+    return frozenset(vars(_operator_namespace.get()("s3cache")))
 
 
 def are_identical(some: Collection[object], others: Collection[object]) -> bool:

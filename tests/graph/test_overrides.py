@@ -227,6 +227,53 @@ def test_tables_of_operators_are_in_the_key(put: Callable[[Any], None], tmp_path
         assert keys() == plain
 
 
+def _no_operator(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "others"),
+    [
+        (torch.ops.aten.silu, "default", [torch.ops.aten.relu.default, _no_operator, None]),
+        (torch.ops.aten, "silu", [torch.ops.aten.relu, _no_operator, None]),
+        (torch.ops, "prims", [torch.ops.aten, torch.ops.quantized]),
+    ],
+)
+def test_what_is_in_the_place_of_an_operator_is_in_the_key(
+    owner: Any, name: str, others: list[Any]
+) -> None:
+    """A decomposition asks for it there; ``None`` is nothing: torch would make it anew."""
+    plain = keys()
+    old = getattr(owner, name)
+    found = []
+    for value in (*others, *others):
+        if value is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, value)
+        try:
+            found.append(tuple(keys()))
+        finally:
+            setattr(owner, name, old)
+    assert found[: len(others)] == found[len(others) :]
+    assert len({tuple(plain), (None,), *found}) == len(others) + 2
+    assert keys() == plain
+
+
+def test_operators_of_the_users_may_come_and_go() -> None:
+    plain = keys()
+    for factor in (2, 3):
+        library = torch.library.Library("s3cache_overrides", "FRAGMENT")
+        library.define("passing(Tensor x) -> Tensor")
+        library.impl("passing", lambda x, by=factor: x * by, "CompositeImplicitAutograd")
+        assert torch.ops.s3cache_overrides.passing.default(torch.ones(1)) == factor
+        assert keys() == plain
+        library._destroy()
+        assert keys() == plain
+    delattr(torch.ops, "s3cache_overrides")
+    assert keys() == plain
+
+
 def test_kernels_of_each_namespace_of_torchs_are_in_the_key(tmp_path: Path) -> None:
     with s3cache.enabled(local_dir=tmp_path):
         plain = keys()

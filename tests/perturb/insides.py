@@ -1,10 +1,9 @@
 """What is inside of torch's functions and operators, and which of its functions stands where.
 
 Nothing of it is in a namespace: code, defaults and closures of functions; tables of ``py_impl``;
-kernels of torch's operators that are not ATen's; torch's functions in each other's place; what is
-registered with Inductor; what stands in the modules that make code; what Inductor is given to
-compile by. Each
-pair is made of words of a grammar: what is altered, how, and since when.
+kernels of torch's operators that are not ATen's; torch's functions and operators in each other's
+place; what is registered with Inductor; what stands in the modules that make code; what Inductor is
+given to compile by. Each pair is made of words of a grammar: what is altered, how, and since when.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from tests.perturb.backing import backend, backends
+from tests.perturb.displaced import displaced
 from tests.perturb.histories import Call, History
 from tests.perturb.members import members, native_members
 from tests.perturb.registries import registered
@@ -42,7 +42,7 @@ _SINCE = ("after enable", "before enable", "after another")
 
 def insides() -> Iterator[History]:
     """All families, each member at one time."""
-    for family in (_functions, _tables, _kernels, _swaps, registered, backends):
+    for family in (_functions, _tables, _kernels, _swaps, registered, backends, displaced):
         sinces = itertools.cycle(_SINCE)
         for name, program, make in family():
             since = next(sinces)
@@ -63,6 +63,8 @@ def insides() -> Iterator[History]:
     for name, program, make in itertools.islice(_tables(), 0, None, 5):
         if "torch's" not in name:
             yield _as_before("tables", name, program, make)
+    for name, program, make in itertools.islice(displaced(), 0, None, 7):
+        yield _as_before("displaced", name, program, make)
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {"backends": {"options": {"backend": backend}}}
