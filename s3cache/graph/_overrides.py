@@ -15,7 +15,9 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, TypeAlias
@@ -56,15 +58,20 @@ def remember_pristine(*, early: bool) -> Callable[[], None]:
         waiting = _begin()
         remember_tables(early=early)
         if internals.COMPILER not in sys.modules:
-            # It brings most operators along, and nobody has touched those then.
-            again = partial(remember_tables, early=False)
-            waiting.append(when_imported(internals.COMPILER, again))
+            waiting.append(when_imported(internals.COMPILER, _remember_operators))
 
     def withdraw() -> None:
         for take_back in waiting:
             take_back()
 
     return withdraw
+
+
+def _remember_operators() -> None:
+    """The compiler brings most of them along, and nobody has touched those then."""
+    with suppress(Exception):  # the first key asks again, where it can be said what fails
+        remember_tables(early=False)
+        deque(_foreign_fakes(), maxlen=0)
 
 
 def _begin() -> list[Callable[[], None]]:
@@ -134,12 +141,8 @@ def _kernels(vouched: Callable[[object], str | None]) -> Iterator[str]:
                 f"{where} was registered before s3cache was enabled, so what it does cannot be told"
             )
         yield _line(where, "was registered anew", function, vouched)
-    for name, on, function in _fakes():
-        if function in _torchs:
-            continue
-        if not is_foreign(function, ""):
-            _torchs.add(function)
-        elif is_of_torch(name):
+    for name, on, function in _foreign_fakes():
+        if is_of_torch(name):
             yield _line(f"{name} on {on}", "was registered anew", function, vouched)
 
 
@@ -178,6 +181,17 @@ def _insides(vouched: Callable[[object], str | None], *, again: bool) -> Iterato
         yield _line(entry.place, entry.how, entry.value, vouched)
     for member in members:
         yield _line(member.place, "was replaced", member.value, vouched)
+
+
+def _foreign_fakes() -> Iterator[tuple[str, str, object]]:
+    """Those of :func:`_fakes` that are not torch's."""
+    for name, on, function in _fakes():
+        if function in _torchs:
+            continue
+        if is_foreign(function, ""):
+            yield name, on, function
+        else:
+            _torchs.add(function)
 
 
 def _fakes() -> Iterator[tuple[str, str, object]]:
