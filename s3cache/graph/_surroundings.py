@@ -159,7 +159,7 @@ def _settings() -> dict[str, str]:
     return {
         # What ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it.
         "torch.cpu_capability": str(backends.cpu.get_cpu_capability()),
-        "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.float32_matmul_precision": _matmul_precision(),
         "torch.precision": _said(_precisions()),
         "torch.backends": _said(
             {
@@ -194,6 +194,8 @@ def _settings() -> dict[str, str]:
                     for device in internals.autocast_devices.get()()
                 ],
                 "device": str(torch.get_default_device()),
+                # Of this thread, which folds constants; torch tells nobody.
+                "flush_denormal": sys.float_info.min / 2 == 0,
             }
         ),
         # torch looks at these two only to refuse what has no uuid(); names are in no key of its.
@@ -231,6 +233,16 @@ _LIBRARIES = (
     "cudnn.rnn",
     "cuda.matmul",
 )
+
+
+def _matmul_precision() -> str:
+    """The one setting for all libraries. It tells nothing where one of them was set by itself."""
+    import torch
+
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "by library"
 
 
 def _precisions() -> dict[str, object]:

@@ -218,7 +218,7 @@ def _sdp(name: str) -> Context:
     )
 
 
-def _surroundings() -> dict[str, Context]:
+def surroundings() -> dict[str, Context]:
     mkldnn: Any = torch.backends.mkldnn
     autograd: Any = torch.autograd
     cudnn = torch.backends.cudnn
@@ -317,7 +317,7 @@ def _installed(name: str) -> Context:
 
 
 def _settings() -> Iterator[Change]:
-    for name, context in _surroundings().items():
+    for name, context in surroundings().items():
         for base, program in BASES.items():
             if "device meta" in name and base == "mlp":
                 continue
