@@ -25,6 +25,7 @@ import _s3cache_autoload
 from s3cache._importing import before_import, when_imported
 from s3cache.graph._altered import stand_in_for
 from s3cache.graph._code import UntoldError
+from s3cache.graph._constants import Tables, is_changed_value
 from s3cache.graph._homes import behind_seam, home_of, home_of_file, installed_as
 from s3cache.graph._reads import content_of
 from s3cache.graph._whose import ABSENT, is_foreign
@@ -39,6 +40,10 @@ _BUILT_ON = frozenset(
     packaging psutil pybind11 setuptools sympy torchgen tqdm triton typing_extensions
     """.split()  # noqa: SIM905 - nobody reads one word a line
 )
+
+
+# Tables among these are looked at by themselves.
+_PLACES = (*_s3cache_autoload.PLACES, *internals.LATER_PLACES)
 
 
 class Member(NamedTuple):
@@ -73,6 +78,7 @@ class _Table:
         self._first = dict(self._members)
         self._last = list(self._first.values())
         _codes.note(self._last)
+        _constants.note(self._place, self._first)
 
     def has_changed(self) -> bool:
         """Whether anything is there that was not when it was last looked at, or is gone."""
@@ -107,6 +113,7 @@ class _Table:
             del now[other.place.rpartition(".")[2]]
         self._first = now
         _codes.note(now.values())
+        _constants.note(self._place, now)
 
     def look(self) -> None:
         """Ask whose is what torch has not put there."""
@@ -115,7 +122,11 @@ class _Table:
             Member(f"{self._place}.{name}", value)
             for name, there in now.items()
             if (value := behind_seam(there)) is not self._had(name)
-            and (_is_others(value, is_first=False) or self._is_moved(name, value))
+            and (
+                _is_others(value, is_first=False)
+                or self._is_moved(name, value)
+                or is_changed_value(self._place, self.module, name, self._had(name), value)
+            )
         ]
         self._last = list(now.values())
 
@@ -170,6 +181,7 @@ class _Codes:
 
 _code = attrgetter("__code__")
 _codes = _Codes()
+_constants = Tables()
 _tables: list[_Table] = []
 _others: list[Member] = []
 
@@ -200,7 +212,8 @@ def replaced_members() -> list[Member]:
         UntoldError: a module of torch's was replaced as a whole.
     """
     _refuse_other_modules()
-    return _look() + _codes.altered()
+    changed = [Member(part.place, part.value) for part in _constants.changed()]
+    return _look() + _codes.altered() + changed
 
 
 def _look(fresh: Container[str] = ()) -> list[Member]:
@@ -217,6 +230,7 @@ def _look(fresh: Container[str] = ()) -> list[Member]:
     for table in changed:
         table.look()
     known: set[int] = set()
+    _constants.leave_out(filter(None, map(internals.contents, filter(internals.is_table, _PLACES))))
     for table in new:
         if table.module in fresh:
             table.take()
@@ -230,8 +244,8 @@ def _look(fresh: Container[str] = ()) -> list[Member]:
 @atexit.register
 def _forget() -> None:
     """torch takes itself apart in an order of its own at exit: nothing of it may outlive that."""
-    global _codes
-    _codes = _Codes()
+    global _codes, _constants
+    _codes, _constants = _Codes(), Tables()
     _tables.clear()
     _modules.clear()
     _seen.clear()

@@ -1025,6 +1025,8 @@ dispatch_dump: Internal[Callable[[str], str]] = Internal("torch._C:_dispatch_dum
 _is_opaque: Internal[Callable[[type], bool]] = Internal(
     "torch._library.opaque_object:is_opaque_type"
 )
+#: What Inductor uses in place of sets.
+ordered_set: Internal[type[Collection[object]]] = Internal("torch.utils._ordered_set:OrderedSet")
 _operator_namespace: Internal[type[ModuleType]] = Internal("torch._ops:_OpNamespace")
 #: How containers of programs are taken apart and put together.
 pytree_nodes: Internal[Mapping[type, PytreeNode]] = Internal("torch.utils._pytree:SUPPORTED_NODES")
@@ -1264,6 +1266,11 @@ def is_higher_order(value: object) -> bool:
 def _kinds_of_operators() -> frozenset[type]:
     """Not for ``isinstance``: one is abstract, which asks all of its subclasses, 3 ms in all."""
     return frozenset((operator.get(), operator_packet.get(), higher_order_operator.get()))
+
+
+def inside_of_ordered_set(value: Collection[object]) -> dict[object, None]:
+    """The dictionary that it is made of, whose keys are what is in it."""
+    return cast("dict[object, None]", value._dict)  # type: ignore[attr-defined]
 
 
 def is_dtype(value: object) -> bool:

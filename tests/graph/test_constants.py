@@ -1,0 +1,163 @@
+"""Numbers, texts and tables in torch's modules that make code are in the key where they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.compile_fx
+import torch.nn.functional as F  # noqa: N812 - as everybody does
+from torch._inductor import lowering, metrics, utils
+from torch._inductor.codegen import cpp, cpp_gemm_template, cpp_utils
+from torch._subclasses import fake_tensor
+from torch.utils._ordered_set import OrderedSet
+
+import s3cache
+from s3cache.graph._constants import ChangedPart, Tables, is_changed_value
+from s3cache.graph._whose import ABSENT
+from tests.support.density import dense
+from tests.support.machines import Machine
+
+
+def keys() -> list[str | None]:
+    report = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4))
+    return [graph.key for graph in report.graphs]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "values"),
+    [
+        (cpp_gemm_template, "GEMM_TEMPLATE", ["mine", "yours", 5, None]),
+        (cpp_utils, "INDEX_TYPE", ["int32_t", ("int64_t",)]),
+        (cpp, "VECTORIZABLE_DTYPES", [[torch.float], [torch.double], [torch.double, torch.float]]),
+        (cpp, "VECTORIZABLE_RTYPES", [OrderedSet(["sum"]), OrderedSet(["sum", "max"])]),
+        (utils, "ceildiv", [None, 3]),
+        (cpp.CppVecOverrides, "exp", [None, "exp"]),
+    ],
+)
+def test_a_value_in_anothers_place_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, values: list[Any]
+) -> None:
+    plain = keys()
+    found = []
+    for value in (*values, *values):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, value)
+            found.append(tuple(keys()))
+    assert found[: len(values)] == found[len(values) :]
+    assert len({tuple(plain), (None,), *found}) == len(values) + 2
+    assert keys() == plain
+
+
+def test_an_equal_value_is_none_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = keys()
+    monkeypatch.setattr(cpp_utils, "INDEX_TYPE", f"int{64}_t")
+    monkeypatch.setattr(cpp, "VECTORIZABLE_DTYPES", list(cpp.VECTORIZABLE_DTYPES))
+    assert keys() == plain
+
+
+_TYPES: Any = cpp_utils.DTYPE_TO_CPP
+_VECTORIZED: Any = cpp.VECTORIZABLE_DTYPES
+_REDUCED: Any = cpp.VECTORIZABLE_RTYPES
+_REALIZED: Any = lowering.needs_realized_inputs
+_SOME = [op for op in _REALIZED if isinstance(op, torch._ops.OpOverload)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda by: _TYPES.update({torch.float: f"float{by}"}),
+        lambda by: _TYPES.update({f"mine{by}": "float"}),
+        lambda by: _TYPES.pop(torch.float if by == 2 else torch.half),
+        lambda by: _VECTORIZED.append(torch.complex64 if by == 2 else torch.int8),
+        lambda by: _VECTORIZED.pop(by),
+        lambda by: _VECTORIZED.__setitem__(0, torch.complex64 if by == 2 else None),
+        lambda by: _REDUCED.discard("max" if by == 2 else "min"),
+        lambda by: _REDUCED.add(f"mine{by}"),
+        lambda by: _REALIZED.remove(_SOME[by]),
+    ],
+)
+def test_what_is_in_a_table_is_in_the_key(change: Callable[[int], Any]) -> None:
+    tables = _TYPES, _VECTORIZED, _REDUCED, _REALIZED
+    before = [each.copy() if isinstance(each, dict) else list(each) for each in tables]
+    plain = keys()
+    found = []
+    for by in (2, 3, 2):
+        change(by)
+        found.append(tuple(keys()))
+        for table, then in zip(tables, before, strict=True):
+            table.clear()
+            (table.extend if isinstance(table, list) else table.update)(then)
+    assert found[0] == found[2] != found[1]
+    assert len({tuple(plain), (None,), *found}) == 4
+
+
+def test_what_torch_counts_and_keeps_is_in_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = keys()
+    monkeypatch.setattr(metrics, "generated_kernel_count", 99)
+    monkeypatch.setattr(fake_tensor.FakeTensorMode, "cache_hits", 99)
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(4, 4))
+    assert keys() == plain
+
+
+# -- what torch itself does to its values, while it works
+
+
+def _keys_while_torch_works() -> list[Any]:
+    found = [keys()]
+    for mode in ("default", "max-autotune-no-cudagraphs"):
+        for dynamic in (False, True):
+            compiled = torch.compile(_busy, mode=mode, dynamic=dynamic)
+            for size in (2, 3):
+                compiled(torch.ones(size, 3, 9, 9, requires_grad=True)).backward()
+    return [*found, keys()]
+
+
+def _busy(x: torch.Tensor) -> torch.Tensor:
+    y = F.dropout(F.conv2d(x, torch.ones(3, 3, 3, 3)), 0.5)
+    return y.std() + x.sort()[0].sum() + x.cumsum(0).mean() + (x.flatten(1) @ x.flatten(1).T).sum()
+
+
+@dense
+@pytest.mark.timeout(900)
+def test_no_work_of_torchs_changes_a_key(tmp_path: Path) -> None:
+    before, after = Machine(tmp_path).run(f"{__name__}:_keys_while_torch_works").result
+    assert before == after != [None]
+
+
+# -- by themselves
+
+
+def test_tables_with_other_things_in_them_are_caches() -> None:
+    tables = Tables()
+    cache, counts, numbers = {"a": object()}, [0], {"a": [1, 2]}
+    empty: dict[str, int] = {}
+    tables.note("here", {"cache": cache, "counts": counts, "empty": empty, "numbers": numbers})
+    cache["a"] = object()
+    counts[0] += 1
+    empty["a"] = 1
+    assert tables.changed() == []
+    numbers["a"].append(3)
+    assert tables.changed() == [ChangedPart("here.numbers[a][2]", 3)]
+    numbers["a"].pop()
+    assert tables.changed() == []
+    del numbers["a"]
+    assert tables.changed() == [ChangedPart("here.numbers[a]", ABSENT)]
+
+
+class _Equal:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
+def test_what_says_that_it_equals_a_value_does_not() -> None:
+    for had, value in ((1, True), (1, 1.0), ((1,), (_Equal(),)), ({"a": 1}, {"a": _Equal()})):
+        assert is_changed_value("here", "here", "name", had, value)
+    assert not is_changed_value("here", "here", "name", {"a": (1, 2)}, {"a": (1, 2)})
+    assert not is_changed_value("here", "here", "name", ABSENT, 1)  # nobody looks for it there
+    assert is_changed_value("here.Class", "here", "name", ABSENT, 1)
