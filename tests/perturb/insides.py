@@ -2,8 +2,9 @@
 
 Nothing of it is in a namespace: code, defaults and closures of functions; tables of ``py_impl``;
 kernels of torch's operators that are not ATen's; torch's functions and operators in each other's
-place; what is registered with Inductor; what stands in the modules that make code; what Inductor is
-given to compile by. Each pair is made of words of a grammar: what is altered, how, and since when.
+place; what is registered with Inductor; what stands in the modules that make code, and what is in
+their tables; what Inductor is given to compile by. Each pair is made of words of a grammar: what is
+altered, how, and since when.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from tests.perturb.backing import backend, backends
+from tests.perturb.constants import constants
 from tests.perturb.displaced import displaced
 from tests.perturb.histories import Call, History
 from tests.perturb.members import members, native_members
@@ -42,7 +44,16 @@ _SINCE = ("after enable", "before enable", "after another")
 
 def insides() -> Iterator[History]:
     """All families, each member at one time."""
-    for family in (_functions, _tables, _kernels, _swaps, registered, backends, displaced):
+    for family in (
+        _functions,
+        _tables,
+        _kernels,
+        _swaps,
+        registered,
+        backends,
+        displaced,
+        constants,
+    ):
         sinces = itertools.cycle(_SINCE)
         for name, program, make in family():
             since = next(sinces)
@@ -65,6 +76,8 @@ def insides() -> Iterator[History]:
             yield _as_before("tables", name, program, make)
     for name, program, make in itertools.islice(displaced(), 0, None, 7):
         yield _as_before("displaced", name, program, make)
+    for name, program, make in itertools.islice(constants(), 0, None, 7):
+        yield _as_before("constants", name, program, make)
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {"backends": {"options": {"backend": backend}}}
