@@ -31,6 +31,10 @@ class Insides:
         self.defaults: list[tuple[object, ...] | None] = []
         self.keywords: list[dict[str, object] | None] = []
         self.in_keywords: list[tuple[object, ...]] = []  # names and values, as those may be written
+        # The same of all that have some, one after the other.
+        self.filled: list[dict[str, object]] = []
+        self.all_names: list[object] = []
+        self.all_values: list[object] = []
         self.cells: list[CellType] = []
         self.contents: list[object] = []
         self._seen: set[int] = set()
@@ -57,6 +61,10 @@ class Insides:
         keywords = function.__kwdefaults__
         self.keywords.append(keywords)
         self.in_keywords.append((*keywords, *keywords.values()) if keywords else ())
+        if keywords is not None:
+            self.filled.append(keywords)
+            self.all_names += keywords
+            self.all_values += keywords.values()
         for cell in function.__closure__ or ():
             if id(cell) not in self._seen:
                 self._seen.add(id(cell))

@@ -12,6 +12,7 @@ import gc
 import os
 import types
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import attrgetter, is_
 
 import _s3cache_autoload
@@ -87,18 +88,15 @@ def _place_of(code: types.CodeType) -> str:
 
 def _is_as_before(noted: _s3cache_autoload.Insides) -> bool:
     """By identity, which is fast: and a default of 1 is not one of True."""
-    functions = noted.functions
+    functions, filled, are_identical = noted.functions, noted.filled, internals.are_identical
     try:
         return (
             all(map(is_, map(_code, functions), noted.codes))
             and all(map(is_, map(_defaults, functions), noted.defaults))
             and all(map(is_, map(_keywords, functions), noted.keywords))
             and all(map(is_, map(_content, noted.cells), noted.contents))
-            and all(
-                internals.are_identical(_in_keywords(keywords), then)
-                for keywords, then in zip(noted.keywords, noted.in_keywords, strict=True)
-                if keywords or then
-            )
+            and are_identical(list(chain.from_iterable(filled)), noted.all_names)
+            and are_identical(list(chain.from_iterable(map(dict.values, filled))), noted.all_values)
         )
     except ValueError:  # a cell was emptied
         return False

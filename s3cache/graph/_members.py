@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import _s3cache_autoload
 from s3cache._importing import before_import, when_imported
-from s3cache.graph._altered import stand_in_for
+from s3cache.graph._altered import remember_insides, stand_in_for
 from s3cache.graph._code import UntoldError
 from s3cache.graph._constants import Tables, is_changed_value
 from s3cache.graph._homes import behind_seam, home_of, home_of_file, installed_as
@@ -146,7 +146,8 @@ class _Table:
 class _Codes:
     """The code of each function of torch's that was seen: another may be put into it.
 
-    But for those of which more is noted where they are altered.
+    But for those that have defaults or a closure, of which as much is noted as of all that programs
+    come by themselves.
     """
 
     def __init__(self) -> None:
@@ -158,6 +159,7 @@ class _Codes:
         """What those of ``values`` that are functions have now is torch's."""
         if not self._noted:
             self._noted.update(map(id, _s3cache_autoload.insides.functions))
+        with_more = []
         for value in values:
             kind = type(value)
             if kind is staticmethod or kind is classmethod:
@@ -165,8 +167,12 @@ class _Codes:
                 kind = type(value)
             if kind is types.FunctionType and id(value) not in self._noted:
                 self._noted.add(id(value))
-                self._functions.append(value)  # type: ignore[arg-type]
-                self._codes.append(value.__code__)  # type: ignore[attr-defined]
+                if _has_more(value):  # type: ignore[arg-type]
+                    with_more.append(value)
+                else:
+                    self._functions.append(value)  # type: ignore[arg-type]
+                    self._codes.append(value.__code__)  # type: ignore[attr-defined]
+        remember_insides(with_more)
 
     def altered(self) -> list[Member]:
         """Those that have other code now."""
@@ -177,6 +183,13 @@ class _Codes:
             for function, code in zip(self._functions, self._codes, strict=True)
             if function.__code__ is not code
         ]
+
+
+def _has_more(function: types.FunctionType) -> bool:
+    """Whether there is more to it than code, unless Python made it of text, as dataclasses have."""
+    return not function.__code__.co_filename.startswith("<") and bool(
+        function.__closure__ or function.__defaults__ or function.__kwdefaults__
+    )
 
 
 _code = attrgetter("__code__")
@@ -248,6 +261,7 @@ def _forget() -> None:
     _codes, _constants = _Codes(), Tables()
     _tables.clear()
     _modules.clear()
+    _names.clear()
     _seen.clear()
     _others.clear()
 
@@ -255,21 +269,34 @@ def _forget() -> None:
 # -- which modules and classes there are
 
 
-_seen: set[str] = set()  # names of all modules that were imported at the last look
+_names: list[str] = []  # of all modules that were imported at the last look, in order
+_seen: set[str] = set()  # of those at any look
 _modules: dict[str, types.ModuleType] = {}  # of those that make code
 
 
 def _new_tables() -> list[_Table]:
     """Those of modules that were imported since the last look."""
     found: list[_Table] = []
-    for name in sys.modules.keys() - _seen:
-        _seen.add(name)
+    for name in _new_names():
         module = sys.modules.get(name)
         if internals.makes_code(name) and type(module) is types.ModuleType and _is_of_torch(module):
             _modules[name] = module
             found.append(_Table(name, name, vars(module)))
             found += _classes(name, vars(module))
     return found
+
+
+def _new_names() -> list[str]:
+    """Of modules that were not there at any look. What is imported comes last."""
+    names = list(sys.modules)
+    count = len(_names)
+    if internals.are_identical(names[:count], _names):
+        new = names[count:]
+    else:  # some were taken out
+        new = [name for name in names if name not in _seen]
+    _names[:] = names
+    _seen.update(new)
+    return new
 
 
 def _refuse_other_modules() -> None:

@@ -71,6 +71,7 @@ def _remember_operators() -> None:
     """The compiler brings most of them along, and nobody has touched those then."""
     with suppress(Exception):  # the first key asks again, where it can be said what fails
         remember_tables(early=False)
+        replaced_kernels()
         deque(_foreign_fakes(), maxlen=0)
 
 

@@ -27,6 +27,7 @@ __all__ = [
 
 _kernels: dict[str, _Recorded] = {}
 _replaced: tuple[object, dict[str, object | None]] | None = None
+_torchs: dict[int, object] = {}  # functions that are torch's, by id, and kept
 _times_recorded = 0
 _is_unwatched = False  # now or at some time before, so what ``import torch`` left may be replaced
 _NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
@@ -87,13 +88,23 @@ def replaced_kernels() -> dict[str, object | None]:
 def _find_replaced(seen: set[str], unseen: set[str]) -> Iterator[tuple[str, object | None]]:
     for where in sorted(seen):
         function, by_torch = _kernels[where]
-        if by_torch and not is_foreign(function, ""):
+        if by_torch and _is_torchs(function):
             continue
         if is_of_torch(_named(where)[0]):
             yield where, function
     for where in unseen:
         if _is_users(where) and is_of_torch(_named(where)[0]):
             yield where, None
+
+
+def _is_torchs(function: object) -> bool:
+    """Asked of hundreds, mostly of the same as at the last look."""
+    if id(function) in _torchs:
+        return True
+    if is_foreign(function, ""):
+        return False
+    _torchs[id(function)] = function
+    return True
 
 
 def is_of_torch(name: str) -> bool:

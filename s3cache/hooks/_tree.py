@@ -8,8 +8,10 @@ until one of them was changed again.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
+from array import array
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias, cast
 
@@ -20,6 +22,7 @@ Listing: TypeAlias = dict[str, tuple[int, list[str]]]
 
 _SKIPPED = ("__pycache__", "lib", "include", "bin", "share")
 _SOURCES = (".py", ".so", ".cpp", ".ld")
+_NOTHING = array("q", [-1, -1])
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Two changes of one moment bear one time: what is younger may be changed and not look so.
 _SETTLED_NS = 2 * 10**9
@@ -34,27 +37,31 @@ def listing_of(root: str, known: object) -> Listing:
 
 def state_of(listing: Listing) -> str:
     """A digest of names, sizes and times of all files in it."""
-    lines = []  # text, which the garbage collector, busy enough while torch is imported, skips
+    numbers = array("q")  # no objects for the garbage collector, busy enough as torch is imported
     for path in sorted(listing):
-        lines.append(path)
-        lines += _states(path, listing[path][1])
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+        _add_states(path, listing[path][1], numbers)
+    names = json.dumps([[path, listing[path][1]] for path in sorted(listing)])
+    digest = hashlib.sha256(names.encode())
+    digest.update(numbers.tobytes())
+    return digest.hexdigest()
 
 
-def _states(path: str, names: list[str]) -> Iterator[str]:
+def _add_states(path: str, names: list[str], numbers: array[int]) -> None:
+    """The size of each file and when it was changed; two numbers of none for what is not there."""
     try:
         at = os.open(path, _DIRECTORY)  # from there, each file is found in fewer steps
     except OSError:  # it is gone since
-        yield from names
+        numbers.extend(_NOTHING * len(names))
         return
     try:
         for name in names:
             try:
                 status = os.stat(name, dir_fd=at)
             except OSError:  # a link to nothing
-                yield name
+                numbers.extend(_NOTHING)
             else:
-                yield f"{name}\0{status.st_size}\0{status.st_mtime_ns}"
+                numbers.append(status.st_size)
+                numbers.append(status.st_mtime_ns)
     finally:
         os.close(at)
 

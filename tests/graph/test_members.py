@@ -161,6 +161,40 @@ def test_code_that_is_put_into_torchs_own_function_is_in_the_key(
     assert keys() == plain
 
 
+def test_defaults_of_torchs_functions_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = keys()
+    found = []
+    for value in ((lambda *_: False, 2), (lambda *_: False, 3), (lambda *_: False, 2)):
+        with monkeypatch.context() as patched:
+            patched.setattr(post_grad.register_lowering_pattern, "__defaults__", value)
+            found.append(tuple(keys()))
+    assert found[0] == found[2] != found[1]
+    assert len({tuple(plain), (None,), *found}) == 4
+    assert keys() == plain
+
+
+def test_closures_of_torchs_functions_are_in_the_key() -> None:
+    """A decorated function of a module that no program comes by itself."""
+    plain = keys()
+    closed = [
+        each
+        for each in vars(proxy_tensor).values()
+        if type(each) is types.FunctionType and each.__closure__ and each.__module__[:5] == "torch"
+    ]
+    (cell, *_) = closed[0].__closure__ or ()
+    found = []
+    old = cell.cell_contents
+    for by in (2.0, 3.0, 2.0):
+        cell.cell_contents = _plainly(old, by)
+        try:
+            found.append(tuple(keys()))
+        finally:
+            cell.cell_contents = old
+    assert found[0] == found[2] != found[1]
+    assert len({tuple(plain), (None,), *found}) == 4
+    assert keys() == plain
+
+
 class _Alike(_Callable):
     """Says that it equals anything."""
 
