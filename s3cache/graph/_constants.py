@@ -80,7 +80,10 @@ def _is_assigned(place: str, module: str, name: str) -> bool:
     members = {} if owner is None else dict(vars(owner))
     inner = members.get(place.removeprefix(f"{module}."))
     near = dict(vars(inner)) if isinstance(inner, type) else {}  # most often it is done there
-    return any(_assigns(each.__code__, name) for each in _functions({**near, **members}, module))
+    return any(
+        internals.has_code_of_torch(each) and _assigns(each.__code__, name)
+        for each in _functions({**near, **members}, module)
+    )
 
 
 def _functions(members: Mapping[str, object], module: str) -> Iterator[types.FunctionType]:
@@ -159,8 +162,8 @@ class ChangedPart(NamedTuple):
 class _Noted(NamedTuple):
     place: str
     table: Collection[object]
-    keys: tuple[object, ...]  # of a dictionary
-    values: tuple[object, ...]
+    keys: tuple[object, ...]
+    values: tuple[object, ...]  # the same as the keys, but of a dictionary
 
 
 class Tables:
@@ -172,15 +175,16 @@ class Tables:
 
     def __init__(self) -> None:
         self._noted: list[_Noted] = []
+        self._seen: set[int] = set()  # by id: all are kept
+        # All that was in them at the last look, and what of that was told.
         self._views: list[Collection[object]] = []
         self._sizes: list[int] = []
-        self._flat: list[object] = []  # all that is in them
-        self._seen: set[int] = set()  # by id: all are kept
+        self._flat: list[object] = []
+        self._changed: list[ChangedPart] = []
 
     def leave_out(self, tables: Iterable[object]) -> None:
         """Of these somebody else knows more."""
-        for table in tables:
-            self._seen.add(id(table))
+        self._seen.update(map(id, tables))
 
     def note(self, place: str, members: Mapping[str, object]) -> None:
         """What is in those of ``members`` now is torch's."""
@@ -191,34 +195,46 @@ class Tables:
     def _note(self, place: str, table: Collection[object], depth: int) -> None:
         if not table or id(table) in self._seen or depth > _MAX_DEPTH:
             return
-        keys: tuple[object, ...] = tuple(table) if isinstance(table, dict) else ()
-        values = tuple(_view(table))
+        views = _views(table)
+        keys, values = tuple(views[0]), tuple(views[-1])
         if not all(map(_is_constant, (*keys, *values))):
             return
         self._seen.add(id(table))
-        noted = _Noted(place, table, keys, values)
-        self._noted.append(noted)
-        self._views.append(_view(table))
-        self._sizes.append(len(values))
-        self._flat += values
-        for key, value in zip(keys or range(len(values)), values, strict=True):
+        self._noted.append(_Noted(place, table, keys, values))
+        for view in views:
+            self._views.append(view)
+            self._sizes.append(len(view))
+            self._flat += view
+        names = keys if isinstance(table, dict) else range(len(values))
+        for name, value in zip(names, values, strict=True):
             if type(value) in _kinds_of_tables():
-                self._note(f"{place}[{shown(key)}]", value, depth + 1)  # type: ignore[arg-type]
+                self._note(f"{place}[{shown(name)}]", value, depth + 1)  # type: ignore[arg-type]
 
     def changed(self) -> list[ChangedPart]:
         """What is not as it was."""
-        if list(map(len, self._views)) == self._sizes and all(
-            map(is_, itertools.chain.from_iterable(self._views), self._flat)
-        ):
-            return []
-        return list(itertools.chain.from_iterable(map(_changes, self._noted)))
+        if not self._is_as_before():
+            now = [list(view) for view in self._views]
+            self._changed = list(itertools.chain.from_iterable(map(_changes, self._noted)))
+            self._sizes = list(map(len, now))
+            self._flat = list(itertools.chain.from_iterable(now))
+        return self._changed
+
+    def _is_as_before(self) -> bool:
+        try:
+            return list(map(len, self._views)) == self._sizes and all(
+                map(is_, itertools.chain.from_iterable(self._views), self._flat)
+            )
+        except RuntimeError:  # another thread has changed one meanwhile
+            return False
 
 
-def _view(table: Collection[object]) -> Collection[object]:
-    """What is in it; that of an ordered set without a call of a line of Python for each."""
+def _views(table: Collection[object]) -> list[Collection[object]]:
+    """What is in it; of a dictionary its keys and its values."""
+    if isinstance(table, dict):
+        return [table, table.values()]
     if type(table) is internals.ordered_set.get():
-        return internals.inside_of_ordered_set(table)
-    return table.values() if isinstance(table, dict) else table
+        return [internals.inside_of_ordered_set(table)]  # it would run a line of Python for each
+    return [table]
 
 
 def _is_constant(value: object) -> bool:
@@ -229,27 +245,25 @@ def _is_constant(value: object) -> bool:
 
 
 def _changes(noted: _Noted) -> Iterator[ChangedPart]:
-    table, had = noted.table, noted.values
-    now = list(_view(table))
-    if len(now) == len(had) and all(map(is_, now, had)):
+    views = _views(noted.table)
+    keys, values = list(views[0]), list(views[-1])
+    if internals.are_identical(keys, noted.keys) and internals.are_identical(values, noted.values):
         return
-    if not isinstance(table, (dict, list)):
-        ids = set(map(id, had))
-        pairs: Iterable[tuple[object, object, object]] = [
-            *((each, each, ABSENT) for each in had if each not in table),
-            *((each, ABSENT, each) for each in now if id(each) not in ids and each not in had),
-        ]
-    elif isinstance(table, dict):
-        old = dict(zip(noted.keys, had, strict=True))
-        pairs = [
-            (key, old.get(key, ABSENT), table.get(key, ABSENT)) for key in {**old, **dict(table)}
-        ]
+    if isinstance(noted.table, list):
+        longest = itertools.zip_longest(noted.values, values, fillvalue=ABSENT)
+        pairs: Iterable[tuple[object, object, object]] = (
+            (number, had, value) for number, (had, value) in enumerate(longest)
+        )
     else:
-        longest = itertools.zip_longest(had, now, fillvalue=ABSENT)
-        pairs = [(number, one, other) for number, (one, other) in enumerate(longest)]
-    for key, one, other in pairs:
-        if not _are_alike(one, other, 0) and _is_told(noted, key, one, other):
-            yield ChangedPart(f"{noted.place}[{shown(key)}]", other)
+        old = dict(zip(noted.keys, noted.values, strict=True))
+        now = dict(zip(keys, values, strict=False))
+        pairs = ((key, old.get(key, ABSENT), now.get(key, ABSENT)) for key in {**old, **now})
+        there = [key for key in keys if key in old]
+        if not isinstance(noted.table, set) and there != [key for key in old if key in now]:
+            yield ChangedPart(f"the order of {noted.place}", there)
+    for key, had, value in pairs:
+        if not _are_alike(had, value, 0) and _is_told(noted, key, had, value):
+            yield ChangedPart(f"{noted.place}[{shown(key)}]", value)
 
 
 def _is_told(noted: _Noted, key: object, had: object, value: object) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.compile_fx
+import torch._refs
 import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch._inductor import lowering, metrics, utils
 from torch._inductor.codegen import cpp, cpp_gemm_template, cpp_utils
@@ -146,6 +147,38 @@ def test_tables_with_other_things_in_them_are_caches() -> None:
     assert tables.changed() == []
     del numbers["a"]
     assert tables.changed() == [ChangedPart("here.numbers[a]", ABSENT)]
+    assert tables.changed() == [ChangedPart("here.numbers[a]", ABSENT)]
+
+
+def test_names_and_order_of_what_is_in_a_table_matter() -> None:
+    tables = Tables()
+    named, ordered, unordered = {"a": "x", "b": "y"}, OrderedSet(["a", "b"]), {"a", "b"}
+    tables.note("here", {"named": named, "ordered": ordered, "unordered": unordered})
+    named["c"] = named.pop("b")
+    assert tables.changed() == [
+        ChangedPart("here.named[b]", ABSENT),
+        ChangedPart("here.named[c]", "y"),
+    ]
+    named["b"] = named.pop("c")
+    assert tables.changed() == []
+    named["a"] = named.pop("a")
+    assert tables.changed() == [ChangedPart("the order of here.named", ["b", "a"])]
+    named["b"] = named.pop("b")
+    for table in (ordered, unordered):
+        table.discard("a")
+        table.add("a")
+    assert tables.changed() == [ChangedPart("the order of here.ordered", ["b", "a"])]
+
+
+def test_what_is_registered_among_functions_tells_if_it_is_anothers() -> None:
+    tables = Tables()
+    functions: dict[str, Any] = {"a": torch.sin}
+    tables.note("here", {"functions": functions})
+    functions["b"] = torch._refs.sinc
+    functions["c"] = torch.ops.aten.sin.default
+    assert tables.changed() == []
+    functions["d"] = keys
+    assert tables.changed() == [ChangedPart("here.functions[d]", keys)]
 
 
 class _Equal:
