@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, cast
 
 from s3cache._components import digest_of
 from s3cache.graph._code import UntoldError, fingerprint
-from s3cache.graph._compilers import compilers_text
 from s3cache.graph._definitions import parts_of
 from s3cache.graph._operators import function_component, operator_component
 from s3cache.graph._overrides import overrides
 from s3cache.graph._parts import bounded, shown_parts
-from s3cache.graph._passes import described_passes
+from s3cache.graph._passes import compilers_text, described_passes
 from s3cache.graph._safety import Unsafe, graph_modules
 from s3cache.graph._stable import Component, StableBytes
 from s3cache.graph._subclasses import subclass_component

@@ -1,20 +1,25 @@
-"""Users' code that rewrites graphs while they are compiled, or decides how they are.
+"""Users' code by which graphs are compiled: passes over them, compilers, decompositions.
 
 torch puts into its key what such code says of itself (``uuid()``, ``cache_hash``), and bypasses
 graphs for which it says nothing. Most of it says nothing, and is a plain function all of which can
 be seen: its fingerprint stands for it here. Operators that it names are in that by what they are
 made of, as they are where a graph names them.
+
+A backend of the user's hands compilers and decompositions to Inductor or to AOTAutograd as
+arguments, in place of torch's own; no graph names them, and torch's keys have none of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal, cast
 
 from s3cache.graph._code import UntoldError, told
 from s3cache.graph._definitions import parts_of
+from s3cache.graph._whose import ABSENT, foreign_parts, text_of
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -22,7 +27,15 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Config, CustomPass
 
-__all__ = ["context_hash", "context_hashes", "custom_passes", "described_passes", "why_untold"]
+__all__ = [
+    "compilers_text",
+    "context_hash",
+    "context_hashes",
+    "custom_passes",
+    "described_passes",
+    "table_text",
+    "why_untold",
+]
 
 
 @dataclass(frozen=True)
@@ -169,3 +182,69 @@ def context_hashes(gm: GraphModule, *, vouched: Callable[[object], str | None]) 
         if (context_fn := (getattr(module, "meta", None) or {}).get(internals.CHECKPOINT_CONTEXT))
         is not None
     ]
+
+
+# -- compilers, and what they decompose by
+
+
+def compilers_text(given: Mapping[str, object], vouched: Callable[[object], str | None]) -> str:
+    """What of ``given`` is not torch's, in words that another process has for the same; or ``""``.
+
+    Args:
+        given: what compiles, by the name of the argument; a dict is a table of decompositions.
+        vouched: the version of a function that the user vouched for.
+
+    Raises:
+        UntoldError: one of them cannot be told.
+    """
+    by_inductor = "inner_compile" in given
+    words = [] if by_inductor else ["not by Inductor"]
+    for name, value in sorted(given.items()):
+        try:
+            if name == "decompositions":
+                table = cast("Mapping[object, object]", value or {})
+                text = table_text(table, vouched)
+            elif by_inductor:
+                text = " ".join(_text(part, vouched) for part in foreign_parts(value))
+            else:
+                text = _text(value, vouched)
+        except UntoldError as exc:
+            raise UntoldError(f"{name}, which {exc}") from exc
+        if text:
+            words.append(f"{name}={text}")
+    return " ".join(words)
+
+
+def _text(value: object, vouched: Callable[[object], str | None]) -> str:
+    if isinstance(value, partial):  # the function is another part
+        given = value.args, value.keywords
+        plain = [part for part in (*given[0], *sorted(given[1].items())) if not callable(part)]
+        return told([each for each in plain if not _holds_code(each)], parts_of(vouched))
+    version = vouched(value)
+    return told(value, parts_of(vouched)) if version is None else f"version {version}"
+
+
+def _holds_code(item: object) -> bool:
+    return isinstance(item, tuple) and any(map(callable, item))
+
+
+def table_text(
+    table: Mapping[object, object], vouched: Callable[[object], str | None] = lambda _: None
+) -> str:
+    """How a table of decompositions differs from the one that Inductor has; ``""`` if it does not.
+
+    Raises:
+        UntoldError: a decomposition in it cannot be told.
+    """
+    usual = internals.usual_decompositions()
+    if table is usual:
+        return ""
+    changed = [
+        (str(name), value)
+        for name in usual.keys() | table.keys()
+        if (value := table.get(name, ABSENT)) is not usual.get(name, ABSENT)
+    ]
+    changed.sort(key=lambda each: each[0])
+    return " ".join(
+        f"{name}={text_of(value, vouched, 'decompositions', name)}" for name, value in changed
+    )

@@ -18,10 +18,9 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 from s3cache.graph._code import fingerprint
-from s3cache.graph._compilers import table_text
 from s3cache.graph._definitions import parts_of
 from s3cache.graph._parts import bounded
-from s3cache.graph._passes import context_hash
+from s3cache.graph._passes import context_hash, table_text
 from s3cache.graph._whose import whole
 from s3cache.torch_api import internals
 
