@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import s3cache
-from tests.perturb.changes import surroundings
 from tests.support.machines import Machine
 
 
@@ -20,6 +19,8 @@ def _attends(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def _keys_under_each() -> dict[str, list[Any]]:
+    from tests.perturb.changes import surroundings  # with what torch has deprecated
+
     found: dict[str, list[Any]] = {}
     for name, context in surroundings().items():
         for _ in range(2):
