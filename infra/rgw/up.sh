@@ -111,7 +111,7 @@ osd class default list = *
 osd client watch timeout = 2
 
 [client.rgw]
-rgw frontends = beast endpoint=127.0.0.1:$PORT ssl_endpoint=127.0.0.1:$TLS_PORT ssl_certificate=$RGW_DIR/tls.pem ssl_private_key=$RGW_DIR/tls.key
+rgw frontends = beast tcp_nodelay=1 endpoint=127.0.0.1:$PORT ssl_endpoint=127.0.0.1:$TLS_PORT ssl_certificate=$RGW_DIR/tls.pem ssl_private_key=$RGW_DIR/tls.key
 rgw thread pool size = 32
 rgw enable apis = s3
 # Free deleted objects' memory within seconds, not hours.

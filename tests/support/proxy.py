@@ -149,6 +149,7 @@ class Proxy:
         with contextlib.suppress(OSError):  # gone again
             client, _ = self._socket.accept()
             client.setblocking(False)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as routers pass it on
             task = asyncio.ensure_future(self._serve(client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
