@@ -55,7 +55,7 @@ _NAMES = {
     "memory_mib": "memory of a process (MiB)",
     "threads": "threads",
     "sockets": "sockets",
-    "descriptors": "open files",
+    "files": "other open files",
 }
 
 

@@ -37,5 +37,11 @@ def test_nothing_is_lost_or_wrong_or_grows() -> None:
 def test_what_grows_is_seen() -> None:
     steady = [Vitals(100, 10, 5, 30)] * 50
     assert all(each.is_flat for each in growth(steady))
-    leaking = [Vitals(100 + number, 10, 5 + number, 30 + number) for number in range(50)]
-    assert [each.what for each in growth(leaking) if not each.is_flat] == ["sockets", "descriptors"]
+    leaking = [Vitals(100 + each, 10 + each, 5 + each, 30 + each) for each in range(100)]
+    assert [each.what for each in growth(leaking) if each.is_flat] == []
+
+
+def test_what_is_kept_for_later_is_no_growth() -> None:
+    """As after a server was away: what had gathered went up 16 at once, then came the quiet."""
+    before, after = Vitals(100, 6, 9, 30), Vitals(100, 14, 20, 30)
+    assert all(each.is_flat for each in growth([before] * 30 + [after] * 20))

@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from s3cache.store.s3 import S3Options
+
 __all__ = ["Growth", "Vitals", "growth", "vitals"]
+
+_CONNECTIONS = S3Options("any").max_pool_connections
+_CALLS_TO_DISKS = 16  # at once, by threads that stay: s3cache/store/_patience.py
+_WORKERS = min(32, (os.cpu_count() or 1) + 4)  # as concurrent.futures has them
+_OTHERS = 4  # the pair of sockets by which a loop wakes itself; the program's own threads
+
+# What is kept for what comes next has a bound: as many as were in use at once, which a backlog
+# after a server was away, or a disk that is slow for once, makes more than the quiet before.
+_BOUNDS = {"sockets": _CONNECTIONS + _OTHERS, "threads": _CALLS_TO_DISKS + _WORKERS + _OTHERS}
+# Of what has none: caches of Python's fill.
+_SLACK = {"memory_mib": 32.0, "files": 16.0}
 
 
 @dataclass(frozen=True)
@@ -18,7 +31,7 @@ class Vitals:
     memory_mib: float
     threads: int
     sockets: int
-    descriptors: int
+    files: int  # every other descriptor
 
 
 @dataclass(frozen=True)
@@ -32,9 +45,10 @@ class Growth:
 
     @property
     def is_flat(self) -> bool:
-        """Not more than a quarter more, nor than a little: pools fill and caches of Python's do."""
-        slack = {"memory_mib": 32.0, "threads": 4.0, "sockets": 8.0, "descriptors": 16.0}[self.what]
-        return self.late <= max(1.25 * self.early, self.early + slack)
+        """Within its bound; else not more than a quarter more, nor than a little."""
+        if self.what in _BOUNDS:
+            return self.late <= _BOUNDS[self.what]
+        return self.late <= max(1.25 * self.early, self.early + _SLACK[self.what])
 
 
 def vitals(pid: int) -> Vitals | None:
@@ -56,7 +70,7 @@ def vitals(pid: int) -> Vitals | None:
             memory_mib=int(status["VmRSS"].split()[0]) / 1024,
             threads=int(status["Threads"]),
             sockets=sum(target.startswith("socket:") for target in targets),
-            descriptors=len(targets),
+            files=sum(not target.startswith("socket:") for target in targets),
         )
     except (OSError, KeyError):
         return None
