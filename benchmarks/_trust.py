@@ -1,20 +1,20 @@
 """What proving who has signed costs a lookup that hits the local tier.
 
-A signature is over a digest, which is computed anyway: what it adds does not depend on the size of
-an entry. So it is measured with small ones, where it is not lost in what reading a large one varies
-by, and held against a lookup of a usual one.
+A small entry shows the whole cost: a signature is over a digest, which is computed anyway. Of a
+large one it is proven while the rest is read, as far as there is a core for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 
-from _harness import ENTRY_BYTES, Bar, Result, compiled_graph, key_of, shuffled_rounds
+from _harness import ENTRY_BYTES, Bar, Result, compiled_graph, key_of
 
 from s3cache import Cache, Hit, frame
 from s3cache.trust import Algorithm, SigningKey, generate
@@ -22,63 +22,91 @@ from s3cache.trust import Algorithm, SigningKey, generate
 SMALL_BYTES = 2_000
 AT_MOST = 0.03
 MORE_AT_MOST_S = 0.0003
+NOTE = "Medians of {} entries, each looked up once, and once more; of differences within turns."
+ROUNDS = 6
+WARM_UP = 5
+WARM_UP_NUMBER = 10_000_000
 
 
 def measure(entries: int, seed: int) -> Result:
-    """Each small entry is looked up twice: an Ed25519 signature that was proven is known."""
-    usual = _usual(entries, seed)
-    times = _looked_up(entries, seed)
+    """Each entry is looked up twice: an Ed25519 signature that was proven is known."""
     result = Result(
         "Signed entries in the local tier",
-        ["a lookup of 2 kB", "median", "more than unsigned", f"of {usual * 1e3:.2f} ms for 1.5 MB"],
-        notes=[f"Medians of {entries} entries, each looked up once, and once more."],
+        ["a lookup of", "", "median", "more than by who does not ask who signed"],
+        notes=[NOTE.format(entries)],
     )
-    for name, samples in times.items():
-        result.samples[f"{name}, s"] = samples
-        plain = times["unsigned, again" if name.endswith("again") else "unsigned"]
-        more = statistics.median(a - b for a, b in zip(samples, plain, strict=True))
-        cells = [f"{statistics.median(samples) * 1e3:.3f} ms"]
-        if samples is not plain:
-            cells += [f"{more * 1e3:.3f} ms", f"{more / usual:.1%}"]
-            result.bars.append(Bar(f"{name}, over unsigned", more, "at most", MORE_AT_MOST_S, "s"))
-            what = f"{name}, × a lookup of 1.5 MB"
-            result.bars.append(Bar(what, more / usual, "at most", AT_MOST))
-        result.rows.append([name, *cells, *[""] * (3 - len(cells))])
+    for size, label in ((SMALL_BYTES, "2 kB"), (ENTRY_BYTES, "1.5 MB")):
+        for algorithm, name in (
+            (Algorithm.ED25519, "Ed25519"),
+            (Algorithm.HMAC_SHA256, "HMAC-SHA256"),
+        ):
+            times = _in_rounds(entries, size, algorithm, seed)
+            for when, (plain, judged) in zip(("", ", again"), times, strict=True):
+                more = statistics.median(a - b for a, b in zip(judged, plain, strict=True))
+                share = more / statistics.median(plain)
+                what = f"{label}, {name}{when}"
+                result.samples |= {f"{what}, s": judged, f"{what}, not judged, s": plain}
+                result.rows.append(
+                    [
+                        label,
+                        f"{name}{when}",
+                        f"{statistics.median(judged) * 1e3:.3f} ms",
+                        f"{more * 1e3:.3f} ms, {share:.1%}",
+                    ]
+                )
+                result.bars.append(
+                    Bar(f"{what}: more", more, "at most", MORE_AT_MOST_S, "s")
+                    if size == SMALL_BYTES
+                    else Bar(f"{what}: more", share, "at most", AT_MOST)
+                )
     return result
 
 
-def _usual(repeats: int, seed: int) -> float:
-    with contextlib.ExitStack() as stack:
-        root = stack.enter_context(tempfile.TemporaryDirectory())
-        cache = _filled(stack, root, None, range(1), ENTRY_BYTES, seed)
-        # The quickest: what else the machine does makes the share look smaller, not larger.
-        return min(_timed(cache, 0) for _ in range(repeats))
+def _in_rounds(
+    entries: int, size: int, algorithm: Algorithm, seed: int
+) -> list[tuple[list[float], list[float]]]:
+    """All rounds together. Threads are new in each: on which core one runs stays so for a while."""
+    rounds = [
+        _looked_up(entries // ROUNDS, size, algorithm, seed + number) for number in range(ROUNDS)
+    ]
+    return [
+        (
+            [took for one in rounds for took in one[when][0]],
+            [took for one in rounds for took in one[when][1]],
+        )
+        for when in range(2)
+    ]
 
 
-def _looked_up(entries: int, seed: int) -> dict[str, Sequence[float]]:
-    keys: dict[str, SigningKey | None] = {
-        "unsigned": None,
-        "Ed25519": generate("bench-1"),
-        "HMAC-SHA256": generate("bench-2", Algorithm.HMAC_SHA256),
-    }
-    times: dict[str, list[float]] = {
-        f"{name}{when}": [] for when in ("", ", again") for name in keys
-    }
+def _looked_up(
+    entries: int, size: int, algorithm: Algorithm, seed: int
+) -> list[tuple[list[float], list[float]]]:
+    """Twice: times of each turn, of who does not judge and of who does.
+
+    Of the same entries, in two orders: none was read just before, which makes it quicker.
+    """
+    key, draw, times = generate("bench", algorithm), random.Random(seed), []
     with contextlib.ExitStack() as stack:
-        # In one directory, under keys that take turns: one may be slower than another.
         root = stack.enter_context(tempfile.TemporaryDirectory())
-        numbers = {
-            name: range(place, len(keys) * entries, len(keys)) for place, name in enumerate(keys)
-        }
-        caches = {
-            name: _filled(stack, root, key, numbers[name], SMALL_BYTES, seed)
-            for name, key in keys.items()
-        }
-        for when in ("", ", again"):
-            for number, names in enumerate(shuffled_rounds(list(caches), entries, seed)):
-                for name in names:
-                    times[name + when].append(_timed(caches[name], numbers[name][number]))
-    return dict(times)
+        judging = _filled(stack, root, key, range(entries), size, seed)
+        careless = Cache.open(local_dir=root, strict=True)
+        stack.callback(careless.close)
+        os.sync()  # what was just written must not reach the disk beside what is timed
+        for _ in range(WARM_UP):
+            _timed(careless, WARM_UP_NUMBER)
+            _timed(judging, WARM_UP_NUMBER)
+        for _ in range(2):
+            orders = [draw.sample(range(entries), entries) for _ in range(2)]
+            plain, judged = [], []
+            for one, other in zip(*orders, strict=True):
+                if draw.random() < 0.5:
+                    plain.append(_timed(careless, one))
+                    judged.append(_timed(judging, other))
+                else:
+                    judged.append(_timed(judging, other))
+                    plain.append(_timed(careless, one))
+            times.append((plain, judged))
+    return times
 
 
 def _timed(cache: Cache, number: int) -> float:
@@ -92,22 +120,21 @@ def _timed(cache: Cache, number: int) -> float:
 def _filled(
     stack: contextlib.ExitStack,
     root: str,
-    key: SigningKey | None,
+    key: SigningKey,
     numbers: Sequence[int],
     size: int,
     seed: int,
 ) -> Cache:
-    """A cache in the directory ``root``, with an entry under each of these keys."""
-    signing = (
-        {} if key is None else {"signing_key": key.secret_text(), "trusted_keys": key.public_text()}
+    """A cache in the directory ``root``, with a signed entry under each of these keys."""
+    cache = Cache.open(
+        local_dir=root,
+        strict=True,
+        signing_key=key.secret_text(),
+        trusted_keys=key.public_text(),
     )
-    cache = Cache.open(local_dir=root, strict=True, **signing)
     stack.callback(cache.close)
     sections = compiled_graph(random.Random(seed), size)
-    warm_up = [10_000_000 + numbers[0] + 3 * more for more in range(5)]
-    for number in (*numbers, *warm_up):
+    for number in (*numbers, WARM_UP_NUMBER):
         entry = frame.encode(kind="bench", key=key_of(number), sections=sections, codec="none")
         cache.save(key_of(number), entry)
-    for number in warm_up:
-        cache.lookup(key_of(number))
     return cache

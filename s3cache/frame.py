@@ -64,6 +64,7 @@ __all__ = [
     "decode_head",
     "decode_header",
     "encode",
+    "judge",
     "signed",
 ]
 
@@ -367,6 +368,16 @@ def decode_header(first_bytes: Buffer, *, admit: Judge | None = None) -> Header:
         Exception: what ``admit`` raises.
     """
     return _read_header(_bytes_view("frame", first_bytes), admit)[0]
+
+
+def judge(first_bytes: Buffer, admit: Judge) -> None:
+    """Have ``admit`` decide by whose a frame is; nothing of its header is parsed.
+
+    Raises:
+        As :func:`decode_header` does.
+    """
+    prelude = _read_prelude(_bytes_view("frame", first_bytes))
+    admit(prelude.digest, prelude.signatures)
 
 
 class _Prelude(NamedTuple):

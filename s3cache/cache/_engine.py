@@ -84,6 +84,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self._policy, self._signer = _trust(settings)
+        self._admit = self._policy.judge if self._policy.judges else None
         self._open_remote = open_remote
         self._closed = False
         namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -124,7 +125,13 @@ class Engine:
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
-        self._disk = RestingDisk(disk, self._counters, self._problems, self._policy.judge)
+        self._disk = RestingDisk(
+            disk,
+            self._counters,
+            self._problems,
+            self._admit,
+            ahead=self._policy.takes_long,
+        )
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
             self._listeners.add(Transfers(self._records.add).note)
@@ -569,7 +576,7 @@ class Engine:
                     counters=self._counters,
                     listeners=self._listeners,
                     problems=self._problems,
-                    admit=self._policy.judge if self._policy.judges else None,
+                    admit=self._admit,
                 )
                 if self.settings.mode != "read-only":
                     self._remote.uploads.backlog.expect(self._unsent)

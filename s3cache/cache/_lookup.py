@@ -150,7 +150,9 @@ class JudgedLookup:
         usual = [self._first, entries.variant_name(self._key, "")]
         found = self._guard(lambda: self._disk.search(self._key, usual))
         if found is not None and found.name:
-            yield from self._read(found.name, lambda: self._disk.verify(found.name, found.data))
+            yield from self._read(
+                found.name, lambda: self._disk.verify(found.name, found.data, found.judge)
+            )
             for name in usual[usual.index(found.name) + 1 :]:
                 yield from self._on_disk(name)
             others = self._guard(lambda: self._disk.names(self._key)) or []

@@ -72,6 +72,10 @@ _LONGEST_S = 600.0
 
 # A writer locks its staged file right after creating it; the sweep leaves it that long to do so.
 _SWEEP_GRACE_S = 60.0
+# What takes long to read, as long as it takes to look at what it begins with.
+_LARGE_BYTES = 256 << 10
+_HEAD_BYTES = 16 << 10
+
 # Of one directory, so many objects are looked at before others get their turn.
 _SAMPLED_TOGETHER = 128
 # ... of so many directories that are open at once: a process may open a thousand files.
@@ -176,11 +180,17 @@ class ObjectFiles:
                 return None
             return NotAdmitted(size) if size > at_most else _read_exactly(fd, size, 0)
 
-    def use(self, key: str) -> bytes | None:
-        """Like :meth:`read`, and marks the object as used just now."""
+    def use(self, key: str, head: Callable[[bytes], None] | None = None) -> bytes | None:
+        """Like :meth:`read`, and marks the object as used just now.
+
+        Args:
+            head: is given the first bytes of a large object, before all of it is read.
+        """
         with self._opened(key) as (fd, size):
             if fd is None:
                 return None
+            if head is not None and size >= _LARGE_BYTES:
+                head(os.pread(fd, _HEAD_BYTES, 0))
             data = _read_exactly(fd, size, 0)
             # On a disk that became read-only the bytes are good all the same.
             with contextlib.suppress(OSError):

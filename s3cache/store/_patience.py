@@ -90,7 +90,7 @@ class Patience:
             TransientError: it takes longer; ``work`` goes on.
             CircuitOpenError: the file system hangs; nothing was called.
         """
-        if getattr(self._within, "a_call", False):
+        if self._current() is not None:
             return work()
         is_probe = self._is_gone
         limit_s = self._may_probe() if is_probe else self.limit_s + more_s
@@ -108,11 +108,26 @@ class Patience:
             self._free.release()
             return work()
         try:
-            call.done.get(timeout=max(deadline - time.monotonic(), 0))
+            while meanwhile := call.said.get(timeout=max(deadline - time.monotonic(), 0)):
+                meanwhile()
         except queue.Empty:
             if self._give_up(call):
                 raise self._took_longer(limit_s) from None
         return result.get()
+
+    def meanwhile(self, work: Callable[[], None]) -> None:
+        """Within a call: have who waits for it do something while it goes on.
+
+        It is done before the call returns, and not at all outside of a call, or where nobody waits
+        any more. It must be short, for it is not interrupted, and raise nothing.
+        """
+        call = self._current()
+        if call is not None:
+            call.said.put(work)
+
+    def _current(self) -> _Call | None:
+        """The call that this thread makes."""
+        return getattr(self._within, "call", None)
 
     def _hand_to_worker(self, call: _Call, deadline: float) -> None:
         """Have a thread make the call: one that has nothing to do, else a new one.
@@ -153,9 +168,10 @@ class Patience:
             self._workers += more
 
     def _work(self, calls: _Calls) -> None:
-        self._within.a_call = True
         while (call := calls.get()) is not None:
+            self._within.call = call
             call.make()
+            self._within.call = None
             with self._mutex:
                 call.has_ended = True
                 self._hanging.discard(call)
@@ -166,7 +182,7 @@ class Patience:
             self._free.release()
             if self._users <= 0:
                 self._end_unused()
-            call.done.put(None)
+            call.said.put(None)
             del call
         self._count_workers(-1)
 
@@ -221,15 +237,19 @@ class _Result(Generic[_T]):
 
 
 class _Call:
-    """One call, made by a worker."""
+    """One call, made by a worker.
 
-    __slots__ = ("done", "has_ended", "is_probe", "make")
+    Attributes:
+        said: what who waits is to do meanwhile; ``None`` at the end.
+    """
+
+    __slots__ = ("has_ended", "is_probe", "make", "said")
 
     def __init__(self, make: Callable[[], None], is_probe: bool) -> None:
         self.make = make
         self.is_probe = is_probe
         self.has_ended = False
-        self.done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
 
 #: Where a thread gets its next call; ``None`` for it to end.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
-from s3cache import entries
+from s3cache import entries, frame
 from s3cache._problems import Problems
 from s3cache.errors import (
     ClosedError,
@@ -63,11 +63,13 @@ class Found:
         name: of the object that was found; empty if there is none.
         data: its bytes, not verified.
         others: where none was found, what there is besides.
+        judge: decides whose entry it is; it may have done so while the data were read.
     """
 
     name: str = ""
     data: bytes = b""
     others: tuple[ObjectInfo, ...] = ()
+    judge: Judge | None = None
 
 
 class DiskTier:
@@ -150,13 +152,18 @@ class DiskTier:
         data = self.get(name)
         return None if data is None else entries.verify(name, data)
 
-    def search(self, names: Sequence[str], prefix: str) -> Found:
+    def search(
+        self, names: Sequence[str], prefix: str, *, head: Callable[[bytes], None] | None = None
+    ) -> Found:
         """The first of ``names`` that is there, marked as used, or what there is with ``prefix``.
 
         All in one, for whoever reads the disk through a thread. Nothing is verified.
+
+        Args:
+            head: is given the first bytes of a large object, while or before the rest is read.
         """
         for name in names:
-            data = self.get(name)
+            data = self._files.use(self._namespace + name, head)
             if data is not None:
                 return Found(name, data)
         return Found(others=tuple(self.objects(prefix)))
@@ -377,6 +384,7 @@ class RestingDisk:
 
     Args:
         admit: decides whose entries are used.
+        ahead: whether that takes so long that it is better done while an entry is read.
 
     Attributes:
         tier: the tier itself, which raises what fails; ``None`` if there is none.
@@ -389,9 +397,12 @@ class RestingDisk:
         counters: Counters,
         problems: Problems,
         admit: Judge | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         self.tier = tier
         self._admit = admit
+        self._ahead = ahead
         self._counters = counters
         self._problems = problems
         self._unread_until = 0.0
@@ -422,15 +433,18 @@ class RestingDisk:
         data = self._read(lambda tier: tier.get(name), None)
         return None if data is None else self.verify(name, data)
 
-    def verify(self, name: str, data: bytes) -> Frame:
+    def verify(self, name: str, data: bytes, judge: Judge | None = None) -> Frame:
         """The entry that was read from ``name``.
+
+        Args:
+            judge: who has judged it ahead, where it was searched for.
 
         Raises:
             CorruptError: the file is damaged; it was set aside.
             UntrustedError: it is not admitted; it stays, for others may trust whose it is.
         """
         try:
-            return entries.verify(name, data, admit=self._admit)
+            return entries.verify(name, data, admit=judge or self._admit)
         except CorruptError:
             if self.tier is not None:
                 self._quarantine(self.tier, name)
@@ -442,8 +456,12 @@ class RestingDisk:
         Not verified: see :meth:`verify`.
         """
         prefix = entries.name_prefix(key)
-        found = self._read(lambda tier: tier.search(names, prefix), Found())
-        return replace(found, others=_last_used_first(found.others)) if found.others else found
+        ahead = _Ahead(self._admit) if self._ahead and self._admit is not None else None
+        head = None if ahead is None else ahead.look
+        found = self._read(lambda tier: tier.search(names, prefix, head=head), Found())
+        if found.others:
+            return replace(found, others=_last_used_first(found.others))
+        return found if ahead is None else replace(found, judge=ahead)
 
     def names(self, key: str) -> list[str]:
         """Names of all entries under ``key``, the last used first."""
@@ -541,6 +559,30 @@ class RestingDisk:
             tier.trim()
         except Exception as exc:  # noqa: BLE001 - whatever it is, it can be tried again
             self._problems.warn("local", "the local tier cannot be trimmed", exc)
+
+
+class _Ahead:
+    """Judges whose an entry is while the rest of it is read, for the time that a proof takes.
+
+    Called, it judges what was read: anew, unless that is what was admitted ahead to the last byte.
+    """
+
+    def __init__(self, admit: Judge) -> None:
+        self._admit = admit
+        self._admitted: tuple[bytes, bytes] | None = None
+
+    def look(self, first_bytes: bytes) -> None:
+        """Judge by the first bytes; what is not admitted waits until all of it is there."""
+        with contextlib.suppress(Exception):
+            frame.judge(first_bytes, self._note)
+
+    def _note(self, digest: bytes, signatures: bytes) -> None:
+        self._admit(digest, signatures)
+        self._admitted = digest, signatures
+
+    def __call__(self, digest: bytes, signatures: bytes) -> None:
+        if self._admitted != (digest, signatures):
+            self._admit(digest, signatures)
 
 
 def _last_used_first(present: tuple[ObjectInfo, ...]) -> tuple[ObjectInfo, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from s3cache.errors import StoreError
@@ -70,9 +71,18 @@ class PatientDiskTier(DiskTier):
         load = super().load
         return self._wait(lambda: load(name))
 
-    def search(self, names: Sequence[str], prefix: str) -> Found:
+    def search(
+        self, names: Sequence[str], prefix: str, *, head: Callable[[bytes], None] | None = None
+    ) -> Found:
+        """As of a :class:`DiskTier`; ``head`` is called by who waits, while the rest is read."""
         search = super().search
-        return self._wait(lambda: search(names, prefix))
+        if head is None:
+            return self._wait(lambda: search(names, prefix))
+
+        def for_who_waits(first_bytes: bytes) -> None:
+            self._patience.meanwhile(partial(head, first_bytes))
+
+        return self._wait(lambda: search(names, prefix, head=for_who_waits))
 
     def get(self, name: str) -> bytes | None:
         get = super().get

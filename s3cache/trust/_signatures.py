@@ -59,6 +59,10 @@ class Algorithm(IntEnum):
         return 64 if self is Algorithm.ED25519 else 32
 
 
+# Looked up by each lookup: an enumeration takes longer to be asked.
+_ALGORITHMS: Final = {int(each): (each, each.size) for each in Algorithm}
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
     """What a signer says of an entry, beside which one it is.
@@ -153,7 +157,8 @@ def unpack(block: bytes) -> list[Signature]:
         end = at + signer_size + audience_size + size
         if end > len(block):
             raise CorruptError("signatures", "end within one")
-        if algorithm not in Algorithm.__members__.values() or Algorithm(algorithm).size != size:
+        known, expected = _ALGORITHMS.get(algorithm, (None, None))
+        if known is None or size != expected:
             raise CorruptError("signatures", f"one has algorithm {algorithm} and {size} bytes")
         try:
             signer = check_name("signer", block[at : at + signer_size].decode("ascii"))
@@ -162,7 +167,7 @@ def unpack(block: bytes) -> list[Signature]:
             at += audience_size
         except (UnicodeDecodeError, ConfigError) as exc:
             raise CorruptError("signatures", f"one bears no name: {exc}") from None
-        statement = Statement(Algorithm(algorithm), signer, audience, issued_s, expires_s)
+        statement = Statement(known, signer, audience, issued_s, expires_s)
         found.append(Signature(statement, block[at:end]))
         at = end
     return found

@@ -73,7 +73,7 @@ def test_where_the_disk_cannot_be_read_lookups_go_to_the_remote(
     def fail(*_: object, **__: object) -> None:
         raise TransientError("I/O error")
 
-    for method in ("get", "holds", "objects", "usage"):
+    for method in ("search", "get", "holds", "objects", "usage"):
         monkeypatch.setattr(DiskTier, method, fail)
     for _ in range(3):
         assert isinstance(cache.lookup(KEY), Hit)

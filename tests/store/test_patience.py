@@ -52,6 +52,42 @@ def test_calls_in_a_row_share_a_thread(patience: Patience) -> None:
     assert len({patience.call(threading.get_ident) for _ in range(50)}) == 1
 
 
+def test_who_waits_does_something_meanwhile(patience: Patience) -> None:
+    begun = threading.Event()
+    done: list[int] = []
+
+    def note() -> None:
+        done.append(threading.get_ident())
+        begun.set()
+
+    def work() -> str:
+        patience.meanwhile(note)
+        assert begun.wait(LONG_S)  # it is done while this goes on
+        patience.meanwhile(note)
+        return "came"
+
+    patience.limit_s = LONG_S
+    assert patience.call(work) == "came"
+    assert done == [threading.get_ident()] * 2
+    patience.meanwhile(note)  # there is no call
+    assert len(done) == 2
+
+
+def test_who_waits_no_longer_does_nothing(patience: Patience) -> None:
+    late = threading.Event()
+    done: list[int] = []
+
+    def work() -> None:
+        late.wait(LONG_S)
+        patience.meanwhile(lambda: done.append(1))
+
+    with pytest.raises(TransientError):
+        patience.call(work)
+    late.set()
+    eventually(lambda: answers(patience))
+    assert not done
+
+
 def test_what_hangs_is_waited_for_once(patience: Patience, hang: threading.Event) -> None:
     with pytest.raises(TransientError, match="the file system of /some/where has not answered"):
         patience.call(hang.wait)
