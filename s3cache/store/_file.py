@@ -72,6 +72,7 @@ _LONGEST_S = 600.0
 
 # A writer locks its staged file right after creating it; the sweep leaves it that long to do so.
 _SWEEP_GRACE_S = 60.0
+
 # What takes long to read, as long as it takes to look at what it begins with.
 _LARGE_BYTES = 256 << 10
 _HEAD_BYTES = 16 << 10
