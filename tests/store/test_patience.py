@@ -52,7 +52,9 @@ def test_calls_in_a_row_share_a_thread(patience: Patience) -> None:
     assert len({patience.call(threading.get_ident) for _ in range(50)}) == 1
 
 
-def test_who_waits_does_something_meanwhile(patience: Patience) -> None:
+def test_who_waits_does_something_meanwhile(
+    patience: Patience, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = threading.Event()
     done: list[int] = []
 
@@ -66,7 +68,7 @@ def test_who_waits_does_something_meanwhile(patience: Patience) -> None:
         patience.meanwhile(note)
         return "came"
 
-    patience.limit_s = LONG_S
+    monkeypatch.setattr(Patience, "limit_s", LONG_S)
     assert patience.call(work) == "came"
     assert done == [threading.get_ident()] * 2
     patience.meanwhile(note)  # there is no call
