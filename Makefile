@@ -252,6 +252,6 @@ constraints: check-python ## resolve the dependencies afresh and write constrain
 	build/constraints/bin/python infra/constraints.py >build/constraints.txt
 	mv build/constraints.txt constraints.txt
 
-clean: ## remove caches and build products, the tests' kernels too (not .venv)
+clean: ## remove caches and build products (not .venv)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
