@@ -31,7 +31,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-all test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz fuzz-hits bench bench-signed bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-nightly test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz fuzz-hits bench bench-signed bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -65,13 +65,22 @@ format: $(READY) ## format the code and fix what ruff can fix
 PYTEST := $(BIN)/python -m pytest
 SHARED = -n $(WORKERS) --durations=15
 
-# Each suite says in its own words which cases it leaves to test-all; what has been left is printed
-# in the end. Tests that need Ceph RGW skip where it can neither be found nor installed.
+# Each suite says in its own words which cases it leaves to test-all and test-nightly; what has been
+# left is printed in the end. Tests that need Ceph RGW skip where it can neither be found nor
+# installed.
 test: $(READY) ## every suite with a part of its cases, some of each kind; minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(ARGS)
 
-test-all: $(READY) ## every suite with all its cases; an hour
+test-all: $(READY) ## every suite with most of its cases; ARGS=--left leaves out what test has run
 	infra/rgw/run.sh --if-possible $(PYTEST) tests --all $(SHARED) $(ARGS)
+
+# All of them run, whatever the others say.
+test-nightly: $(READY) ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
+	status=0; \
+	infra/rgw/run.sh --if-possible $(PYTEST) tests --nightly $(SHARED) $(ARGS) || status=1; \
+	infra/rgw/run.sh --if-possible $(BIN)/python -m tests.soak --seconds $(SOAK_TIME) || status=1; \
+	$(MAKE) --keep-going ARGS= test-opinfo test-perturb fuzz fuzz-hits test-frameworks || status=1; \
+	exit $$status
 
 UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/transfer
 test-fast: $(READY) ## unit and contract tests only: no server, no compiler; 1 minute
@@ -85,7 +94,7 @@ test-busy: $(READY) ## the tests that have threads and processes, 6 times at onc
 			| tail -n 40 | sed "s/^/{}: /"'
 
 test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
-	infra/rgw/run.sh $(PYTEST) tests --all -m rgw $(ARGS)
+	infra/rgw/run.sh $(PYTEST) tests --nightly -m rgw $(ARGS)
 
 test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
@@ -120,7 +129,7 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 			torch==$(TORCH) -e ".[test]"; \
 		touch $(TORCH_VENV)/.ready'
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
-	$(TORCH_VENV)/bin/python -m pytest --all tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
+	$(TORCH_VENV)/bin/python -m pytest --nightly tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
 
 test-pythons: check-python ## what needs no torch, with each Python from 3.10 that is found; 2 minutes each
 	nice $(PYTHON) -m tests.pythons $(ARGS)

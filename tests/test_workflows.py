@@ -44,8 +44,8 @@ def commands(job: Any) -> list[str]:
     return [step["run"] for step in job["steps"] if "run" in step]
 
 
-def test_there_is_one_for_each_change_and_one_for_releases() -> None:
-    assert set(WORKFLOWS) == {"ci", "release"}
+def test_there_is_one_for_each_change_one_for_the_night_and_one_for_releases() -> None:
+    assert set(WORKFLOWS) == {"ci", "nightly", "release"}
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -56,16 +56,17 @@ def test_every_target_that_is_called_is_in_the_makefile(job: Any) -> None:
 def test_each_kind_of_check_is_called() -> None:
     every = {
         target
-        for job in WORKFLOWS["ci"]["jobs"].values()
+        for workflow in ("ci", "nightly")
+        for job in WORKFLOWS[workflow]["jobs"].values()
         for text in commands(job)
         for target in called(text)
     }
-    assert every == {"lint", "docs", "test", "test-all", "test-dist"}
+    assert every == {"lint", "docs", "test", "test-all", "test-dist", "test-nightly"}
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_actions_are_pinned_and_jobs_end(job: Any) -> None:
-    assert job["timeout-minutes"] <= 150
+    assert job["timeout-minutes"] <= (350 if "make test-nightly" in commands(job) else 150)
     used = [step["uses"] for step in job["steps"] if "uses" in step]
     assert [action for action in used if not PINNED.fullmatch(action)] == []
 

@@ -516,10 +516,10 @@ class StoreContract:
         assert await store.head(key) is None
 
     @pytest.mark.parametrize("verb", VERBS)
-    @pytest.mark.parametrize("key", ILLEGAL_KEYS.values(), ids=ILLEGAL_KEYS.keys())
-    async def test_illegal_key_is_refused(self, store: Store, verb: str, key: str) -> None:
+    async def test_illegal_key_is_refused(self, store: Store, verb: str) -> None:
+        """Each verb asks ``check_key``, of which it is known what it refuses."""
         with pytest.raises(ConfigError):
-            await VERBS[verb](store, key)
+            await VERBS[verb](store, ILLEGAL_KEYS["dots segment"])
         assert await listed(store) == {}
 
     # --- concurrency

@@ -1,4 +1,8 @@
-"""The contract, for the stores that need no server and for every wrapper."""
+"""The contract, for the stores that need no server and for every wrapper.
+
+The stores have all of it in ``make test``. The wrappers have each test of it there, with one case:
+``WrapperStore`` hands the key on as it is, and the others run at night.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ from s3cache.store import (
 )
 from s3cache.testing import FaultRates, FaultyStore
 from s3cache.testing.contract import StoreContract, listed
+from tests.support.density import sparse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -81,46 +86,55 @@ class TestMemory(MemoryContract):
     """Behind a dict there is nothing: both ways to the objects are one."""
 
 
+@sparse(nightly=True)
 class TestWrapper(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return WrapperStore(store)
 
 
+@sparse(nightly=True)
 class TestRetrying(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return RetryingStore(store, RETRIES)
 
 
+@sparse(nightly=True)
 class TestLimitingToOne(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return LimitingStore(store, 1)
 
 
+@sparse(nightly=True)
 class TestMetered(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return MeteredStore(store)
 
 
+@sparse(nightly=True)
 class TestBreaking(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return BreakingStore(store, BREAKER)
 
 
+@sparse(nightly=True)
 class TestLatency(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return LatencyStore(store, 0.0001, bytes_per_s=1e9)
 
 
+@sparse(nightly=True)
 class TestFaultyWithoutFaults(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return FaultyStore(store, FaultRates())
 
 
+@sparse(nightly=True)
 class TestNested(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return RetryingStore(LimitingStore(MeteredStore(BreakingStore(store, BREAKER)), 2), RETRIES)
 
 
+@sparse(nightly=True)
 class TestRetryingHidesFaults(MemoryContract):
     """Under retries a store that fails one call in five keeps every promise."""
 

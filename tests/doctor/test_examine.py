@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.doctor import Check, examine
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,7 @@ def test_a_program_for_credentials_that_hangs(
     check = examined(timeout_s=1.0)["credentials"]
     assert check.verdict == "fault"
     assert "no answer within 1 s" in check.found
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < LONG_S
 
 
 def test_a_program_for_credentials_that_fails(

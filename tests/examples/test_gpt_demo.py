@@ -13,6 +13,7 @@ import pytest
 
 from examples.gpt_demo import Report, other_environment, verdict
 from tests.support.density import dense
+from tests.support.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +55,7 @@ def test_another_environment_has_the_same_packages_under_another_path(tmp_path: 
         "print(msgpack.__file__, find_spec('torch').origin)"
     )
     done = subprocess.run(
-        [python, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=50
+        [python, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=LONG_S
     )
     assert all(path.startswith(f"{tmp_path}/venv/") for path in done.stdout.split())
 

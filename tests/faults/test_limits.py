@@ -57,8 +57,8 @@ SCRIPT = """
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="there is no /proc to measure by")
 def test_without_a_descriptor_to_be_had_all_goes_on(new_machine: NewMachine) -> None:
     """Lookups say what is wanting, saves wait in memory, and the process ends well."""
-    new_machine().run(["save", THERE, SIZE], ["flush", 20.0])
-    machine = new_machine(lookup_timeout_s=5.0, exit_timeout_s=2.0)
+    new_machine().run(["save", THERE, SIZE], ["flush", LONG_S])
+    machine = new_machine(lookup_timeout_s=LONG_S, exit_timeout_s=2.0)
     arguments = [machine.options, THERE, OURS, SIZE]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), json.dumps(arguments)],
@@ -81,5 +81,5 @@ def test_without_a_descriptor_to_be_had_all_goes_on(new_machine: NewMachine) -> 
     }
     assert "Too many open files" in done.stderr
     assert f"lost: {len(OURS)}" in done.stderr  # which nobody was promised
-    assert machine.run(["check", THERE], ["flush", 20.0])[-1] == "flushed 0"
+    assert machine.run(["check", THERE], ["flush", LONG_S])[-1] == "flushed 0"
     assert machine.leftovers() == []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.density import dense
+from tests.support.waiting import LONG_S
 from tests.support.worker import keys
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ SCRIPT = """
     cache = Cache.open(**options)
     first, *others = there
     assert isinstance(cache.lookup(first), Hit)  # the client is made, all is imported
-    assert cache.flush(20).complete
+    assert cache.flush(200).complete
 
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -71,7 +72,7 @@ SCRIPT = """
     told["after"] = [outcome(cache.lookup(key)) for key in there]
     told["again"] = [outcome(cache.save(key, whole[key])) for key in ours]
     told["found"] = [outcome(cache.lookup(key)) for key in ours]
-    told["remaining"] = cache.flush(20).remaining
+    told["remaining"] = cache.flush(200).remaining
     print(json.dumps(told), flush=True)
     """
 
@@ -81,8 +82,8 @@ SCRIPT = """
 def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
     """Nothing raises, and neither an entry nor the server is blamed: once there is memory again
     each lookup hits, and all that was saved is there."""
-    new_machine().run(["save", THERE, LARGE], ["flush", 20.0])
-    machine = new_machine(lookup_timeout_s=5.0, exit_timeout_s=5.0, breaker_failures=1)
+    new_machine().run(["save", THERE, LARGE], ["flush", LONG_S])
+    machine = new_machine(lookup_timeout_s=LONG_S, exit_timeout_s=5.0, breaker_failures=1)
     sizes = {**dict.fromkeys(OURS, LARGE), **dict.fromkeys(LITTLE, SMALL)}
     done = subprocess.run(
         [
@@ -101,7 +102,7 @@ def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=LONG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -115,5 +116,5 @@ def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
     assert told["found"] == ["hit"] * len(sizes)
     assert told["remaining"] == 0
     assert not (machine.tier / "quarantine").exists()
-    lines = new_machine().run(["check", [*THERE, *sizes]])
+    lines = new_machine(lookup_timeout_s=LONG_S).run(["check", [*THERE, *sizes]])
     assert [line.split()[0] for line in lines] == ["hit"] * (len(THERE) + len(sizes))

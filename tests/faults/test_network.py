@@ -126,7 +126,7 @@ def test_a_lookup_over_a_bad_link_is_a_miss_with_its_reason_in_time(
     make(proxy, link)
     started = time.monotonic()
     results = [hasty.lookup(KEY) for _ in range(2)]
-    assert time.monotonic() - started < 2 * patience_s + 60
+    assert time.monotonic() - started < LONG_S
     assert [r.reason for r in results if isinstance(r, Miss)] == [reason, reason]
     assert hasty.stats().misses == {reason: 2}
     (warning,) = warnings(caplog)

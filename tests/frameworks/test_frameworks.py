@@ -1,6 +1,6 @@
 """Programs that need torch alone, unmodified, on two machines; the others: make test-frameworks.
 
-``make test`` has a compiled optimizer.
+``make test`` has a compiled optimizer, ``make test-nightly`` the others and more runs of each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from tests.frameworks.catalog import FOLDER, PROGRAMS
 from tests.frameworks.judge import complaints
 from tests.frameworks.runs import RUNS, run_program
-from tests.support.density import cases, scaled
+from tests.support.density import cases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,14 +22,15 @@ OF_TORCH = [name for name, program in PROGRAMS.items() if program.framework == "
 pytestmark = pytest.mark.timeout(900)
 
 
-@scaled
-@pytest.mark.parametrize("name", cases(OF_TORCH, dense_ones={*OF_TORCH} - {"compiled_optimizer"}))
+@pytest.mark.parametrize(
+    "name",
+    cases(OF_TORCH, dense_ones=(), nightly_ones={*OF_TORCH} - {"compiled_optimizer"}),
+)
 def test_a_program_starts_warm_on_machines_that_never_ran_it(
     name: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """Turned on by ``run`` there, and by a variable alone here; it trains as with torch alone."""
-    everything = pytestconfig.getoption("--all")
-    runs = RUNS if everything else ("first", "third")
+    runs = RUNS if pytestconfig.getoption("--nightly") else ("first", "third")
     trials = {
         what: trial.as_json() for what, trial in run_program(tmp_path, name, PROGRAMS[name], runs)
     }

@@ -1,6 +1,6 @@
 """Random programs find nothing that was saved for others: and the search for it finds such a thing.
 
-``make test-all`` searches for two minutes, ``make fuzz-hits`` for as long as it is told to.
+``make test-nightly`` searches for two minutes, ``make fuzz-hits`` for as long as it is told to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.hits.sketches import BLIND, Call, Sketch
 from tests.hits.trials import Bench
-from tests.support.density import dense
+from tests.support.density import dense, nightly
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -47,7 +47,7 @@ def test_a_wrong_hit_is_found(tmp_path: Path) -> None:
     assert "calls[0][4][0][0]" in verdict.why
 
 
-@dense
+@nightly
 def test_random_programs_find_nothing_wrong() -> None:
     command = [sys.executable, "-m", "tests.hits", "--seconds", "120", "--jobs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)

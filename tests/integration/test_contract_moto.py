@@ -1,7 +1,8 @@
 """S3Store keeps the contract on moto.
 
-``make test`` has the store that does large objects in parts, and small ones in one request;
-``make test-all`` also the one that does all of them in one request.
+``make test`` has one case of each test on the store that does large objects in parts, and small
+ones in one request; ``make test-all`` has the others. The one that does all of them in one request
+has one case of each in ``make test-all``, and the others at night.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ RETRIES = RetryPolicy(
 
 
 @dense
+@sparse(nightly=True)
 class TestS3OnMoto(StoreContract):
     secrets = ("testing-secret",)
     taken = ".s3cache-probe"

@@ -47,18 +47,18 @@ def open_cache(name):
     where = os.path.join(sys.argv[1], name)
     return Cache.open(
         sys.argv[2], local_dir=where, endpoint_url=sys.argv[3], region="us-east-1",
-        access_key="testing", secret_key="testing", lookup_timeout_s=20,
+        access_key="testing", secret_key="testing", lookup_timeout_s=100,
     )
 
 gevent.spawn(others)
 with open_cache("a") as cache:
     gevent.joinall([gevent.spawn(work, number) for number in range(3)], raise_error=True)
-    print(cache.flush(20).complete, turns > 10)
+    print(cache.flush(100).complete, turns > 10)
 with open_cache("b") as cache:
-    print(type(cache.lookup("1-1")).__name__, cache.prefetch(["0-0", "2-2"]).wait(20).found)
+    print(type(cache.lookup("1-1")).__name__, cache.prefetch(["0-0", "2-2"]).wait(100).found)
     child = os.fork()
     if child == 0:
-        print(type(cache.lookup("2-1")).__name__, cache.flush(20).complete, flush=True)
+        print(type(cache.lookup("2-1")).__name__, cache.flush(100).complete, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """

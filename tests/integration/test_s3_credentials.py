@@ -12,7 +12,7 @@ import pytest
 from s3cache.errors import AccessDeniedError, ConfigError
 from s3cache.store import S3Options, S3Store
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -133,7 +133,7 @@ async def test_a_process_for_credentials_that_hangs_is_ended(
     started = time.monotonic()
     with pytest.raises(AccessDeniedError, match=r"getting credentials failed.*no answer within"):
         await s3.put("key", b"data")
-    assert time.monotonic() - started < 100
+    assert time.monotonic() - started < LONG_S
     (process,) = map(int, (tmp_path / "pids").read_text().split())
     assert await asyncio.to_thread(_is_gone, process)
     said = f'{{"Version": 1, "AccessKeyId": "{GOOD}", "SecretAccessKey": "s"}}'
@@ -162,19 +162,19 @@ async def test_one_that_hangs_when_it_renews_them_is_ended_too(
     started = time.monotonic()
     with pytest.raises(AccessDeniedError, match="no answer within"):
         await s3.put("key", b"data")
-    assert time.monotonic() - started < 100
+    assert time.monotonic() - started < LONG_S
     started_ones = [int(each) for each in (tmp_path / "pids").read_text().split()]
     assert started_ones
-    await asyncio.to_thread(eventually, lambda: all(map(_is_gone, started_ones)), 5)
+    await asyncio.to_thread(eventually, lambda: all(map(_is_gone, started_ones)))
 
 
 async def test_a_metadata_service_that_hangs_is_not_waited_for(
     store: Callable[..., S3Store], server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{server.url}/credentials")
-    server.answer = lambda request: Reply(delay_s=300.0)
+    server.answer = lambda request: Reply(delay_s=1000.0)
     s3 = store("", read_timeout_s=0.5)
     started = time.monotonic()
     with pytest.raises(AccessDeniedError, match="getting credentials failed"):
         await s3.put("key", b"data")
-    assert time.monotonic() - started < 100
+    assert time.monotonic() - started < LONG_S

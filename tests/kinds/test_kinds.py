@@ -3,7 +3,8 @@
 Nor does any start slower than with torch alone: in a second process on one disk, or elsewhere.
 
 ``make test`` has one case of each kind, ``make test-all`` those that are nearly the same as well:
-training beside inference, two features in one graph.
+training beside inference, two features in one graph. What starts slower than with torch alone is
+looked for in ``make test-all``, and among the dense cases at night.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def test_hit_on_an_empty_disk(name: str, ran: Callable[[str], dict[str, Any]]) -
 
 
 def _compared(names: Iterable[str], known: dict[str, str]) -> Any:
-    programs = beside.parameters(names, known, dense_ones=CASES)
+    programs = beside.parameters(names, known, dense_ones=CASES, nightly_ones=DENSE)
     return pytest.mark.parametrize("program", programs)
 
 

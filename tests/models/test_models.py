@@ -1,6 +1,7 @@
 """Models as people train them: compiled on one machine, hit on an empty disk of another.
 
-``make test`` has a decoder, ``make test-all`` also an encoder, both together, and a vision model.
+``make test-all`` has one model, ``make test-nightly`` the others too: a decoder, an encoder, both
+together, and a vision model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pytest
 
 from tests.models.jobs import MODELS
 from tests.support import beside
-from tests.support.density import dense
+from tests.support.density import cases, dense, nightly
 from tests.support.machines import Machine, remote_url
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.timeout(5 * PROCESS_TIMEOUT_S)
 
 
 @dense
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases(MODELS, dense_ones=(), nightly_ones=[*MODELS][1:]))
 def test_a_training_step_is_hit_on_an_empty_disk_and_equal(name: str, tmp_path: Path) -> None:
     first, second = (_run(tmp_path, machine, name) for machine in ("first", "second"))
     assert first["bypassed"] == 0, first["reasons"]
@@ -37,7 +38,7 @@ def test_a_training_step_is_hit_on_an_empty_disk_and_equal(name: str, tmp_path: 
     assert second["loss"] == first["loss"]
 
 
-@dense
+@nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_no_process_starts_slower_than_with_torch_alone(name: str, tmp_path: Path) -> None:
     """On the same disk as one before; and a training step lowers nothing on an empty one."""

@@ -1,6 +1,6 @@
 """A part of torch's operators, forward and backward.
 
-``make test-all`` has some of each kind, ``make test-opinfo`` all of them.
+``make test-all`` has a few, ``make test-nightly`` some of each kind, ``make test-opinfo`` all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, run_alone_and_again, run_twice
 from tests.opinfo.verdicts import report, verdict
 from tests.support import beside
-from tests.support.density import dense
+from tests.support.density import dense, nightly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,10 @@ OTHERS = (
 
 @dense
 @pytest.mark.timeout(2 * PROCESS_TIMEOUT_S)
-@pytest.mark.parametrize("names", [A_FEW, OTHERS], ids=["a few", "others"])
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(A_FEW, id="a few"), pytest.param(OTHERS, id="others", marks=nightly)],
+)
 def test_operators_hit_on_another_machine_with_equal_results(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -48,7 +51,7 @@ def test_operators_hit_on_another_machine_with_equal_results(
     assert not_hit == {}, "\n".join(report(verdicts, ()))
 
 
-@dense
+@nightly
 @pytest.mark.timeout(5 * PROCESS_TIMEOUT_S)
 def test_no_operator_starts_slower_than_with_torch_alone(tmp_path: Path) -> None:
     """On the same disk as one before; nor does any compile on an empty one, or it is said why."""

@@ -1,7 +1,8 @@
 """S3Store keeps the contract on a real Ceph RADOS Gateway.
 
-``make test`` has the store as it is by default, ``make test-all`` also one that does in parts all
-but small objects.
+``make test`` has one case of each test on the store as it is by default, ``make test-all`` the
+others. One that does in parts all but small objects has one case of each in ``make test-all``, and
+the others at night.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class TestS3OnRGW(StoreContract):
 
 
 @dense
+@sparse(nightly=True)
 class TestS3InPartsOnRGW(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 

@@ -1,4 +1,4 @@
-"""Two minutes of it; ``make soak`` takes half an hour."""
+"""Two minutes of it at night, as it measures memory and time; ``make soak`` takes half an hour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak.vitals import Vitals, growth
-from tests.support.density import dense
+from tests.support.density import nightly
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -19,7 +19,7 @@ RUN = Path(__file__).parents[2] / "infra" / "rgw" / "run.sh"
 CANNOT_INSTALL = 75
 
 
-@dense
+@nightly
 def test_nothing_is_lost_or_wrong_or_grows() -> None:
     """With a gateway of its own: the one that the test run shares must not die under others."""
     if os.environ.get("S3CACHE_TEST_RGW") == "off":

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
-from s3cache.errors import TransientError
+from s3cache.errors import ConfigError, TransientError
 from s3cache.stats import Verb
-from s3cache.store import MemoryStore, NotAdmitted, WrapperStore
+from s3cache.store import MemoryStore, NotAdmitted, WrapperStore, check_key
+from s3cache.testing.contract import ILLEGAL_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,6 +27,13 @@ class Noting(WrapperStore):
         if verb != "list":
             await call()
         return await call()
+
+
+@pytest.mark.parametrize("key", ILLEGAL_KEYS.values(), ids=ILLEGAL_KEYS.keys())
+def test_no_store_takes_an_illegal_key(key: str) -> None:
+    """The contract tries one of them on every store, with every verb."""
+    with pytest.raises(ConfigError):
+        check_key(key)
 
 
 async def test_every_verb_goes_through_it_with_its_key() -> None:

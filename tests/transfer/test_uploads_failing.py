@@ -12,7 +12,7 @@ import pytest
 from s3cache.errors import AccessDeniedError, CorruptError, TransientError
 from s3cache.transfer import FlushReport
 from tests.support.scripts import run_script
-from tests.support.waiting import eventually, in_thread
+from tests.support.waiting import LONG_S, eventually, in_thread
 from tests.transfer.sites import Remote, Site
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def test_at_exit_nobody_waits_for_the_end_of_a_pause(site: Site, remote: Remote)
     remote.errors["one"] = [TransientError("reset")] * 9
     site.put("one")
     started = time.monotonic()
-    report = site.uploads.flush_while_it_works(60)
-    assert time.monotonic() - started < 55
+    report = site.uploads.flush_while_it_works(2 * LONG_S)
+    assert time.monotonic() - started < LONG_S
     assert (report.remaining, report.in_memory) == (1, 0)
     assert isinstance(report.error, TransientError)
 

@@ -129,7 +129,7 @@ def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
                 tier.put("more", b"x")
             with pytest.raises(S3CacheError, match="hangs"):
                 tier.get("old")
-    assert time.monotonic() - began < LONG_S / 2
+    assert time.monotonic() - began < LONG_S
     eventually(lambda: succeeds(lambda: tier.put("later", b"x")))
     assert tier.get("later") == b"x"
     assert tier.usage().files == len([*tier.objects()])
@@ -229,7 +229,7 @@ def test_an_exit_does_not_wait_for_a_frozen_disk(disk: FreezableDisk, last: str)
                 assert "durable=False" in line(process)
             word, seconds = line(process).split()
         assert word == "bye"
-        assert float(seconds) < LONG_S / 2
+        assert float(seconds) < LONG_S
 
 
 STUBBORN = """
@@ -273,7 +273,7 @@ def test_all_that_hangs_at_an_exit_hangs_together(disk: FreezableDisk) -> None:
             tell(process)
             word, seconds = line(process).split()
         assert word == "bye"
-        assert float(seconds) < LONG_S / 2
+        assert float(seconds) < LONG_S
 
 
 @pytest.mark.usefixtures("impatient")
@@ -310,7 +310,7 @@ def test_a_home_that_hangs_is_asked_once(
         began = time.monotonic()
         for _ in range(100):
             assert Settings().local_dir.startswith(str(tmp_path / "tmp"))
-        assert time.monotonic() - began < LONG_S / 2
+        assert time.monotonic() - began < LONG_S
     assert len(caplog.records) == 1
 
 
