@@ -19,6 +19,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
@@ -567,7 +568,21 @@ def name_of_source(source: object) -> str | None:
 def read_fields(fields: Fields, value: object) -> dict[str, object]:
     """Each by its name; ``None`` for those that this release does not have."""
     present = fields.present
-    return {name: getattr(value, name) if name in present else None for name in fields.names}
+    return {name: read_quietly(value, name) if name in present else None for name in fields.names}
+
+
+def read_quietly(owner: object, name: str, *default: object) -> object:
+    """Return what ``getattr`` does; torch's warnings of what it is about to remove stay here.
+
+    They are about what users read, and we are none. Options that are not deprecated are read as
+    they are: to change the filters has Python repeat warnings that it gives once.
+    """
+    entry = vars(owner).get("_config", {}).get(name)
+    if name in vars(owner) or (entry is not None and not getattr(entry, "deprecated", False)):
+        return getattr(owner, name, *default)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(owner, name, *default)
 
 
 # -- options
@@ -1014,6 +1029,10 @@ operator_cacheable: Internal[Callable[[object], bool]] = Internal(
 #: What Dynamo makes of a call of a custom ``autograd.Function``.
 custom_function: Internal[object] = Internal(
     "torch._functorch.autograd_function:autograd_function_apply"
+)
+#: What wrappers of functorch's functions ask for the mode of an export that is under way.
+export_mode: Internal[Function[object]] = Internal(
+    "torch._export.utils:_maybe_find_pre_dispatch_tf_mode_for_export"
 )
 custom_operators: Internal[Mapping[str, CustomOperator]] = Internal(
     "torch._library.custom_ops:OPDEFS"
