@@ -450,7 +450,8 @@ def way_out(target: object, condition: str = "if it depends on its inputs alone"
         imported, where = "import s3cache", ""
     else:
         imported, where = f"import s3cache, {module}", f"{module}."
-    plain = name.rpartition(".")[2].strip("<>")
+    plain = name.rpartition(".")[2]
+    plain = plain if plain.isidentifier() else "your_function"
     at = name if found is target else plain
     register = f"{imported}; s3cache.register_cacheable({where}{at}, version='1')  # {condition}"
     if found is target:
