@@ -572,13 +572,14 @@ def read_fields(fields: Fields, value: object) -> dict[str, object]:
 
 
 def read_quietly(owner: object, name: str, *default: object) -> object:
-    """Return what ``getattr`` does; torch's warnings of what it is about to remove stay here.
+    """Return what ``getattr`` does, without torch's warnings of what it is about to remove.
 
-    They are about what users read, and we are none. Options that are not deprecated are read as
-    they are: to change the filters has Python repeat warnings that it gives once.
+    Only deprecated options and what a module's ``__getattr__`` gives warn. Everything else is read
+    as it is: to change the filters makes Python repeat warnings that it gives once.
     """
-    entry = vars(owner).get("_config", {}).get(name)
-    if name in vars(owner) or (entry is not None and not getattr(entry, "deprecated", False)):
+    names = vars(owner) if isinstance(owner, ModuleType) else {name: None}
+    option = names.get("_config", {}).get(name)
+    if name in names or (option is not None and not getattr(option, "deprecated", False)):
         return getattr(owner, name, *default)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
