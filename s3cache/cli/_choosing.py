@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import stat
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from typing import Annotated, Any, Optional, TypeVar
+from typing import Annotated, Any, BinaryIO, Optional, TypeVar
 
 import typer
 
@@ -24,6 +27,7 @@ __all__ = [
     "entries_in",
     "hits_here",
     "named_in",
+    "open_file",
     "size_bytes",
     "until_done",
     "whole_batches",
@@ -218,6 +222,24 @@ def chosen(
     )
 
 
+def open_file(thing: str, path: str) -> BinaryIO:
+    """Open a file that the user names, if it is a regular one: no other ever ends, or blocks.
+
+    Raises:
+        ConfigError: it is a directory, a pipe, a socket or a device, or cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as exc:
+        problem = f"cannot be read ({exc.strerror})"
+    else:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return open(fd, "rb")
+        os.close(fd)
+        problem = "is no regular file"
+    raise ConfigError(thing, problem, "name another") from None
+
+
 def named_in(manifest: str) -> list[str]:
     """Keys, and names of objects, that a file has; ``-`` is standard input.
 
@@ -229,8 +251,8 @@ def named_in(manifest: str) -> list[str]:
     try:
         if manifest == "-":
             return read_manifest(manifest, sys.stdin)
-        with open(manifest, encoding="utf-8") as file:
-            return read_manifest(manifest, file)
+        with open_file(f"manifest {manifest}", manifest) as file:
+            return read_manifest(manifest, io.TextIOWrapper(file, encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(
             f"manifest {manifest}", f"cannot be read ({exc})", "name another"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from s3cache.cli._choosing import Where, opened, until_done, whole_batches
+from s3cache.cli._choosing import Where, open_file, opened, until_done, whole_batches
 from s3cache.cli._groups import grouped
 from s3cache.cli._output import Output, plain, size_text
 from s3cache.errors import ConfigError, TruncatedError, UntrustedError
@@ -122,19 +122,14 @@ def _absent(what: str) -> typer.Exit:
 def _read_file(path: str) -> tuple[Head, int]:
     from s3cache import frame
 
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(frame.HEADER_HINT_BYTES)
-            try:
-                return frame.decode_head(start), size
-            except TruncatedError as exc:
-                start += file.read(exc.needed - len(start))
-                return frame.decode_head(start), size
-    except OSError as exc:
-        raise ConfigError(
-            f"file {path}", f"cannot be read ({exc.strerror})", "name another"
-        ) from None
+    with open_file(f"file {path}", path) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(frame.HEADER_HINT_BYTES)
+        try:
+            return frame.decode_head(start), size
+        except TruncatedError as exc:
+            start += file.read(exc.needed - len(start))
+            return frame.decode_head(start), size
 
 
 def _show(out: Output, name: str, head: Head, size: int, policy: Policy) -> None:

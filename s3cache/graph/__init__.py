@@ -2,7 +2,7 @@
 
 from s3cache.graph._code import code_fingerprint
 from s3cache.graph._homes import ORIGINAL, home_of_file
-from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options
+from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options, unsafe_code
 from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._registered import forget_kernels, record_kernel
@@ -48,6 +48,7 @@ __all__ = [
     "sees_places",
     "settings_digest",
     "unpicklable_options",
+    "unsafe_code",
     "unsafe_half",
     "unsafe_parts",
     "unsafe_process",

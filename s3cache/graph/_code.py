@@ -50,7 +50,7 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Operator, OperatorPacket
 
-__all__ = ["Parts", "UntoldError", "code_fingerprint", "fingerprint", "told"]
+__all__ = ["ASKS_PROCESS", "Parts", "UntoldError", "code_fingerprint", "fingerprint", "told"]
 
 #: What an operator is made of: words, and functions that are run or traced while it is compiled.
 Parts: TypeAlias = tuple[Sequence[str], Sequence[object]]
@@ -68,7 +68,7 @@ _NATIVE = (
     types.MemberDescriptorType,
 )
 # What differs between processes that are alike, by the names under which it is asked for.
-_ASKS_PROCESS = frozenset(
+ASKS_PROCESS = frozenset(
     """
     current_device device_count get_coordinate get_device_capability get_device_name
     get_device_properties get_global_rank get_group_rank get_local_rank get_node_local_rank get_rank
@@ -129,7 +129,7 @@ def fingerprint(value: object, parts_of: Callable[[Operator], Parts] | None = No
     Raises:
         UntoldError: it comes by what cannot be followed; says what.
     """
-    return _followed(_Walk(_ASKS_PROCESS, parts_of), value)
+    return _followed(_Walk(ASKS_PROCESS, parts_of), value)
 
 
 def _place_of_table(value: dict[object, object]) -> str | None:
@@ -142,7 +142,7 @@ def _place_of_table(value: dict[object, object]) -> str | None:
 
 def told(value: object, parts_of: Callable[[Operator], Parts] | None = None) -> str:
     """The same of a function that is run while something is compiled; may draw no numbers."""
-    return _followed(_Walk(_ASKS_PROCESS | _DRAWS, parts_of), value)
+    return _followed(_Walk(ASKS_PROCESS | _DRAWS, parts_of), value)
 
 
 def _followed(walk: _Walk, value: object) -> str:
@@ -388,7 +388,7 @@ class _Walk:
             if "__getattr__" in vars(module):
                 self.say(self.word_for(vars(module)["__getattr__"], through))
             return _NOTHING
-        return getattr(module, name, _NOTHING)
+        return internals.read_quietly(module, name, _NOTHING)
 
     def _native(self, value: object, through: str) -> None:
         """Functions in C: those of Python and torch are covered by their versions."""

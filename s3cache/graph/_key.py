@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import pickle
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -115,6 +114,18 @@ def key_of(
     return unsafe or Key(components)
 
 
+def unsafe_code(
+    gm: GraphModule, inputs: Sequence[object], vouched: Callable[[object], str | None]
+) -> list[Unsafe]:
+    """What of the code behind ``gm`` has no component: all reasons, where there is one already."""
+    unsafe = operator_component(gm, vouched)[1] + subclass_component(gm, inputs, vouched)[1]
+    try:
+        overrides(vouched)
+    except UntoldError as exc:
+        unsafe.append(Unsafe("override", str(exc), _OVERRIDE_FIX))
+    return unsafe
+
+
 def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]) -> str | None:
     """All that code of any graph would be made under at this moment; ``None`` if it has no digest.
 
@@ -172,9 +183,13 @@ def _autocast() -> list[tuple[str, bool]]:
 
 
 _OVERRIDE_FIX = (
-    "put torch's own back, or vouch for what is there: s3cache.register_cacheable(it, version='1')"
+    "put torch's own back, or vouch for what is there: import s3cache; "
+    "s3cache.register_cacheable(THE_FUNCTION_NAMED_HERE, version='1')"
 )
-_COMPILER_FIX = "if you vouch for it: s3cache.register_cacheable(it, version='1')"
+_COMPILER_FIX = (
+    "if you vouch for the function that is named: import s3cache; "
+    "s3cache.register_cacheable(THE_FUNCTION_NAMED_HERE, version='1')"
+)
 _USERS_CODE = {"graph.operators": operator_component, "graph.functions": function_component}
 
 
@@ -336,10 +351,7 @@ def unpicklable_options() -> Iterator[Unsafe]:
     for config in configs:
         for option in _keyed_options(config):
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # options that torch is about to remove
-                    setting = getattr(config, option)
-                pickle.dumps(setting)
+                pickle.dumps(internals.read_quietly(config, option))
             except Exception as exc:  # noqa: BLE001 - whatever pickling meets
                 yield Unsafe(
                     "config",

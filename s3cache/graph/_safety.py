@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from s3cache.graph._closed import is_closed
 from s3cache.graph._code import UntoldError
 from s3cache.graph._passes import context_hash, custom_passes, why_untold
 from s3cache.graph._stable import autograd_words
@@ -251,11 +252,12 @@ def _graphs(gm: GraphModule, registered: Callable[[object], bool]) -> Iterator[U
 
 
 class _Judge:
-    """Judges nodes, each thing that they call once."""
+    """Judges nodes, each thing that they call once: its first node tells of it."""
 
     def __init__(self, registered: Callable[[object], bool]) -> None:
         self._registered = registered
         self._known: dict[object, bool] = {}
+        self._refused: set[object] = set()
 
     def graph(self, gm: GraphModule, module: str) -> Iterator[Unsafe]:
         for node in gm.graph.nodes:
@@ -283,8 +285,9 @@ class _Judge:
         if safe is None:
             safe = self._registered(target) or _is_safe_function(target)
             self._known[target] = safe
-        if safe:
+        if safe or target in self._refused:
             return
+        self._refused.add(target)
         if internals.is_higher_order(target):
             yield Unsafe(
                 "higher-order-op",
@@ -311,7 +314,8 @@ class _Judge:
         kind = type(called)
         if isinstance(called, torch.fx.GraphModule) or kind.__module__.startswith("torch."):
             return
-        if not self._registered(kind):
+        if not self._registered(kind) and kind not in self._refused:
+            self._refused.add(kind)
             yield Unsafe(
                 "module",
                 f"calls a {_qualified(kind)} as a whole, and nothing tells what its code is",
@@ -344,7 +348,12 @@ def also_safe(gm: GraphModule) -> dict[str, str]:
         for node in module.graph.nodes
         if node.op == "call_function"
     }
-    return {internals.name_of(target): "" for target in targets if _is_also_safe(target)}
+    return {
+        internals.name_of(target): ""
+        for target in targets
+        if _is_also_safe(target)
+        or (not _is_known_to_torch(target) and is_closed(target, _is_known_to_torch))
+    }
 
 
 def is_custom_function(target: object) -> bool:
@@ -367,14 +376,18 @@ def _is_also_safe(target: object) -> bool:
 
 
 def _is_safe_function(target: Function[object] | str) -> bool:
-    from torch.fx import Graph
-
     if isinstance(target, types.BuiltinFunctionType):
         home = str(getattr(target, "__module__", None) or type(target.__self__).__module__)
         return home.partition(".")[0] in _KNOWN_MODULES
-    if _is_also_safe(target):
-        return True
-    # torch's own judgement, one function at a time: its rules are long, and change.
+    return (
+        _is_also_safe(target) or _is_known_to_torch(target) or is_closed(target, _is_known_to_torch)
+    )
+
+
+def _is_known_to_torch(target: Function[object] | str) -> bool:
+    """torch's own judgement, one function at a time: its rules are long, and change."""
+    from torch.fx import Graph
+
     try:
         internals.check_node_safe.get()(Graph().create_node("call_function", target))
     except (internals.bypass_error.get(), AttributeError, AssertionError):
@@ -420,17 +433,30 @@ def _inputs(inputs: Iterable[object]) -> Iterator[Unsafe]:
 
 
 def way_out(target: object, condition: str = "if it depends on its inputs alone") -> str:
-    """The line of Python by which a user vouches for ``target``, where one can name it."""
-    module, name = getattr(target, "__module__", ""), getattr(target, "__name__", "")
-    if name and getattr(sys.modules.get(str(module)), name, None) is target:
-        register = f"s3cache.register_cacheable({module}.{name}, version='1')"
-        return f"import s3cache, {module}; {register}  # {condition}"
-    if str(module).startswith("torch.") and "<locals>" in getattr(target, "__qualname__", ""):
+    """The lines of Python by which a user vouches for ``target``, to be pasted."""
+    module = str(getattr(target, "__module__", None) or "")
+    name = str(getattr(target, "__qualname__", None) or getattr(target, "__name__", ""))
+    if module.startswith("torch.") and "<locals>" in name:
         return (
             "call a custom operator or plain functions there instead: torch makes this one anew "
             "for each call of what allow_in_graph or nonstrict_trace keeps from it"
         )
-    return "define it at the top of a module, then: s3cache.register_cacheable(it, version='1')"
+    if not module or not name:  # an object
+        return way_out(type(target), condition)
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    if module == "__main__":  # no other module can import it from there
+        imported, where = "import s3cache", ""
+    else:
+        imported, where = f"import s3cache, {module}", f"{module}."
+    plain = name.rpartition(".")[2]
+    plain = plain if plain.isidentifier() else "your_function"
+    at = name if found is target else plain
+    register = f"{imported}; s3cache.register_cacheable({where}{at}, version='1')  # {condition}"
+    if found is target:
+        return register
+    return f"define {plain} at the top of {module}, then: {register}"
 
 
 def _qualified(target: object) -> str:

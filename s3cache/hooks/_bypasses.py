@@ -1,6 +1,7 @@
-"""What becomes of a graph that is not cached: it is counted, and each kind of reason is told once.
+"""What becomes of a graph that is not cached: it is counted, and each reason is told once.
 
-The first of a kind is a warning, with the way out; the others are told at level INFO.
+Each reason is a warning when it is first met, with the way out; met again it is told at level
+INFO. So it is once there were as many as a log can bear.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ __all__ = ["Bypasses"]
 
 logger = logger_of("bypasses")
 
+_SHOWN_AT_MOST = 10  # of one graph
+_TOLD_AT_MOST = 50  # of one session
+
 
 class Bypasses:
     """Those of one session. Any thread may use it."""
@@ -25,7 +29,7 @@ class Bypasses:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._mutex = threading.Lock()
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
 
     def met(
         self,
@@ -39,25 +43,28 @@ class Bypasses:
         Args:
             error: what led to it, for reason ``error``: a mistake of ours needs its traceback.
         """
-        codes = {reason.code for reason in reasons}
-        self._engine.count_bypass(codes)
+        self._engine.count_bypass({reason.code for reason in reasons})
+        shown = reasons[:_SHOWN_AT_MOST]
         with self._mutex:
-            new = codes - self._told
-            self._told |= codes
+            room = len(self._told) < _TOLD_AT_MOST
+            new = {(each.code, each.target) for each in shown} - self._told if room else set()
+            self._told |= new
         if self._engine.settings.strict:  # it is raised instead
-            new.clear()
-        lines = [f"{what} ({reasons[0].code}): {reasons[0]}"]
-        for index, reason in enumerate(reasons):
+            new = set()
+        lines = [f"{what} ({shown[0].code}): {shown[0]}"]
+        for index, reason in enumerate(shown):
             if index:
                 lines.append(f"  and ({reason.code}): {reason}")
             if reason.fix:  # on a line of its own, to be pasted
                 lines.append(f"    {reason.fix}")
-        if new:
-            told = dict.fromkeys(reason.code for reason in reasons if reason.code in new)
-            lines.append(f"    read on: {command(*told)}")
+        if len(reasons) > len(shown):
+            lines.append(f"  and {len(reasons) - len(shown)} more, which s3cache explain lists")
+        codes = dict.fromkeys(each.code for each in shown if (each.code, each.target) in new)
+        if codes:
+            lines.append(f"    read on: {command(*codes)}")
         logger.log(
             logging.WARNING if new else logging.INFO,
             "%s",
             "\n".join(lines),
-            exc_info=error if "error" in new else None,
+            exc_info=error if "error" in codes else None,
         )

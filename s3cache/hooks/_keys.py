@@ -25,6 +25,7 @@ from s3cache.graph import (
     is_custom_function,
     key_of,
     unpicklable_options,
+    unsafe_code,
     unsafe_half,
     unsafe_parts,
 )
@@ -222,7 +223,11 @@ class KeySeam:
         def check_cacheable(gm: GraphModule) -> None:
             call = self._calls.current
             inputs = () if call is None else call.inputs
-            self._refuse(unsafe_parts(gm, self._registry.holds, inputs))
+            reasons = unsafe_parts(gm, self._registry.holds, inputs)
+            if reasons:  # all of them at once: there will be no key that would find the others
+                with contextlib.suppress(Exception):
+                    reasons += unsafe_code(gm, inputs, self._registry.version_of)
+            self._refuse(reasons)
             # The one thing that torch refuses and an entry here has room for: hooks/_first_calls.
             with (
                 self._registry.vouched(also_safe(gm)),

@@ -19,6 +19,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
@@ -567,7 +568,22 @@ def name_of_source(source: object) -> str | None:
 def read_fields(fields: Fields, value: object) -> dict[str, object]:
     """Each by its name; ``None`` for those that this release does not have."""
     present = fields.present
-    return {name: getattr(value, name) if name in present else None for name in fields.names}
+    return {name: read_quietly(value, name) if name in present else None for name in fields.names}
+
+
+def read_quietly(owner: object, name: str, *default: object) -> object:
+    """Return what ``getattr`` does, without torch's warnings of what it is about to remove.
+
+    Only deprecated options and what a module's ``__getattr__`` gives warn. Everything else is read
+    as it is: to change the filters makes Python repeat warnings that it gives once.
+    """
+    names = vars(owner) if isinstance(owner, ModuleType) else {name: None}
+    option = names.get("_config", {}).get(name)
+    if name in names or (option is not None and not getattr(option, "deprecated", False)):
+        return getattr(owner, name, *default)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(owner, name, *default)
 
 
 # -- options
@@ -1014,6 +1030,10 @@ operator_cacheable: Internal[Callable[[object], bool]] = Internal(
 #: What Dynamo makes of a call of a custom ``autograd.Function``.
 custom_function: Internal[object] = Internal(
     "torch._functorch.autograd_function:autograd_function_apply"
+)
+#: What wrappers of functorch's functions ask for the mode of an export that is under way.
+export_mode: Internal[Function[object]] = Internal(
+    "torch._export.utils:_maybe_find_pre_dispatch_tf_mode_for_export"
 )
 custom_operators: Internal[Mapping[str, CustomOperator]] = Internal(
     "torch._library.custom_ops:OPDEFS"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -149,3 +151,24 @@ def test_whatever_a_header_says_it_is_shown(call: Call, shelf: Shelf) -> None:
         for json in ([], ["--json"]):
             assert call("inspect", key, "--url", shelf.url, *json).code == 0
         assert call("ls", "--long", "--url", shelf.url).code == 0
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["ls", "--manifest"], ["verify", "--manifest"]])
+def test_what_is_no_regular_file_is_refused_at_once(
+    command: list[str],
+    call: Call,
+    shelf: Shelf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pipe without a writer would be waited for, and a device may never end."""
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    os.mkfifo("pipe")
+    (tmp_path / "directory").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        for path in ("./pipe", "./directory", "./socket", "/dev/zero"):
+            done = call(*command, path, "--url", shelf.url)
+            assert (done.code, path in done.err) == (2, True)
+            assert "is no regular file" in done.err or "cannot be read" in done.err
+            assert "Traceback" not in done.err

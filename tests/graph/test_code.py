@@ -9,6 +9,7 @@ import os
 import random
 import time
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from s3cache.graph._code import UntoldError, fingerprint, told
+from s3cache.torch_api import internals
 
 
 def written(source: str, **names: Any) -> Callable[..., Any]:
@@ -257,3 +259,23 @@ def test_what_torch_answers_of_the_process_is_a_part_of_it() -> None:
         assert of(1) == of(1) != of(2)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_to_follow_code_that_names_an_option_warns_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch is about to remove some; to look at what code reads is not to read it."""
+    import torch._dynamo.config as config
+
+    entries = vars(config)["_config"]
+    for name in ("inline_inbuilt_nn_modules", "specialize_int"):
+        monkeypatch.setattr(entries[name], "deprecated", True)
+        monkeypatch.setattr(entries[name], "_deprecation_warned", False)
+
+    def asking(x: Any) -> Any:
+        return x if torch._dynamo.config.inline_inbuilt_nn_modules else -x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fingerprint(asking)
+        internals.read_fields(internals.DYNAMO_OPTIONS, config)

@@ -19,7 +19,8 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import s3cache
-from s3cache.graph import Unsafe, unsafe_parts
+from s3cache.graph import Unsafe, also_safe, unsafe_parts
+from s3cache.graph._safety import way_out
 
 
 def users_own(x: torch.Tensor) -> torch.Tensor:
@@ -111,6 +112,77 @@ def test_a_function_of_an_extension_is_as_unknown_as_one_in_python() -> None:
 
     check_node_safe(Graph().call_function(zlib.crc32))
     assert codes(reasons(("call_function", zlib.crc32))) == ["function"]
+
+
+def test_a_function_of_torchs_own_is_safe_if_it_reads_nothing_but_its_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as Dynamo puts around ``torch.func.jvp``, and around attention by named backends."""
+    import torch.nn.attention
+    from torch._functorch import predispatch
+
+    own: list[Any] = [
+        torch.nn.attention._backend_from_string,
+        predispatch._enter_dual_level,
+        predispatch._exit_dual_level,
+        predispatch._jvp_increment_nesting,
+        predispatch._jvp_decrement_nesting,
+    ]
+    calls = [("call_function", each) for each in own]
+    assert reasons(*calls) == []
+    check_cacheable(graph_of(*calls), also_safe(graph_of(*calls)))
+    # What one of them calls is not torch's any more: neither is it.
+    monkeypatch.setattr(predispatch, "_enter_dual_level_impl", lambda: int(time.time()))
+    (reason,) = reasons(*calls)
+    assert (reason.code, reason.target) == ("function", f"{predispatch.__name__}._enter_dual_level")
+
+
+def check_cacheable(gm: GraphModule, more: dict[str, str]) -> None:
+    """torch's own check, with more functions that it is to accept."""
+    from torch._functorch._aot_autograd import autograd_cache
+
+    with torch._inductor.config.patch(unsafe_marked_cacheable_functions=more):
+        autograd_cache.check_cacheable(gm)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.get_default_device,
+        torch.cuda.current_device,
+        torch.distributed.get_rank,
+        torch.distributed.get_world_size,
+        torch.distributed.is_initialized,
+        torch.distributed.distributed_c10d._get_group_size_by_name,
+        torch.compiler.is_compiling,
+        torch.compiler.is_exporting,
+        torch.get_device_module,
+        torch.utils.data.get_worker_info,
+        torch.hub.get_dir,
+        torch.nn.modules.module.register_module_forward_hook,
+    ],
+)
+def test_a_function_of_torchs_own_that_asks_the_process_is_not_safe(function: Any) -> None:
+    """Its answer is in no key."""
+    assert codes(reasons(("call_function", function))) == ["function"]
+
+
+def test_a_function_that_many_nodes_call_is_one_reason() -> None:
+    found = reasons(("call_function", users_own), ("call_function", users_own))
+    assert codes(found) == ["function"]
+
+
+def test_the_way_out_can_be_pasted_and_names_what_to_register() -> None:
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    function, inner, lambda_ = (way_out(each) for each in (users_own, local, lambda x: x))
+    registered = f"import s3cache, {__name__}; s3cache.register_cacheable({__name__}.{{}}, "
+    assert function.startswith(registered.format("users_own"))
+    assert inner.startswith("define local at the top of")
+    assert registered.format("local") in inner
+    assert " it" not in lambda_.partition("#")[0]
+    compile(function, "pasted", "exec")
 
 
 def test_a_module_that_dynamo_did_not_look_into_is_not_safe() -> None:

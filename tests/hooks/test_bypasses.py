@@ -46,6 +46,29 @@ def test_of_several_reasons_those_that_are_new_are_pointed_to(
     assert "s3cache explain" not in third
 
 
+def test_each_function_is_told_with_its_way_out_and_no_message_is_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who does what one warning says is not to learn in the next run that it was one of many."""
+    caplog.set_level("INFO", "s3cache.bypasses")
+    engine = Engine.open(None, local=False)
+    bypasses = Bypasses(engine)
+    reasons = [Unsafe("function", f"calls f{n}", f"f{n}()", target=f"f{n}") for n in range(200)]
+    for some in (reasons[:2], reasons[1:3], reasons[:2], reasons, *([each] for each in reasons)):
+        bypasses.met(some)
+    engine.close()
+    first, second, third, many, *others = caplog.records
+    assert [each.levelname for each in (first, second, third, many)] == [
+        *("WARNING", "WARNING", "INFO", "WARNING")
+    ]
+    assert [line in first.getMessage() for line in ("calls f0", "f0()", "calls f1", "f1()")] == [
+        *(True, True, True, True)
+    ]
+    assert len(many.getMessage().splitlines()) < 30
+    assert "190 more" in many.getMessage()
+    assert sum(each.levelname == "WARNING" for each in others) < 60
+
+
 @dense
 def test_where_torch_looks_nothing_up_check_tells_the_way_out(site: Site) -> None:
     assert site.machine("one").run("bypasses:caches_off") == "caches-off"

@@ -330,6 +330,37 @@ def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+@case("safety", graphs=3)
+def forward_mode_transforms(compile_it: Compile) -> Any:
+    """What Dynamo puts around them are functions of torch's that its own check has no list of."""
+    import torch
+
+    def function(x: Any) -> Any:
+        return (x.sin() * x).sum()
+
+    x = torch.linspace(-1, 1, 4)
+    return [
+        compile_it(lambda x: torch.func.jvp(function, (x,), (x.cos(),)))(x),
+        compile_it(lambda x: torch.func.hessian(function)(x))(x),
+        compile_it(lambda x: torch.func.jacfwd(torch.sin)(x) * 3)(x),
+    ]
+
+
+@case("safety", graphs=2)
+def attention_by_named_backends(compile_it: Compile) -> Any:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def attend(x: Any, *backends: Any) -> Any:
+        with sdpa_kernel(list(backends)):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x) * 1.5
+
+    x = torch.linspace(-1, 1, 2 * 2 * 8 * 16).view(2, 2, 8, 16)
+    math, flash = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
+    both = compile_it(lambda x: attend(x, math, flash))
+    return [train(compile_it(lambda x: attend(x, math)), x.requires_grad_()), both(x.detach())]
+
+
 # -- where graphs are compiled
 
 
