@@ -83,7 +83,11 @@ _hanging: set[str] = set()
 
 
 def _temporary_local_dir() -> str:
-    return os.path.join(tempfile.gettempdir(), f"s3cache-{os.geteuid()}")
+    try:
+        place = tempfile.gettempdir()
+    except OSError:  # there is none: whoever opens the tier says so
+        place = "/tmp"  # noqa: S108
+    return os.path.join(place, f"s3cache-{os.geteuid()}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +186,15 @@ class Settings:
         _options.check(self)
 
     @property
+    def has_default_local_dir(self) -> bool:
+        """Whether ``local_dir`` is the default: that it cannot be used is no bad setting then."""
+        return self.local_dir == _default_local_dir()
+
+    @property
     def spare_local_dir(self) -> str | None:
         """Where the local tier goes if ``local_dir`` is the default, and is not safe to use."""
         spare = _temporary_local_dir()
-        return spare if self.local_dir == _default_local_dir() != spare else None
+        return spare if self.has_default_local_dir and self.local_dir != spare else None
 
     @classmethod
     def load(

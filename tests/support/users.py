@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
+import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,13 +33,17 @@ def begun_as(user: int, work: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         status = 1
-        with contextlib.suppress(BaseException):
+        try:
             os.setgroups([])
             os.setgid(user)
             os.setuid(user)
             work()
             status = 0
-        os._exit(status)
+        except BaseException:  # noqa: BLE001 - it must not go on as pytest
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
     return child
 
 

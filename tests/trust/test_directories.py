@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import s3cache.hooks  # noqa: F401 - other users may not be able to read Python's own modules here
+import s3cache.records  # noqa: F401
 from s3cache.cache import Cache, Hit, Saved
-from s3cache.errors import ConfigError
+from s3cache.cli._run import run
+from s3cache.errors import ConfigError, StoreError
 from s3cache.settings import Settings
 from s3cache.store import Directory, ObjectFiles
 from s3cache.tier import DiskTier
@@ -144,6 +147,58 @@ def test_what_sudo_has_left_in_a_home_costs_a_user_no_local_tier(
 
     as_user(VICTIM, work)
     assert os.listdir(temporary) == [f"s3cache-{VICTIM}"]
+
+
+@needs_users
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("squatted", ["another user's directory", "a file", "a link", "no place"])
+def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
+    common: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    squatted: str,
+) -> None:
+    """Without a home it is in the temporary directory, where anybody may be first."""
+    os.chown(common, 0, 0)
+    common.chmod(0o1777)
+    place = common / f"s3cache-{VICTIM}"
+    if squatted == "another user's directory":
+        as_user(ATTACKER, place.mkdir)
+    elif squatted == "a file":
+        as_user(ATTACKER, place.touch)
+    elif squatted == "a link":
+        as_user(ATTACKER, lambda: place.symlink_to(common))
+    else:
+        common.chmod(0o755)
+    monkeypatch.setenv("HOME", str(common / "nowhere"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(common))
+    remote = common / "remote"
+    remote.mkdir()
+    os.chown(remote, VICTIM, VICTIM)
+
+    def work() -> None:
+        with Cache.open(f"file://{remote}") as cache:
+            assert isinstance(cache.save(KEY, entry(KEY)), Saved)
+            assert cache.flush(60).complete
+            assert isinstance(cache.lookup(KEY), Hit)
+        assert caplog.text.count("there is no local tier") == len(caplog.records) == 1
+        with pytest.raises((ConfigError, StoreError)):
+            Cache.open(strict=True)
+        with pytest.raises(ConfigError, match="belongs to user id"):
+            Cache.open(local_dir=theirs)  # named, it is a bad setting
+
+    theirs = common / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, ATTACKER, ATTACKER)
+    as_user(VICTIM, work)
+
+    def run_program() -> None:
+        run(["run", "--url", f"file://{remote}", "-c", "print('the program runs')"])
+
+    as_user(VICTIM, run_program)
+    assert "the program runs" in capfd.readouterr().out
 
 
 @needs_users
