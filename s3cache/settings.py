@@ -29,7 +29,7 @@ from s3cache._options import (
 )
 from s3cache.errors import StoreError
 from s3cache.store import STORE_OPTIONS, Patience, StoreOptions
-from s3cache.trust import Signer
+from s3cache.trust import AUDIENCE, Signer, for_audience
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -158,11 +158,11 @@ class Settings:
     shape_profile: bool = option(True, FLAG)
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
-    trusted_keys: str | None = option(None)
+    trusted_keys: str | None = option(None, secret=True)
     revoked: str | None = option(None)
     signing_key: str | Signer | None = option(None, _SIGNER, secret=True)
     signing_timeout_s: float = option(5.0, seconds(_MOMENT_S))
-    audience: str = option("main")
+    audience: str = option(AUDIENCE)
     signature_ttl_s: float = option(0.0, seconds())
     local: bool = option(True, FLAG)
     local_dir: str = option(_default_local_dir)
@@ -213,7 +213,11 @@ class Settings:
         if url is not None:
             given["url"] = url
         # Whoever names keys in code wants them asked for: a variable takes nothing of that back.
-        known = {*given, "trust"} if given.get("trusted_keys") else given
+        known = set(given)
+        if keys := given.get("trusted_keys"):
+            known.add("trust")
+            if isinstance(keys, str):  # nor does one say for whom they sign
+                given["trusted_keys"] = for_audience(keys, given.get("audience", AUDIENCE))
         environment = _options.from_environment(cls, but=known)
         return cls(**environment, **given), cast("StoreOptions", theirs)
 
