@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ _mutex = threading.Lock()
 # Never forgotten, for the store outlives a session, and a process group.
 _occurrences: Counter[str] = Counter()
 # Stores in which a vote ran out of time: some rank takes no part. Others wait for it once.
-_silent: list[SharedStore] = []
+_silent: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
 
 class Ballot:
@@ -108,7 +109,7 @@ class Ballot:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _POLL_S[1])
             if not is_decided and timeout_s:
-                _silent.append(self._store)
+                _silent.add(self._store)
                 logger.warning(
                     "not all %d ranks have looked a graph up within %.0f s: hits that they have to "
                     "agree on are misses from now on %s",
