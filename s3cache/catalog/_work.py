@@ -147,11 +147,11 @@ async def copy(
     """Have each entry in ``target`` too, verified on its way; done again it does what is left.
 
     What the target has is held against the source by digest, and read whole but where the source
-    is a local tier: what is damaged, or not admitted, is replaced. Another entry of the same variant
-    stays in a remote that a local tier is copied to, and where a trusted key has signed it; else
-    nothing tells it from a forged one, and it is replaced. In a local tier an entry keeps its name;
-    in a remote one it is published as if it were saved there. Between remotes the hints beside
-    entries go with them.
+    is a local tier: what is damaged, or not admitted, is replaced. Another entry of the same
+    variant stays in a remote that a local tier is copied to, and where a trusted key has signed it;
+    else nothing tells it from a forged one, and it is replaced. In a local tier an entry keeps its
+    name; in a remote one it is published as if it were saved there. Between remotes the hints
+    beside entries go with them.
 
     Args:
         write_hints: leave hints in a remote target beside what is copied, also where there are

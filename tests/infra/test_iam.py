@@ -37,6 +37,15 @@ def test_either_policy_allows_and_any_denies() -> None:
 
 
 @pytest.mark.parametrize(
+    ("actions", "concerns"),
+    [(["s3:GetObject"], False), (["s3:get*"], False), (["s3:PutObject", "s3:List*"], True)],
+)
+def test_not_action_is_whatever_is_not_named(actions: list[str], concerns: bool) -> None:
+    statement = {"Effect": "Deny", "NotAction": actions, "Resource": OBJECT}
+    assert decides(policy(), {"Statement": [statement]}) != concerns
+
+
+@pytest.mark.parametrize(
     ("pattern", "matches"),
     [
         ("arn:aws:s3:::bucket/main/*", True),

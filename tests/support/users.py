@@ -39,7 +39,7 @@ def begun_as(user: int, work: Callable[[], object]) -> int:
             os.setuid(user)
             work()
             status = 0
-        except BaseException:  # noqa: BLE001 - it must not go on as pytest
+        except BaseException:  # it must not go on as pytest
             traceback.print_exc()
         finally:
             sys.stdout.flush()

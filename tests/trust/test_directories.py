@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import s3cache.hooks  # noqa: F401 - other users may not be able to read Python's own modules here
+import s3cache.hooks  # before other users, who may not be able to read Python's own modules
 import s3cache.records  # noqa: F401
 from s3cache.cache import Cache, Hit, Saved
 from s3cache.cli._run import run
@@ -26,6 +26,7 @@ from tests.support.waiting import join_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 def test_a_root_that_is_moved_and_replaced_by_a_link_leads_nowhere(
     root: Path, tmp_path: Path
