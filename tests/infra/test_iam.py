@@ -96,8 +96,10 @@ def test_all_conditions_must_hold() -> None:
 def test_what_is_not_evaluated_is_an_error() -> None:
     with pytest.raises(KeyError):
         decides(policy(Condition={"DateLessThan": {"key": "2026-01-01"}}), key="2025-01-01")
-    with pytest.raises(AssertionError, match="NotAction"):
-        decides(policy(NotAction="s3:PutObject"))
+    with pytest.raises(AssertionError, match="NotResource"):
+        decides(policy(NotResource=OBJECT))
+    with pytest.raises(AssertionError):
+        decides(policy(NotAction="s3:PutObject"))  # beside an action
     with pytest.raises(KeyError):
         [*s3_requests("PUT", "/bucket?acl", {}, principal=WHO, is_secure=True)]
 
