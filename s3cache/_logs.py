@@ -11,6 +11,8 @@ import logging
 import sys
 from typing import Literal, TypeAlias
 
+from s3cache._words import printable_lines
+
 __all__ = ["Topic", "logger_of"]
 
 _NAME = "s3cache"
@@ -23,7 +25,24 @@ Topic: TypeAlias = Literal[
 
 def logger_of(topic: Topic | None = None) -> logging.Logger:
     """The logger of ``topic``; without one, that of turning the cache on and of settings."""
-    return logging.getLogger(f"{_NAME}.{topic}" if topic else _NAME)
+    logger = logging.getLogger(f"{_NAME}.{topic}" if topic else _NAME)
+    logger.addFilter(_made_printable)  # which is added once
+    return logger
+
+
+def _made_printable(record: logging.LogRecord) -> bool:
+    """Escape what a terminal would obey: most of what is logged quotes servers and entries."""
+    said = record.getMessage()
+    if (fit := printable_lines(said)) != said:
+        record.msg, record.args = fit, None
+    if record.exc_info and not record.exc_text:
+        text = _plain.formatException(record.exc_info)
+        if (fit := printable_lines(text)) != text:
+            record.exc_text = fit  # handlers that show it take it from here
+    return True
+
+
+_plain = logging.Formatter()
 
 
 class _Unheard(logging.Handler):

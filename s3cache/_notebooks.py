@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escape_html
 
-__all__ = ["code", "table", "text"]
+from s3cache._words import printable_lines
+
+__all__ = ["code", "escape", "table", "text"]
 
 _STYLE = "text-align: left; vertical-align: top"
 _CODE = "margin: 0; white-space: pre-wrap; text-align: left"
+
+
+def escape(words: str) -> str:
+    """``words`` as HTML shows them, and nothing that a browser would obey."""
+    return escape_html(printable_lines(words))
 
 
 def text(words: object) -> str:

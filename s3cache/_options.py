@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar
 
+from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError
 
 __all__ = [
@@ -163,6 +164,8 @@ def _parse(thing: str, kind: Kind, text: str) -> Any:
         return kind.parse(text)
     except ValueError as error:
         cause, fix = error.args
+        if may_be_a_key(text):  # which was meant for another option
+            cause = cause.replace(repr(text), "what it is set to")
         raise ConfigError(thing, cause, fix) from None
 
 

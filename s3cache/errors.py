@@ -25,6 +25,8 @@ An object that is not there is no error: ``get`` and ``head`` return ``None``.
 
 from __future__ import annotations
 
+from s3cache._words import printable
+
 __all__ = [
     "AccessDeniedError",
     "CircuitOpenError",
@@ -47,7 +49,13 @@ __all__ = [
 
 
 class S3CacheError(Exception):
-    """Root of every error s3cache raises on purpose."""
+    """Root of every error s3cache raises on purpose.
+
+    Its message is one line that can be printed, whatever a server or an entry has in it.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(S3CacheError, ValueError):
@@ -150,7 +158,7 @@ class StoreError(S3CacheError):
         text = f"{where}: {self.message}" if where else self.message
         if self.attempts > 1:
             text += f" (gave up after {self.attempts} attempts in {self.elapsed_s:.1f} s)"
-        return text
+        return printable(text)
 
 
 class PreconditionError(StoreError):

@@ -29,7 +29,7 @@ from s3cache._options import (
 )
 from s3cache.errors import StoreError
 from s3cache.store import STORE_OPTIONS, Patience, StoreOptions
-from s3cache.trust import Signer
+from s3cache.trust import AUDIENCE, Signer, for_audience
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,7 +83,11 @@ _hanging: set[str] = set()
 
 
 def _temporary_local_dir() -> str:
-    return os.path.join(tempfile.gettempdir(), f"s3cache-{os.geteuid()}")
+    try:
+        place = tempfile.gettempdir()
+    except OSError:  # there is none: whoever opens the tier says so
+        place = "/tmp"  # noqa: S108
+    return os.path.join(place, f"s3cache-{os.geteuid()}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +158,11 @@ class Settings:
     shape_profile: bool = option(True, FLAG)
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
-    trusted_keys: str | None = option(None)
+    trusted_keys: str | None = option(None, secret=True)
     revoked: str | None = option(None)
     signing_key: str | Signer | None = option(None, _SIGNER, secret=True)
     signing_timeout_s: float = option(5.0, seconds(_MOMENT_S))
-    audience: str = option("main")
+    audience: str = option(AUDIENCE)
     signature_ttl_s: float = option(0.0, seconds())
     local: bool = option(True, FLAG)
     local_dir: str = option(_default_local_dir)
@@ -182,10 +186,15 @@ class Settings:
         _options.check(self)
 
     @property
+    def has_default_local_dir(self) -> bool:
+        """Whether ``local_dir`` is the default: that it cannot be used is no bad setting then."""
+        return self.local_dir == _default_local_dir()
+
+    @property
     def spare_local_dir(self) -> str | None:
         """Where the local tier goes if ``local_dir`` is the default, and is not safe to use."""
         spare = _temporary_local_dir()
-        return spare if self.local_dir == _default_local_dir() != spare else None
+        return spare if self.has_default_local_dir and self.local_dir != spare else None
 
     @classmethod
     def load(
@@ -204,7 +213,11 @@ class Settings:
         if url is not None:
             given["url"] = url
         # Whoever names keys in code wants them asked for: a variable takes nothing of that back.
-        known = {*given, "trust"} if given.get("trusted_keys") else given
+        known = set(given)
+        if keys := given.get("trusted_keys"):
+            known.add("trust")
+            if isinstance(keys, str):  # nor does one say for whom they sign
+                given["trusted_keys"] = for_audience(keys, given.get("audience", AUDIENCE))
         environment = _options.from_environment(cls, but=known)
         return cls(**environment, **given), cast("StoreOptions", theirs)
 

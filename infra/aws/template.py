@@ -138,7 +138,8 @@ def _resources() -> Iterator[tuple[str, dict[str, Any]]]:
             },
         },
     )
-    guards = policies.guards("${Bucket.Arn}", "${OperatorRole.Arn}", "aws")
+    jobs = [_if_there(role, _arn(role)) for role in policies.ROLES if not role.operates]
+    guards = policies.guards("${Bucket.Arn}", "${OperatorRole.Arn}", "aws", jobs)
     yield (
         "BucketPolicy",
         {
@@ -167,9 +168,7 @@ def _lifecycle_rule(rule: Rule) -> dict[str, Any]:
 
 def _managed_policy(role: Role) -> dict[str, Any]:
     # Managed, so that roles of nodes and of users, which others made, can have them too.
-    attached: Any = [f"${{{_title(role)}Role}}"]
-    if _conditions(role):
-        attached = {"Fn::If": [_CONDITION, attached, {"Ref": "AWS::NoValue"}]}
+    attached = _if_there(role, [f"${{{_title(role)}Role}}"])
     return {
         "Type": "AWS::IAM::ManagedPolicy",
         "Properties": {
@@ -235,7 +234,7 @@ def _outputs() -> Iterator[tuple[str, dict[str, str]]]:
             {
                 "Description": role.what,
                 **_conditions(role),
-                "Value": f"${{{_title(role)}Role.Arn}}",
+                "Value": _arn(role),
             },
         )
         yield (
@@ -245,6 +244,14 @@ def _outputs() -> Iterator[tuple[str, dict[str, str]]]:
                 "Value": f"${{{_title(role)}Policy}}",
             },
         )
+
+
+def _arn(role: Role) -> str:
+    return f"${{{_title(role)}Role.Arn}}"
+
+
+def _if_there(role: Role, value: object) -> object:
+    return {"Fn::If": [_CONDITION, value, {"Ref": "AWS::NoValue"}]} if _conditions(role) else value
 
 
 def _conditions(role: Role) -> dict[str, str]:

@@ -639,21 +639,21 @@ def _open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | No
         )
 
     problems = Problems(strict=settings.strict)
-    try:
-        return at(settings.local_dir)
-    except (ConfigError, StoreError) as exc:
-        # Nobody named the default: that somebody else sits there, or left it to nobody's use, is
-        # no mistake of this program.
-        spare = settings.spare_local_dir
-        if spare is not None:
-            problems.met("local", f"the local tier goes to {spare}", exc)
-        elif isinstance(exc, ConfigError):
-            raise
+    # Nobody named the default: that somebody else sits there, or left it to nobody's use, is no
+    # mistake of this program.
+    is_default = settings.has_default_local_dir
+    problem: Exception | None = None
+    for place in filter(None, (settings.local_dir, settings.spare_local_dir)):
+        try:
+            tier = at(place)
+        except (ConfigError, StoreError) as exc:
+            if settings.strict or (isinstance(exc, ConfigError) and not is_default):
+                raise
+            problem = problem or exc
         else:
-            problems.met("local", "there is no local tier", exc)
-            return None
-    try:
-        return at(spare)
-    except (ConfigError, StoreError) as exc:
-        problems.met("spare", "there is no local tier", exc)
-        return None
+            if problem is not None:
+                problems.warn("local", f"the local tier goes to {place}", problem)
+            return tier
+    if problem is not None:
+        problems.warn("local", "there is no local tier", problem)
+    return None

@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 
 from s3cache import entries, hints
 from s3cache.catalog._items import Item, read_about, read_head
-from s3cache.entries import publish
-from s3cache.errors import CorruptError, S3CacheError, StoreError, TransientError, UntrustedError
-from s3cache.frame import Frame, Judge
+from s3cache.entries import Replaceable, publish
+from s3cache.errors import (
+    AccessDeniedError,
+    CorruptError,
+    S3CacheError,
+    StoreError,
+    TransientError,
+    UntrustedError,
+)
+from s3cache.frame import Frame, Head, Judge
 from s3cache.store import Store
 from s3cache.tier import TierStore
 from s3cache.transfer import Budget
@@ -139,9 +146,12 @@ async def copy(
 ) -> Tally:
     """Have each entry in ``target`` too, verified on its way; done again it does what is left.
 
-    What the target has of the same variant stays. In a local tier an entry keeps its name; in a
-    remote one it is published as if it were saved there. Between remotes the hints beside entries
-    go with them.
+    What the target has is held against the source by digest, and read whole but where the source
+    is a local tier: what is damaged, or not admitted, is replaced. Another entry of the same
+    variant stays in a remote that a local tier is copied to, and where a trusted key has signed it;
+    else nothing tells it from a forged one, and it is replaced. In a local tier an entry keeps its
+    name; in a remote one it is published as if it were saved there. Between remotes the hints
+    beside entries go with them.
 
     Args:
         write_hints: leave hints in a remote target beside what is copied, also where there are
@@ -153,26 +163,24 @@ async def copy(
     """
     tally, budget = Tally(), Budget(_MAX_BYTES)
     is_remote = not isinstance(target, TierStore)
+    is_mirror = is_remote and not isinstance(source, TierStore)
     in_both: set[str] = set()
     hinted: set[str] = set()
 
     async def one(item: Item) -> None:
-        there = await target.head(item.place)
-        if there is not None and there.size == item.size:
-            tally.present += 1
-            in_both.add(item.key)
-            if few:
-                with contextlib.suppress(CorruptError, UntrustedError, TransientError):
-                    head = await read_head(source, item.name, admit)
-                    hinted.update([] if head is None else hints.names_of(head.header))
-            return
         await budget.take(item.size)
         try:
+            head = await read_head(source, item.name, admit)
+            if head is not None and await _has(target, item.place, head, admit, source):
+                tally.present += 1
+                in_both.add(item.key)
+                hinted.update(hints.names_of(head.header))
+                return
             entry = await _verified(source, item, admit)
             if entry is None:
                 tally.gone += 1
                 return
-            if await _put(target, item.place, entry, admit):
+            if await _put(target, item.place, entry, admit, Replaceable(everything=is_mirror)):
                 tally.done += 1
                 tally.size += item.size
             else:
@@ -183,18 +191,46 @@ async def copy(
                 await hints.write(target, entry)
         except (CorruptError, UntrustedError, TransientError) as exc:
             tally.fail(item.name, exc)
+        except AccessDeniedError as exc:
+            if await target.head(item.place) is None:
+                raise
+            tally.fail(item.name, exc)  # who may add may not always overwrite
         finally:
             budget.give(item.size)
 
     await _each(batches, one, advance)
-    if is_remote and not isinstance(source, TierStore):
+    if is_mirror:
         tally.hints = await hints.copy(source, target, in_both, hinted if few else None)
     return tally
 
 
-async def _put(target: Store, name: str, entry: Frame, admit: Judge | None) -> bool:
+async def _has(target: Store, name: str, head: Head, admit: Judge | None, source: Store) -> bool:
+    """Whether the target has the entry with that head, or one in its place that stays."""
+    for each in [name] if isinstance(target, TierStore) else entries.names_of(head.header):
+        with contextlib.suppress(CorruptError, UntrustedError):
+            there = await read_head(target, each, admit)
+            if there is None or there.header.variant != head.header.variant:
+                continue
+            is_signed = admit is not None and admit(there.digest, there.signatures) is not None
+            if there.digest != head.digest and not is_signed:
+                continue
+            if isinstance(source, TierStore):  # a job's: readers see to what is damaged behind it
+                info = await target.head(each)
+                if info is not None and info.size == there.size:
+                    return True
+                continue
+            data = await target.get(each)
+            if data is not None:
+                await asyncio.to_thread(entries.verify, each, data, admit=admit)
+                return True
+    return False
+
+
+async def _put(
+    target: Store, name: str, entry: Frame, admit: Judge | None, replaceable: Container[bytes]
+) -> bool:
     if not isinstance(target, TierStore):
-        return await publish(target, entry, replaceable=(), admit=admit)
+        return await publish(target, entry, replaceable=replaceable, admit=admit)
     await target.put(name, entry.data)
     return True
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, BinaryIO, Optional, TypeVar
 
 import typer
 
-from s3cache.cli._output import plain
+from s3cache._words import printable
 from s3cache.errors import ConfigError
 
 __all__ = [
@@ -147,7 +147,7 @@ async def entries_in(
         option = f"--{each.field.removesuffix('s')}"
         there = f"; entries have: {', '.join(each.there)}" if each.there else ""
         text = f"{option} {each.value}: no entry has it{there}"
-        sys.stderr.write(f"s3cache: warning: {plain(text)}\n")
+        sys.stderr.write(f"s3cache: warning: {printable(text)}\n")
 
 
 def chosen(

@@ -85,7 +85,7 @@ def explain(
     if out.json:
         out.record(found.as_dict())
     else:
-        out.line(str(found))
+        out.text(str(found))
     return 1 if found.explanations else 0
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from s3cache._words import printable
 from s3cache.cli._choosing import Where, open_file, opened, until_done, whole_batches
 from s3cache.cli._groups import grouped
-from s3cache.cli._output import Output, plain, size_text
+from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError, TruncatedError, UntrustedError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _show_all(out: Output, place: Place, names: list[str], target: str) -> None:
 
 def _absent(what: str) -> typer.Exit:
     """Says so, and how it ends: nothing is damaged, so no page on errors is of any use."""
-    sys.stderr.write(f"s3cache: error: {plain(what)}\n")
+    sys.stderr.write(f"s3cache: error: {printable(what)}\n")
     return typer.Exit(1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -21,7 +20,7 @@ from s3cache.cli._choosing import (
     whole_batches,
 )
 from s3cache.cli._groups import grouped
-from s3cache.cli._output import Output, age, plain, size_text
+from s3cache.cli._output import Output, age, size_text
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def _show(out: Output, item: Item, long: bool, hits: Mapping[str, int] | None) -
     text += f"{item.key}  {variant}"
     if item.problem is not None:
         text += f"  ({item.problem})"
-    sys.stdout.write(f"{plain(text)}\n")
+    out.line(text)
 
 
 def _described(item: Item, long: bool, hits: Mapping[str, int] | None) -> dict[str, Any]:

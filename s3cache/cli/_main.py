@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from s3cache._words import printable
+
 __all__ = ["main"]
 
 #: Exit codes, as ``docs/commands.md`` has them.
@@ -60,5 +62,5 @@ def main(arguments: list[str]) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"s3cache: error: {text}\n")
+    sys.stderr.write(f"s3cache: error: {printable(text)}\n")
     return code

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from s3cache._words import printable, printable_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from s3cache.errors import S3CacheError
 
-__all__ = ["Output", "age", "plain", "redacted", "size_text", "told"]
+__all__ = ["Output", "age", "redacted", "size_text", "told"]
 
 # What is no terminal has no width: long names stay whole.
 _WIDTH = 240
@@ -43,12 +45,16 @@ class Output:
         sys.stdout.write(json_of.dumps(_jsonable(value), ensure_ascii=True) + "\n")
 
     def line(self, text: str) -> None:
-        sys.stdout.write(f"{plain(text)}\n")
+        sys.stdout.write(f"{printable(text)}\n")
+
+    def text(self, text: str) -> None:
+        """Lines of ours: nothing of others has been put into them but by :func:`printable`."""
+        sys.stdout.write(f"{printable_lines(text)}\n")
 
     def note(self, text: str) -> None:
         """What is beside the point: on standard error, and not with ``--json``."""
         if not self.json:
-            sys.stderr.write(f"{plain(text)}\n")
+            sys.stderr.write(f"{printable(text)}\n")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
         """Columns whose names begin with ``>`` are set to the right."""
@@ -64,13 +70,13 @@ class Output:
                 overflow="fold",
             )
         for row in rows:
-            table.add_row(*(Text(plain(cell)) for cell in row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         _console().print(table)
 
     def markdown(self, title: str, text: str) -> None:
         """Laid out on a terminal; what is none gets ``text`` as it is written."""
         if not sys.stdout.isatty():
-            self.line(f"{title}\n\n{text}\n")
+            self.text(f"{title}\n\n{text}\n")
             return
         from rich.markdown import Markdown
         from rich.text import Text
@@ -103,16 +109,6 @@ def _console(*, error: bool = False) -> Console:
 
     stream = sys.stderr if error else sys.stdout
     return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
-
-
-def plain(text: str) -> str:
-    """``text`` without what a terminal would obey: what an entry says was written by others."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
-        for char in text
-    )
 
 
 def redacted(text: str) -> str:

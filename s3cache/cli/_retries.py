@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 
-from s3cache.cli._output import plain, redacted
+from s3cache.cli._output import redacted
 
 __all__ = ["tell_of_retries"]
 
@@ -16,7 +16,7 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"s3cache: {redacted(plain(record.getMessage()))}\n")
+            sys.stderr.write(f"s3cache: {redacted(record.getMessage())}\n")
 
 
 def tell_of_retries() -> None:

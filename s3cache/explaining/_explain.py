@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from s3cache._notebooks import code, table, text
 from s3cache._pages import footer
+from s3cache._words import printable
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
 from s3cache.explaining._hinted import Hinted
@@ -122,7 +123,7 @@ class Explanation:
         ]
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(map(printable, self._lines()))
 
     def _lines(self) -> Iterator[str]:
         record = self.record
@@ -194,7 +195,8 @@ class Explained:
 
     def __str__(self) -> str:
         first, *notes = self._lines()
-        return "\n".join([first, *map(str, self.explanations), *notes])
+        ours = (printable(first), *map(str, self.explanations), *map(printable, notes))
+        return "\n".join(ours)
 
     def _lines(self) -> Iterator[str]:
         counts = [

@@ -8,6 +8,7 @@ has compiled.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.errors import ConfigError
 from s3cache.hooks._patching import Patches
-from s3cache.store import Directory, make_parents
+from s3cache.store import Directory, check_way, make_parents
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
@@ -63,12 +64,12 @@ def check_triton_directory(base: str, kernel: str) -> None:
     """
     try:
         make_parents(os.path.abspath(base))
+        check_way(base)  # before it is opened: from then on the name leads there
         directory = Directory.at(base, make=True)
         # Where nobody else gets in, it does not matter what the umask left open within.
         is_private = not os.fstat(directory.fd).st_mode & 0o077
-        _check_files(directory, kernel, 0 if is_private else _BY_OTHERS)
-    except FileNotFoundError:  # there is nothing for it yet
-        return
+        with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
+            _check_files(directory, kernel, 0 if is_private else _BY_OTHERS)
     except ConfigError as exc:
         raise PermissionError(
             errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"

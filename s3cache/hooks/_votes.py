@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ _ROUNDS = ("found", "loaded")
 _mutex = threading.Lock()
 # Never forgotten, for the store outlives a session, and a process group.
 _occurrences: Counter[str] = Counter()
+# Stores in which a vote ran out of time: some rank takes no part. Others wait for it once.
+_silent: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
 
 class Ballot:
@@ -100,10 +103,18 @@ class Ballot:
         if self._store.add(f"{place}/hits", 1) == self._ranks:
             proposed = _HIT
         else:
-            deadline, pause_s = time.monotonic() + self._timeout_s, _POLL_S[0]
-            while not self._store.check([place]) and time.monotonic() < deadline:
+            timeout_s = 0.0 if self._store in _silent else self._timeout_s
+            deadline, pause_s = time.monotonic() + timeout_s, _POLL_S[0]
+            while not (is_decided := self._store.check([place])) and time.monotonic() < deadline:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _POLL_S[1])
+            if not is_decided and timeout_s:
+                _silent.add(self._store)
+                logger.warning(
+                    "not all %d ranks have looked a graph up within %.0f s: hits that they have to "
+                    "agree on are misses from now on %s",
+                    self._ranks, timeout_s, pointer("ranks"),
+                )  # fmt: skip
         # Sets it where nobody has; gives what there is.
         return self._store.compare_set(place, "", proposed).decode()
 

@@ -10,15 +10,15 @@ alone. Where that is not possible, because this torch has other internals, it ha
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
 from s3cache.hooks._patching import Patches
-from s3cache.store import Directory, make_parents
+from s3cache.store import Directory, check_way, make_parents, private_directory
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class WaysAround:
         self._name = f"s3cache-{policy}"
 
     def install(self, patches: Patches) -> None:
-        internals.cache_dir.get()()  # sets the variable, unless it is set
+        with contextlib.suppress(OSError):  # others may sit where it is to be
+            internals.cache_dir.get()()  # sets the variable first, unless it is set
         for variable in internals.DIRECTORIES:
             before = os.environ.get(variable)
             if before is not None and os.path.basename(before) != self._name:
@@ -89,8 +90,7 @@ def without_caches(patches: Patches) -> None:
         UnsupportedTorchError: this torch does not even have that option.
     """
     for variable in internals.DIRECTORIES:
-        temporary = tempfile.TemporaryDirectory(prefix="s3cache-")
-        _set_variable(variable, temporary.name, temporary.cleanup, patches)
+        _set_variable(variable, *private_directory(), patches)
     _set_variable(internals.NO_CACHES, "1", lambda: None, patches)
     patches.set(internals.force_disable_caches, True)
 
@@ -113,12 +113,15 @@ def own_directory(path: str) -> tuple[str, Callable[[], None]]:
     """A directory that nobody else can write to, nor exchange; and what to call in the end.
 
     It is ``path``, which stays, unless others have, or could have, a hand in it.
+
+    Raises:
+        ConfigError: there is no place for one.
     """
     try:
         make_parents(os.path.abspath(path))
+        check_way(path)
         Directory.at(path, make=True)
     except (ConfigError, OSError) as exc:
         logger.warning("torch keeps nothing of what it compiles: %s", exc)
-        temporary = tempfile.TemporaryDirectory(prefix="s3cache-")
-        return temporary.name, temporary.cleanup
+        return private_directory()
     return path, lambda: None

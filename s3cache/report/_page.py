@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from html import escape
 
+from s3cache._notebooks import escape
 from s3cache._pages import footer
 from s3cache._version import __version__
 from s3cache._words import counted

@@ -30,7 +30,7 @@ from s3cache.store._base import (
 )
 
 if TYPE_CHECKING:
-    from s3cache.store._directory import Directory, make_parents
+    from s3cache.store._directory import Directory, check_way, make_parents, private_directory
     from s3cache.store._file import FileStore, ObjectFiles, Staged, mark_used
     from s3cache.store._latency import LatencyStore
     from s3cache.store._limiting import LimitingStore
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
-        _directory="Directory make_parents",
+        _directory="Directory check_way make_parents private_directory",
         _file="FileStore ObjectFiles Staged mark_used",
         _latency="LatencyStore",
         _limiting="LimitingStore",
@@ -107,6 +107,7 @@ __all__ = [
     "WrapperStore",
     "check_key",
     "check_range",
+    "check_way",
     "is_key",
     "listing",
     "make_parents",
@@ -114,6 +115,7 @@ __all__ = [
     "open_store",
     "os_errors",
     "parse_url",
+    "private_directory",
     "store_identity",
     "store_note",
 ]

@@ -12,11 +12,12 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 
 from s3cache.errors import ConfigError
 
-__all__ = ["Directory", "make_parents"]
+__all__ = ["Directory", "check_way", "make_parents", "private_directory"]
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -142,6 +143,95 @@ def _check_above(path: str) -> None:
                 f"lies in {above}, in which anybody may rename it (mode {stat.S_IMODE(mode):04o})",
                 f"run: chmod o-w {above}, or chmod +t {above}",
             )
+
+
+def check_way(path: str) -> None:
+    """Refuse a path that others could lead elsewhere, for code that works by names.
+
+    Whoever owns a directory, or may write to it, may rename what is in it, but with the sticky bit
+    only what is theirs; whoever owns a symbolic link may replace it where they may write.
+
+    Raises:
+        ConfigError: a directory or link on the way to ``path`` belongs neither to us nor to root,
+            or others may write to such a directory, and it has no sticky bit.
+        OSError: what it is to lie in is not there.
+    """
+    # Whoever owns "/" leads every path. Where a container does not map root, that is not user 0.
+    owners = {os.geteuid(), 0, os.lstat("/").st_uid}
+    for each, status in _way(os.path.join(os.getcwd(), path)):
+        mode = stat.S_IMODE(status.st_mode)
+        # The group of a user's own (useradd's default, and umask 002) has that user's number.
+        others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
+        problem = fix = ""
+        if status.st_uid not in owners:
+            problem = f"belongs to user id {status.st_uid}"
+            fix = "give a directory that lies in none of theirs"
+        elif stat.S_ISDIR(status.st_mode) and mode & others and not mode & stat.S_ISVTX:
+            problem = f"can be written by others (mode {mode:04o})"
+            fix = f"run: chmod go-w {each}, or chmod +t {each}"
+        if problem:
+            raise ConfigError(
+                f"directory {path}", f"could be exchanged: {each} on the way to it {problem}", fix
+            )
+
+
+# As Linux has it; who makes a longer chain wants no answer.
+_MAX_LINKS = 40
+
+
+def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Each directory that ``path`` is found in, from the root, and each link that is followed."""
+    rest, at, links = path.rstrip("/").split("/")[::-1], "/", 0
+    yield at, os.lstat(at)
+    while rest:
+        name = rest.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            at = os.path.dirname(at)
+            continue
+        if not rest:
+            return  # for whoever opens it to judge
+        inner = os.path.join(at, name)
+        status = os.lstat(inner)
+        if stat.S_ISLNK(status.st_mode):
+            if (links := links + 1) > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.readlink(inner)
+            at = "/" if target.startswith("/") else at
+            rest.extend(target.split("/")[::-1])
+        else:
+            at = inner
+        yield inner, status
+
+
+def private_directory() -> tuple[str, Callable[[], None]]:
+    """A directory for this process alone that nobody can exchange; and what removes it.
+
+    In the temporary one where that is safe, and else in the next best place.
+
+    Raises:
+        ConfigError: there is no such place.
+        OSError: as above.
+    """
+    problem: Exception | None = None
+    for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
+        try:
+            made = tempfile.TemporaryDirectory(prefix="s3cache-", dir=place)
+        except OSError as exc:
+            problem = problem or exc
+            continue
+        try:
+            path = os.path.realpath(made.name)
+            check_way(path)
+            Directory.at(path)
+        except (ConfigError, OSError) as exc:
+            made.cleanup()
+            problem = problem or exc
+        else:
+            return path, made.cleanup
+    assert problem is not None
+    raise problem
 
 
 def _above(path: str) -> Iterator[str]:

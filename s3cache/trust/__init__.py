@@ -1,7 +1,15 @@
 """Whose entries are used: keys, signatures, and the policy that asks for them."""
 
 from s3cache.trust._keys import Signer, SigningKey, VerifyKey, generate, read_secret, sign
-from s3cache.trust._policy import Cause, Level, Policy, Trusted, parse_trusted
+from s3cache.trust._policy import (
+    AUDIENCE,
+    Cause,
+    Level,
+    Policy,
+    Trusted,
+    for_audience,
+    parse_trusted,
+)
 from s3cache.trust._signatures import (
     MAX_SIGNATURES,
     Algorithm,
@@ -15,6 +23,7 @@ from s3cache.trust._sources import MACHINE_FILE, policy_of, signing_key_of
 from s3cache.trust._timely import TimelySigner
 
 __all__ = [
+    "AUDIENCE",
     "MACHINE_FILE",
     "MAX_SIGNATURES",
     "Algorithm",
@@ -29,6 +38,7 @@ __all__ = [
     "Trusted",
     "VerifyKey",
     "check_name",
+    "for_audience",
     "generate",
     "pack",
     "parse_trusted",

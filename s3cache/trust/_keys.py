@@ -27,6 +27,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
+from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError
 from s3cache.trust._signatures import Algorithm, Signature, Statement, check_name
 
@@ -193,7 +194,7 @@ def read_secret(path: str) -> SigningKey:
     Raises:
         ConfigError: there is none, or others may read or write it.
     """
-    thing = f"signing key file {path}"
+    thing = "signing key file" if may_be_a_key(path) else f"signing key file {path}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
@@ -206,7 +207,7 @@ def read_secret(path: str) -> SigningKey:
             raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
         if about.st_mode & 0o027:
             mode = stat.S_IMODE(about.st_mode)
-            raise ConfigError(thing, f"has mode {mode:04o}", f"chmod 600 {path}")
+            raise ConfigError(thing, f"has mode {mode:04o}", "chmod 600 it")
         text = os.read(fd, _MAX_FILE_BYTES + 1)
     finally:
         os.close(fd)
@@ -221,6 +222,7 @@ def read_secret(path: str) -> SigningKey:
 def _parse(thing: str, text: str) -> tuple[str, Algorithm, bytes]:
     name, _, rest = text.strip().partition(":")
     check_name(f"{thing}: name", name)
+    shown = thing if may_be_a_key(name) else f"{thing} {name!r}"
     algorithm = Algorithm.ED25519
     if rest.startswith(f"{_HMAC}:"):
         algorithm, rest = Algorithm.HMAC_SHA256, rest.partition(":")[2]
@@ -228,10 +230,10 @@ def _parse(thing: str, text: str) -> tuple[str, Algorithm, bytes]:
         key = base64.b64decode(rest, validate=True)
     except (binascii.Error, ValueError):
         raise ConfigError(
-            f"{thing} {name!r}", "is not base64 behind its name", "copy it as keygen printed it"
+            shown, "is not base64 behind its name", "copy it as keygen printed it"
         ) from None
     if algorithm is Algorithm.HMAC_SHA256 and len(key) < _KEY_BYTES:
-        raise _wrong_size(f"{thing} {name!r}", len(key), "32 or more")
+        raise _wrong_size(shown, len(key), "32 or more")
     return name, algorithm, key
 
 

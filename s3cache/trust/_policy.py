@@ -12,7 +12,18 @@ from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust._keys import VerifyKey
 from s3cache.trust._signatures import Algorithm, Signature, check_name, unpack
 
-__all__ = ["Cause", "Level", "Policy", "Trusted", "parse_trusted"]
+__all__ = [
+    "AUDIENCE",
+    "Cause",
+    "Level",
+    "Policy",
+    "Trusted",
+    "for_audience",
+    "parse_trusted",
+]
+
+#: For whom is signed where nothing is said.
+AUDIENCE: Final = "main"
 
 Level: TypeAlias = Literal["off", "prefer", "require"]
 
@@ -50,13 +61,19 @@ def parse_trusted(text: str, *, audience: str) -> tuple[Trusted, ...]:
         ConfigError: one is no key.
     """
     found = []
-    for word in text.replace(",", " ").split():
-        # The padding of base64 is an equals sign too: an audience has no colon before its own.
-        before, equals, after = word.partition("=")
-        named = equals and ":" not in before
-        for_whom = check_name("audience", before) if named else audience
-        found.append(Trusted(for_whom, VerifyKey.parse(after if named else word)))
+    for word in for_audience(text, audience).split():
+        before, _, after = word.partition("=")
+        found.append(Trusted(check_name("audience", before), VerifyKey.parse(after)))
     return tuple(found)
+
+
+def for_audience(text: str, audience: str) -> str:
+    """The same keys, each with its audience: that one, where it is written without."""
+    # The padding of base64 is an equals sign too: an audience has no colon before its own.
+    return " ".join(
+        word if "=" in word and ":" not in word.partition("=")[0] else f"{audience}={word}"
+        for word in text.replace(",", " ").split()
+    )
 
 
 @dataclass(frozen=True)

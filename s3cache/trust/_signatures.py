@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError, CorruptError
 
 __all__ = [
@@ -116,7 +117,7 @@ def check_name(thing: str, name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{thing} {name[:80]!r}",
+            thing if may_be_a_key(name) else f"{thing} {name[:80]!r}",
             "is not 1 to 128 of A-Z a-z 0-9 . _ / @ + - that begin with a letter or digit",
             "use a name such as ci-main-1",
         )

@@ -17,9 +17,10 @@ import stat
 from collections.abc import Iterable
 from typing import Final, cast, get_args
 
+from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError
 from s3cache.trust._keys import SigningKey, read_secret
-from s3cache.trust._policy import Level, Policy, parse_trusted, strongest
+from s3cache.trust._policy import AUDIENCE, Level, Policy, parse_trusted, strongest
 
 __all__ = ["MACHINE_FILE", "policy_of", "signing_key_of"]
 
@@ -49,7 +50,8 @@ def policy_of(
     """
     machine = _read(machine_file)
     theirs = _words(machine, "trusted_keys", machine_file)
-    trusted = parse_trusted(theirs or trusted_keys, audience=audience)
+    # Settings say nothing of the machine's keys, not even for whom they sign.
+    trusted = parse_trusted(theirs or trusted_keys, audience=AUDIENCE if theirs else audience)
     asked = machine.get("trust")
     if asked is not None and asked not in get_args(Level):
         raise _unusable(machine_file, f"trust is {asked!r}", "use off, prefer or require")
@@ -116,10 +118,10 @@ def _words(machine: dict[str, object], name: str, path: str) -> str:
 
 def _parse_revoked(text: str) -> tuple[frozenset[str], frozenset[bytes]]:
     words = text.replace(",", " ").lower().split()
-    for word in words:
+    for number, word in enumerate(words, 1):
         if not re.fullmatch(r"[0-9a-f]{32}|[0-9a-f]{64}", word):
             raise ConfigError(
-                f"revoked {word[:80]!r}",
+                f"revoked, word {number}" if may_be_a_key(word) else f"revoked {word[:80]!r}",
                 "is neither a key's fingerprint nor an entry's digest",
                 "give 32 or 64 hexadecimal digits",
             )

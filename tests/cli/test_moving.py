@@ -9,6 +9,7 @@ import pytest
 
 from s3cache import Cache, frame
 from s3cache._components import digest_of
+from s3cache.trust import SigningKey, generate, pack, sign
 from tests.support.shelves import Shelf
 
 if TYPE_CHECKING:
@@ -63,6 +64,86 @@ def test_what_the_target_has_under_a_name_stays(call: Call, shelf: Shelf, other:
     assert call("mirror", shelf.url, other.url).code == 0
     assert other.files.read(theirs) == before
     assert {name.rpartition(".")[2] for name in other.names} == {"0", "a"}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["under its key", "under its own name"])
+@pytest.mark.parametrize("place", ["a section", "the header", "all of it", "another entry"])
+def test_what_differs_in_the_target_is_replaced_whatever_its_size(
+    call: Call, shelf: Shelf, other: Shelf, place: str, first: bool
+) -> None:
+    """A byte that has changed, or an entry that somebody has put there; what is sound stays."""
+    name = shelf.add("k", variant="v", size=300, first=first)
+    if not first:
+        shelf.add("k", variant="w", size=200)
+    shelf.add("good")
+    assert call("mirror", shelf.url, other.url, "--json").json["failed"] == 0
+    # Where either variant may be the first.
+    source = shelf.files.read(name)
+    target = next(each for each in other.names if other.files.read(each) == source)
+    copied = other.files.read(target)
+    assert copied is not None
+    if place == "another entry":
+        forger = Shelf(other.root.parent / "forger")
+        forged = forger.files.read(forger.add("k", variant="v", size=300))
+    elif place == "all of it":
+        forged = b"x" * len(copied)
+    else:
+        other.damage(target, -1 if place == "a section" else 100)
+        forged = other.files.read(target)
+    assert forged is not None
+    assert forged != copied
+    assert len(forged) == len(copied)
+    other.put(target, forged)
+    again = call("mirror", shelf.url, other.url, "--json").json
+    assert (again["done"], again["failed"]) == (1, 0)
+    assert again["present"] == len(shelf.names) - 1
+    assert variants(other) == variants(shelf)
+    assert shelf.files.read(name) in [other.files.read(each) for each in other.names]
+    assert forged not in [other.files.read(each) for each in other.names]
+    assert call("verify", "--url", other.url).code == 0
+    assert call("mirror", shelf.url, other.url, "--json").json["done"] == 0
+
+
+def test_what_a_trusted_key_has_signed_stays_and_a_forged_entry_does_not(
+    call: Call, shelf: Shelf, other: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, stranger = generate("ci"), generate("ci")
+
+    def signed(where: Shelf, name: str, by: SigningKey) -> bytes:
+        there = frame.decode(where.files.read(name) or b"")
+
+        def block(digest: bytes) -> bytes:
+            return pack([sign(digest, by, audience="main", issued_s=1, ttl_s=0)])
+
+        where.put(name, frame.signed(there, block))
+        return where.files.read(name) or b""
+
+    names = ("ours", "forged", "unsigned")
+    sources = {each: signed(shelf, shelf.add(each), key) for each in names}
+    name = other.add("ours")
+    stays = signed(other, name, key)
+    signed(other, other.add("forged"), stranger)
+    other.add("unsigned")
+    monkeypatch.setenv("S3CACHE_TRUSTED_KEYS", key.public_text())
+    found = call("mirror", shelf.url, other.url, "--json").json
+    assert (found["done"], found["present"], found["failed"]) == (2, 1, 0)
+    assert other.files.read(name) == stays != sources["ours"]
+    # What is not trusted keeps the name that all variants share; the good one is beside it.
+    there = [other.files.read(each) for each in other.names]
+    assert sources["forged"] in there
+    assert sources["unsigned"] in there
+    assert call("mirror", shelf.url, other.url, "--json").json["present"] == 3
+
+
+def test_pulling_again_mends_what_is_damaged_here(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add("k")
+    assert call("pull", "--url", shelf.url, "--json").json["done"] == 1
+    (path,) = [each for each in (tmp_path / "local").rglob("k.*") if each.is_file()]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert call("pull", "--url", shelf.url, "--json").json["done"] == 1
+    assert path.read_bytes() == whole
+    assert call("pull", "--url", shelf.url, "--json").json["present"] == 1
 
 
 def test_only_what_is_chosen_is_copied(call: Call, shelf: Shelf, other: Shelf) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.cli._output import Output, age, plain, redacted, size_text, told
+from s3cache.cli._output import Output, age, redacted, size_text, told
 from s3cache.errors import ConfigError, TransientError
 from tests.support.shelves import Shelf
 
@@ -50,9 +50,19 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert redacted(text) == text
 
 
-def test_nothing_that_a_terminal_obeys_is_written() -> None:
-    assert plain("a\x1b[2Jb\x07\r\u202ec") == "a\\x1b[2Jb\\x07\\r\\u202ec"
-    assert plain("äöü → 3 µs\nnext") == "äöü → 3 µs\nnext"
+def test_nothing_that_a_terminal_obeys_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does a new line in what others wrote make a line of its own, but in text of ours."""
+    out, foreign = Output(), "a\x1b[2Jb\x07\r\x9b\u202ec\nnext äöü → 3 µs"
+    out.line(foreign)
+    out.note(foreign)
+    out.text(foreign)
+    out.table(["name"], [[foreign]])
+    written = capsys.readouterr()
+    escaped = "a\\x1b[2Jb\\x07\\r\\x9b\\u202ec"
+    one_line = f"{escaped}\\nnext äöü → 3 µs"
+    assert written.err == f"{one_line}\n"
+    assert written.out.startswith(f"{one_line}\n{escaped}\nnext äöü → 3 µs\n")
+    assert written.out.count(one_line) == 2
 
 
 def test_sizes_and_ages_for_people() -> None:

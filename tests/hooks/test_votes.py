@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+from collections import Counter
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,34 @@ def test_one_that_never_comes_is_waited_for_in_bounded_time() -> None:
     assert vote(store, [hits, lambda _: None], timeout_s=0.3) == [[False], None]
     assert 0.3 <= time.monotonic() - started < 60
     assert not Ballot(store, "graph", 2).all_hit()
+
+
+def test_one_that_takes_no_part_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not for each graph; a process group of later on, with another store, is asked again."""
+    store, waited = HashStore(), []
+
+    class Waiting:
+        """The store, and how often a rank found that nothing was decided."""
+
+        def __init__(self) -> None:
+            self.add, self.compare_set = store.add, store.compare_set
+
+        def check(self, keys: list[str]) -> bool:
+            is_there: bool = store.check(keys)
+            waited.append(keys[0]) if not is_there else None
+            return is_there
+
+    shared: Any = Waiting()
+    for graph in range(20):
+        assert not Ballot(shared, f"graph {graph}", 2, timeout_s=0.2).all_hit()
+    graphs = Counter(waited)
+    assert len(graphs) == 20
+    assert max(graphs, key=lambda place: graphs[place]).startswith("graph 0/")
+    assert graphs.pop("graph 0/found") > 1  # it waited
+    assert set(graphs.values()) == {1}  # and looked once
+    (record,) = caplog.records
+    assert "not all 2 ranks" in record.getMessage()
+    assert vote(HashStore(), [hits] * 2) == [[True, True]] * 2
 
 
 def test_whoever_is_late_all_come_to_the_same() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,11 +13,16 @@ import tests.support.compiler  # noqa: F401
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._triton import TritonSeam
 from s3cache.hooks._ways_around import WaysAround, own_directory, without_caches
+from s3cache.store import private_directory
 from s3cache.torch_api import internals
+from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, common, needs_users
+from tests.support.waiting import join_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+__all__ = ["common"]
 
 
 @pytest.fixture
@@ -125,6 +132,116 @@ def test_what_others_could_write_or_exchange_is_not_used(
     assert os.stat(place).st_mode & 0o777 == 0o700
     forget()
     assert not os.path.exists(place)
+
+
+def exchange(place: Path, theirs: Path) -> None:
+    """Have whatever lies at ``place`` be ``theirs`` from now on, if this user can."""
+    with contextlib.suppress(OSError):
+        place.rename(place.with_name("moved"))
+    with contextlib.suppress(OSError):
+        place.symlink_to(theirs)
+
+
+def owned_by(directory: Path, user: int, mode: int = 0o755) -> Path:
+    directory.mkdir()
+    directory.chmod(mode)
+    os.chown(directory, user, user)
+    return directory
+
+
+@needs_users
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(
+    "way", ["torch's directory", "Triton's directory", "one above", "a link", "a link to a link"]
+)
+def test_no_other_user_can_exchange_what_torch_is_given(
+    common: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """They made the directory that torch's default is in before its first use, and own its name."""
+    os.chown(common, 0, 0)
+    common.chmod(0o1777)
+    theirs = owned_by(common / "theirs", ATTACKER)
+    (theirs / "code").write_text("betraying")
+    monkeypatch.setattr(tempfile, "tempdir", str(common))
+    squatted = common / "torchinductor_victim"
+    if way.startswith("a link"):  # to a place that is the user's own
+        good, other = owned_by(common / "good", VICTIM), owned_by(common / "other", ATTACKER)
+        as_user(ATTACKER, lambda: (other / "link").symlink_to(good))
+        to = good if way == "a link" else other / "link"
+        as_user(ATTACKER if way == "a link" else VICTIM, lambda: squatted.symlink_to(to))
+    else:
+        owned_by(squatted, ATTACKER, 0o1777)
+    inside = owned_by(squatted / "inside", VICTIM) if way == "one above" else squatted
+    for variable in internals.DIRECTORIES:
+        monkeypatch.delenv(variable, raising=False)
+    triton = way == "Triton's directory"
+    monkeypatch.setenv("TRITON_CACHE_DIR" if triton else "TORCHINDUCTOR_CACHE_DIR", str(inside))
+    if triton:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(owned_by(common / "own", VICTIM)))
+    ready, go = os.pipe(), os.pipe()
+
+    def use() -> None:
+        patches = Patches()
+        WaysAround("policy").install(patches)
+        given = internals.triton_directory.get()(0) if triton else internals.cache_dir.get()()
+        os.makedirs(given, exist_ok=True)
+        for name in ("code", "given"):
+            with open(os.path.join(given, name), "w") as file:
+                file.write("signed" if name == "code" else given)
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        with open(os.path.join(given, "code")) as file:
+            assert file.read() == "signed"
+        patches.undo()
+
+    def attack() -> None:
+        for place in (inside / "s3cache-policy", inside, squatted, theirs.with_name("link")):
+            exchange(place, theirs)
+        with contextlib.suppress(OSError):
+            (common / "other" / "link").unlink()
+            (common / "other" / "link").symlink_to(theirs)
+        if way == "a link":
+            squatted.unlink()
+            squatted.symlink_to(theirs)
+        (theirs / "s3cache-policy").symlink_to(theirs)
+
+    victim = begun_as(VICTIM, use)
+    os.read(ready[0], 1)
+    as_user(ATTACKER, attack)
+    os.write(go[1], b"x")
+    assert join_child(victim) == 0
+    for fd in (*ready, *go):
+        os.close(fd)
+
+
+@needs_users
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_temporary_directory_that_another_user_owns_is_none_of_torchs(
+    common: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in it keeps its name: torch's directory of this process is elsewhere."""
+    common.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(common))
+
+    def use() -> None:
+        for make in (lambda: own_directory(str(common / "torchs")), private_directory):
+            place, forget = make()
+            assert not place.startswith(str(common))
+            assert os.stat(place).st_mode & 0o777 == 0o700
+            forget()
+
+    as_user(VICTIM, use)
+
+
+def test_a_file_where_torchs_directory_is_to_be_costs_no_more_than_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], Patches]
+) -> None:
+    """Anybody can make one in the common temporary directory."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
+    installed("policy")
+    place = internals.cache_dir.get()()
+    assert os.stat(place).st_mode & 0o777 == 0o700
 
 
 def test_no_profile_is_fetched_and_no_artifact_loaded(

@@ -18,7 +18,7 @@ __all__ = ["Policy", "Request", "is_allowed", "s3_requests"]
 
 Policy: TypeAlias = Mapping[str, Any]
 
-_ELEMENTS = {"Sid", "Effect", "Principal", "Action", "Resource", "Condition"}
+_ELEMENTS = {"Sid", "Effect", "Principal", "Action", "NotAction", "Resource", "Condition"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,12 @@ def _concerns(statement: Policy, request: Request, *, has_principal: bool) -> bo
     assert ("Principal" in statement) == has_principal
     # A role's trust policy names no resource: it is about the role.
     resources = statement.get("Resource", request.resource)
+    assert ("Action" in statement) != ("NotAction" in statement)
+    named = _list(statement["Action" if "Action" in statement else "NotAction"])
+    is_named = any(_like(text.lower(), request.action.lower()) for text in named)
     return (
         (not has_principal or _is_principal(statement["Principal"], request.principal))
-        and any(_like(text.lower(), request.action.lower()) for text in _list(statement["Action"]))
+        and is_named == ("Action" in statement)
         and any(_like(text, request.resource) for text in _list(resources))
         and _holds(statement.get("Condition", {}), request.context)
     )

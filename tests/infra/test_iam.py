@@ -37,6 +37,15 @@ def test_either_policy_allows_and_any_denies() -> None:
 
 
 @pytest.mark.parametrize(
+    ("actions", "concerns"),
+    [(["s3:GetObject"], False), (["s3:get*"], False), (["s3:PutObject", "s3:List*"], True)],
+)
+def test_not_action_is_whatever_is_not_named(actions: list[str], concerns: bool) -> None:
+    statement = {"Effect": "Deny", "NotAction": actions, "Resource": OBJECT}
+    assert decides(policy(), {"Statement": [statement]}) != concerns
+
+
+@pytest.mark.parametrize(
     ("pattern", "matches"),
     [
         ("arn:aws:s3:::bucket/main/*", True),
@@ -87,8 +96,10 @@ def test_all_conditions_must_hold() -> None:
 def test_what_is_not_evaluated_is_an_error() -> None:
     with pytest.raises(KeyError):
         decides(policy(Condition={"DateLessThan": {"key": "2026-01-01"}}), key="2025-01-01")
-    with pytest.raises(AssertionError, match="NotAction"):
-        decides(policy(NotAction="s3:PutObject"))
+    with pytest.raises(AssertionError, match="NotResource"):
+        decides(policy(NotResource=OBJECT))
+    with pytest.raises(AssertionError):
+        decides(policy(NotAction="s3:PutObject"))  # beside an action
     with pytest.raises(KeyError):
         [*s3_requests("PUT", "/bucket?acl", {}, principal=WHO, is_secure=True)]
 

@@ -128,16 +128,33 @@ def deploy(server: MotoServer, parameters: Mapping[str, str]) -> Deployed:
     s3.put_bucket_versioning(
         Bucket=bucket, VersioningConfiguration=properties("Bucket")["VersioningConfiguration"]
     )
-    document = json.dumps(properties("BucketPolicy")["PolicyDocument"])
+    is_there = "ReaderRoleArn" in outputs
+    document = json.dumps(resolved(properties("BucketPolicy")["PolicyDocument"], is_there))
     document = document.replace("${Bucket.Arn}", f"arn:aws:s3:::{bucket}")
-    document = document.replace("${OperatorRole.Arn}", outputs["OperatorRoleArn"])
+    for role in outputs:
+        document = document.replace(f"${{{role.removesuffix('Arn')}.Arn}}", outputs[role])
     assert "${" not in document
+    assert "Fn::" not in document
     return Deployed(server, outputs, trust, identity, json.loads(document))
 
 
 def properties(resource: str) -> Any:
     found = yaml.load(TEMPLATE.read_text(), Loader)["Resources"]
     return found[resource]["Properties"]
+
+
+def resolved(value: Any, is_there: bool) -> Any:
+    """``value`` with the template's one condition decided."""
+    if isinstance(value, dict) and "Fn::If" in value:
+        (_, inner, otherwise) = value["Fn::If"]
+        assert otherwise == {"Ref": "AWS::NoValue"}
+        return resolved(inner, is_there) if is_there else None
+    if isinstance(value, dict):
+        return {name: resolved(inner, is_there) for name, inner in value.items()}
+    if isinstance(value, list):
+        decided = [resolved(inner, is_there) for inner in value]
+        return [inner for inner in decided if inner is not None]
+    return value
 
 
 class Loader(yaml.SafeLoader):
@@ -195,17 +212,53 @@ def test_rights_from_elsewhere_neither_overwrite_nor_delete(deployed: Deployed) 
         "Version": "2012-10-17",
         "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}],
     }
-    who = deployed.arn("main")
-    for method, headers, expected in [
-        ("GET", {}, True),
-        ("PUT", {"If-None-Match": "*"}, True),
-        ("PUT", {}, False),
-        ("DELETE", {}, False),
-    ]:
-        (request,) = s3_requests(
-            method, f"/{BUCKET}/main/x", headers, principal=who, is_secure=True
-        )
-        assert is_allowed(request, [everything], [deployed.bucket_policy]) == expected
+    # A role of one's own, which has a policy of the template attached, is held to less.
+    own = "arn:aws:iam::123456789012:role/training"
+    for who in (deployed.arn("main"), deployed.arn("pulls"), deployed.arn("reader"), own):
+        for method, headers, expected in [
+            ("GET", {}, True),
+            ("PUT", {"If-None-Match": "*"}, True),
+            ("PUT", {}, False),
+            ("DELETE", {}, False),
+        ]:
+            (request,) = s3_requests(
+                method, f"/{BUCKET}/main/x", headers, principal=who, is_secure=True
+            )
+            assert is_allowed(request, [everything], [deployed.bucket_policy]) == expected
+
+
+# What writes: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html
+CHANGES = """
+    BypassGovernanceRetention DeleteBucket DeleteBucketPolicy DeleteBucketWebsite
+    DeleteObjectTagging DeleteObjectVersionTagging ObjectOwnerOverrideToBucketOwner
+    PutAccelerateConfiguration PutBucketAcl PutBucketCORS PutBucketLogging PutBucketNotification
+    PutBucketObjectLockConfiguration PutBucketOwnershipControls PutBucketPolicy
+    PutBucketPublicAccessBlock PutBucketTagging PutBucketVersioning PutBucketWebsite
+    PutEncryptionConfiguration PutIntelligentTieringConfiguration PutInventoryConfiguration
+    PutLifecycleConfiguration PutObjectAcl PutObjectLegalHold PutObjectRetention PutObjectTagging
+    PutObjectVersionAcl PutObjectVersionTagging PutReplicationConfiguration ReplicateDelete
+    ReplicateObject ReplicateTags RestoreObject WhatIsAddedNextYear
+"""
+
+
+@pytest.mark.parametrize("role", ["main", "pulls", "reader"])
+def test_a_job_with_all_rights_changes_nothing_by_which_entries_end(
+    role: str, deployed: Deployed
+) -> None:
+    """Expiry, versions and replication delete too, and the bucket's policy says who may."""
+    everything = {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+    context = {"aws:PrincipalArn": deployed.arn(role), "aws:SecureTransport": "true"}
+    for action in CHANGES.split():
+        for resource in (f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/main/x"):
+            request = Request(deployed.arn(role), f"s3:{action}", resource, context)
+            assert not is_allowed(request, [everything], [deployed.bucket_policy]), action
+    # Whoever deploys may: nobody is locked out.
+    deployer = "arn:aws:iam::123456789012:role/deployer"
+    request = Request(
+        deployer, "s3:PutBucketPolicy", f"arn:aws:s3:::{BUCKET}",
+        {**context, "aws:PrincipalArn": deployer},
+    )  # fmt: skip
+    assert is_allowed(request, [everything], [deployed.bucket_policy])
 
 
 # -- who becomes a role

@@ -9,6 +9,7 @@ import pytest
 from tests.support.environment import clean_environment
 from tests.support.scripted import open_scripted, server
 from tests.support.served import bucket, moto_port, new_machine, proxy, url
+from tests.support.users import common
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "bucket",
     "clean_environment",
+    "common",
     "moto_port",
     "new_machine",
     "open_scripted",

@@ -7,55 +7,25 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import s3cache.hooks  # before other users, who may not be able to read Python's own modules
+import s3cache.records  # noqa: F401
 from s3cache.cache import Cache, Hit, Saved
-from s3cache.errors import ConfigError
+from s3cache.cli._run import run
+from s3cache.errors import ConfigError, StoreError
 from s3cache.settings import Settings
 from s3cache.store import Directory, ObjectFiles
 from s3cache.tier import DiskTier
 from tests.support.caching import KEY, entry
+from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, needs_users
 from tests.support.waiting import join_child
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-VICTIM, ATTACKER = 12_001, 12_002
-needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
-
-
-def as_user(user: int, work: Callable[[], object]) -> None:
-    """Do the work in a child process of that user; it must end well."""
-    assert join_child(begun_as(user, work)) == 0
-
-
-def begun_as(user: int, work: Callable[[], object]) -> int:
-    """The child process, which ends with 0 if the work does well."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        with contextlib.suppress(BaseException):
-            os.setgroups([])
-            os.setgid(user)
-            os.setuid(user)
-            work()
-            status = 0
-        os._exit(status)
-    return child
-
-
-@pytest.fixture
-def common() -> Iterator[Path]:
-    """A directory that all users can reach, which the attacker owns."""
-    path = Path(tempfile.mkdtemp())  # pytest's own are closed to others
-    path.chmod(0o755)
-    os.chown(path, ATTACKER, ATTACKER)
-    yield path
-    shutil.rmtree(path)
+    from collections.abc import Callable
 
 
 def test_a_root_that_is_moved_and_replaced_by_a_link_leads_nowhere(
@@ -178,6 +148,58 @@ def test_what_sudo_has_left_in_a_home_costs_a_user_no_local_tier(
 
     as_user(VICTIM, work)
     assert os.listdir(temporary) == [f"s3cache-{VICTIM}"]
+
+
+@needs_users
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("squatted", ["another user's directory", "a file", "a link", "no place"])
+def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
+    common: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    squatted: str,
+) -> None:
+    """Without a home it is in the temporary directory, where anybody may be first."""
+    os.chown(common, 0, 0)
+    common.chmod(0o1777)
+    place = common / f"s3cache-{VICTIM}"
+    if squatted == "another user's directory":
+        as_user(ATTACKER, place.mkdir)
+    elif squatted == "a file":
+        as_user(ATTACKER, place.touch)
+    elif squatted == "a link":
+        as_user(ATTACKER, lambda: place.symlink_to(common))
+    else:
+        common.chmod(0o755)
+    monkeypatch.setenv("HOME", str(common / "nowhere"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(common))
+    remote = common / "remote"
+    remote.mkdir()
+    os.chown(remote, VICTIM, VICTIM)
+
+    def work() -> None:
+        with Cache.open(f"file://{remote}") as cache:
+            assert isinstance(cache.save(KEY, entry(KEY)), Saved)
+            assert cache.flush(60).complete
+            assert isinstance(cache.lookup(KEY), Hit)
+        assert caplog.text.count("there is no local tier") == len(caplog.records) == 1
+        with pytest.raises((ConfigError, StoreError)):
+            Cache.open(strict=True)
+        with pytest.raises(ConfigError, match="belongs to user id"):
+            Cache.open(local_dir=theirs)  # named, it is a bad setting
+
+    theirs = common / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, ATTACKER, ATTACKER)
+    as_user(VICTIM, work)
+
+    def run_program() -> None:
+        run(["run", "--url", f"file://{remote}", "-c", "print('the program runs')"])
+
+    as_user(VICTIM, run_program)
+    assert "the program runs" in capfd.readouterr().out
 
 
 @needs_users

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import traceback
 from collections.abc import Callable
 
 import pytest
 
+from s3cache._options import kinds
+from s3cache.cache import Cache
 from s3cache.errors import ConfigError, TransientError
+from s3cache.settings import Settings
 from s3cache.store import S3Options, S3Store, parse_url
+from s3cache.trust import SigningKey, generate
 from tests.support.scripted import raw_server
 
 SECRET = "SeCrEt"
@@ -160,6 +165,46 @@ OPTIONS: dict[str, Callable[[], object]] = {
     ),
     "url": lambda: S3Options("bucket", access_key="key", secret_key=SECRET).url,
 }
+
+
+SIGNING = SigningKey.parse(f"ci:hmac-sha256:{base64.b64encode(bytes(range(200, 240))).decode()}")
+PAIR = generate("ci")
+#: A secret, and parts of one, as somebody may paste them.
+PASTED = [
+    (each, whole.rpartition(":")[2][10:30])
+    for key in (SIGNING, PAIR)
+    for whole in [key.secret_text()]
+    for each in (whole, whole.rpartition(":")[2], f"main={whole}", whole[3:], f"ci={whole[3:]}")
+]
+
+
+@pytest.mark.parametrize(("pasted", "secret"), PASTED, ids=range(len(PASTED)))
+@pytest.mark.parametrize("by", ["code", "environment"])
+def test_a_key_that_signs_is_in_no_message_whatever_it_was_given_as(
+    pasted: str,
+    secret: str,
+    by: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where it does not belong, and where a part of it is missing."""
+    refused = 0
+    for name in sorted(kinds(Settings)):
+        if name in ("url", "local_dir", "metrics_file"):  # places, which messages name
+            continue
+        options = {name: pasted} if by == "code" else {}
+        with monkeypatch.context() as context:
+            if by == "environment":
+                context.setenv(f"S3CACHE_{name.upper()}", pasted)
+            try:
+                with Cache.open(**{"local": False, **options}) as cache:  # type: ignore[arg-type]
+                    said = repr(cache.settings) + repr(cache)
+            except ConfigError as exc:
+                refused += 1
+                said = "".join(traceback.format_exception(exc))
+        assert secret not in said, name
+    assert refused > 20
+    assert secret not in caplog.text
 
 
 @pytest.mark.parametrize("shown", OPTIONS)

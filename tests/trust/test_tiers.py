@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from s3cache import entries, frame
 from s3cache.cache import Hit, Miss, Saved
 from s3cache.errors import ConfigError
+from s3cache.settings import Settings
 from s3cache.store import MemoryStore
 from s3cache.trust import Algorithm, SigningKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
@@ -279,6 +281,33 @@ def test_the_environment_takes_back_nothing_that_code_asks_for(
         assert str(found.reason) == "untrusted"
 
 
+def test_the_environment_does_not_say_for_whom_keys_of_others_sign(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither those that code names without an audience, nor those in the machine's file."""
+    monkeypatch.setenv("S3CACHE_AUDIENCE", "pulls")
+
+    def audiences(**options: Any) -> dict[str, str]:
+        settings = Settings.load(**options)[0]
+        found = policy_of(
+            None, settings.trusted_keys or "", "", audience=settings.audience,
+            machine_file=str(tmp_path / "trust.json"),
+        )  # fmt: skip
+        return {each.key.name: each.audience for each in found.trusted}
+
+    main, pulls = MAIN.public_text(), PULLS.public_text()
+    both = f"{main}, pulls={pulls}"
+    assert audiences(trusted_keys=both) == {"ci-main": "main", "ci-pulls": "pulls"}
+    assert audiences(trusted_keys=main, audience="night") == {"ci-main": "night"}
+    # Whom it signs for is still the environment's to say, and for whom the keys sign that it names.
+    assert Settings.load(trusted_keys=main)[0].audience == "pulls"
+    monkeypatch.setenv("S3CACHE_TRUSTED_KEYS", main)
+    assert audiences() == {"ci-main": "pulls"}
+    if os.geteuid() == 0:
+        machine(tmp_path / "trust.json", f'{{"trusted_keys": ["{main}"]}}')
+        assert audiences() == audiences(audience="night") == {"ci-main": "main"}
+
+
 def machine(path: Path, text: str, *, mode: int = 0o644) -> str:
     path.write_text(text)
     path.chmod(mode)
@@ -286,8 +315,6 @@ def machine(path: Path, text: str, *, mode: int = 0o644) -> str:
 
 
 def test_the_machines_file_is_the_least_that_is_asked_for(tmp_path: Path) -> None:
-    import os
-
     if os.geteuid() != 0:
         pytest.skip("only root can write a file of root's")
     path = tmp_path / "trust.json"
@@ -327,8 +354,6 @@ def test_the_machines_file_is_the_least_that_is_asked_for(tmp_path: Path) -> Non
 def test_a_machines_file_that_cannot_be_relied_on_is_an_error(
     text: str, mode: int, message: str, tmp_path: Path
 ) -> None:
-    import os
-
     if os.geteuid() != 0:
         pytest.skip("only root can write a file of root's")
     path = machine(tmp_path / "trust.json", text, mode=mode)

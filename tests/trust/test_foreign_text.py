@@ -1,0 +1,153 @@
+"""What servers and entries say is shown in one line, and nothing obeys it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING, Any, get_args
+
+import pytest
+
+from s3cache import errors
+from s3cache._logs import Topic, logger_of
+from s3cache._notebooks import code, escape, text
+from s3cache.cache import Cache, Miss
+from s3cache.cli import main
+from s3cache.explaining import Difference
+from tests.support.caching import KEY
+from tests.support.scripted import KEYS, ScriptedServer, error_reply
+from tests.support.shelves import Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# Of each kind: ESC, C1 (0x9b begins a sequence too), direction, separators of lines, BEL, a page.
+ORDERS = "\x1b]0;owned\x07\x9b2J\u202e\u2066\u2028\x85\r\n\x0c\x00\x7f"
+FORGED = f"good{ORDERS}forged line"
+
+
+def is_fit(shown: str) -> bool:
+    """Whether it is one line that can be printed."""
+    return shown.isprintable() and "forged line" in shown
+
+
+def test_every_error_is_one_line_that_can_be_printed() -> None:
+    made: list[Exception] = []
+    for name in errors.__all__:
+        kind: Any = getattr(errors, name)
+        if issubclass(kind, errors.ConfigError):
+            made.append(kind(FORGED, FORGED, FORGED))
+        elif issubclass(kind, errors.TruncatedError):
+            made.append(kind(FORGED, 1, 2))
+        elif issubclass(kind, (errors.CorruptError, errors.UntrustedError)):
+            made.append(kind(FORGED, FORGED))
+        elif issubclass(kind, errors.StoreError):
+            made.append(kind(FORGED, op="get", store=FORGED, key=FORGED, attempts=2))
+        else:
+            made.append(kind(FORGED))
+    assert len(made) == len(errors.__all__) > 10
+    for error in made:
+        assert is_fit(str(error)), type(error)
+
+
+@pytest.mark.parametrize("topic", [None, *get_args(Topic)])
+def test_no_record_of_a_log_has_orders_for_a_terminal(topic: Any) -> None:
+    """Whatever is logged, a traceback of a library's error too; lines of ours stay lines."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logger_of(topic)
+    logger.addHandler(handler)
+    try:
+        try:
+            raise ValueError(FORGED)
+        except ValueError as exc:
+            logger.warning("%s says\n%s", exc, 5, exc_info=True)
+        logger.warning("%d of %s", 1, {"a": 2})
+    finally:
+        logger.removeHandler(handler)
+    written = stream.getvalue()
+    assert written.replace("\n", "").isprintable()
+    assert written.startswith("good\\x1b]0;owned\\x07\\x9b2J\\u202e")
+    assert "ValueError: good\\x1b" in written
+    assert "\n5\nTraceback" in written
+    assert written.endswith("1 of {'a': 2}\n")
+
+
+async def test_what_a_server_says_reaches_no_log_as_it_is(
+    server: ScriptedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import asyncio
+
+    said = "denied&#x9b;2J\u202e forged line"  # what XML lets through
+    server.answer = lambda request: error_reply(403, "AccessDenied\u202e\x9b", said)
+
+    def look_up() -> None:
+        options: dict[str, Any] = {**KEYS, "endpoint_url": server.url, "local": False}
+        with Cache.open("s3://bucket/p", **options) as cache:
+            found = cache.lookup(KEY)
+            assert isinstance(found, Miss)
+            cache.stats()
+
+    await asyncio.to_thread(look_up)
+    assert caplog.records
+    for record in caplog.records:
+        assert record.getMessage().isprintable()
+        assert "forged line" in record.getMessage() or "AccessDenied" in record.getMessage()
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "remote")
+
+
+@pytest.fixture
+def lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., list[str]]:
+    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
+
+    def run(*arguments: str) -> list[str]:
+        capsys.readouterr()
+        main([*arguments])
+        written = capsys.readouterr()
+        return (written.out + written.err).split("\n")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "command", ["ls", "ls --long", "inspect", "verify", "du", "mirror", "rm --dry-run"]
+)
+def test_metadata_forges_no_line_of_a_command(
+    shelf: Shelf, lines: Callable[..., list[str]], tmp_path: Path, command: str
+) -> None:
+    """Another program's entry has as many lines, whatever it calls itself."""
+    key = f"a{'0' * 8}-{KEY}"
+    arguments = command.split()
+    arguments += {
+        "inspect": [key, "--url", shelf.url],
+        "mirror": [shelf.url, f"file://{tmp_path}/other?create=1"],
+        "rm": ["--all", "--url", shelf.url],
+    }.get(arguments[0], ["--url", shelf.url])
+    counts = []
+    for word in ("good", FORGED):
+        shelf.add(key, torch=word, tag=word, device=word)
+        shown = lines(*arguments)
+        assert all(line.isprintable() for line in shown)
+        counts.append(len(shown))
+    assert counts[0] == counts[1] > 1
+
+
+def test_pages_and_notebooks_show_no_orders_either() -> None:
+    for made in (escape(FORGED), text(FORGED), code(FORGED)):
+        assert made.replace("\n", "").isprintable()
+    assert escape("<a>\u202e") == "&lt;a&gt;\\u202e"
+
+
+def test_programs_get_what_was_written() -> None:
+    """JSON has escapes of its own, so that nothing is lost."""
+    difference = Difference("component", FORGED)
+    assert json.loads(json.dumps(difference.as_dict()))["text"] == FORGED
