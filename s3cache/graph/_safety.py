@@ -175,8 +175,8 @@ def unsafe_half(gm: GraphModule, registered: Callable[[object], bool]) -> list[U
 def _process() -> Iterator[Unsafe]:
     import torch
 
-    inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
-    if torch.compiler.config.force_disable_caches or not functorch.enable_autograd_cache:
+    inductor = internals.inductor_config.get()
+    if not any(internals.tiers_asked("aot")):
         yield Unsafe(
             "caches-off",
             "torch's caches are switched off",
@@ -425,6 +425,11 @@ def way_out(target: object, condition: str = "if it depends on its inputs alone"
     if name and getattr(sys.modules.get(str(module)), name, None) is target:
         register = f"s3cache.register_cacheable({module}.{name}, version='1')"
         return f"import s3cache, {module}; {register}  # {condition}"
+    if str(module).startswith(internals.COMPILED_AUTOGRAD):
+        return (
+            "go backward outside of compiled autograd there: torch makes this function as it "
+            "captures the backward pass, and nothing can vouch for it"
+        )
     if str(module).startswith("torch.") and "<locals>" in getattr(target, "__qualname__", ""):
         return (
             "call a custom operator or plain functions there instead: torch makes this one anew "
