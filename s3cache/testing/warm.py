@@ -89,6 +89,8 @@ def _compiled(first: CacheStats, second: CacheStats) -> list[str]:
 
 
 def _difference(expected: object, got: object) -> str:
-    texts = [each if isinstance(each, str) else pformat(each) for each in (expected, got)]
-    lines = list(unified_diff(*(text.splitlines() for text in texts), "first", "second", n=1))
+    old, new = (
+        (each if isinstance(each, str) else pformat(each)).splitlines() for each in (expected, got)
+    )
+    lines = list(unified_diff(old, new, "first", "second", n=1))
     return "\n".join(line.rstrip("\n") for line in lines[:_DIFFERENCES_AT_MOST])
