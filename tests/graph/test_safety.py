@@ -350,8 +350,14 @@ def test_nodes_of_compiled_autograd_are_known_unless_their_code_is_others_cpp() 
     node = compiled_autograd.Op("MulBackward0", operator.neg, is_custom_function=False)
     assert reasons(("call_function", node)) == []
     others = compiled_autograd.Op("CppNodeScale0", operator.neg, is_custom_function=True)
-    (reason,) = reasons(("call_function", others))
-    assert reason.code == "function"
-    assert "CppNodeScale0" in reason.message
-    assert "outside of compiled autograd" in reason.fix
-    assert "register_cacheable" not in reason.fix
+
+    def make_subclass(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    make_subclass.__module__ = compiled_autograd.__name__  # one that torch makes for a subclass
+    for target in (others, make_subclass):
+        (reason,) = reasons(("call_function", target))
+        assert reason.code == "function"
+        assert target.__name__ in reason.message
+        assert "outside of compiled autograd" in reason.fix
+        assert "register_cacheable" not in reason.fix
