@@ -53,6 +53,8 @@ OutputType: TypeAlias = Literal[
     "unsafe_view_alias",
     "custom_function_view",
 ]
+# Kinds of outputs that the backward takes a gradient of.
+_WITH_TANGENTS = ("non_alias", "unsafe_view_alias", "custom_function_view")
 #: Whether an input is mutated, and whether the compiled code does so or the code around it.
 MutationType: TypeAlias = Literal["NOT_MUTATED", "MUTATED_IN_GRAPH", "MUTATED_OUT_GRAPH"]
 
@@ -245,6 +247,50 @@ class ViewAndMutationMeta(Meta):
     num_forward_returns: int | None = None
     num_forward: int | None = None
 
+    # Slices of what the inner forward returns; ``None`` where nothing says how much is saved.
+
+    @property
+    def tensors_saved_for_backwards_slice(self) -> slice | None:
+        """Return the slice of all tensors that are saved for the backward."""
+        return self._slice(slice(self.num_forward, -self._saved_last() or None))
+
+    @property
+    def tensors_saved_for_backwards_with_vc_check_slice(self) -> slice | None:
+        """Return the slice of those that must not be changed in place before the backward."""
+        unchecked = self.num_tensors_saved_with_no_vc_check or 0
+        return self._slice(slice(self.num_forward, -(unchecked + self._saved_last()) or None))
+
+    @property
+    def tensors_saved_for_backwards_no_vc_check_slice(self) -> slice | None:
+        """Return the slice of those that may be changed."""
+        unchecked = self.num_tensors_saved_with_no_vc_check or 0
+        return self._slice(_last(unchecked, before=self._saved_last()))
+
+    @property
+    def opaque_objects_saved_for_backwards_slice(self) -> slice:
+        """Return the slice of objects that are no tensors."""
+        symints = self.num_symints_saved_for_bw or 0
+        return _last(self.num_opaque_objects_saved_for_bw or 0, before=symints)
+
+    @property
+    def symints_saved_for_backwards_slice(self) -> slice | None:
+        """Return the slice of symbolic sizes."""
+        if self.num_symints_saved_for_bw is None:
+            return None
+        return _last(self.num_symints_saved_for_bw, before=0)
+
+    def _slice(self, found: slice) -> slice | None:
+        counts = self.num_symints_saved_for_bw, self.num_tensors_saved_with_no_vc_check
+        return None if None in counts else found
+
+    def _saved_last(self) -> int:
+        return (self.num_opaque_objects_saved_for_bw or 0) + (self.num_symints_saved_for_bw or 0)
+
+
+def _last(count: int, *, before: int) -> slice:
+    """Return the slice of ``count`` items, the last but for ``before``."""
+    return slice(-count - before, -before or None) if count else slice(0, 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubclassMeta(Meta):
@@ -292,15 +338,17 @@ class Backward(Meta):
 
 @dataclass(frozen=True)
 class BackwardSignature:
-    """Which inputs get gradients.
+    """Which inputs get gradients, and from which output.
 
     Attributes:
         gradients_to_parameters: names of parameters and buffers, by their place among the inputs.
         gradients_to_user_inputs: the same of all other inputs.
+        loss_output: the output that the backward begins at; ``None`` if that is not a single one.
     """
 
     gradients_to_parameters: Mapping[int, str]
     gradients_to_user_inputs: Mapping[int, str]
+    loss_output: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +401,18 @@ class GraphDescription(Meta):
         for index, info in enumerate(self.runtime_metadata.input_info):
             if info.requires_grad:
                 theirs[not _is_parameter(names[index])][index] = names[index]
-        return BackwardSignature(*theirs)
+        return BackwardSignature(*theirs, loss_output=self._loss_output())
+
+    def _loss_output(self) -> int | None:
+        metadata = self.runtime_metadata
+        differentiated = [
+            index
+            for index, info in enumerate(metadata.output_info)
+            if info.requires_grad and info.output_type in _WITH_TANGENTS
+        ]
+        # A mutated input, or a base of views, may have the one tangent that there is.
+        is_single = len(metadata.traced_tangents) == len(differentiated) == 1
+        return differentiated[0] if is_single else None
 
 
 def _is_parameter(name: str) -> bool:

@@ -158,13 +158,23 @@ class Engine:
 
     # -- looking up
 
-    def judged(self, key: str, level: Level = "aot") -> JudgedLookup:
+    @property
+    def has_remote(self) -> bool:
+        """Whether there is a remote at all; it may not answer."""
+        return self._open_remote is not None and self.settings.mode != "off"
+
+    def judged(
+        self, key: str, level: Level = "aot", *, local: bool = True, remote: bool = True
+    ) -> JudgedLookup:
         """The entries under ``key``, for the caller to judge one by one; counted for ``level``.
+
+        Args:
+            local, remote: whether that tier is asked.
 
         Raises:
             ConfigError: ``key`` is not legal.
         """
-        return self._judged(key, self._counters_of(level))
+        return self._judged(key, self._counters_of(level), local=local, remote=remote)
 
     def inquire(self, key: str) -> str:
         """Where an entry under ``key`` is, or why none is used, in words; counted nowhere.
@@ -181,7 +191,9 @@ class Engine:
         reason = str(missed.reason) if isinstance(missed, Miss) else missed.tier
         return f"{reason} ({causes})" if causes else reason
 
-    def _judged(self, key: str, counters: Counters) -> JudgedLookup:
+    def _judged(
+        self, key: str, counters: Counters, *, local: bool = True, remote: bool = True
+    ) -> JudgedLookup:
         skip: Reason | None = None
         if self._closed or self.settings.mode in ("off", "write-only"):
             skip = Reason.DISABLED
@@ -190,8 +202,8 @@ class Engine:
         return JudgedLookup(
             entries.check_key(key),
             skip=skip,
-            disk=self._disk,
-            remote=self._remote_now,
+            disk=self._disk if local else None,
+            remote=self._remote_now if remote else lambda: None,
             set_aside=self.reject,
             counters=counters,
             problems=self._problems,
@@ -243,7 +255,13 @@ class Engine:
     # -- saving
 
     def save(
-        self, key: str, entry: Frame | Buffer, *, level: Level = "aot", provisional: bool = False
+        self,
+        key: str,
+        entry: Frame | Buffer,
+        *,
+        level: Level = "aot",
+        provisional: bool = False,
+        remote: bool = True,
     ) -> Saved | NotSaved:
         """Keep ``entry`` and share it; see :meth:`s3cache.Cache.save`.
 
@@ -251,6 +269,7 @@ class Engine:
             level: which one it is counted for.
             provisional: upload it in a minute, or with the next flush or at the exit, so that
                 :meth:`supersede` may take it back before.
+            remote: upload it; else it stays on this machine.
         """
         counters = self._counters_of(level)
         started = time.perf_counter()
@@ -261,7 +280,7 @@ class Engine:
             result = self._not_saved(exc)
         else:
             try:
-                result = self._save(checked, provisional=provisional)
+                result = self._save(checked, provisional=provisional, share=remote)
             except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
                 result = self._not_saved(exc)
         result = replace(result, elapsed_s=time.perf_counter() - started)
@@ -298,7 +317,7 @@ class Engine:
             if taken_back:
                 self._counters_of("fx").superseded()
 
-    def _save(self, entry: Frame, *, provisional: bool) -> Saved | NotSaved:
+    def _save(self, entry: Frame, *, provisional: bool, share: bool) -> Saved | NotSaved:
         if self._closed or self.settings.mode in ("off", "read-only"):
             return NotSaved(Reason.DISABLED, 0.0)
         entry = self._signed(entry)
@@ -306,13 +325,13 @@ class Engine:
         remote: RemoteTier | None = None
         error: Exception | None = None
         try:
-            remote = self._remote_now()
+            remote = self._remote_now() if share else None
         except Exception as exc:  # noqa: BLE001 - it may be opened later, or by a later process
             error = exc
             self._problems.met("remote", "the remote cannot be opened", exc)
         if provisional:
             self._provisional.add(name)
-        if self._kept_on_disk(remote, name, entry, provisional=provisional):
+        if self._kept_on_disk(remote, name, entry, provisional=provisional, share=share):
             return Saved(True, 0.0)
         if remote is not None:
             if provisional and self._disk.tier is None:
@@ -354,7 +373,13 @@ class Engine:
             return entry
 
     def _kept_on_disk(
-        self, remote: RemoteTier | None, name: str, entry: Frame, *, provisional: bool
+        self,
+        remote: RemoteTier | None,
+        name: str,
+        entry: Frame,
+        *,
+        provisional: bool,
+        share: bool,
     ) -> bool:
         """Whether the entry is on the disk now, on record if it is still to be uploaded."""
         tier = self._disk.writable
@@ -365,7 +390,7 @@ class Engine:
                 remote.uploads.hold_back(name, entry.data, _PROVISIONAL_S)
             elif remote is not None:
                 remote.uploads.put(name, entry.data)
-            elif self._open_remote is not None:
+            elif share and self._open_remote is not None:
                 tier.put_pending(name, entry.data)
                 self._unsent.add(name)
             else:

@@ -41,6 +41,7 @@ class JudgedLookup:
     Args:
         key: a legal key.
         skip: why nothing is looked at, if so.
+        disk: the local tier; ``None`` if it is not asked.
         remote: gives the remote tier, if there is one; may raise.
         set_aside: called with an entry that turned out to be unusable.
         timeout_s: how long the remote is waited for, all in all.
@@ -51,7 +52,7 @@ class JudgedLookup:
         key: str,
         *,
         skip: Reason | None,
-        disk: RestingDisk,
+        disk: RestingDisk | None,
         remote: Callable[[], RemoteTier | None],
         set_aside: Callable[[Frame, Exception], None],
         counters: Counters,
@@ -146,29 +147,35 @@ class JudgedLookup:
     # -- where it looks
 
     def _candidates(self) -> Iterator[tuple[Frame, TierName]]:
+        disk = self._disk
+        if disk is not None:
+            yield from self._here(disk)
+        remote = self._guard(self._open_remote)
+        if remote is not None:
+            yield from self._elsewhere(remote)
+        elif self._reason is Reason.ABSENT and disk is not None and disk.unread is not None:
+            # It may be there.
+            self._error, self._reason = disk.unread, reason_for(disk.unread)
+
+    def _here(self, disk: RestingDisk) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; a directory is only read for the others.
         usual = [self._first, entries.variant_name(self._key, "")]
-        found = self._guard(lambda: self._disk.search(self._key, usual))
+        found = self._guard(lambda: disk.search(self._key, usual))
         if found is not None and found.name:
             yield from self._read(
-                found.name, lambda: self._disk.verify(found.name, found.data, found.judge)
+                found.name, lambda: disk.verify(found.name, found.data, found.judge)
             )
             for name in usual[usual.index(found.name) + 1 :]:
-                yield from self._on_disk(name)
-            others = self._guard(lambda: self._disk.names(self._key)) or []
+                yield from self._on_disk(disk, name)
+            others = self._guard(lambda: disk.names(self._key)) or []
         else:
             others = [] if found is None else [info.key for info in found.others]
         for name in others:
             if name not in usual:
-                yield from self._on_disk(name)
-        remote = self._guard(self._open_remote)
-        if remote is not None:
-            yield from self._elsewhere(remote)
-        elif self._reason is Reason.ABSENT and (error := self._disk.unread) is not None:
-            self._error, self._reason = error, reason_for(error)  # nobody knows whether it is there
+                yield from self._on_disk(disk, name)
 
-    def _on_disk(self, name: str) -> Iterator[tuple[Frame, TierName]]:
-        return self._read(name, lambda: self._disk.load(name))
+    def _on_disk(self, disk: RestingDisk, name: str) -> Iterator[tuple[Frame, TierName]]:
+        return self._read(name, lambda: disk.load(name))
 
     def _read(
         self, name: str, read: Callable[[], Frame | None]
@@ -179,8 +186,9 @@ class JudgedLookup:
             yield from self._offer("local", entry)
 
     def _elsewhere(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
-        if not self._has_first and self._guard(lambda: self._disk.holds(self._first)):
-            yield from self._on_disk(self._first)  # somebody else's download has landed
+        disk = self._disk
+        if disk and not self._has_first and self._guard(lambda: disk.holds(self._first)):
+            yield from self._on_disk(disk, self._first)  # somebody else's download has landed
         if not self._has_first:
             self._last_error = None
             first = self._fetch(remote, self._first)

@@ -176,8 +176,8 @@ def unsafe_half(gm: GraphModule, registered: Callable[[object], bool]) -> list[U
 def _process() -> Iterator[Unsafe]:
     import torch
 
-    inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
-    if torch.compiler.config.force_disable_caches or not functorch.enable_autograd_cache:
+    inductor = internals.inductor_config.get()
+    if not any(internals.tiers_asked("aot")):
         yield Unsafe(
             "caches-off",
             "torch's caches are switched off",
@@ -436,6 +436,11 @@ def way_out(target: object, condition: str = "if it depends on its inputs alone"
     """The lines of Python by which a user vouches for ``target``, to be pasted."""
     module = str(getattr(target, "__module__", None) or "")
     name = str(getattr(target, "__qualname__", None) or getattr(target, "__name__", ""))
+    if module.startswith(internals.COMPILED_AUTOGRAD):
+        return (
+            "go backward outside of compiled autograd there: torch makes this function as it "
+            "captures the backward pass, and nothing can vouch for it"
+        )
     if module.startswith("torch.") and "<locals>" in name:
         return (
             "call a custom operator or plain functions there instead: torch makes this one anew "

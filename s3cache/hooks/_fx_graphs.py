@@ -29,8 +29,9 @@ from s3cache.graph import Code
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._kernels import Kernels, UnsharableKernelError
 from s3cache.hooks._keys import CacheCall, CacheCalls, FxKeying, KeySeam
+from s3cache.hooks._lookups import asks_remote, of_torch_if_asked
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._records import Recording
+from s3cache.hooks._records import Recording, in_words
 from s3cache.hooks._rejected import failing_guards
 from s3cache.hooks._saves import maker, told
 from s3cache.hooks._sources import without_sources
@@ -79,11 +80,16 @@ class Lookup(CacheCall):
 
 
 class Save(CacheCall):
-    """One call of ``_save_graph``, with what is to be saved."""
+    """One call of ``_save_graph``, with what is to be saved.
 
-    def __init__(self, graph: CompiledGraph) -> None:
+    Attributes:
+        in_directory: whether torch keeps in its directory what cannot be shared.
+    """
+
+    def __init__(self, graph: CompiledGraph, *, in_directory: bool) -> None:
         super().__init__()
         self.graph = graph
+        self.in_directory = in_directory
 
 
 class FxGraphSeam:
@@ -110,6 +116,13 @@ class FxGraphSeam:
         """Replace what keys a graph, looks it up, makes a callable of it, and saves it."""
         patches.replace(internals.fx_prepare_key, self._key_maker)
         patches.replace(internals.fx_lookup, self._looker)
+        patches.replace(
+            internals.should_use_remote_fx_here, partial(asks_remote, self._engine, "fx")
+        )
+        patches.replace(
+            internals.fx_remote_cache,
+            partial(of_torch_if_asked, internals.should_use_remote_fx_cache),
+        )
         patches.replace(internals.fx_candidates, self._candidates)
         patches.replace(internals.fx_rebuild, self._rebuilder)
         patches.replace(internals.fx_save, self._saver)
@@ -135,6 +148,8 @@ class FxGraphSeam:
         if call.reasons:
             self._recording.bypassed("fx", call.reasons, None)
         codes: list[Code] = [reason.code for reason in call.reasons] or ["torch"]
+        with self._recording.events.shown("s3cache.lookup") as event:
+            event.update(level="fx", outcome="bypass", reason=" ".join(dict.fromkeys(codes)))
         self._engine.count_bypass(codes, "fx")
         if call.error is not None:
             if self._engine.settings.strict:
@@ -157,9 +172,13 @@ class FxGraphSeam:
             if internals.ranks_must_agree():  # they have agreed on the whole graph: to compile it
                 with self._engine.judged(str(key), "fx") as judged:
                     judged.overrule(Reason.RANKS)
-                self._ended(str(key), judged)
+                with self._recording.events.shown("s3cache.lookup") as event:
+                    self._ended(str(key), judged, event)
                 return None, {}
-            with self._calls.entered(Lookup(key, given.get("example_inputs", ()))) as lookup:
+            with (
+                self._calls.entered(Lookup(key, given.get("example_inputs", ()))) as lookup,
+                self._recording.events.shown("s3cache.lookup") as event,
+            ):
                 try:
                     graph, info = original(*args, **kwargs)
                     self._accept(lookup, graph)
@@ -170,7 +189,7 @@ class FxGraphSeam:
                     graph, info = None, {}
                 finally:
                     if lookup.judged is not None:
-                        self._ended(str(key), lookup.judged, lookup.saved_s, lookup.rejected)
+                        self._ended(str(key), lookup.judged, event, lookup.saved_s, lookup.rejected)
                 if lookup.error is not None and self._engine.settings.strict:
                     raise lookup.error
                 return graph, info
@@ -181,13 +200,16 @@ class FxGraphSeam:
         self,
         key: str,
         judged: JudgedLookup,
+        event: dict[str, object],
         saved_s: float = 0.0,
         rejected: Sequence[Callable[[], list[str]]] = (),
     ) -> None:
+        outcome = judged.close()
+        event.update(in_words(outcome), key=key, level="fx")
         self._recording.ended(
             "fx",
             key,
-            judged.close(),
+            outcome,
             saved_s=saved_s,
             of_whole=self._bundling.is_under_way(),
             rejected=rejected,
@@ -229,7 +251,8 @@ class FxGraphSeam:
 
     def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
         try:
-            lookup.judged = self._engine.judged(str(lookup.key), "fx")
+            asked = internals.tiers_asked("fx")
+            lookup.judged = self._engine.judged(str(lookup.key), "fx", **asked._asdict())
             for hit in lookup.judged:
                 lookup.candidate = None, hit
                 try:
@@ -268,16 +291,21 @@ class FxGraphSeam:
     # -- saves
 
     def _saver(self, original: Function[None]) -> Function[None]:
+        signature = inspect.signature(original)
+
         def save_graph(key: str, graph: CompiledGraph, *args: object, **kwargs: object) -> None:
+            given = signature.bind(key, graph, *args, **kwargs)
+            in_directory = bool(given.arguments["local"])
             shared = self._keys.is_shared(key)
             if shared:
+                given.arguments["local"] = True  # that write comes here, for the remote alone too
                 graph._fx_graph_cache_debug_lines = []  # the header of the entry has them
             hidden = shared and not self._engine.settings.share_sources
             with (
-                self._calls.entered(Save(graph)) as saving,
+                self._calls.entered(Save(graph, in_directory=in_directory)) as saving,
                 without_sources(graph) if hidden else contextlib.nullcontext(),
             ):
-                original(key, graph, *args, **kwargs)
+                original(*given.args, **given.kwargs)
                 if saving.error is not None and self._engine.settings.strict:
                     raise saving.error
 
@@ -287,32 +315,40 @@ class FxGraphSeam:
         def write_to_local_cache(key: str, content: bytes) -> None:
             saving = self._calls.current
             # Not in a save, this is torch.compiler.load_cache_artifacts.
-            if not (
-                isinstance(saving, Save)
-                and self._keys.is_shared(key)
-                and self._share(key, saving, content)
+            if isinstance(saving, Save) and (
+                (self._keys.is_shared(key) and self._share(key, saving, content))
+                or not saving.in_directory
             ):
-                original(key, content)
+                return
+            original(key, content)
 
         return write_to_local_cache
 
     def _share(self, key: str, saving: Save, content: bytes) -> bool:
         graph = saving.graph
         try:
-            kernels = self._kernels.images_of([graph])
-            artifact = Artifact(
-                kind="fx",
-                entry=content,
-                kernels=kernels,
-                guards=graph.guards_expr,
-                forward_ns=int(graph._time_taken_ns or 0),
-                components=told(self._keys.components(key)),
-                parts=self._keys.known(key).parts,
-                made_by=maker([graph], compiled=bool(kernels)),
-            )
-            provisional = self._bundling.is_under_way()
-            frame = artifact.encode(key)
-            saved = self._engine.save(key, frame, level="fx", provisional=provisional)
+            with self._recording.events.shown("s3cache.save") as event:
+                kernels = self._kernels.images_of([graph])
+                artifact = Artifact(
+                    kind="fx",
+                    entry=content,
+                    kernels=kernels,
+                    guards=graph.guards_expr,
+                    forward_ns=int(graph._time_taken_ns or 0),
+                    components=told(self._keys.components(key)),
+                    parts=self._keys.known(key).parts,
+                    made_by=maker([graph], compiled=bool(kernels)),
+                )
+                provisional = self._bundling.is_under_way()
+                frame = artifact.encode(key)
+                saved = self._engine.save(
+                    key,
+                    frame,
+                    level="fx",
+                    provisional=provisional,
+                    remote=internals.tiers_asked("fx").remote,
+                )
+                event.update(key=key, level="fx", bytes=len(frame), saved=isinstance(saved, Saved))
             if isinstance(saved, Saved):
                 saves.debug("saved %s (%d bytes, second level)", key, len(frame))
             return isinstance(saved, Saved)

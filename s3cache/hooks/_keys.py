@@ -168,7 +168,7 @@ class KeySeam:
         """Replace what makes keys of FX graphs."""
         patches.replace(internals.fx_check_cacheable, self._fx_checker)
         patches.replace(internals.fx_key(), self._fx_digester)
-        patches.replace(internals.fx_debug_lines, self._fx_describer)
+        patches.replace(internals.fx_debug_lines, self._describer)
 
     def is_shared(self, key: str | None) -> bool:
         """Whether entries under ``key`` are to be shared.
@@ -210,7 +210,7 @@ class KeySeam:
                     with self.described_passes(), internals.backends_unasked():
                         made = original(mod, inputs, *args, **kwargs)
                 except Exception as exc:
-                    call.reasons = call.reasons or _reasons_for(exc)
+                    call.key, call.reasons = None, call.reasons or _reasons_for(exc)
                     call.met(exc)
                     raise
                 # Told to, torch makes up a key for a graph that has none.
@@ -264,7 +264,10 @@ class KeySeam:
             if not isinstance(key, Key):
                 self._refuse(key)
                 raise AssertionError("no key, and no reason")
-            self._remember(internals.key_prefix() + key.digest, key)
+            name = internals.key_prefix() + key.digest
+            self._remember(name, key)
+            if self._calls.current is not None:
+                self._calls.current.key = name
             return key.digest
 
         return get_hash
@@ -309,14 +312,15 @@ class KeySeam:
 
         return get_key
 
-    def _fx_describer(
+    def _describer(
         self, original: Callable[[KeyPickler, object], list[str]]
     ) -> Callable[[KeyPickler, object], list[str]]:
-        """What torch logs of a key: its parts are those that are in it."""
+        """Have torch log, of a key that was made here, the components that are in it."""
+        details = internals.fx_key_details.get()  # those of whole graphs are of a subclass
 
         def debug_lines(pickler: KeyPickler, value: object) -> list[str]:
             call = self._calls.current
-            if not isinstance(call, FxKeying) or call.key is None:
+            if call is None or call.key not in self._keys or not isinstance(value, details):
                 return original(pickler, value)
             return [
                 f"[{component.digest}] {name}: {component.value}"

@@ -8,7 +8,7 @@ makes a callable of the one that it takes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -29,15 +29,15 @@ from s3cache.hooks._patching import Patches
 from s3cache.hooks._records import Recording, in_words
 from s3cache.hooks._rejected import failing_conditions, failing_guards
 from s3cache.hooks._votes import Ballot, ballot_on
-from s3cache.stats import Reason
-from s3cache.torch_api import internals
+from s3cache.stats import Level, Reason
+from s3cache.torch_api import Internal, internals
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, Function
 
-__all__ = ["LookupSeam"]
+__all__ = ["LookupSeam", "asks_remote", "of_torch_if_asked"]
 
 logger = logger_of("lookups")
 
@@ -125,6 +125,12 @@ class LookupSeam:
     def install(self, patches: Patches) -> None:
         """Replace what looks an entry up, judges it and makes a callable of it."""
         patches.replace(internals.try_load, self._loader)
+        patches.replace(
+            internals.should_use_remote_cache, partial(asks_remote, self._engine, "aot")
+        )
+        patches.replace(
+            internals.remote_cache, partial(of_torch_if_asked, internals.uses_remote_cache)
+        )
         patches.replace(internals.iterate_over_candidates, self._candidates)
         patches.replace(internals.evaluate_guards, self._judge)
         patches.replace(internals.wrap_post_compile, self._rebuilder)
@@ -153,13 +159,13 @@ class LookupSeam:
 
     def _record(self, lookup: Lookup, args: Sequence[object], event: dict[str, object]) -> None:
         if lookup.reasons:
-            event["outcome"] = "bypass"
-            event["reason"] = " ".join(dict.fromkeys(reason.code for reason in lookup.reasons))
+            codes = " ".join(dict.fromkeys(reason.code for reason in lookup.reasons))
+            event.update(level="aot", outcome="bypass", reason=codes)
             gm = internals.graph_module_of(cast("Module", args[0]))
             self._recording.bypassed("aot", lookup.reasons, gm)
         elif lookup.judged is not None:
             outcome = lookup.judged.close()
-            event.update(in_words(outcome), key=str(lookup.key))
+            event.update(in_words(outcome), key=str(lookup.key), level="aot")
             self._recording.ended(
                 "aot",
                 str(lookup.key),
@@ -192,7 +198,7 @@ class LookupSeam:
         ) -> Iterator[Candidate]:
             lookup = self._current()
             if lookup is not None:
-                if self._keys.is_shared(lookup.key) and _asks_local(args, kwargs):
+                if self._keys.is_shared(lookup.key):
                     yield from self._entries(lookup)
                 lookup.candidate = None
             if self._engine.uses_trusted_only:
@@ -205,7 +211,8 @@ class LookupSeam:
 
     def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
         try:
-            lookup.judged = self._engine.judged(str(lookup.key))
+            asked = internals.tiers_asked("aot")
+            lookup.judged = self._engine.judged(str(lookup.key), **asked._asdict())
             for hit in lookup.judged:
                 try:
                     content = bytes(Artifact.entry_of(hit.entry, "aot"))
@@ -342,9 +349,27 @@ def _fits(entry: AOTResult, lookup: Lookup) -> bool:
     return conditions is None or hold(conditions, lookup.inputs)
 
 
-def _asks_local(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Whether torch asks for its local cache at all: ``enable_autograd_cache``."""
-    return bool(kwargs["local"] if "local" in kwargs else args[0])
+# -- torch's options for remote caches, at both levels
+
+
+def asks_remote(engine: Engine, level: Level, original: Callable[[], bool]) -> Callable[[], bool]:
+    """Have torch know, and log, that a remote cache is asked where that is ours."""
+
+    def should_use_remote_cache() -> bool:
+        return original() or (engine.has_remote and internals.tiers_asked(level).remote)
+
+    return should_use_remote_cache
+
+
+def of_torch_if_asked(
+    asked: Internal[Callable[[], bool]], original: Callable[[], object]
+) -> Callable[[], object]:
+    """Have torch's own remote cache asked only where its option is set, as without s3cache."""
+
+    def get_remote_cache() -> object:
+        return original() if asked.get()() else None
+
+    return get_remote_cache
 
 
 @contextlib.contextmanager

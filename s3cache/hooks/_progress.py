@@ -96,7 +96,7 @@ class Progress:
     def _asker(self, original: Callable[[], bool]) -> Callable[[], bool]:
         def should_use_local_autograd_cache() -> bool:
             answer = original()
-            if not answer:
+            if not (answer or any(internals.tiers_asked("aot"))):
                 try:
                     self._recording.bypassed("aot", unsafe_process(), None)
                 except Exception:

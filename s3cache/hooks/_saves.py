@@ -145,14 +145,16 @@ class SaveSeam:
         try:
             with self._recording.events.shown("s3cache.save") as event:
                 frame = self._artifact(key, saving, content).encode(key)
-                saved = self._engine.save(key, frame)
-                event.update(key=key, bytes=len(frame), saved=isinstance(saved, Saved))
+                is_remote = internals.tiers_asked("aot").remote
+                saved = self._engine.save(key, frame, remote=is_remote)
+                event.update(key=key, level="aot", bytes=len(frame), saved=isinstance(saved, Saved))
             if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes)", key, len(frame))
                 entry = saving.entry
                 compile_ns = entry.forward_time_taken_ns + entry.backward_time_taken_ns
                 self._recording.saved(key, len(frame), saved.elapsed_s, compile_ns / 1e9)
-                self._supersede(saving.entry)
+                if is_remote or not internals.tiers_asked("fx").remote:
+                    self._supersede(saving.entry)
             return isinstance(saved, Saved)
         except UnsharableKernelError as exc:
             self._refused("kernel", exc)

@@ -1,9 +1,10 @@
 """What tests of programs with a compile cache need, and tests of stores.
 
 :class:`Machine` runs a program as on a machine that has never seen it; :class:`MotoServer` has
-buckets for it. As pytest fixtures they are ``s3cache_machine`` and ``s3cache_moto``, which pytest
-finds by itself where s3cache is installed. :class:`StoreContract` holds a store to its promises,
-and :class:`FaultyStore` breaks them on order.
+buckets for it; :func:`assert_warm_start` compares what the program came to on two machines. As
+pytest fixtures they are ``s3cache_machine`` and ``s3cache_moto``, which pytest finds by itself
+where s3cache is installed. :class:`StoreContract` holds a store to its promises, and
+:class:`FaultyStore` breaks them on order.
 
 Nothing in s3cache itself imports this package.
 """
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from s3cache.testing.machines import Machine, Outcome, ProgramError
     from s3cache.testing.moto import MotoBucket, MotoServer
     from s3cache.testing.plugin import MachineFactory
+    from s3cache.testing.warm import assert_warm_start
 else:
     # pytest imports this package in every project where s3cache is installed.
     __getattr__, __dir__ = lazy_exports(
@@ -29,6 +31,7 @@ else:
         machines="Machine Outcome ProgramError",
         moto="MotoBucket MotoServer",
         plugin="MachineFactory",
+        warm="assert_warm_start",
     )
 
 __all__ = [
@@ -44,4 +47,5 @@ __all__ = [
     "ProgramError",
     "RawAccess",
     "StoreContract",
+    "assert_warm_start",
 ]

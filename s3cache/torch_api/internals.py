@@ -31,7 +31,7 @@ from types import (
     ModuleType,
     WrapperDescriptorType,
 )
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
@@ -392,6 +392,15 @@ miss_error: Internal[type[Exception]] = Internal(f"{_CACHE}:FXGraphCacheMiss")
 should_use_local_cache: Internal[Callable[[], bool]] = Internal(
     "torch._functorch.aot_autograd:should_use_local_autograd_cache"
 )
+#: What torch says of its option, and what is asked where graphs are looked up.
+uses_remote_cache: Internal[Callable[[], bool]] = Internal(
+    f"{_CACHE}:should_use_remote_autograd_cache"
+)
+should_use_remote_cache: Internal[Callable[[], bool]] = Internal(
+    "torch._functorch.aot_autograd:should_use_remote_autograd_cache"
+)
+#: torch's own remote cache, for those that have one.
+remote_cache: Internal[Callable[[], object]] = Internal(f"{_ENTRIES}.get_remote_cache")
 #: Two modules ask, each by a name of its own.
 should_bundle: Internal[Callable[[], bool]] = Internal(f"{_CACHE}:should_bundle_autograd_cache")
 should_bundle_compiled: Internal[Callable[[], bool]] = Internal(
@@ -471,6 +480,10 @@ fx_save: Internal[Function[None]] = Internal(f"{_FX}._save_graph")
 fx_write_to_local_cache: Internal[Callable[[str, bytes], None]] = Internal(
     f"{_FX}._write_to_local_cache"
 )
+fx_remote_cache: Internal[Callable[[], object]] = Internal(f"{_FX}.get_remote_cache")
+should_use_remote_fx_here: Internal[Callable[[], bool]] = Internal(
+    "torch._inductor.compile_fx:should_use_remote_fx_graph_cache"
+)
 fx_key_details: Internal[type[KeyDetails]] = Internal(f"{_CODE}:FxGraphHashDetails")
 details_of: Internal[Function[KeyDetails]] = Internal(f"{_CODE}:FxGraphHashDetails")
 _fx_get_key: Internal[Callable[[KeyPickler, object], str]] = Internal(
@@ -522,6 +535,30 @@ def without_carried(arguments: Sequence[object]) -> Sequence[object]:
 def asks_fx_cache() -> bool:
     """Whether Inductor asks its cache of FX graphs at all, as far as options tell."""
     return inductor_config.get().fx_graph_cache or should_use_remote_fx_cache.get()()
+
+
+class Asked(NamedTuple):
+    """Which tiers torch's options allow a level of the cache to use."""
+
+    local: bool
+    remote: bool
+
+
+def tiers_asked(level: str) -> Asked:
+    """Return the tiers that torch's options allow for ``level``, ``aot`` or ``fx``.
+
+    An option for the remote cache that is not set follows the one for the local cache: who has
+    enabled s3cache wants both.
+    """
+    if force_disable_caches.get():
+        return Asked(local=False, remote=False)
+    if level == "aot":
+        functorch = functorch_config.get()
+        local, remote = functorch.enable_autograd_cache, functorch.enable_remote_autograd_cache
+    else:
+        inductor = inductor_config.get()
+        local, remote = inductor.fx_graph_cache, inductor.fx_graph_remote_cache
+    return Asked(local=local, remote=local if remote is None else remote)
 
 
 # -- what a compiled graph does to its inputs and outputs
@@ -1460,7 +1497,9 @@ def lowers_builtin(function: FunctionType) -> bool:
 
 # -- functions that compiled autograd makes as it goes
 
-_COMPILED = "torch._dynamo.compiled_autograd"
+#: The module of all of them.
+COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
+_COMPILED = COMPILED_AUTOGRAD
 _MAKES_PROLOGUE = "AutogradCompilerInstance.proxy_call_aot_backward"
 _WRITES_PROLOGUE = f"{_AOT}.runtime_wrappers:_codegen_backward_prologue"
 

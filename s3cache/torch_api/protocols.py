@@ -534,6 +534,7 @@ class FunctorchConfig(Config, Protocol):
     """``torch._functorch.config``."""
 
     enable_autograd_cache: bool
+    enable_remote_autograd_cache: bool | None
     bundled_autograd_cache: bool
     joint_custom_pass: object
     activation_memory_budget_runtime_estimator: object
@@ -544,6 +545,7 @@ class InductorConfig(Config, Protocol):
     """``torch._inductor.config``."""
 
     fx_graph_cache: bool
+    fx_graph_remote_cache: bool | None
     freezing: bool
     cpp_wrapper: bool
     cpu_backend: str

@@ -9,11 +9,14 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from torch._functorch._aot_autograd import schemas
 
 from s3cache.artifact import (
     AOTConfig,
+    Backward,
     GraphDescription,
     InputAliasInfo,
+    OutputAliasInfo,
     SubclassMeta,
     ViewAndMutationMeta,
     packed,
@@ -24,6 +27,7 @@ from s3cache.artifact._describe import described
 from tests.artifact.metadata import changed, configs, metadata, signatures
 from tests.support.density import examples
 from tests.support.descriptions import differences_from_torch
+from tests.support.pages import ROOT
 
 # To shrink such objects takes minutes; what is wrong is told by its place in them.
 without_shrinking = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
@@ -59,6 +63,47 @@ def test_a_description_says_what_torch_says(of: str, data: st.DataObject) -> Non
     back = getattr(unpacked(as_bytes(of, theirs)), PLACES[of])
     assert back == ours
     assert [*differences_from_torch(back, theirs)] == []
+
+
+@without_shrinking
+@given(theirs=metadata())
+def test_slices_of_what_is_saved_are_torchs(theirs: Any) -> None:
+    ours = described(ViewAndMutationMeta, theirs)
+    names = [name for name in dir(ViewAndMutationMeta) if name.endswith("_slice")]
+    names = [name for name in names if not name.startswith("_") and hasattr(type(theirs), name)]
+    assert len(names) >= 4
+    for name in names:
+        try:
+            expected = getattr(theirs, name)
+        except AssertionError:  # it does not know how much is saved
+            expected = None
+        assert getattr(ours, name) == expected, name
+
+
+def test_the_page_names_every_class_that_torch_has() -> None:
+    """Each is described here, or left out for a reason."""
+    theirs = {
+        name
+        for name, value in vars(schemas).items()
+        if isinstance(value, type) and value.__module__ == schemas.__name__
+    }
+    page = (ROOT / "docs" / "metadata.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(theirs) if f"`{name}`" not in page] == []
+
+
+def test_the_loss_is_the_only_output_with_a_gradient() -> None:
+    def signature(outputs: list[OutputAliasInfo], tangents: int) -> Any:
+        metadata = ViewAndMutationMeta(
+            output_info=tuple(outputs), traced_tangents=(None,) * tangents
+        )
+        return GraphDescription(runtime_metadata=metadata, backward=Backward()).backward_signature
+
+    loss = OutputAliasInfo(output_type="non_alias", requires_grad=True)
+    logits = OutputAliasInfo(output_type="non_alias", requires_grad=False)
+    assert signature([logits, loss], 1).loss_output == 1
+    assert signature([loss, loss], 2).loss_output is None
+    assert signature([loss], 2).loss_output is None  # a mutated input has a gradient too
+    assert signature([logits], 1).loss_output is None
 
 
 @pytest.mark.parametrize("of", OBJECTS)

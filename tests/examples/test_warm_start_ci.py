@@ -15,8 +15,8 @@ from tests.support.density import dense
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "warm_start_ci"
-# What its pyproject asks for is pytest alone; ours has plugins.
-ARGUMENTS = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "no:hypothesispytest"]
+# With all plugins that are installed here: a user's environment has some too.
+ARGUMENTS = ["-q", "-p", "no:cacheprovider"]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomKnapsackSolver
 from torch.fx import Graph, GraphModule
@@ -414,3 +415,21 @@ def test_a_reason_is_plain_data() -> None:
         "target": f"{__name__}.users_own",
         "module": "",
     }
+
+
+def test_nodes_of_compiled_autograd_are_known_unless_their_code_is_others_cpp() -> None:
+    """What its advice says is no edit of torch's own code."""
+    node = compiled_autograd.Op("MulBackward0", operator.neg, is_custom_function=False)
+    assert reasons(("call_function", node)) == []
+    others = compiled_autograd.Op("CppNodeScale0", operator.neg, is_custom_function=True)
+
+    def make_subclass(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    make_subclass.__module__ = compiled_autograd.__name__  # one that torch makes for a subclass
+    for target in (others, make_subclass):
+        (reason,) = reasons(("call_function", target))
+        assert reason.code == "function"
+        assert target.__name__ in reason.message
+        assert "outside of compiled autograd" in reason.fix
+        assert "register_cacheable" not in reason.fix

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from s3cache.frame import MAGIC
 from tests.hooks.jobs import account
 
 
@@ -12,11 +14,21 @@ def product(x: Any, y: Any) -> Any:
     return x @ y
 
 
+def unknown(x: Any, y: Any) -> Any:
+    """One that cannot be cached as a whole: nothing says what it calls."""
+    return opaque(x @ y)
+
+
+def opaque(x: Any) -> Any:
+    return x @ x
+
+
 def compiled(size: int, function: Any = product, grad: bool = False) -> bool:
     """Compile ``function`` anew for matrices of ``size``; whether it does as eager does."""
     import torch
 
     torch._dynamo.reset()
+    torch._dynamo.allow_in_graph(opaque)
     x = torch.arange(float(size * size)).reshape(size, size).requires_grad_(grad)
     y = x.detach().t().contiguous()
     out = torch.compile(function)(x, y)
@@ -101,6 +113,109 @@ def switches(url: str) -> dict[str, Any]:
     counted.step("strict_autograd_cache bypass")
     s3cache.disable()
     return {"steps": counted.steps, "raised": raised, "moved": _moved(url)}
+
+
+def alone_here(url: str) -> dict[str, Any]:
+    """What each level keeps out of the remote, and what is uploaded if one level does so alone."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        tiers = Tiers(cache)
+        with (
+            functorch.patch(enable_remote_autograd_cache=False),
+            inductor.patch(fx_graph_remote_cache=False),
+        ):
+            tiers.step("both out", 8)  # the remote has it
+            tiers.step("both out again", 8)
+            tiers.step("both out, a half", 8, function=unknown)  # the same
+        cache.flush()
+        uploaded = [cache.stats().uploaded]
+        with functorch.patch(enable_remote_autograd_cache=False):
+            tiers.step("whole graphs out", 11)
+        cache.flush()
+        uploaded.append(cache.stats().uploaded)
+        tiers.step("neither", 12)
+        cache.flush()
+        uploaded.append(cache.stats().uploaded)
+        with (
+            functorch.patch(enable_remote_autograd_cache=False, strict_autograd_cache=True),
+            inductor.patch(fx_graph_remote_cache=False),
+        ):
+            damage(cache.settings.local_dir)
+            tiers.step("damaged", 12)
+            tiers.step("replaced", 12)
+    return {"steps": tiers.steps, "uploaded": uploaded}
+
+
+def remote_alone(url: str) -> dict[str, Any]:
+    """What each level finds where torch's options leave it the remote alone."""
+    import os
+
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    import s3cache
+
+    with s3cache.enabled(url, hints=False) as cache:
+        tiers = Tiers(cache)
+        with (
+            functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=True),
+            inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=True),
+        ):
+            for name, options in {"": {}, ", a half": {"function": unknown}}.items():
+                tiers.step(f"there{name}", 8, **options)
+                tiers.step(f"there again{name}", 8, **options)
+                tiers.step(f"not there{name}", 13, **options)
+                cache.flush()
+                tiers.step(f"uploaded{name}", 13, **options)
+        tiers.step("local too", 8)
+    kept = os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], "fxgraph")
+    return {"steps": tiers.steps, "by torch": os.path.exists(kept)}
+
+
+def shared(url: str) -> dict[str, Any]:
+    """A whole graph, and half of another one."""
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        tiers = Tiers(cache)
+        tiers.step("whole", 8)
+        tiers.step("half", 8, function=unknown)
+    return {"steps": tiers.steps}
+
+
+def damage(local_dir: str) -> None:
+    """Change the last byte of every entry in the local tier."""
+    for path in Path(local_dir).rglob("*"):
+        if path.is_file() and (content := path.read_bytes()).startswith(MAGIC):
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+class Tiers:
+    """Which tiers each step hits at which level, and what it saves."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        self.steps: dict[str, dict[str, int]] = {}
+        self._before = self._now()
+
+    def _now(self) -> dict[str, int]:
+        stats = self.cache.stats()
+        found = {"saved": stats.saved, "saved fx": stats.fx.saved, "bypass": stats.bypassed}
+        for level, counts in (("", stats), (" fx", stats.fx)):
+            found |= {f"{tier}{level}": n for tier, n in counts.hits.items()}
+            found |= {f"{reason}{level}": n for reason, n in counts.misses.items()}
+        return found
+
+    def step(self, name: str, size: int, **options: Any) -> None:
+        assert compiled(size, **options), name
+        now = self._now()
+        added = {each: n - self._before.get(each, 0) for each, n in now.items()}
+        self.steps[name] = {each: n for each, n in added.items() if n}
+        self._before = now
 
 
 def _moved(url: str) -> dict[str, Any]:

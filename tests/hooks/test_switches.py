@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache import frame
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -45,6 +46,48 @@ def test_each_switch(site: Site) -> None:
     assert found["moved"]["moved"] == {"local": 1, "remote": 0}
     assert found["moved"]["inside"] == {"local": 1, "remote": 0}
     assert found["moved"]["after"] == {"local": 2, "remote": 0}
+
+
+MISS = {"absent": 1, "absent fx": 1, "saved": 1, "saved fx": 1}
+HALF = {"bypass": 1, "absent fx": 1, "saved fx": 1}
+
+
+def test_switches_of_torchs_remote_caches(site: Site) -> None:
+    """``False`` keeps the remote tier out of a level; ``True`` without the local one leaves it."""
+    written = site.machine("writer").run("switches:shared", site.url)
+    assert written["steps"] == {"whole": MISS, "half": HALF}
+    before = len(site.entries())
+
+    alone = site.machine("alone").run("switches:alone_here", site.url)
+    assert alone["steps"] == {
+        "both out": MISS,
+        "both out again": {"local": 1},
+        "both out, a half": HALF,
+        "whole graphs out": MISS,
+        "neither": MISS,
+        # ... although torch's option strict_autograd_cache is set.
+        "damaged": {"corrupt": 1, "absent fx": 1, "saved": 1, "saved fx": 1},
+        "replaced": {"local": 1},
+    }
+    # Whole graphs stay here, and their halves are shared, as torch would.
+    assert alone["uploaded"] == [0, 1, 2]
+    added = site.entries()[before:]
+    kinds = [frame.decode(path.read_bytes()).header.kind for path in added]
+    assert [kind for kind in kinds if kind in ("aot", "fx")] == ["fx", "aot"]
+
+    remote = site.machine("remote").run("switches:remote_alone", site.url)
+    assert remote["steps"] == {
+        "there": {"remote": 1},
+        "there again": {"remote": 1},
+        "not there": MISS,
+        "uploaded": {"remote": 1},
+        "there, a half": {"bypass": 1, "remote fx": 1},
+        "there again, a half": {"bypass": 1, "remote fx": 1},
+        "not there, a half": HALF,
+        "uploaded, a half": {"bypass": 1, "remote fx": 1},
+        "local too": {"local": 1},
+    }
+    assert not remote["by torch"]
 
 
 @dense

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from s3cache import frame
 from s3cache.records import read_run, run_names
 from tests.support.density import dense
 from tests.support.waiting import LONG_S
@@ -39,8 +40,23 @@ def traced(folder: Path) -> list[dict[str, Any]]:
 def run_traced(site: Site, tmp_path: Path, outcome: str) -> tuple[Path, dict[str, Any]]:
     """The folder that torch has traced to, and what the job has said."""
     folder = tmp_path / outcome
-    machine = site.machine(outcome, TORCH_TRACE=str(folder), TORCH_LOGS="+s3cache")
+    logs = "+s3cache,+torch._functorch._aot_autograd.autograd_cache"
+    machine = site.machine(outcome, TORCH_TRACE=str(folder), TORCH_LOGS=logs)
     return folder, machine.run("tracing:compiled", site.url, outcome == "miss")
+
+
+def ended(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What torch says of its events, and of ours, as each ends."""
+    payloads = [json.loads(line["payload"]) for line in lines if "chromium_event" in line]
+    return [each for each in payloads if each["tid"] == 0 and each["ph"] == "E"]
+
+
+def told_of(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Name, level and outcome of our events, in their order."""
+    ours = [each for each in events if each["name"].startswith("s3cache.")]
+    return [
+        (each["name"], each["args"]["level"], each["args"].get("outcome", "saved")) for each in ours
+    ]
 
 
 @dense
@@ -49,8 +65,11 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
     recorded = {}
     for outcome, reason in (("miss", "absent"), ("hit", "remote")):
         folder, told = run_traced(site, tmp_path, outcome)
-        expected = ["s3cache.lookup"] + ["s3cache.save"] * (outcome == "miss")
-        assert told["profiled"] == expected
+        is_miss = outcome == "miss"
+        assert told["profiled"] == ["s3cache.lookup"] + ["s3cache.save"] * is_miss
+        expected = ["s3cache.lookup"]
+        if is_miss:  # the half is asked for, and saved, before the whole
+            expected += ["s3cache.lookup", "s3cache.save", "s3cache.save"]
         logged = {"miss": " (absent)", "hit": " (remote), "}[outcome]
         assert re.search(rf"\] {outcome} \w+{re.escape(logged)}", told["stderr"])  # TORCH_LOGS
         lines = traced(folder)
@@ -63,6 +82,11 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
         about = ours[1]["args"]
         assert (about["outcome"], about["reason"]) == (outcome, reason)
         assert about["key"].startswith("a")
+        assert [each["args"]["level"] for each in ours[1::2]] == ["aot", "fx", "fx", "aot"][
+            : len(expected)
+        ]
+        (compile_,) = (each for each in ended(lines) if each["name"] == "backend_compile")
+        assert compile_["args"]["remote_cache_enabled"] is True
         # It lies within what torch itself says of the compile, on the same clock.
         others = [each["ts"] for each in payloads if each["tid"] == 0 and each not in ours]
         assert min(others) <= ours[0]["ts"] <= ours[1]["ts"] <= max(others)
@@ -84,6 +108,52 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
     assert recorded["hit"]["download"].size == recorded["miss"]["upload"].size
     assert recorded["miss"]["compile"].name == recorded["miss"]["save"].name == about["key"]
     assert recorded["miss"]["compile"].elapsed_s > 0
+
+
+@dense
+def test_the_second_level_is_in_torchs_trace(site: Site, tmp_path: Path) -> None:
+    for outcome in ("miss", "hit"):
+        folder = tmp_path / outcome
+        site.machine(outcome, TORCH_TRACE=str(folder)).run("tracing:halved", site.url)
+        events = ended(traced(folder))
+        expected = [("s3cache.lookup", "aot", "miss"), ("s3cache.lookup", "fx", outcome)]
+        saves = [("s3cache.save", "fx", "saved")] * (outcome == "miss")
+        assert told_of(events) == expected + saves
+        compiles = [each["args"] for each in events if each["name"] == "inductor_compile"]
+        assert [each["remote_cache_enabled"] for each in compiles] == [True]
+
+
+@dense
+def test_what_torch_logs_of_a_key_are_its_components(site: Site, tmp_path: Path) -> None:
+    """``TORCH_LOGS`` with torch's cache, at DEBUG."""
+    _, told = run_traced(site, tmp_path, "miss")
+    entry = next(
+        header
+        for path in site.entries()
+        if (header := frame.decode(path.read_bytes()).header).kind == "aot"
+    )
+    assert f"Autograd graph cache hash details for key {entry.key}" in told["stderr"]
+    components = entry.meta["components"]
+    assert len(components) > 9
+    for name, (digest, _) in components.items():
+        assert f"[{digest}] {name}: " in told["stderr"]
+
+
+@dense
+def test_compiled_autograd_counts_and_traces_as_with_torch_alone(
+    site: Site, tmp_path: Path
+) -> None:
+    """Of a backward under the stance ``force_eager``, which is captured, nothing is looked up."""
+    found = {}
+    for name, url in (("alone", ""), ("first", site.url), ("second", site.url)):
+        folder = tmp_path / name
+        told = site.machine(name, TORCH_TRACE=str(folder)).run("tracing:captured", url)
+        artifacts = [line["artifact"]["name"] for line in traced(folder) if "artifact" in line]
+        counts = told["compiled"][0], told["eager"][0]
+        found[name] = counts, [each for each in artifacts if "compiled_autograd" in each]
+        assert told["compiled"][1] == told["eager"][1] == bool(url)
+    assert found["alone"][1]
+    assert found["first"] == found["second"] == found["alone"]
 
 
 TLPARSE = shutil.which("tlparse", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")

@@ -1,0 +1,72 @@
+"""``assert_warm_start`` asks whether the second machine compiled anything, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache.stats import Counters, LevelStats, Reason
+from s3cache.testing import Machine, Outcome, assert_warm_start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HIT = replace(
+    Counters().snapshot(local=None, pending=0, breaker="none", remote={}, fx=LevelStats()),
+    hits={"remote": 1},
+)
+WARM = Outcome("job", 0, "loss 1\n", "", recorded=HIT)
+
+
+@pytest.mark.timeout(900)
+def test_a_well_cached_job_passes_and_the_one_that_compiled_does_not(tmp_path: Path) -> None:
+    """A smaller last batch, a forward without a backward, and compiled autograd."""
+    url = f"file://{tmp_path / 'remote'}?create=1"
+    first, second = (
+        Machine(tmp_path / name).call("tests.testing.warm_job:train", url)
+        for name in ("first", "second")
+    )
+    assert second.stats.misses  # which is no reason to fail
+    assert_warm_start(first, second)
+    with pytest.raises(AssertionError, match=r"compiled on the second machine:\n.* missed"):
+        assert_warm_start(second, first)
+
+    off = Machine(tmp_path / "third").call("tests.testing.warm_job:train_without_caches", url)
+    with pytest.raises(AssertionError, match=r"with torch's caches off \(fx-graph-cache-off\)"):
+        assert_warm_start(first, off)
+    none = Machine(tmp_path / "fourth").call("tests.testing.warm_job:train_none", url)
+    with pytest.raises(AssertionError, match="hit nothing"):
+        assert_warm_start(first, none)
+
+
+def test_a_bypass_counts_only_where_no_level_has_the_graph() -> None:
+    known = replace(
+        HIT, bypassed=1, bypass_reasons={"function": 1}, fx=LevelStats(hits={"remote": 2})
+    )
+    assert_warm_start(WARM, replace(WARM, recorded=known))
+    unknown = replace(known, fx=LevelStats(bypassed=1, bypass_reasons={"custom-operator": 1}))
+    with pytest.raises(AssertionError, match=r"1 half cannot be cached \(custom-operator\)"):
+        assert_warm_start(WARM, replace(WARM, recorded=unknown))
+
+
+def test_what_the_first_machine_has_not_uploaded_is_named() -> None:
+    missed = replace(HIT, fx=LevelStats(misses={Reason.ABSENT: 2}))
+    slow = replace(WARM, recorded=replace(HIT, pending=3))
+    with pytest.raises(AssertionError, match=r"2 halves of a graph missed[^$]*3 uploads still"):
+        assert_warm_start(slow, replace(WARM, recorded=missed))
+
+
+def test_what_must_be_the_same_is_the_output_unless_the_job_says_otherwise() -> None:
+    other = replace(WARM, stdout="loss 2\n")
+    with pytest.raises(AssertionError, match=r"-loss 1\n\+loss 2"):
+        assert_warm_start(WARM, other)
+    assert_warm_start(WARM, other, same=lambda outcome: outcome.stdout.split()[0])
+    with pytest.raises(AssertionError, match="something else"):
+        assert_warm_start(replace(WARM, result=[1.0]), replace(WARM, result=[1.5]))
+
+
+def test_a_machine_without_a_cache_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="there was no cache"):
+        assert_warm_start(WARM, replace(WARM, recorded=None))
