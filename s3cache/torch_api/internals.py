@@ -1607,6 +1607,24 @@ run_module: Internal[Function[ModuleType]] = Internal(f"{_CODE}:_reload_python_m
 rebuild_module: Internal[Function[str]] = Internal(
     "torch._inductor.output_code:CompiledFxGraph.after_deserialization"
 )
+_extern_choice: Internal[type] = Internal("torch._inductor.select_algorithm:ExternKernelChoice")
+
+
+def extern_kernels() -> set[str]:
+    """Names in ``extern_kernels`` that importing torch puts there, before anything is lowered.
+
+    Those are variables of its modules; what a function registers while it lowers is none.
+    """
+    kind = _extern_choice.get()
+    return {
+        value.name
+        for name, module in list(sys.modules.items())
+        if name.startswith(f"{TORCH}._inductor.")
+        for value in list(vars(module).values())
+        if type(value) is kind
+    }
+
+
 path_of_module: Internal[Callable[[str, str], tuple[str, str, str]]] = Internal(f"{_CODE}:get_path")
 #: Writes the kernels of an entry to Triton's directory, and loads some of them from there.
 emit_triton_bundle: Internal[Function[object]] = Internal(
