@@ -65,7 +65,9 @@ def is_machines_trouble(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, MemoryError):
             return True
-        if isinstance(error, OSError) and error.errno in _TROUBLE:
+        # The system refused to make, write or open a file. That one is missing may be the entry's
+        # fault: it did not bring it.
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
             return True
         # The dynamic loader says it in words: no room, a file system without execution, a library
         # that is not installed, or is too old, of those that a kernel is linked to.
@@ -73,25 +75,12 @@ def is_machines_trouble(error: BaseException | None) -> bool:
             words in str(error) for words in _TROUBLE_IN_WORDS
         ):
             return True
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
     return False
 
 
 # Of these there are enough for others, or a moment later: that says nothing of the store.
 _LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_TROUBLE = frozenset(
-    {
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EIO,
-        errno.EACCES,
-        errno.EPERM,
-    }
-)
 _TROUBLE_IN_WORDS = (
     "failed to map segment from shared object",
     "annot allocate memory",

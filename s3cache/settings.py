@@ -110,8 +110,8 @@ class Settings:
             leaves this machine.
         hints: upload two small objects beside each entry, by which ``s3cache explain`` finds the
             entry that is nearest to what missed, also where this machine has never seen it.
-        shape_profile: share which sizes of a program turned out to change, and start with those
-            dynamic.
+        shape_profile: share which sizes of tensors turned out to change, and start with those
+            dynamic. A program that only compiles with constant sizes can fail for it.
         share_sources: leave in entries which lines of the program an operation is from, with the
             paths of its files, and in kernels what debuggers read.
         trust: ``require`` uses only what a trusted key has signed, ``prefer`` nothing that is
@@ -155,7 +155,7 @@ class Settings:
     metrics_file: str | None = option(None)
     record: bool = option(True, FLAG)
     hints: bool = option(False, FLAG)
-    shape_profile: bool = option(True, FLAG)
+    shape_profile: bool = option(False, FLAG)
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
     trusted_keys: str | None = option(None, secret=True)

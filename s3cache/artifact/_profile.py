@@ -1,10 +1,9 @@
 """Which sizes of a program turned out to change, as a frame.
 
 A frame of kind ``shapes`` has one section, ``profile``: msgpack, a map from the fingerprint of a
-piece of code to a map from the name of an input (``L['x']``) to what changes of it: ``[number,
-sizes, strides, begun]``. ``number`` is whether it is a number that changes, or a tensor of which
-everything does; the next two have a truth value for each dimension, or are nil. ``begun`` is a list
-of digests, of what programs saw of the input when they saw it first.
+piece of code to a map from the name of a tensor (``L['x']``) to what changes of it: ``[sizes,
+strides, begun]``. The first two have a truth value for each dimension, or are nil. ``begun`` is a
+list of digests, of what programs saw of the tensor when they saw it first.
 
 It names no values: not the sizes that were seen.
 """
@@ -25,7 +24,7 @@ from s3cache.frame import Frame
 __all__ = ["Changing", "ShapeProfile"]
 
 _KIND = "shapes"
-_SCHEMA = 1
+_SCHEMA = 2
 _SECTION = "profile"
 _MAX_BYTES = 4 << 20
 _MAX_BEGUN = 16
@@ -35,16 +34,14 @@ Flags: TypeAlias = "tuple[bool, ...] | None"
 
 @dataclass(frozen=True)
 class Changing:
-    """What changes of one input from call to call.
+    """What changes of one tensor from call to call.
 
     Attributes:
-        number: all of it: a number, or a tensor in all that there is to it.
-        sizes, strides: of a tensor, in which dimensions; ``None`` where nothing is known.
+        sizes, strides: in which dimensions; ``None`` where nothing is known.
         begun: digests of what programs saw of it first, when they knew of no change. There are
             graphs of constants for these; at most 16 are kept.
     """
 
-    number: bool = False
     sizes: Flags = None
     strides: Flags = None
     begun: tuple[str, ...] = ()
@@ -52,7 +49,6 @@ class Changing:
     def merged(self, other: Changing) -> Changing:
         """What changes of it by either; of two numbers of dimensions, of the larger one."""
         return Changing(
-            self.number or other.number,
             _merged(self.sizes, other.sizes),
             _merged(self.strides, other.strides),
             tuple(sorted({*self.begun, *other.begun})[:_MAX_BEGUN]),
@@ -130,10 +126,10 @@ def _inputs(plain: Mapping[object, object]) -> dict[str, Changing]:
 
 
 def _changing(plain: object) -> Changing:
-    if not isinstance(plain, list) or len(plain) != 4 or type(plain[0]) is not bool:
-        raise ValueError("an input is no array of 4")
-    begun = tuple(_text(digest) for digest in plain[3])
-    return Changing(plain[0], _flags(plain[1]), _flags(plain[2]), begun)
+    if not isinstance(plain, list) or len(plain) != 3:
+        raise ValueError("an input is no array of 3")
+    begun = tuple(_text(digest) for digest in plain[2])
+    return Changing(_flags(plain[0]), _flags(plain[1]), begun)
 
 
 def _flags(plain: object) -> Flags:

@@ -23,7 +23,7 @@ import itertools
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -38,11 +38,13 @@ from s3cache.graph._homes import (
     name_of,
 )
 from s3cache.graph._reads import (
+    IN_CONTAINERS,
     Chain,
     closure_of,
     code_digest,
     names_in,
     reads_of,
+    writes_of,
 )
 from s3cache.graph._values import CONTAINERS, follow_value
 from s3cache.torch_api import internals
@@ -50,13 +52,30 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Operator, OperatorPacket
 
-__all__ = ["ASKS_PROCESS", "Parts", "UntoldError", "code_fingerprint", "fingerprint", "told"]
+__all__ = [
+    "ASKS_PROCESS",
+    "Parts",
+    "UntoldError",
+    "code_fingerprint",
+    "fingerprint",
+    "source_fingerprint",
+    "told",
+    "written_by",
+]
 
 #: What an operator is made of: words, and functions that are run or traced while it is compiled.
 Parts: TypeAlias = tuple[Sequence[str], Sequence[object]]
 
-_MAX_VALUES = 50_000
+# What all walks for one digest may take together, those for elements of sets included. A plain
+# value is one step. That is some seconds.
+_MAX_STEPS = 500_000
+_STEPS_OF_VALUE = 10
+_STEPS_OF_WALK = 50
 _MAX_NESTED_SETS = 20
+# Makes a walk leave out what clocks say.
+_CLOCKS = "clocks"
+# They write what an object is given, and not what it notes later.
+_MAKERS = ("__init__", "__new__", "__post_init__", "__setstate__")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _NATIVE = (
     types.BuiltinFunctionType,
@@ -132,6 +151,25 @@ def fingerprint(value: object, parts_of: Callable[[Operator], Parts] | None = No
     return _followed(_Walk(ASKS_PROCESS, parts_of), value)
 
 
+def source_fingerprint(value: object) -> str:
+    """The same, less the state that the code itself writes, and with clocks allowed.
+
+    It is equal before and after a wrapper has counted, timed or noted calls.
+
+    Raises:
+        UntoldError: as :func:`fingerprint`.
+    """
+    left_out = frozenset({_CLOCKS, *written_by(value)})
+    return _followed(_Walk(ASKS_PROCESS, None, left_out=left_out), value)
+
+
+def written_by(value: object) -> set[str]:
+    """Names of the attributes and variables that a function or an object writes when called."""
+    walk = _Walk(ASKS_PROCESS, None, left_out=frozenset({_CLOCKS}))
+    walk.follow(value)
+    return walk.writes
+
+
 def _place_of_table(value: dict[object, object]) -> str | None:
     """Which of torch's tables it is: of decompositions, lowerings and the like."""
     for place in (*_s3cache_autoload.PLACES, *internals.LATER_PLACES):
@@ -167,15 +205,23 @@ class _Walk:
 
     Attributes:
         untold: the first thing met that cannot be followed; empty if there is none.
+        writes: what the code that was met writes, see :func:`writes_of`.
     """
 
     def __init__(
-        self, asks: frozenset[str], parts_of: Callable[[Operator], Parts] | None, depth: int = 0
+        self,
+        asks: frozenset[str],
+        parts_of: Callable[[Operator], Parts] | None,
+        left_out: frozenset[str] = frozenset(),
+        outer: _Walk | None = None,
     ) -> None:
         self.untold = ""
+        self.writes: set[str] = set()
         self._asks = asks
         self._parts_of = parts_of
-        self._depth = depth
+        self._left_out = left_out
+        self._steps: list[int] = [0] if outer is None else outer._steps
+        self._sets: tuple[frozenset[int], ...] = () if outer is None else outer._sets
         self._hash = hashlib.sha256()
         self._order: dict[tuple[int, str], int] = {}
         self._kept: list[object] = []  # an id is only good while its object lives
@@ -194,11 +240,10 @@ class _Walk:
         while self._queue and not self.untold:
             index, each, through = self._queue.popleft()
             self.say("\n", index)
-            if index > _MAX_VALUES:
-                self.refuse("refers to too much", "")
-                break
             try:
                 self._open(each, index, through)
+            except UntoldError as exc:
+                self.refuse(str(exc), "")
             except Exception as exc:  # noqa: BLE001 - whatever looking at an object meets
                 self.refuse(f"refers to a {name_of(type(each))}, which raises {exc!r}", through)
         # Of Python's abstract classes, which are everybody's.
@@ -242,6 +287,7 @@ class _Walk:
             value: what is referred to.
             through: the library by whose code it is referred to, ``""`` for the user's.
         """
+        self._step(1)
         kind = type(value)
         if kind in _PLAIN:
             if kind is str:
@@ -253,6 +299,7 @@ class _Walk:
         key = id(value), through
         index = self._order.get(key)
         if index is None:
+            self._step(_STEPS_OF_VALUE)
             index = self._order[key] = len(self._order)
             self._kept.append(value)
             self._queue.append((index, value, through))
@@ -260,6 +307,22 @@ class _Walk:
 
     def say_all(self, kind: str, values: Iterable[object], through: str) -> None:
         self.say(kind, *(self.word_for(value, through) for value in values), "end")
+
+    def _step(self, steps: int) -> None:
+        self._steps[0] += steps
+        if self._steps[0] > _MAX_STEPS:
+            raise UntoldError("refers to too much")
+
+    def say_members(self, kind: str, members: Mapping[str, object], through: str) -> None:
+        """The attributes of an object or a function, less those that are left out."""
+        self.say(kind)
+        for name, value in members.items():
+            if not self._is_left_out(name, value):
+                self.say(self.word_for(name, through), self.word_for(value, through))
+        self.say("end")
+
+    def _is_left_out(self, name: str, value: object) -> bool:
+        return name in self._left_out and not callable(value)
 
     def _open(self, value: object, index: int, through: str) -> None:
         kind = type(value)
@@ -321,8 +384,9 @@ class _Walk:
         self.say("function", through)
         self.code(function.__code__)
         self.say_all("defaults", (function.__defaults__, function.__kwdefaults__), through)
-        if vars(function):
-            self.say_all("attributes", (vars(function),), through)
+        self.say_members("attributes", vars(function), through)
+        if function.__name__ not in _MAKERS:
+            self.writes |= writes_of(function.__code__)
         for seldom in _SELDOM:
             self._wait(index, seldom, getattr(function, seldom, None), through)
         reads = reads_of(function.__code__)
@@ -355,9 +419,11 @@ class _Walk:
                 value = _builtins(function).get(chain.name, _NOTHING)
         else:
             value = self._imported(chain, function, through)
+        name = chain.name
         for attribute in chain.attributes:
             if not isinstance(value, types.ModuleType):
                 break
+            name = attribute
             home = home_of(value)
             through = {"torch": "torch", "python": through}.get(home.kind, home.name)
             value = self._member_of(value, attribute, home, through)
@@ -365,6 +431,8 @@ class _Walk:
             through = own  # who takes operators from it answers for them
         if value is _NOTHING or (isinstance(value, types.ModuleType) and chain.root == "bind"):
             self.say("unbound")
+        elif self._is_left_out(name, value):
+            self.say("written")
         else:
             self.say(self.word_for(value, through))
 
@@ -402,6 +470,8 @@ class _Walk:
                 self._ask(f"calls {name_of(value)}", through)
             self.say(answer_of(value))
         of_value = not isinstance(owner, (types.ModuleType, type(None)))
+        if module == "time" and _CLOCKS in self._left_out:
+            return
         if home.kind == "python" and not (of_value or is_pure(module, name)):
             self.refuse(f"calls {name_of(value)}, which is not in Python", through)
         elif not home.is_named and not of_value:
@@ -431,6 +501,8 @@ class _Walk:
 
     def _wait(self, index: int, name: str, value: object, through: str) -> None:
         """Follow a member once it is named, if it is."""
+        if self._is_left_out(name, value):
+            return
         if (self._reflects and name not in _SELDOM) or name in self._names:
             self.say("member", index, name, self.word_for(value, through))
         else:
@@ -520,6 +592,8 @@ class _Walk:
         for name, member in sorted(vars(kind).items()):
             if name in _ABOUT_CLASSES or isinstance(member, types.MemberDescriptorType):
                 continue
+            if self._is_left_out(name, _unbound(member)):
+                continue
             called = name not in _SELDOM and (_is_special(name) or not callable(_unbound(member)))
             if called or (name not in _SELDOM and any(hasattr(base, name) for base in outside)):
                 self.say("member", index, name, self.word_for(member, through))
@@ -532,6 +606,8 @@ class _Walk:
         """Of one of Python's containers, or of one derived from those."""
         if value is sys.modules:
             self.refuse("refers to all modules", through)
+        elif IN_CONTAINERS in self._left_out and not isinstance(value, (tuple, frozenset)):
+            self.say("written", name_of(type(value)))
         elif isinstance(value, dict) and (place := _place_of_table(value)):
             # It grows while torch works. What others put there is a part of keys of its own.
             self.say("torch's", place)
@@ -547,18 +623,29 @@ class _Walk:
                 )
             self.say("end")
         elif isinstance(value, (set, frozenset)):
-            self.say("set", *sorted(self._alone(each, through) for each in value))
+            self._set(value, through)
+
+    def _set(self, value: Collection[object], through: str) -> None:
+        """A set; its elements may lead back to it, as those of a class that keeps its objects."""
+        elements = frozenset(map(id, value))
+        if elements in self._sets:
+            self.say("the set around", self._sets.index(elements))
+            return
+        outer, self._sets = self._sets, (*self._sets, elements)
+        self.say("set", *sorted(self._alone(each, through) for each in value))
+        self._sets = outer
 
     def _alone(self, value: object, through: str) -> str:
         """A digest of something that has no place among its like."""
         if type(value) in _PLAIN:
             return self.word_for(value, through)
-        walk = _Walk(self._asks, self._parts_of, self._depth + 1)
-        if walk._depth > _MAX_NESTED_SETS:
-            self.refuse("refers to too many sets, one in the other", "")
-            return ""
+        self._step(_STEPS_OF_WALK)
+        if len(self._sets) > _MAX_NESTED_SETS:
+            raise UntoldError("refers to too many sets, one in the other")
+        walk = _Walk(self._asks, self._parts_of, self._left_out, self)
         walk._names, walk._reflects = set(self._names), True
         walk.follow(value)
+        self.writes |= walk.writes
         if walk.untold:
             self.refuse(walk.untold, through)
         return walk.digest()

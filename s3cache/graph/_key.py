@@ -71,6 +71,7 @@ def key_of(
     *,
     vouched: Callable[[object], str | None],
     compilers: Mapping[str, object] | None = None,
+    traced: bool = False,
 ) -> Key | list[Unsafe]:
     """Digest torch's details of a graph, and what torch leaves out; or every reason against it.
 
@@ -79,6 +80,7 @@ def key_of(
         pickler: torch's pickler for keys.
         vouched: the version of a function, operator or module that the user vouched for.
         compilers: what compiles the graph, of what may be the user's, by name.
+        traced: whether the graph is all that code of the user's has made of it: one half.
     """
     stable = StableBytes(pickler, vouched)
     components, unsafe = _details_components(details, stable)
@@ -105,7 +107,7 @@ def key_of(
         except UntoldError as exc:
             unsafe.append(Unsafe("custom-callable", f"is compiled by {exc}", _COMPILER_FIX))
     try:
-        replaced = overrides(vouched, again=False)
+        replaced = overrides(vouched, again=False, traced=traced)
     except UntoldError as exc:
         unsafe.append(Unsafe("override", str(exc), _OVERRIDE_FIX))
     else:
@@ -154,7 +156,7 @@ def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]
     if of_threads:
         components["torch.num_threads"] = Component.of_text(str(torch.get_num_threads()))
     try:
-        replaced = overrides(vouched)
+        replaced = overrides(vouched, traced=True)
     except UntoldError:
         return None
     if replaced is not None:

@@ -25,14 +25,23 @@ from typing import TYPE_CHECKING, TypeAlias
 import _s3cache_autoload
 from s3cache._importing import is_being_imported, when_imported
 from s3cache.graph._altered import altered_functions, remember_insides, stand_in_for
-from s3cache.graph._code import UntoldError
+from s3cache.graph._code import UntoldError, written_by
+from s3cache.graph._homes import name_of
 from s3cache.graph._members import Member, await_members, replaced_members
 from s3cache.graph._placed import is_misplaced
 from s3cache.graph._registered import is_of_torch, replaced_kernels
 from s3cache.graph._registries import registered_lines
 from s3cache.graph._stable import Component
 from s3cache.graph._tables import Entry, remember_tables, replaced_entries
-from s3cache.graph._whose import ABSENT, are_alike, is_code, is_foreign, shown, text_of
+from s3cache.graph._whose import (
+    ABSENT,
+    are_alike,
+    foreign_parts,
+    is_code,
+    is_foreign,
+    shown,
+    text_of,
+)
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -96,30 +105,86 @@ def _note_all(watched: Sequence[_Watched]) -> None:
 
 
 def overrides(
-    vouched: Callable[[object], str | None] = lambda _: None, *, again: bool = True
+    vouched: Callable[[object], str | None] = lambda _: None,
+    *,
+    again: bool = True,
+    traced: bool = False,
 ) -> Component | None:
     """A component for all that is not as torch made it; ``None`` if everything is.
 
     Args:
         again: whether to look into functions and operators even if that was done in this compile.
         vouched: the version of a function that the user vouched for.
+        traced: whether the key has what was traced. What counts or times its calls is then named
+            by its source; else its graphs are refused once what it counts has changed.
 
     Raises:
         UntoldError: something was replaced by what cannot be told; says what and where.
     """
+    text = _Texts(vouched, traced=traced)
     lines = [
-        f"{watched.place}.{shown(name)}={text_of(value, vouched, watched.place, name)}"
+        text.line(f"{watched.place}.{shown(name)}", "is not torch's", value)
         for watched in _watched()
         for name, value in watched.replaced().items()
     ]
-    lines += _stale(vouched)
-    lines += _kernels(vouched)
-    lines += _insides(vouched, again=again)
+    lines += _stale(text)
+    lines += _kernels(text)
+    lines += _insides(text, again=again)
     lines += registered_lines(vouched)
     return Component.of_text("\n".join(sorted(lines))) if lines else None
 
 
-def _stale(vouched: Callable[[object], str | None]) -> Iterator[str]:
+_seen: dict[str, tuple[object, str]] = {}  # of what was replaced, by where it is
+_writing: set[str] = set()  # ... and has changed what it keeps since
+
+
+class _Texts:
+    """What was replaced, in words."""
+
+    def __init__(self, vouched: Callable[[object], str | None], *, traced: bool) -> None:
+        self.vouched = vouched
+        self._traced = traced
+
+    def line(self, where: str, how: str, value: object, owner: object = None) -> str:
+        """What is at ``where``.
+
+        Args:
+            how: it came there, for messages.
+            owner: the object that is there, if ``value`` is made for each key.
+
+        Raises:
+            UntoldError: it cannot be told.
+        """
+        try:
+            text = text_of(value, self.vouched, by_source=self._traced)
+        except UntoldError as exc:
+            raise UntoldError(f"{where} {how}, and {exc}") from exc
+        if not self._traced:
+            self._watch(where, text, value, value if owner is None else owner)
+        return f"{where}={text}"
+
+    @staticmethod
+    def _watch(where: str, text: str, value: object, owner: object) -> None:
+        """Refuse what keeps state that it writes itself: no other process has the same.
+
+        The first graph of a process may have been cached as a whole before that is seen.
+        """
+        before, was = _seen.get(where, (None, text))
+        _seen[where] = owner, text
+        if before is not owner:
+            _writing.discard(where)
+        elif text != was and any(map(written_by, foreign_parts(value))):
+            _writing.add(where)
+        if where in _writing:
+            part = next(iter(foreign_parts(value)), value)
+            raise UntoldError(
+                f"{where} was replaced by {name_of(part)}, which keeps state that changes as it is"
+                " called, such as a count or a time: its graphs are only shared in halves, which"
+                " name it by its source"
+            )
+
+
+def _stale(text: _Texts) -> Iterator[str]:
     """What torch remembers of a table that has changed since: by that it goes."""
     found = internals.stale_decompositions()
     if found is None:
@@ -128,30 +193,23 @@ def _stale(vouched: Callable[[object], str | None]) -> Iterator[str]:
     for name in now.keys() | fresh.keys():
         value = now.get(name, ABSENT)
         if value is not fresh.get(name, ABSENT):
-            yield _line(f"remembered {shown(name)}", "was registered anew", value, vouched)
+            yield text.line(f"remembered {shown(name)}", "was registered anew", value)
 
 
 _torchs: set[object] = set()  # hundreds, and they stay
 
 
-def _kernels(vouched: Callable[[object], str | None]) -> Iterator[str]:
+def _kernels(text: _Texts) -> Iterator[str]:
     """What torch's own operators are registered as in Python by others."""
     for where, function in replaced_kernels().items():
         if function is None:
             raise UntoldError(
                 f"{where} was registered before s3cache was enabled, so what it does cannot be told"
             )
-        yield _line(where, "was registered anew", function, vouched)
+        yield text.line(where, "was registered anew", function)
     for name, on, function in _foreign_fakes():
         if is_of_torch(name):
-            yield _line(f"{name} on {on}", "was registered anew", function, vouched)
-
-
-def _line(where: str, how: str, value: object, vouched: Callable[[object], str | None]) -> str:
-    try:
-        return f"{where}={text_of(value, vouched)}"
-    except UntoldError as exc:
-        raise UntoldError(f"{where} {how}, and {exc}") from exc
+            yield text.line(f"{name} on {on}", "was registered anew", function)
 
 
 _Insides: TypeAlias = tuple[list[tuple[str, FunctionType]], list[Entry], list[Member]]
@@ -169,19 +227,19 @@ def _look_inside(*, again: bool) -> _Insides:
     return found
 
 
-def _insides(vouched: Callable[[object], str | None], *, again: bool) -> Iterator[str]:
+def _insides(text: _Texts, *, again: bool) -> Iterator[str]:
     """What torch's own functions and operators have in them by others, in no namespace."""
     functions, entries, members = _look_inside(again=again)
     for where, function in functions:
-        version = vouched(function)
+        version = text.vouched(function)
         if version is None:
-            yield _line(f"inside {where}", "was altered", stand_in_for(function), vouched)
+            yield text.line(f"inside {where}", "was altered", stand_in_for(function), function)
         else:
             yield f"inside {where}=version {version}"
     for entry in entries:
-        yield _line(entry.place, entry.how, entry.value, vouched)
+        yield text.line(entry.place, entry.how, entry.value)
     for member in members:
-        yield _line(member.place, "was replaced", member.value, vouched)
+        yield text.line(member.place, "was replaced", member.value)
 
 
 def _foreign_fakes() -> Iterator[tuple[str, str, object]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 __all__ = [
+    "IN_CONTAINERS",
     "Chain",
     "Reads",
     "closure_of",
@@ -19,6 +20,7 @@ __all__ = [
     "content_of",
     "names_in",
     "reads_of",
+    "writes_of",
 ]
 
 _Operation: TypeAlias = tuple[str, object]
@@ -86,6 +88,35 @@ def reads_of(code: types.CodeType) -> Reads:
             names.update(names_in(constant))
         chains.update(_loads(instructions, imported, frozenset(code.co_freevars)))
     return Reads(tuple(sorted(chains)), frozenset(names))
+
+
+@functools.lru_cache(maxsize=8192)
+def writes_of(code: types.CodeType) -> frozenset[str]:
+    """Names of attributes and variables that ``code`` sets, and :data:`IN_CONTAINERS`."""
+    found = set()
+    for one in _nested(code):
+        shared = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"}
+        for each in dis.get_instructions(one):
+            if each.opname in shared or (
+                each.opname == "STORE_DEREF" and each.argval in one.co_freevars
+            ):
+                found.add(str(each.argval))
+            elif each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+                found.add(IN_CONTAINERS)
+    if not _CHANGING.isdisjoint(reads_of(code).names):
+        found.add(IN_CONTAINERS)
+    return frozenset(found)
+
+
+#: Stands for what is in lists, dictionaries and sets.
+IN_CONTAINERS = "[]"
+_CHANGING = frozenset(
+    """
+    add append appendleft clear difference_update discard extend extendleft insert
+    intersection_update pop popitem popleft remove setdefault subtract
+    symmetric_difference_update update
+    """.split()  # noqa: SIM905 - nobody reads one word a line
+)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

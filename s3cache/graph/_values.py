@@ -20,7 +20,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from s3cache.graph._elsewhere import hooks_around
@@ -54,6 +54,9 @@ class Walk(Protocol):
 
     def say_all(self, kind: str, values: Iterable[object], through: str) -> None:
         """Words for all of ``values``."""
+
+    def say_members(self, kind: str, members: Mapping[str, object], through: str) -> None:
+        """The attributes of an object."""
 
     def contents(self, value: object, through: str) -> None:
         """What is in one of Python's containers, or in one derived from those."""
@@ -186,23 +189,32 @@ def _object(walk: Walk, value: object, through: str) -> None:
     elif isinstance(value, CONTAINERS):
         walk.contents(value, through)
     if home.name.partition(" ")[0] in ("sympy", "mpmath"):
-        walk.say(repr(value))
+        _shown(walk, value, through)
     elif native is not None and home.kind == "python":
         _reduced(walk, value, native, through)
+    elif native is not None and home_of(kind).kind == "torch":
+        _shown(walk, value, through)
     elif native is not None:
-        words = repr(value) if home_of(kind).kind == "torch" else " at 0x"
-        walk.say("" if " at 0x" in words else words)
-        if " at 0x" in words:
-            what = f"refers to a {name_of(kind)}, whose state cannot be seen"
-            walk.refuse(what, through)
+        walk.refuse(f"refers to a {name_of(kind)}, whose state cannot be seen", through)
     if hooks := hooks_around(kind):
         walk.say_all("hooks", hooks, "")
     state = dict(getattr(value, "__dict__", None) or {})
     slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
     if _is_symbolic(kind):  # they keep their hash(), and numbers drawn at random
-        walk.say(repr(value))
+        _shown(walk, value, through)
     else:
-        walk.say_all("state", (state, slots), through)
+        walk.say_members("state", state, through)
+        walk.say_members("slots", slots, through)
+
+
+def _shown(walk: Walk, value: object, through: str) -> None:
+    """What an object says of itself; nothing if that is where it lies in this process."""
+    words = repr(value)
+    if " at 0x" in words:
+        what = f"refers to a {name_of(type(value))}, whose state cannot be seen"
+        walk.refuse(what, through)
+    else:
+        walk.say(words)
 
 
 def _reduced(walk: Walk, value: object, native: type, through: str) -> None:
@@ -244,7 +256,10 @@ def _is_symbolic(kind: type) -> bool:
 
 
 def _slots(kind: type) -> Iterator[str]:
+    """Names of what a class statement declared; members of classes in C show their memory."""
     for base in kind.__mro__:
+        if "__slots__" not in vars(base):
+            continue
         for name, member in sorted(vars(base).items()):
             if isinstance(member, types.MemberDescriptorType):
                 yield name

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 
-from s3cache.graph._code import UntoldError, fingerprint
+from s3cache.graph._code import UntoldError, fingerprint, source_fingerprint
 from s3cache.graph._homes import home_of
 from s3cache.graph._reads import code_digest, content_of
 from s3cache.torch_api import internals
@@ -58,7 +58,7 @@ def is_foreign(value: object, name: object, *, but: Container[object] = ()) -> b
         return isinstance(name, str) and not _bears(value.__name__, name)
     if not is_code(value) or isinstance(value, type):
         return False
-    return any(not _is_of_torch(part) and part not in but for part in _parts(value, 0))
+    return any(not _is_of_torch(part) and part not in but for part in _parts(value))
 
 
 def is_code(value: object) -> bool:
@@ -101,11 +101,21 @@ def _is_of_torch(value: object) -> bool:
     )
 
 
-def _parts(value: object, depth: int) -> Iterator[object]:
-    """``value``, and all functions that it wraps: of closures, partials and bound methods."""
-    if depth > _MAX_DEPTH:
-        return
+def _parts(value: object) -> Iterator[object]:
+    """``value``, and all functions that it wraps, each once, the outermost first."""
     yield value
+    seen, level = {id(value)}, _wrapped(value)
+    for _ in range(_MAX_DEPTH):
+        inner = {id(each): each for each in level if id(each) not in seen}
+        if not inner:
+            return
+        yield from inner.values()
+        seen |= inner.keys()
+        level = [each for part in inner.values() for each in _wrapped(part)]
+
+
+def _wrapped(value: object) -> list[object]:
+    """What a function has in its closure, a partial or a bound method calls."""
     inner: tuple[object, ...] = ()
     if isinstance(value, types.FunctionType):
         inner = tuple(content_of(cell) for cell in value.__closure__ or ())
@@ -117,9 +127,7 @@ def _parts(value: object, depth: int) -> Iterator[object]:
         inner = (value.fget, value.fset, value.fdel)
     elif isinstance(value, functools._lru_cache_wrapper):
         inner = (value.__wrapped__,)
-    for each in inner:
-        if callable(each) and not isinstance(each, type):
-            yield from _parts(each, depth + 1)
+    return [each for each in inner if callable(each) and not isinstance(each, type)]
 
 
 def whole(kind: type) -> list[object]:
@@ -138,7 +146,7 @@ def whole(kind: type) -> list[object]:
 
 def foreign_parts(value: object) -> list[object]:
     """What of ``value``, and of all that it wraps, is not torch's; nothing if it is torch's."""
-    parts = list(_parts(value, 0))
+    parts = list(_parts(value))
     if all(map(_is_of_torch, parts)):
         return []
     return [part for part in parts if isinstance(part, partial) or not _is_of_torch(part)]
@@ -149,22 +157,29 @@ def text_of(
     vouched: Callable[[object], str | None] = lambda _: None,
     place: str = "",
     name: object = "",
+    *,
+    by_source: bool = False,
 ) -> str:
-    """What ``value`` is, in words that another process has for the same, and for nothing else."""
+    """What ``value`` is, in words that another process has for the same, and for nothing else.
+
+    Args:
+        by_source: whether to leave out the state that it writes, see :func:`source_fingerprint`.
+    """
     if value is ABSENT:
         return "nothing"
     version = vouched(value)
     if version is not None:
         return f"version {version}"
     try:
-        return " ".join(_word(part) for part in _parts(value, 0))
+        digest = source_fingerprint if by_source else fingerprint
+        return " ".join(_word(part, digest) for part in _parts(value))
     except UntoldError as exc:
         if not place:
             raise
         raise UntoldError(f"{place}.{shown(name)} is not torch's, and {exc}") from exc
 
 
-def _word(value: object) -> str:
+def _word(value: object, digest: Callable[[object], str]) -> str:
     if isinstance(value, _NATIVE):
         owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
         home = owner if isinstance(owner, (type, types.ModuleType)) else type(owner)
@@ -185,7 +200,7 @@ def _word(value: object) -> str:
         return type(value).__name__
     if isinstance(value, types.ModuleType) and not home_of(value).is_named:
         raise UntoldError(f"the module {value.__name__} may have anything in it")
-    return fingerprint(whole(value) if isinstance(value, type) else value)
+    return digest(whole(value) if isinstance(value, type) else value)
 
 
 def _plain(value: object) -> str:

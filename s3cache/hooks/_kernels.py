@@ -54,7 +54,7 @@ class UnsharableKernelError(Exception):
 
 
 class UnusableKernelError(Exception):
-    """A kernel of an entry does not load here, or is not in it."""
+    """Code of an entry does not load here, or is not in it."""
 
 
 class Kernels:
@@ -107,6 +107,12 @@ class Kernels:
             kinds = set(re.findall(r"\basync_compile\.(\w+)\(", graph.source_code)) - _PORTABLE
             if kinds:
                 raise UnsharableKernelError(f"it has kernels of kind {', '.join(sorted(kinds))}")
+            called = set(re.findall(r"\bextern_kernels\.(\w+)", graph.source_code))
+            if called and (lacking := called - internals.extern_kernels()):
+                raise UnsharableKernelError(
+                    f"it calls extern_kernels.{', '.join(sorted(lacking))}, which is only there"
+                    " where the graph was lowered"
+                )
             needed = self._modules.get(graph.cache_key)
             if needed is None:
                 raise UnsharableKernelError("its kernels were loaded before s3cache was enabled")
@@ -149,6 +155,11 @@ class Kernels:
             if self._thread.offered is not None:
                 path = internals.path_of_module.get()(graph.cache_key, "py")[2]
                 self._thread.sources[path] = graph.source_code
+                try:
+                    return original(graph, *args, **kwargs)
+                except OSError as exc:
+                    # torch would go on as if there were no entry, and not say why.
+                    raise UnusableKernelError(f"its code does not load: {exc}") from exc
             return original(graph, *args, **kwargs)
 
         return after_deserialization

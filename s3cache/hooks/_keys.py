@@ -299,7 +299,7 @@ class KeySeam:
             if not (type(value) is details and isinstance(call, FxKeying) and not call.reasons):
                 return original(pickler, value)
             try:
-                key = key_of(value, pickler, vouched=self._registry.version_of)
+                key = key_of(value, pickler, vouched=self._registry.version_of, traced=True)
             except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
                 key = [Unsafe("error", repr(exc))]
                 call.met(exc)

@@ -8,8 +8,13 @@ So what turned out to change is shared, as an entry of its own: one for a progra
 of the code that it compiled first. It is fetched once, when that code is compiled, and says for
 each piece of code which sizes of which inputs change; no more than that, so that sizes which did
 not change stay constants, whatever they were elsewhere. It decides nothing but what Dynamo traces
-as a symbol; guards and keys are what they would be if Dynamo had found out by itself. A wrong
-profile can only cost time.
+as a symbol; guards and keys are what they would be if Dynamo had found out by itself.
+
+A program can need its sizes to be constants: ``math.gcd(x.shape[0], 4)`` does not compile with
+``fullgraph=True`` where the size is a symbol. Dynamo alone gets there only if this very job sees
+two sizes; with a profile, any job that shares the bucket is enough, and a profile that is wrong can
+make the program fail. So profiles are off unless a user turns them on, and never make a symbol of a
+Python number, of which programs ask what no symbol answers.
 
 A program that begins as the first one did is left alone: all graphs on its way are there, the one
 of constants too, while a graph that began with symbols may be another one than what was made of
@@ -76,7 +81,7 @@ class ProfileSeam:
                 known = self._known.get(code, name)
                 begun = self._begin(code, name, entry, known)
                 if known is not None and not begun:
-                    entry = internals.with_changing(entry, known.number, known.sizes, known.strides)
+                    entry = internals.with_changing(entry, known.sizes, known.strides)
             except Exception as exc:  # noqa: BLE001 - nobody's compile fails for it
                 self._failed(exc)
             result = original(tx, name, entry, *args, **kwargs)
@@ -97,10 +102,10 @@ class ProfileSeam:
 
     def _learn(self, code: str, name: str, state: ShapeState) -> None:
         try:
-            number, sizes, strides = internals.changing(state)
-            if number or any(sizes or ()) or any(strides or ()):
+            sizes, strides = internals.changing(state)
+            if any(sizes or ()) or any(strides or ()):
                 begun = self._begun.get((code, name))
-                changing = Changing(number, sizes, strides, (begun,) if begun else ())
+                changing = Changing(sizes, strides, (begun,) if begun else ())
                 self._unsaved |= self._learned.add(code, name, changing)
         except Exception as exc:  # noqa: BLE001 - as above
             self._failed(exc)

@@ -1666,6 +1666,24 @@ run_module: Internal[Function[ModuleType]] = Internal(f"{_CODE}:_reload_python_m
 rebuild_module: Internal[Function[str]] = Internal(
     "torch._inductor.output_code:CompiledFxGraph.after_deserialization"
 )
+_extern_choice: Internal[type] = Internal("torch._inductor.select_algorithm:ExternKernelChoice")
+
+
+def extern_kernels() -> set[str]:
+    """Names in ``extern_kernels`` that importing torch puts there, before anything is lowered.
+
+    Those are variables of its modules; what a function registers while it lowers is none.
+    """
+    kind = _extern_choice.get()
+    return {
+        value.name
+        for name, module in list(sys.modules.items())
+        if name.startswith(f"{TORCH}._inductor.")
+        for value in list(vars(module).values())
+        if type(value) is kind
+    }
+
+
 path_of_module: Internal[Callable[[str, str], tuple[str, str, str]]] = Internal(f"{_CODE}:get_path")
 #: Writes the kernels of an entry to Triton's directory, and loads some of them from there.
 emit_triton_bundle: Internal[Function[object]] = Internal(
@@ -1742,30 +1760,24 @@ Shape(f"{_PGO}:FrameStateSizeEntry", ShapeState)
 Shape("torch._dynamo.symbolic_convert:InstructionTranslatorBase", Translator)
 
 
-def changing(
-    state: ShapeState,
-) -> tuple[bool, tuple[bool, ...] | None, tuple[bool, ...] | None]:
-    """Whether everything changes, and which sizes and strides; ``None`` where that is not known."""
+def changing(state: ShapeState) -> tuple[tuple[bool, ...] | None, tuple[bool, ...] | None]:
+    """Which sizes and strides change; ``None`` where that is not known, as of a number."""
     changes = _changes.get()
     sizes, strides = (
         tuple(part is changes for part in parts) if isinstance(parts, tuple) else None
         for parts in (state.size, state.stride)
     )
-    # Of a number, sizes and strides count as changing; of a tensor, the number does.
-    return state.scalar is changes and state.size is changes, sizes, strides
+    return sizes, strides
 
 
 def with_changing(
-    state: ShapeState,
-    number: bool,
-    sizes: tuple[bool, ...] | None,
-    strides: tuple[bool, ...] | None,
+    state: ShapeState, sizes: tuple[bool, ...] | None, strides: tuple[bool, ...] | None
 ) -> ShapeState:
-    """A copy of what was seen, with what :func:`changing` said of another one."""
+    """A copy of what was seen, with what :func:`changing` said of another one.
+
+    A number stays as it was seen: it has no tuple of sizes.
+    """
     changes, made = _changes.get(), copy.copy(state)
-    if number:
-        made.scalar = made.size = made.stride = changes
-        return made
     for name, flags in (("size", sizes), ("stride", strides)):
         parts: object = getattr(made, name)
         if isinstance(parts, tuple) and flags is not None and len(parts) == len(flags):

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import collections
+import copy
 import functools
+import itertools
 import math
+import operator
 import os
+import pickle
 import random
+import subprocess
+import sys
 import time
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from s3cache.graph._code import UntoldError, fingerprint, told
+from s3cache.graph._code import (
+    UntoldError,
+    fingerprint,
+    source_fingerprint,
+    told,
+    written_by,
+)
 from s3cache.torch_api import internals
 
 
@@ -279,3 +292,126 @@ def test_to_follow_code_that_names_an_option_warns_of_nothing(
         warnings.simplefilter("error")
         assert fingerprint(asking)
         internals.read_fields(internals.DYNAMO_OPTIONS, config)
+
+
+# -- walks end
+
+
+class Registered:
+    """Objects whose class knows them all."""
+
+    known: Any = set()  # noqa: RUF012 - of the class, as programs have it
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def registered(kind: type, values: list[int]) -> Callable[..., Any]:
+    """A function that refers to a class that keeps its objects, of which there are several."""
+
+    objects = [Registered(value) for value in values]
+    kept.append(objects)
+
+    class Kept(Registered):
+        known = kind(objects)
+
+    for each in objects:
+        each.__class__ = Kept
+    return lambda x: (Kept(x).value, Kept.known)
+
+
+kept: list[Any] = []  # a weak set does not keep them
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, weakref.WeakSet])
+def test_a_class_may_keep_a_set_of_its_objects(kind: type) -> None:
+    digests = [fingerprint(registered(kind, values)) for values in ([1], [1, 2, 3], [1, 2, 4])]
+    assert len(set(digests)) == 3
+    assert fingerprint(registered(kind, [3, 2, 1])) == digests[1]
+
+
+def test_a_walk_that_would_take_for_ever_ends_and_says_so() -> None:
+    sets: list[set[Any]] = [set() for _ in range(12)]
+    for index, each in enumerate(sets):
+        others = [one for one in sets if one is not each]
+        each.add(functools.partial(len, others, index))
+    with pytest.raises(UntoldError, match="refers to too much"):
+        fingerprint(written("def f(): return sets", sets=sets))
+
+    with pytest.raises(UntoldError, match="refers to too much"):
+        fingerprint(written("def f(): return numbers", numbers=[0] * 1_000_000))
+
+
+# -- what C keeps to itself
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (operator.attrgetter("a", "b.c"), operator.attrgetter("a", "b.d")),
+        (operator.itemgetter(1, "x"), operator.itemgetter(1, "y")),
+        (operator.methodcaller("f", 1, by=2), operator.methodcaller("f", 1, by=3)),
+        (itertools.count(1), itertools.count(2)),
+    ],
+)
+def test_what_python_has_in_c_is_what_it_was_made_of(one: Any, other: Any) -> None:
+    """Not where its code lies in memory, which is another place in each process."""
+    digest = fingerprint(written("def f(x): return get(x)", get=one))
+    assert digest == fingerprint(written("def f(x): return get(x)", get=copy.copy(one)))
+    assert digest != fingerprint(written("def f(x): return get(x)", get=other))
+
+    code = (
+        "from __future__ import annotations; import pickle, sys;"
+        "from s3cache.graph._code import fingerprint;"
+        "names = {'get': pickle.loads(bytes.fromhex(sys.argv[1]))};"
+        "exec('def f(x): return get(x)', names); print(fingerprint(names['f']))"
+    )
+    command = [sys.executable, "-c", code, pickle.dumps(one).hex()]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == (
+        digest
+    )
+
+
+# -- what only counts
+
+
+class Counting:
+    def __init__(self, function: Any, *, fast: bool = False) -> None:
+        self.function, self.fast = function, fast
+        self.calls = 0
+        self.seen: list[Any] = []
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        self.seen.append(time.perf_counter())
+        return self.function(*args)
+
+
+def counting(function: Any) -> Any:
+    calls = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        counted.last = args  # type: ignore[attr-defined]
+        totals[function.__name__] = totals.get(function.__name__, 0) + 1
+        return function(*args)
+
+    return counted
+
+
+totals: dict[str, int] = {}
+
+
+@pytest.mark.parametrize("make", [Counting, counting])
+def test_by_its_source_a_wrapper_is_the_same_whatever_it_has_counted(make: Any) -> None:
+    wrapper = make(helper)
+    before = source_fingerprint(wrapper)
+    wrapper(1)
+    assert source_fingerprint(wrapper) == before
+    assert source_fingerprint(make(helper)) == before
+    assert written_by(wrapper)
+
+    # What it was given, and does not write itself, is another matter.
+    assert source_fingerprint(make(other_helper)) != before
+    assert source_fingerprint(Counting(helper, fast=True)) != before

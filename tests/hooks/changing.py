@@ -71,6 +71,57 @@ def rectangles(url: str, sizes: list[tuple[int, int]]) -> dict[str, Any]:
     return _watched(url, [lambda size=size: difference(*size) for size in sizes])
 
 
+def needs_constants(
+    url: str, values: list[int], fullgraph: bool = True, sizes: bool = True
+) -> dict[str, dict[str, str]]:
+    """Compile what no symbol answers, of numbers and of sizes: what failed, and how."""
+    import math
+    import struct
+
+    import torch
+    import torch._inductor.compile_fx  # with which s3cache begins
+
+    import s3cache
+
+    def of_size(of_number: Any) -> Any:
+        return lambda x: of_number(x, x.shape[0])
+
+    asks = {
+        "gcd": lambda x, n: x + math.gcd(n, 4),
+        "comb": lambda x, n: x + math.comb(n, 2),
+        "isqrt": lambda x, n: x + math.isqrt(n),
+        "str": lambda x, n: x + len(str(n)),
+        "bin": lambda x, n: x + len(bin(n)),
+        "format": lambda x, n: x + len(f"{n:5d}"),
+        "pow": lambda x, n: x + pow(n, 2, 3),
+        "complex": lambda x, n: x + complex(n).real,
+        "divmod": lambda x, n: x + divmod(n, 2)[1],
+        "sorted": lambda x, n: x + sorted([n, 3, 4])[1],
+        "real": lambda x, n: x + n.real,
+        "pack": lambda x, n: x + len(struct.pack("i", n)),
+    }
+
+    def begin(x: Any) -> Any:
+        return x + 1
+
+    failed = {}
+    with s3cache.enabled(url) as cache:
+        torch.compile(begin, backend="eager")(torch.ones(2))  # which names the program
+        for name, ask in asks.items():
+            for of in ("a number", "a size")[: 1 + sizes]:
+                torch._dynamo.reset()
+                function = ask if of == "a number" else of_size(ask)
+                compiled = torch.compile(function, backend="eager", fullgraph=fullgraph)
+                for value in values:
+                    given = (torch.ones(3), value) if of == "a number" else (torch.ones(value),)
+                    try:
+                        assert torch.equal(compiled(*given), function(*given))
+                    except Exception as error:
+                        failed[f"{name} of {of}"] = repr(error)[:200]
+        cache.flush()
+    return {"failed": failed}
+
+
 def _watched(url: str, steps: list[Any]) -> dict[str, Any]:
     """Take the steps, each of which says how far from eager it was."""
     import s3cache

@@ -202,15 +202,33 @@ def by_hand(url: str) -> dict[str, Any]:
         return {"ways": found, "started": started, **account(cache)}
 
 
-def without_room(url: str) -> dict[str, Any]:
-    """A graph that is there, twice: first while there is no room for a temporary directory."""
-    import errno
+def without_room(url: str, number: int, torchs: bool) -> dict[str, Any]:
+    """A graph that is there, twice: first while a file cannot be written.
+
+    Args:
+        number: the error that the system answers with; 0 for none.
+        torchs: whether it is a file of torch's, and for a moment; else any temporary directory.
+    """
     import tempfile
     from unittest.mock import patch
 
-    full = OSError(errno.ENOSPC, "No space left on device")
+    from torch._inductor import codecache
+
+    refused = OSError(number, os.strerror(number))
+    write, refusals = codecache.write_atomic, [refused] if number else []
+
+    def write_atomic(path: str, *args: Any, **kwargs: Any) -> Any:
+        if refusals and path.endswith(".py"):
+            raise refusals.pop()
+        return write(path, *args, **kwargs)
+
+    without = (
+        patch.object(codecache, "write_atomic", write_atomic)
+        if torchs
+        else patch.object(tempfile, "mkdtemp", side_effect=refused)
+    )
     with s3cache.enabled(url) as cache:
-        with patch.object(tempfile, "mkdtemp", side_effect=full):
+        with without:
             starved = _runs(waved)
         first = cache.stats()
         right = starved and _runs(waved)
@@ -241,3 +259,69 @@ def several_kernels(url: str) -> dict[str, Any]:
     entries = [frame.decode(path.read_bytes()) for path in objects.rglob("*") if path.is_file()]
     kernels = [name for entry in entries for name in entry.names if name.startswith("kernel")]
     return {"right": right, "lowered": len(lowered), "kernels": len(kernels)}
+
+
+def matmul_of_ours(x: Any, y: Any, *, out: Any) -> None:
+    """One that Inductor may choose, and registers by this name while it lowers."""
+    torch.mm(x, y, out=out)
+
+
+def external_matmul(url: str) -> dict[str, Any]:
+    """A graph that calls it."""
+    options = {
+        "max_autotune_gemm": True,
+        "max_autotune_gemm_backends": "TRITON",  # of which there is none on a processor
+        "external_matmul": [matmul_of_ours],
+    }
+    with s3cache.enabled(url) as cache, torch._inductor.config.patch(options):
+        right = _runs(waved)
+        cache.flush()
+        return {"right": right, **account(cache)}
+
+
+class Counter:
+    """Telemetry: how often a function of torch was called, and with what."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.calls: dict[str, int] = {}
+        self.total = 0
+
+    def __get__(self, value: Any, kind: type) -> Any:
+        return lambda *args, **kwargs: self(value, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.total += 1
+        name = type(args[0]).__name__
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return self.function(*args, **kwargs)
+
+
+def timed(function: Any) -> Any:
+    """The same of how long it took."""
+    import time
+
+    took = 0.0
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        nonlocal took
+        began = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            took += time.perf_counter() - began
+
+    return wrapper
+
+
+def observed(url: str, kind: str) -> dict[str, Any]:
+    """Three graphs, in a program that watches what lowers them."""
+    from torch._inductor.graph import GraphLowering
+
+    lowered = lowerings()
+    GraphLowering.run = (Counter if kind == "Counter" else timed)(GraphLowering.run)
+    graphs = [lambda x, y, by=by: (x @ y).sin() * by for by in (2, 3, 4)]
+    with s3cache.enabled(url) as cache:
+        right = all(_runs(graph) for graph in graphs)
+        cache.flush()
+        return {"right": right, "lowered": len(lowered), **account(cache)}

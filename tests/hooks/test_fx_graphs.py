@@ -114,3 +114,17 @@ def test_bad_halves_are_misses_and_are_replaced(site: Site) -> None:
     third = site.machine("third").run("halves:read_damaged", site.url)
     assert third["right"]
     assert (third["hits"], third["misses"]) == (count, {})
+
+
+@pytest.mark.parametrize("kind", ["Counter", pytest.param("timed", marks=dense)])
+def test_what_only_watches_torch_costs_no_hits_and_is_named_once(site: Site, kind: str) -> None:
+    """It is in keys by its source, and not by what it has counted."""
+    writer = site.machine("writer").run("halves:observed", site.url, kind)
+    assert (writer["right"], writer["lowered"]) == (True, 3)
+    (warning,) = [line for line in writer["stderr"].splitlines() if "GraphLowering" in line]
+    assert f"tests.hooks.halves.{kind}" in writer["stderr"]
+    assert "register_cacheable" in writer["stderr"]
+    assert "override" in warning
+
+    reader = site.machine("reader").run("halves:observed", site.url, kind)
+    assert (reader["right"], reader["lowered"]) == (True, 0)

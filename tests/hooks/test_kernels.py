@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,11 +53,21 @@ def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
     assert not betrayed.exists()
 
 
-@dense
-def test_a_machine_without_room_misses_and_leaves_the_entry_alone(site: Site) -> None:
-    site.machine("writer").run("halves:without_room", site.url)
+@pytest.mark.parametrize(
+    ("number", "torchs"),
+    [
+        (errno.ENOSPC, True),
+        pytest.param(errno.EMFILE, True, marks=dense),
+        pytest.param(errno.EFBIG, True, marks=dense),  # beyond the limit of a process
+        pytest.param(errno.ENOSPC, False, marks=dense),
+    ],
+)
+def test_a_machine_without_room_misses_and_leaves_the_entry_alone(
+    site: Site, number: int, torchs: bool
+) -> None:
+    site.machine("writer").run("halves:without_room", site.url, 0, True)
     entries = {path: path.read_bytes() for path in site.entries()}
-    found = site.machine("full").run("halves:without_room", site.url)
+    found = site.machine("full").run("halves:without_room", site.url, number, torchs)
     assert found["right"]
     assert found["misses"] == [{"machine": 1}, {"machine": 1}]
     assert found["hits"] == 1  # once there is room
@@ -105,3 +116,11 @@ def test_a_directory_that_others_may_write_holds_no_image(
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
     with pytest.raises(PermissionError, match="was exchanged"), opened(b"image", "kernel"):
         pass
+
+
+def test_code_that_calls_what_only_lowering_registers_is_not_saved(site: Site) -> None:
+    ran = site.machine("one").run("halves:external_matmul", site.url)
+    assert ran["right"]
+    assert ran["bypass_reasons"] == {"kernel": 1}
+    assert "extern_kernels.matmul_of_ours" in ran["stderr"]
+    assert list(site.entries()) == []

@@ -12,15 +12,20 @@ from tests.support.density import dense
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.machines import Machine
     from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 
 
+def learner(site: Site, name: str) -> Machine:
+    return site.machine(name, S3CACHE_SHAPE_PROFILE="1")
+
+
 def run(
     site: Site, name: str, *batches: int, profile: bool = True, **options: Any
 ) -> dict[str, Any]:
-    machine = site.machine(name, S3CACHE_SHAPE_PROFILE=str(int(profile)))
+    machine = learner(site, name) if profile else site.machine(name)
     found: dict[str, Any] = machine.run("changing:steps", site.url, batches, options)
     assert found["worst"] < 1e-5
     return found
@@ -83,7 +88,7 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
 def test_a_program_that_begins_alike_finds_what_began_with_equal_sizes(site: Site) -> None:
     """Sizes that are equal when a graph is traced share a symbol."""
     found = [
-        site.machine(name).run("changing:rectangles", site.url, [(4, 4), (12, 6), (7, 9)])
+        learner(site, name).run("changing:rectangles", site.url, [(4, 4), (12, 6), (7, 9)])
         for name in ("first", "second")
     ]
     assert all(each["worst"] < 1e-5 for each in found)
@@ -101,3 +106,18 @@ def test_where_sizes_never_change_nothing_is_shared(site: Site) -> None:
     second = run(site, "second", 16)
     assert second["lowered"] == 2
     assert profiles(site) == []
+
+
+def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
+    """Code that needs constants compiles in whole graphs, as it does without s3cache."""
+    # This job sees two values of each number, and two sizes of each tensor.
+    learner(site, "first").run("changing:needs_constants", site.url, [5, 6], False)
+    assert profiles(site)
+
+    # Numbers are in no profile, even where those are used.
+    numbers = learner(site, "numbers").run("changing:needs_constants", site.url, [7], True, False)
+    assert numbers["failed"] == {}
+
+    # Of sizes they are, so they are not used until somebody asks for it.
+    default = site.machine("default").run("changing:needs_constants", site.url, [7])
+    assert default["failed"] == {}

@@ -59,8 +59,6 @@ class Machine:
             # One compiling process; what it finds out about the machine it need not probe.
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            # Tests count graphs, each compiled as if nobody had learned; test_profiles turns it on.
-            "S3CACHE_SHAPE_PROFILE": "0",
         }
         self._machine = testing.Machine(root, **{**ours, **environment})
 
