@@ -707,6 +707,8 @@ Shape("torch._guards:GuardsContext", GuardsContext)
 Shape(f"{_SHAPES}:ShapeGuard", ShapeGuard)
 Shape("torch.distributed.device_mesh:DeviceMesh", DeviceMesh)
 Shape("torch._subclasses.fake_tensor:FakeTensorMode", FakeMode)
+#: What guards on sizes call, by the names that they are printed with.
+_guard_functions: Internal[dict[str, object]] = Internal(f"{_SHAPES}:SYMPY_INTERP")
 Shape(f"{_SHAPES}:ShapeEnv", ShapeEnv)
 Fields(f"{_SHAPES}:ShapeEnv", "tracked_fakes")
 Fields(f"{_SHAPES}:TrackedFake", "fake symbolic_context")
@@ -763,8 +765,7 @@ def size_guard_holds(context: TracingContext, expression: str, named: Mapping[st
     Args:
         named: what its symbols are to be the sizes of.
     """
-    shapes = context.fake_mode.shape_env
-    return are_named(context, named) and bool(shapes.evaluate_symexpr(expression))
+    return are_named(context, named) and bool(_evaluated(context, expression))
 
 
 def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
@@ -775,7 +776,15 @@ def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
 
 def value_of_symbol(context: TracingContext, symbol: str) -> int | float | bool:
     """The size, in what is compiled for now, that a symbol stands for."""
-    return context.fake_mode.shape_env.evaluate_symexpr(symbol)
+    return _evaluated(context, symbol)
+
+
+def _evaluated(context: TracingContext, expression: str) -> int | float | bool:
+    """Evaluate with the sizes of this compile, which adds no guard (torch's own, until 2.14)."""
+    sizes = context.fake_mode.shape_env.backed_var_to_val
+    values = {str(symbol): size for symbol, size in sizes.items()}
+    # What torch printed, out of a verified entry, as torch evaluates it when it adds the guard.
+    return cast("int | float | bool", eval(expression, _guard_functions.get(), values))  # noqa: S307
 
 
 def guard_on_sizes(context: TracingContext, expression: str) -> None:
@@ -1038,9 +1047,22 @@ GLOBAL_HOOKS: tuple[Internal[Mapping[int, object]], ...] = tuple(
 )
 Shape("torch._ops:OpOverload", Operator)
 Shape("torch._library.custom_ops:CustomOpDef", CustomOperator)
+Fields(
+    "torch._library.custom_ops:CustomOpDef", "_autocast_dtype", added={"_autocast_dtype": (2, 13)}
+)
 Shape("torch._library.simple_registry:SimpleOperatorEntry", FakeRegistration)
 Shape("torch._library.fake_impl:FakeImplHolder", FakeImplementation)
 Shape("torch._library.utils:Kernel", FakeKernel)
+
+
+def autocast_dtypes(definition: CustomOperator) -> Mapping[str, object]:
+    """To what a custom operator has its inputs cast under autocast, by type of device."""
+    if installed_release() >= (2, 13):
+        found = attrgetter("_autocast_dtype")(definition)
+    else:
+        found = {name: getattr(definition, f"_autocast_{name}_dtype") for name in ("cpu", "cuda")}
+    return {name: dtype for name, dtype in found.items() if dtype is not None}
+
 
 #: Tables of Inductor to which users may add functions.
 decompositions: Internal[Mapping[object, Function[object]]] = Internal(
