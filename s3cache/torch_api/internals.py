@@ -44,6 +44,7 @@ from s3cache.torch_api._declare import (
     installed_release,
     installed_version,
 )
+from s3cache.torch_api._unpickled import NAMES
 from s3cache.torch_api.protocols import (
     AOTConfig,
     AOTResult,
@@ -400,18 +401,15 @@ Shape(f"{_CACHE}:GenericAOTAutogradResult", AOTResult)
 Shape(f"{_AOT}.aot_autograd_result:BundledCompiledForward", CompiledHalf)
 
 
-#: Functions that pickled entries name, by module: what makes a graph module of its source, the
-#: operators that Inductor takes apart, layouts. Tensors have :func:`rebuilds`.
-UNPICKLED_FUNCTIONS = frozenset(
-    {
-        ("torch._inductor.decomposition", "fast_random_decomps"),
-        ("torch._inductor.decomposition", "select_decomp_table"),
-        ("torch.fx.graph_module", "reduce_graph_module"),
-        ("torch.serialization", "_get_layout"),
-    }
-)
+#: What pickled entries may name and call, by full name.
+UNPICKLED = NAMES
 #: What a pickled tensor names for its content: it unpickles that by any class.
-UNPICKLED_STORAGE = ("torch.storage", "_load_from_bytes")
+UNPICKLED_STORAGE = "torch.storage._load_from_bytes"
+#: What a pickled tensor of a subclass names: it calls any function.
+UNPICKLED_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
+rebuild_subclass: Internal[Function[object]] = Internal("torch._tensor:_rebuild_from_type_v2")
+_PLAIN = frozenset({"dtype", "layout", "memory_format", "qscheme"})
+_VIEWS = "torch._C._functionalization"
 
 
 _COMPUTING = frozenset(
@@ -435,9 +433,20 @@ def computes(module: str, name: str) -> bool:
     return module in _COMPUTING or (module == _OPERATORS and name != "from_file")
 
 
-def rebuilds(module: str, name: str) -> bool:
-    """Whether this function makes a tensor or parameter of its pickled parts."""
-    return module in ("torch._utils", "torch._tensor") and name.startswith("_rebuild_")
+def is_plain(found: object) -> bool:
+    """Whether this is a type or format of data, or a class of tensors, or of views of one."""
+    import torch
+
+    if isinstance(found, type):
+        return issubclass(found, torch.Tensor) or found.__module__ == _VIEWS
+    return type(found).__module__ == "torch" and type(found).__name__ in _PLAIN
+
+
+def is_expression(cls: type) -> bool:
+    """Whether objects of this class are expressions over sizes, or parts of some."""
+    import sympy
+
+    return issubclass(cls, sympy.Basic)
 
 
 def loaded(function: Function[object], aot_config: AOTConfig) -> object:
