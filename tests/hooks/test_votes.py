@@ -165,7 +165,10 @@ def test_ranks_decide_together_under_each_option(
     module, _, name = option.partition(":")
     with importlib.import_module(module).patch({name: True}):
         assert internals.ranks_must_agree()
-        if TORCH >= (2, 15):  # its own lookups see to it where this is set, which it is not as a rule
+        if TORCH >= (
+            2,
+            15,
+        ):  # its own lookups see to it where this is set, which it is not as a rule
             with functorch.patch({"_sync_cache_decision_cross_ranks": True}):
                 assert not internals.ranks_must_agree()
         monkeypatch.setattr(dist, "get_world_size", lambda: 1)
