@@ -62,7 +62,12 @@ class ByName:
 
 
 # Listed names that not every release has.
-ELSEWHERE: frozenset[str] = frozenset()
+ELSEWHERE = {
+    "torch._functorch._aot_autograd.schemas.CacheableAOTConfig",
+    "torch._inductor.remote_cache.LocalAutotuneCache",
+    "torch._inductor.remote_cache.LocalCacheBackend",
+    "torch.compiler._cache.CacheArtifactRecorder",
+}
 ACTED: list[object] = []
 
 
