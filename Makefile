@@ -125,11 +125,11 @@ test-torch: check-python ## what touches torch, with another one: make test-torc
 		$(PYTHON) -m venv $(TORCH_VENV); \
 		echo "*" >$(TORCH_VENV)/.gitignore; \
 		grep -v ^torch= constraints.txt >$(TORCH_VENV)/constraints.txt; \
-		$(TORCH_VENV)/bin/python -m pip install --quiet -c $(TORCH_VENV)/constraints.txt \
-			torch==$(TORCH) -e ".[test]"; \
+		PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt \
+			$(TORCH_VENV)/bin/python -m pip install --quiet torch==$(TORCH) -e ".[test]"; \
 		touch $(TORCH_VENV)/.ready'
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
-	$(TORCH_VENV)/bin/python -m pytest --nightly tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
+	$(TORCH_VENV)/bin/python -m pytest --nightly -n 2 tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
 
 test-pythons: check-python ## what needs no torch, with each Python from 3.10 that is found; 2 minutes each
 	nice $(PYTHON) -m tests.pythons $(ARGS)

@@ -1,25 +1,28 @@
-"""Unpickling an entry: by classes that compiled graphs are made of, and by few functions.
+"""Unpickling an entry: what may be called is on a list, and all else has to be data.
 
-A pickle may name anything that Python can import, and call it. Here it names
+A pickle may name anything that Python can import, and call it. Here it may
 
-- classes of modules that this program has imported by itself, and of torch, sympy and the like;
-- functions that such a module defines, unless it is torch's or an installed library's of which
-  we know (``_BY_NAME``): of those only what rebuilds values;
-- of Python's own library what holds data.
+- name and call what is listed (``torch_api/_unpickled.py``), and functions over tensors;
+- name data classes and enumerations of torch and the like, what a module of the program defines
+  that this process has imported, and nodes of sympy's expressions. These come back without a call
+  of their constructors, functions or ``__setstate__``: see :class:`_Careful`.
 
 It is a second line, behind digests and signatures, and a thin one: what is unpickled holds native
-code and Python source that run when the graph does. What it stops is a pickle that runs something
-else while it is read, and what would be imported for it.
+code and Python source that run when the graph does, and a listed function makes a graph module of
+its source. What it stops is a pickle that runs something else while it is read, and what would be
+imported for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import io
 import pickle
 import sys
-from types import BuiltinFunctionType, FunctionType, MappingProxyType
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import ClassVar, Final, cast
 
 from s3cache.errors import CorruptError
 from s3cache.store import Buffer
@@ -27,123 +30,199 @@ from s3cache.torch_api import internals
 
 __all__ = ["unpickled"]
 
-# Packages with functions that run what they are given, or load what lies elsewhere.
-_BY_NAME: Final = frozenset(
-    {"torch", "functorch", "torchgen", "sympy", "mpmath", "numpy", "s3cache"}
-)
+# Packages with much that runs what it is given, or loads what lies elsewhere: nothing of theirs but
+# data, and what is listed.
+_KNOWN: Final = frozenset({"torch", "functorch", "torchgen", "sympy", "mpmath", "numpy", "s3cache"})
 # Their modules may be imported for an entry: that does nothing else.
-_IMPORTABLE: Final = frozenset({"torch", "sympy", "mpmath", "numpy", "triton"})
-_FUNCTIONS: Final = frozenset(
-    {
-        ("_codecs", "encode"),
-        ("_functools", "reduce"),  # of operator.or_: unions of types
-        ("_operator", "getitem"),
-        ("_operator", "or_"),
-        ("builtins", "Ellipsis"),
-        ("builtins", "NotImplemented"),
-        ("copyreg", "__newobj__"),
-        ("copyreg", "__newobj_ex__"),
-        ("copyreg", "_reconstructor"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "scalar"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy.core.multiarray", "scalar"),
-        ("re", "_compile"),
-        *internals.UNPICKLED_FUNCTIONS,
-    }
-)
-#: Of Python's own library: the classes in these modules, or those of them that are named.
-_LIBRARY: Final = MappingProxyType(
-    {
-        "_io": ("BytesIO", "StringIO"),
-        "array": ("array",),
-        "builtins": (
-            "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list",
-            "object", "range", "set", "slice", "str", "tuple", "type",
-        ),
-        "collections": (),
-        "dataclasses": (),
-        "datetime": (),
-        "decimal": (),
-        "enum": (),
-        "fractions": (),
-        "functools": ("partial",),
-        "inspect": ("Parameter", "Signature", "_ParameterKind", "_empty"),
-        "ipaddress": (),
-        "numbers": (),
-        "pathlib": (),
-        "pathlib._local": (),
-        "types": (
-            "EllipsisType", "GenericAlias", "MappingProxyType", "NoneType", "NotImplementedType",
-            "SimpleNamespace", "UnionType",
-        ),
-        "re": ("RegexFlag",),
-        "typing": (),
-        "uuid": (),
-        "zoneinfo": (),
-    }
-)  # fmt: skip
+_IMPORTABLE: Final = frozenset({"torch", "sympy", "numpy", "triton"})
 
 
 def unpickled(content: Buffer) -> object:
     """What is in the verified bytes of an entry.
 
     Raises:
-        CorruptError: it names what no compiled graph needs.
+        CorruptError: it names, or calls, what no compiled graph needs.
         Exception: whatever unpickling meets.
     """
-    return _Unpickler(io.BytesIO(content)).load()
+    try:
+        return _Listed(io.BytesIO(content)).load()
+    except _UnlistedError:
+        return _Careful(io.BytesIO(content)).load()
 
 
-class _Unpickler(pickle.Unpickler):
+class _UnlistedError(Exception):
+    """It names something that has to be read with care."""
+
+
+class _Listed(pickle.Unpickler):
+    """Knows what is listed, and nothing else: nearly every entry needs no more."""
+
     def find_class(self, module: str, name: str) -> object:
-        """What ``module`` has by that name, if it is one of those that may be called.
+        """What ``module`` has by that name."""
+        instead = _INSTEAD.get(f"{module}.{name}")
+        if instead is not None:
+            return instead
+        if not _is_listed(module, name):
+            raise _UnlistedError
+        _check_imported(module, name)
+        return super().find_class(module, name)
+
+
+_Load = Callable[["_Careful"], None]
+_LOADS: Final[Mapping[int, _Load]] = vars(pickle._Unpickler)["dispatch"]
+
+
+class _Careful(pickle._Unpickler):
+    """Python's own in Python, as slow as that is: one sees there what a pickle calls.
+
+    What is listed is called. A class that is not comes back as Python makes an object without its
+    constructor, and gets its attributes without a function of its own.
+    """
+
+    stack: list[object]
+    dispatch: ClassVar[dict[int, _Load]] = dict(_LOADS)
+
+    def __init__(self, content: io.BytesIO) -> None:
+        super().__init__(content)
+        self._listed: list[object] = list(_INSTEAD.values())
+
+    def find_class(self, module: str, name: str) -> object:
+        """What ``module`` has by that name.
 
         Raises:
-            CorruptError: it is not.
+            CorruptError: it may not be named.
         """
-        package = module.partition(".")[0]
-        if (module, name) == ("builtins", "getattr"):
-            return _member
-        if (module, name) == internals.UNPICKLED_STORAGE:
-            return _storage
-        if not (module in sys.modules or package in _IMPORTABLE or module in _LIBRARY):
-            raise CorruptError(f"name {module}.{name}", "is of a module that is not imported here")
+        full = f"{module}.{name}"
+        if full in _INSTEAD:
+            return _INSTEAD[full]
+        _check_imported(module, name)
         found: object = super().find_class(module, name)
-        if not _is_admitted(package, module, name, found):
-            raise CorruptError(f"name {module}.{name}", "is nothing that a compiled graph needs")
+        if _is_listed(module, name):
+            self._listed.append(found)
+        elif not _may_be_named(module, name, found):
+            raise _refused(full)
         return found
 
+    def _check_call(self, function: object, args: object) -> None:
+        if not (
+            any(function is each for each in self._listed)
+            or isinstance(function, enum.EnumMeta)
+            or (isinstance(function, type) and _is_exception(function))
+            or _is_node(function, args)
+        ):
+            raise _refused(_named(function), "is called while an entry is read")
 
-def _is_admitted(package: str, module: str, name: str, found: object) -> bool:
-    if (module, name) in _FUNCTIONS or internals.rebuilds(module, name):
-        return True
-    if isinstance(found, type):
-        return _is_class_admitted(found)
+    def _load_reduce(self) -> None:
+        self._check_call(*self.stack[-2:])
+        _LOADS[pickle.REDUCE[0]](self)
+
+    def _load_new(self) -> None:
+        self._check_new(*self.stack[-2:])
+        _LOADS[pickle.NEWOBJ[0]](self)
+
+    def _load_new_with_names(self) -> None:
+        cls, args, kwargs = self.stack[-3:]
+        self._check_new(cls, (*cast("Iterable[object]", args), kwargs))
+        _LOADS[pickle.NEWOBJ_EX[0]](self)
+
+    def _check_new(self, cls: object, args: object) -> None:
+        known = any(cls is each for each in self._listed) or _is_inert(cls)
+        if not (known or _is_node(cls, args)):
+            raise _refused(_named(cls), "would run code while an entry is read")
+
+    def _load_build(self) -> None:
+        made = self.stack[-2]
+        sets = getattr(type(made), "__setstate__", None)
+        if isinstance(made, (type, FunctionType, ModuleType)) or (
+            isinstance(sets, FunctionType)
+            and sets.__module__.partition(".")[0] not in ("dataclasses", "torch", "sympy", "triton")
+        ):
+            raise _refused(_named(type(made)), "would run code while an entry is read")
+        _LOADS[pickle.BUILD[0]](self)
+
+    def _load_old(self) -> None:
+        raise CorruptError("entry", "is a pickle of protocol 1 or before")
+
+    dispatch[pickle.REDUCE[0]] = _load_reduce
+    dispatch[pickle.NEWOBJ[0]] = _load_new
+    dispatch[pickle.NEWOBJ_EX[0]] = _load_new_with_names
+    dispatch[pickle.BUILD[0]] = _load_build
+    dispatch[pickle.OBJ[0]] = dispatch[pickle.INST[0]] = _load_old
+
+
+def _is_listed(module: str, name: str) -> bool:
+    return f"{module}.{name}" in internals.UNPICKLED
+
+
+def _check_imported(module: str, name: str) -> None:
+    package = module.partition(".")[0]
+    if not (
+        module in sys.modules
+        or package in _IMPORTABLE
+        or (package in sys.stdlib_module_names and _is_listed(module, name))
+    ):
+        raise CorruptError(f"name {module}.{name}", "is of a module that is not imported here")
+
+
+def _may_be_named(module: str, name: str, found: object) -> bool:
+    package = module.partition(".")[0]
     if isinstance(found, (FunctionType, BuiltinFunctionType)) and internals.computes(module, name):
         return found.__module__ is None or found.__module__ == module
-    if isinstance(found, FunctionType):
+    if isinstance(found, (type, FunctionType)):
         # Where it is defined, and not where somebody has imported it.
-        return (found.__module__, found.__qualname__) == (module, name) and not (
-            package in _BY_NAME or package in sys.stdlib_module_names
-        )
-    # Types of data, formats and the like, which are pickled by name.
-    return (
-        package == "torch"
-        and type(found).__module__.partition(".")[0] == "torch"
-        and not (callable(found))
+        if (found.__module__, found.__qualname__) != (module, name):
+            return False
+        if isinstance(found, type) and (_is_data(found) or _is_exception(found)):
+            return package not in sys.stdlib_module_names or _is_exception(found)
+        if internals.is_plain(found) or (
+            isinstance(found, type) and internals.is_expression(found)
+        ):
+            return True
+        return package not in _KNOWN and package not in sys.stdlib_module_names
+    return internals.is_plain(found)
+
+
+def _is_data(cls: type) -> bool:
+    named = issubclass(cls, tuple) and hasattr(cls, "_fields")
+    return named or isinstance(cls, enum.EnumMeta) or dataclasses.is_dataclass(cls)
+
+
+def _is_exception(cls: type) -> bool:
+    return cls.__module__ == "builtins" and issubclass(cls, BaseException)
+
+
+def _is_inert(cls: object) -> bool:
+    """Whether to make an object of it, without its constructor, runs nothing."""
+    if not isinstance(cls, type) or hasattr(cls, "__del__"):
+        return False
+    made = cls.__new__
+    # That of a NamedTuple is Python's own, in a module of its making.
+    return isinstance(made, BuiltinFunctionType) or (
+        issubclass(cls, tuple) and made.__module__.startswith("namedtuple_")
     )
 
 
-def _is_class_admitted(cls: type) -> bool:
-    """By where it is from, under whatever name it is known elsewhere."""
-    package = cls.__module__.partition(".")[0]
-    if package not in sys.stdlib_module_names:
-        return True
-    if issubclass(cls, BaseException) and cls.__module__ == "builtins":
-        return True
-    names = _LIBRARY.get(cls.__module__)
-    return names is not None and (not names or cls.__qualname__ in names)
+def _is_node(cls: object, args: object) -> bool:
+    """Whether this makes a node of sympy's of nodes and numbers: text it would evaluate."""
+    if not (isinstance(cls, type) and internals.is_expression(cls)):
+        return False
+    parts: list[object] = []
+    for arg in cast("Iterable[object]", args):
+        parts += arg.values() if isinstance(arg, dict) else [arg]
+    return all(
+        part is None or isinstance(part, (int, float)) or internals.is_expression(type(part))
+        for part in parts
+    )
+
+
+def _named(found: object) -> str:
+    names = [getattr(found, name, "") for name in ("__module__", "__qualname__")]
+    return ".".join(map(str, names)) if all(names) else f"of a {type(found).__qualname__}"
+
+
+def _refused(name: str, why: str = "is nothing that a compiled graph needs") -> CorruptError:
+    listed = "what graphs need is listed in torch_api/_unpickled.py"
+    return CorruptError(f"name {name[:200]}", f"{why} ({listed})")
 
 
 def _member(owner: object, name: str) -> object:
@@ -162,3 +241,28 @@ def _storage(content: bytes) -> object:
     import torch
 
     return torch.load(io.BytesIO(content), weights_only=True)
+
+
+def _union(_: object, types: Iterable[object]) -> object:
+    """In place of ``functools.reduce``, by which unions of types are pickled."""
+    first, *others = types
+    for each in others:
+        first = first | each  # type: ignore[operator]
+    return first
+
+
+def _subclassed(function: object, *args: object) -> object:
+    """In place of torch's own, which calls any function."""
+    if not isinstance(function, FunctionType) or not _is_listed(
+        function.__module__, function.__qualname__
+    ):
+        raise _refused(_named(function), "is called while an entry is read")
+    return internals.rebuild_subclass.get()(function, *args)
+
+
+_INSTEAD: Final[Mapping[str, Callable[..., object]]] = {
+    "_functools.reduce": _union,
+    "builtins.getattr": _member,
+    internals.UNPICKLED_STORAGE: _storage,
+    internals.UNPICKLED_SUBCLASS: _subclassed,
+}

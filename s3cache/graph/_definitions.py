@@ -49,7 +49,7 @@ def _parts(operator: Operator) -> Parts:
     definition = internals.custom_operators.get().get(name)
     if definition is not None:
         functions += _traced_functions(definition)
-        words += sorted(map(str, definition._autocast_dtype.items()))
+        words += sorted(map(str, internals.autocast_dtypes(definition).items()))
     words += sorted(map(str, operator.tags))
     fakes = internals.fake_registry.get().get(name)
     fake = None

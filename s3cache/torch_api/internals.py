@@ -45,6 +45,7 @@ from s3cache.torch_api._declare import (
     installed_release,
     installed_version,
 )
+from s3cache.torch_api._unpickled import NAMES
 from s3cache.torch_api.protocols import (
     AOTConfig,
     AOTResult,
@@ -410,18 +411,15 @@ Shape(f"{_CACHE}:GenericAOTAutogradResult", AOTResult)
 Shape(f"{_AOT}.aot_autograd_result:BundledCompiledForward", CompiledHalf)
 
 
-#: Functions that pickled entries name, by module: what makes a graph module of its source, the
-#: operators that Inductor takes apart, layouts. Tensors have :func:`rebuilds`.
-UNPICKLED_FUNCTIONS = frozenset(
-    {
-        ("torch._inductor.decomposition", "fast_random_decomps"),
-        ("torch._inductor.decomposition", "select_decomp_table"),
-        ("torch.fx.graph_module", "reduce_graph_module"),
-        ("torch.serialization", "_get_layout"),
-    }
-)
+#: What pickled entries may name and call, by full name.
+UNPICKLED = NAMES
 #: What a pickled tensor names for its content: it unpickles that by any class.
-UNPICKLED_STORAGE = ("torch.storage", "_load_from_bytes")
+UNPICKLED_STORAGE = "torch.storage._load_from_bytes"
+#: What a pickled tensor of a subclass names: it calls any function.
+UNPICKLED_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
+rebuild_subclass: Internal[Function[object]] = Internal("torch._tensor:_rebuild_from_type_v2")
+_PLAIN = frozenset({"dtype", "layout", "memory_format", "qscheme"})
+_VIEWS = "torch._C._functionalization"
 
 
 _COMPUTING = frozenset(
@@ -445,9 +443,20 @@ def computes(module: str, name: str) -> bool:
     return module in _COMPUTING or (module == _OPERATORS and name != "from_file")
 
 
-def rebuilds(module: str, name: str) -> bool:
-    """Whether this function makes a tensor or parameter of its pickled parts."""
-    return module in ("torch._utils", "torch._tensor") and name.startswith("_rebuild_")
+def is_plain(found: object) -> bool:
+    """Whether this is a type or format of data, or a class of tensors, or of views of one."""
+    import torch
+
+    if isinstance(found, type):
+        return issubclass(found, torch.Tensor) or found.__module__ == _VIEWS
+    return type(found).__module__ == "torch" and type(found).__name__ in _PLAIN
+
+
+def is_expression(cls: type) -> bool:
+    """Whether objects of this class are expressions over sizes, or parts of some."""
+    import sympy
+
+    return issubclass(cls, sympy.Basic)
 
 
 def loaded(function: Function[object], aot_config: AOTConfig) -> object:
@@ -760,6 +769,8 @@ Shape("torch._guards:GuardsContext", GuardsContext)
 Shape(f"{_SHAPES}:ShapeGuard", ShapeGuard)
 Shape("torch.distributed.device_mesh:DeviceMesh", DeviceMesh)
 Shape("torch._subclasses.fake_tensor:FakeTensorMode", FakeMode)
+#: What guards on sizes call, by the names that they are printed with.
+_guard_functions: Internal[dict[str, object]] = Internal(f"{_SHAPES}:SYMPY_INTERP")
 Shape(f"{_SHAPES}:ShapeEnv", ShapeEnv)
 Fields(f"{_SHAPES}:ShapeEnv", "tracked_fakes")
 Fields(f"{_SHAPES}:TrackedFake", "fake symbolic_context")
@@ -816,8 +827,7 @@ def size_guard_holds(context: TracingContext, expression: str, named: Mapping[st
     Args:
         named: what its symbols are to be the sizes of.
     """
-    shapes = context.fake_mode.shape_env
-    return are_named(context, named) and bool(shapes.evaluate_symexpr(expression))
+    return are_named(context, named) and bool(_evaluated(context, expression))
 
 
 def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
@@ -828,7 +838,15 @@ def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
 
 def value_of_symbol(context: TracingContext, symbol: str) -> int | float | bool:
     """The size, in what is compiled for now, that a symbol stands for."""
-    return context.fake_mode.shape_env.evaluate_symexpr(symbol)
+    return _evaluated(context, symbol)
+
+
+def _evaluated(context: TracingContext, expression: str) -> int | float | bool:
+    """Evaluate with the sizes of this compile, which adds no guard (torch's own, until 2.14)."""
+    sizes = context.fake_mode.shape_env.backed_var_to_val
+    values = {str(symbol): size for symbol, size in sizes.items()}
+    # What torch printed, out of a verified entry, as torch evaluates it when it adds the guard.
+    return cast("int | float | bool", eval(expression, _guard_functions.get(), values))  # noqa: S307
 
 
 def guard_on_sizes(context: TracingContext, expression: str) -> None:
@@ -1095,9 +1113,22 @@ GLOBAL_HOOKS: tuple[Internal[Mapping[int, object]], ...] = tuple(
 )
 Shape("torch._ops:OpOverload", Operator)
 Shape("torch._library.custom_ops:CustomOpDef", CustomOperator)
+Fields(
+    "torch._library.custom_ops:CustomOpDef", "_autocast_dtype", added={"_autocast_dtype": (2, 13)}
+)
 Shape("torch._library.simple_registry:SimpleOperatorEntry", FakeRegistration)
 Shape("torch._library.fake_impl:FakeImplHolder", FakeImplementation)
 Shape("torch._library.utils:Kernel", FakeKernel)
+
+
+def autocast_dtypes(definition: CustomOperator) -> Mapping[str, object]:
+    """To what a custom operator has its inputs cast under autocast, by type of device."""
+    if installed_release() >= (2, 13):
+        found = attrgetter("_autocast_dtype")(definition)
+    else:
+        found = {name: getattr(definition, f"_autocast_{name}_dtype") for name in ("cpu", "cuda")}
+    return {name: dtype for name, dtype in found.items() if dtype is not None}
+
 
 #: Tables of Inductor to which users may add functions.
 decompositions: Internal[Mapping[object, Function[object]]] = Internal(

@@ -255,10 +255,10 @@ class ShapeEnv(Protocol):
 
     guards: Sequence[ShapeGuard]
     var_to_sources: Mapping[object, Sequence[object]]
+    backed_var_to_val: Mapping[object, object]
 
     def deserialize_symexpr(self, code: str) -> int: ...
     def suppress_guards(self) -> AbstractContextManager[object]: ...
-    def evaluate_symexpr(self, code: str) -> int | float | bool: ...
     def evaluate_guards_expression(self, code: str, args: Sequence[object]) -> bool: ...
 
 
@@ -440,7 +440,6 @@ class CustomOperator(Protocol):
     _backward_fn: Function[object] | None
     _setup_context_fn: Function[object] | None
     _vmap_fn: Function[object] | None
-    _autocast_dtype: Mapping[str, object]
 
 
 class FakeKernel(Protocol):

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch._functorch.config as functorch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
@@ -192,8 +193,13 @@ def test_ranks_decide_together_under_each_option(
     assert not internals.ranks_must_agree()
     module, _, name = option.partition(":")
     with importlib.import_module(module).patch({name: True}):
-        # From torch 2.15 on its own lookups see to it.
-        assert internals.ranks_must_agree() is (TORCH < (2, 15))
+        assert internals.ranks_must_agree()
+        if TORCH >= (
+            2,
+            15,
+        ):  # its own lookups see to it where this is set, which it is not as a rule
+            with functorch.patch({"_sync_cache_decision_cross_ranks": True}):
+                assert not internals.ranks_must_agree()
         monkeypatch.setattr(dist, "get_world_size", lambda: 1)
         assert not internals.ranks_must_agree()
 
