@@ -34,6 +34,7 @@ from s3cache.hooks._records import Recording
 from s3cache.hooks._rejected import failing_guards
 from s3cache.hooks._saves import maker, told
 from s3cache.hooks._sources import without_sources
+from s3cache.hooks._triton import portable
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
 
@@ -272,10 +273,11 @@ class FxGraphSeam:
             shared = self._keys.is_shared(key)
             if shared:
                 graph._fx_graph_cache_debug_lines = []  # the header of the entry has them
-            hidden = shared and not self._engine.settings.share_sources
+            shares = self._engine.settings.share_sources
             with (
                 self._calls.entered(Save(graph)) as saving,
-                without_sources(graph) if hidden else contextlib.nullcontext(),
+                without_sources(graph) if shared and not shares else contextlib.nullcontext(),
+                portable([graph] if shared else [], share_sources=shares),
             ):
                 original(key, graph, *args, **kwargs)
                 if saving.error is not None and self._engine.settings.strict:

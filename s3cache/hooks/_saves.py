@@ -28,6 +28,7 @@ from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._records import Recording
 from s3cache.hooks._sources import without_sources
+from s3cache.hooks._triton import portable
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class SaveSeam:
             saving = self._calls.current
             if not (isinstance(saving, Save) and saving.is_shared):
                 return original(entry, *args, **kwargs)
-            with self._told_of(entry):
+            shares = self._engine.settings.share_sources
+            with self._told_of(entry), portable(_graphs(entry), share_sources=shares):
                 content = original(entry, *args, **kwargs)
             if content is None:  # torch has logged what it met
                 field = internals.find_unpicklable_field.get()(entry) or "as a whole"
@@ -126,9 +128,7 @@ class SaveSeam:
     def _told_of(self, entry: AOTResult) -> AbstractContextManager[None]:
         if self._engine.settings.share_sources:
             return nullcontext()
-        halves = (entry.compiled_fw, entry.compiled_bw)
-        graphs = [half.result for half in halves if half is not None]
-        return without_sources(entry, entry.runtime_metadata, *graphs)
+        return without_sources(entry, entry.runtime_metadata, *_graphs(entry))
 
     def _writer(self, original: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
         def write_to_local_cache(key: str, content: bytes) -> None:
@@ -186,8 +186,7 @@ class SaveSeam:
 
     def _artifact(self, key: str, saving: Save, content: bytes) -> Artifact:
         entry = saving.entry
-        halves = (entry.compiled_fw, entry.compiled_bw)
-        graphs = [half.result for half in halves if half is not None]
+        graphs = _graphs(entry)
         kernels = self._kernels.images_of(graphs)
         components = self._keys.components(key)
         first_call = self._bundling.outputs(key)
@@ -209,6 +208,12 @@ class SaveSeam:
             made_by=maker(graphs, compiled=bool(kernels)),
             first_call=first_call,
         )
+
+
+def _graphs(entry: AOTResult) -> list[object]:
+    """What its forward, and its backward if it has one, were compiled to."""
+    halves = (entry.compiled_fw, entry.compiled_bw)
+    return [half.result for half in halves if half is not None]
 
 
 # -- what an entry tells people

@@ -48,7 +48,9 @@ from s3cache.torch_api.protocols import (
     AOTConfig,
     AOTResult,
     AutogradNode,
+    AutotuneCache,
     BackwardModule,
+    CachingAutotuner,
     CompiledGraph,
     CompiledHalf,
     CompileReason,
@@ -1615,6 +1617,19 @@ emit_triton_bundle: Internal[Function[object]] = Internal(
 triton_directory: Internal[Callable[[int], str]] = Internal(
     "torch._inductor.runtime.runtime_utils:triton_cache_dir"
 )
+#: What remembers which configuration of a kernel was the fastest, in a file beside its source.
+autotune_cache: Internal[type[AutotuneCache]] = Internal(
+    "torch._inductor.runtime.autotune_cache:AutotuneCache"
+)
+Shape("torch._inductor.runtime.autotune_cache:AutotuneCache", AutotuneCache)
+#: The kernels that a compiled graph came with, or that were compiled for it.
+(TRITON_BUNDLE,) = Fields("torch._inductor.output_code:CompiledFxGraph", "_triton_bundle").names
+_AUTOTUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
+Shape(_AUTOTUNER, CachingAutotuner)
+#: What it keeps once it is loaded, which no pickle can hold.
+LAUNCHERS, RELOAD = Fields(_AUTOTUNER, "launchers _reload_kernel").names
+#: What Triton's function keeps of the process and the file that it was read from.
+BINDERS, FILE = Fields("triton.runtime.jit:JITFunction", "device_caches file_name").names
 _loaded_kernels: Internal[set[str]] = Internal(
     f"{_CODE}:CppPythonBindingsCodeCache._loaded_module_names",
     since=(2, 12),
