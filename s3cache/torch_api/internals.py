@@ -229,6 +229,8 @@ CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
 context_hashes: Internal[Callable[[GraphModule], list[object]]] = Internal(
     f"{_CACHE}:_collect_context_fn_hashes"
 )
+#: What the metadata of a node says of what it returns: after Dynamo, after AOTAutograd.
+NODE_VALUES = ("example_value", "val")
 #: Until 2.12 torch's key does not ask whether a graph has anything for the processor to do.
 _ASKS_FOR_CPU_CODE = Fields(
     _DETAILS, "_may_generate_cpu_cpp_code", added={"_may_generate_cpu_cpp_code": (2, 13)}
@@ -255,6 +257,12 @@ def tells_threads(details: KeyDetails) -> bool:
     The others leave it out also where code for a graphics card does not depend on it.
     """
     return all(hasattr(details, name) for name in _ASKS_FOR_CPU_CODE.names)
+
+
+def may_have_cpu_code(details: KeyDetails) -> bool:
+    """Whether torch says that it may make code for the processor; not before torch 2.13."""
+    ask = getattr(details, *_ASKS_FOR_CPU_CODE.names, None)
+    return ask is not None and bool(ask(details.gm, details.example_inputs))
 
 
 def set_torch_key(value: bytes) -> None:
@@ -1628,8 +1636,19 @@ _AUTOTUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
 Shape(_AUTOTUNER, CachingAutotuner)
 #: What it keeps once it is loaded, which no pickle can hold.
 LAUNCHERS, RELOAD = Fields(_AUTOTUNER, "launchers _reload_kernel").names
-#: What Triton's function keeps of the process and the file that it was read from.
-BINDERS, FILE = Fields("triton.runtime.jit:JITFunction", "device_caches file_name").names
+#: What Triton's function keeps of the process and the file that it was read from, if it does.
+BINDERS, FILE = "device_caches", "file_name"
+
+
+def triton_environment() -> dict[str, str]:
+    """The variables that Triton makes a part of its own key and that are set; none without it."""
+    try:
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+    except ImportError:
+        return {}
+    return dict(get_cache_invalidating_env_vars())
+
+
 _loaded_kernels: Internal[set[str]] = Internal(
     f"{_CODE}:CppPythonBindingsCodeCache._loaded_module_names",
     since=(2, 12),
