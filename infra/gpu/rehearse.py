@@ -28,7 +28,7 @@ try:
 except ImportError:
     sys.exit("error: Triton is not installed: take a torch with CUDA")
 
-LIMIT_S = 540
+LIMIT_S = float(os.environ.get("REHEARSAL_LIMIT_S", "540"))
 # Of a job: what it trains, in which type, and the options of torch.compile.
 JOBS = {
     "mlp": ("mlp", "float32", {}),
@@ -76,8 +76,10 @@ def rehearse(root: Path, names: list[str], standin: str | None) -> dict:
         jobs[machine] = run(place, shared, names, standin, left_s)
         if machine == "first":
             named = names_of(root / "first", shared / "store")
-        shutil.rmtree(place)
+            shutil.rmtree(place)
     faults = [f"an entry names a directory of the first machine: {name}" for name in named]
+    if (root / "first").exists():
+        faults.append("the second machine wrote into directories of the first")
     for name in names:
         first, second = (jobs[machine].get(name, {"error": "it did not run"}) for machine in jobs)
         faults += [f"{name}: {text}" for text in judge(first, second, compared=not standin)]
@@ -113,7 +115,7 @@ def run(place: Path, shared: Path, names: list[str], standin: str | None, left_s
         ended = subprocess.run(command, env=environment, timeout=max(left_s, 1), check=False)
         fault = f"the process ended with {ended.returncode}" if ended.returncode else ""
     except subprocess.TimeoutExpired:
-        fault = f"not done within {LIMIT_S} s"
+        fault = f"not done within {LIMIT_S:.0f} s"
     results = json.loads(out.read_text()) if out.exists() else {}
     for name in names:
         results.setdefault(name, {"error": fault or "no result"})
@@ -227,7 +229,7 @@ def work(shared: Path, names: list[str]) -> None:
                 },
                 **compare(numbers, shared / f"{list(JOBS).index(name)}.pt"),
             }
-        except Exception as exc:  # noqa: BLE001 - it is told, and the next job runs
+        except Exception as exc:  # noqa: BLE001 - the table has it, and the next job runs
             results[name] = {"error": f"{type(exc).__name__}: {exc}"[:2000]}
         out.write_text(json.dumps(results))
     cache.flush(60)
