@@ -274,12 +274,17 @@ class FxGraphSeam:
             if shared:
                 graph._fx_graph_cache_debug_lines = []  # the header of the entry has them
             shares = self._engine.settings.share_sources
-            with (
-                self._calls.entered(Save(graph)) as saving,
-                without_sources(graph) if shared and not shares else contextlib.nullcontext(),
-                portable([graph] if shared else [], share_sources=shares),
-            ):
-                original(key, graph, *args, **kwargs)
+            with self._calls.entered(Save(graph)) as saving, contextlib.ExitStack() as stack:
+                try:
+                    if shared and internals.with_triton_kernels([graph]):
+                        stack.enter_context(portable([graph], share_sources=shares))
+                    if shared and not shares:
+                        stack.enter_context(without_sources(graph))
+                except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+                    saving.met(exc)
+                    self._warn(saves, "a compiled graph is not shared", exc)
+                else:
+                    original(key, graph, *args, **kwargs)
                 if saving.error is not None and self._engine.settings.strict:
                     raise saving.error
 

@@ -6,11 +6,11 @@ and writes it to its directory. That write comes here; what cannot be shared goe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
@@ -115,7 +115,14 @@ class SaveSeam:
             if not (isinstance(saving, Save) and saving.is_shared):
                 return original(entry, *args, **kwargs)
             shares = self._engine.settings.share_sources
-            with self._told_of(entry), portable(_graphs(entry), share_sources=shares):
+            with contextlib.ExitStack() as stack:
+                try:
+                    if graphs := internals.with_triton_kernels(_graphs(entry)):
+                        stack.enter_context(portable(graphs, share_sources=shares))
+                    stack.enter_context(self._told_of(entry))
+                except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+                    self._failed(saving, exc)
+                    return None
                 content = original(entry, *args, **kwargs)
             if content is None:  # torch has logged what it met
                 field = internals.find_unpicklable_field.get()(entry) or "as a whole"
@@ -125,9 +132,9 @@ class SaveSeam:
 
         return pickle_entry
 
-    def _told_of(self, entry: AOTResult) -> AbstractContextManager[None]:
+    def _told_of(self, entry: AOTResult) -> contextlib.AbstractContextManager[None]:
         if self._engine.settings.share_sources:
-            return nullcontext()
+            return contextlib.nullcontext()
         return without_sources(entry, entry.runtime_metadata, *_graphs(entry))
 
     def _writer(self, original: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:

@@ -69,9 +69,9 @@ def _hidden(name: str, value: object) -> object:
         return ""
     if name == "cudagraph_info" and value is not None:
         return _told_nothing(cast("CudagraphInfo", value))
-    if name == _RUN:
-        return _KERNEL_PATH.sub("", cast("str", value))
-    return _text(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return _KERNEL_PATH.sub("", value) if name == _RUN else _text(value)
 
 
 def _told_nothing(info: CudagraphInfo) -> CudagraphInfo:

@@ -1632,6 +1632,14 @@ autotune_cache: Internal[type[AutotuneCache]] = Internal(
 Shape("torch._inductor.runtime.autotune_cache:AutotuneCache", AutotuneCache)
 #: The kernels that a compiled graph came with, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields("torch._inductor.output_code:CompiledFxGraph", "_triton_bundle").names
+
+
+def with_triton_kernels(graphs: Iterable[object]) -> list[object]:
+    """Those of compiled graphs that have some."""
+    bundles = ((graph, getattr(graph, TRITON_BUNDLE, None)) for graph in graphs)
+    return [graph for graph, bundle in bundles if bundle and bundle.kernel_artifacts]
+
+
 _AUTOTUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
 Shape(_AUTOTUNER, CachingAutotuner)
 #: What it keeps once it is loaded, which no pickle can hold.
