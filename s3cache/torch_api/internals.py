@@ -261,7 +261,8 @@ def tells_threads(details: KeyDetails) -> bool:
 
 def may_have_cpu_code(details: KeyDetails) -> bool:
     """Whether torch says that it may make code for the processor; not before torch 2.13."""
-    ask = getattr(details, *_ASKS_FOR_CPU_CODE.names, None)
+    (name,) = _ASKS_FOR_CPU_CODE.names
+    ask = getattr(details, name, None)
     return ask is not None and bool(ask(details.gm, details.example_inputs))
 
 
