@@ -119,17 +119,47 @@ $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt |
 
 # Builds of several GB with CUDA, which run on the CPU here. Delete the environment after use.
 TORCH_VENV = .venv-torch-$(TORCH)
+MAKE_TORCH_VENV = [ -e $(TORCH_VENV)/.ready ] || $(LOCKED) bash -euc '\
+	$(PYTHON) -m venv $(TORCH_VENV); \
+	echo "*" >$(TORCH_VENV)/.gitignore; \
+	grep -v ^torch= constraints.txt >$(TORCH_VENV)/constraints.txt; \
+	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt \
+		$(TORCH_VENV)/bin/python -m pip install --quiet torch==$(TORCH) -e ".[test]"; \
+	touch $(TORCH_VENV)/.ready'
 test-torch: check-python ## what touches torch, with another one: make test-torch TORCH=2.14.1
 	@[ -n "$(TORCH)" ] || { echo "error: say which torch: make test-torch TORCH=2.14.1" >&2; exit 1; }
-	@[ -e $(TORCH_VENV)/.ready ] || $(LOCKED) bash -euc '\
-		$(PYTHON) -m venv $(TORCH_VENV); \
-		echo "*" >$(TORCH_VENV)/.gitignore; \
-		grep -v ^torch= constraints.txt >$(TORCH_VENV)/constraints.txt; \
-		PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt \
-			$(TORCH_VENV)/bin/python -m pip install --quiet torch==$(TORCH) -e ".[test]"; \
-		touch $(TORCH_VENV)/.ready'
+	@$(MAKE_TORCH_VENV)
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
 	$(TORCH_VENV)/bin/python -m pytest --nightly -n 2 tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
+
+.PHONY: test-gpu test-gpu-standin gpu-bundle
+# The Python that has torch with CUDA and s3cache; by itself on a machine with a GPU.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu: ## two machines and a GPU: the second hits and compiles nothing; 9 minutes at most
+	@mkdir -p build
+	$(GPU_PYTHON) infra/gpu/rehearse.py --json build/gpu.json $(ARGS)
+
+# Without a GPU, nightly: a driver and runtime that do nothing, under a torch with CUDA, 5 GB.
+test-gpu-standin: TORCH := $(or $(TORCH),2.15.0)
+test-gpu-standin: check-python ## the same without a GPU, and its faults; of torch TORCH=2.15.0 with CUDA
+	@$(MAKE_TORCH_VENV)
+	tests/gpu/build.sh $(abspath $(TORCH_VENV)) build/gpu-$(TORCH)
+	$(TORCH_VENV)/bin/python infra/gpu/rehearse.py --standin build/gpu-$(TORCH)/libcuda.so.1 \
+		--json build/gpu-$(TORCH).json $(ARGS)
+	$(TORCH_VENV)/bin/python tests/gpu/faults.py build/gpu-$(TORCH)/libcuda.so.1
+
+# What a machine without a network lacks that has Python 3.12, torch 2.11.0+cu130 and Triton 3.6.
+GPU_BUNDLE := build/gpu-bundle
+gpu-bundle: $(DIST_READY) ## wheels and the script of test-gpu for a machine without a network
+	rm -rf $(GPU_BUNDLE) $(GPU_BUNDLE).tar
+	mkdir -p $(GPU_BUNDLE)/wheels
+	$(DIST_VENV)/bin/python -m build --no-isolation --wheel --outdir $(GPU_BUNDLE)/wheels .
+	$(DIST_VENV)/bin/python -m pip download --quiet --no-deps -c constraints.txt \
+		--python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+		--only-binary :all: --dest $(GPU_BUNDLE)/wheels msgpack tenacity zstandard
+	cp infra/gpu/rehearse.py infra/gpu/run.sh $(GPU_BUNDLE)
+	tar -C build -cf $(GPU_BUNDLE).tar gpu-bundle
+	@du -h $(GPU_BUNDLE).tar
 
 test-pythons: check-python ## what needs no torch, with each Python from 3.10 that is found; 2 minutes each
 	nice $(PYTHON) -m tests.pythons $(ARGS)

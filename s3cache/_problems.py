@@ -6,6 +6,7 @@ A miss, or a refused save, carries the reason. There is one warning for each kin
 from __future__ import annotations
 
 import errno
+import re
 import threading
 
 from s3cache._logs import logger_of
@@ -23,7 +24,7 @@ from s3cache.errors import (
 )
 from s3cache.stats import Reason
 
-__all__ = ["Problems", "code_of", "is_machines_trouble", "reason_for"]
+__all__ = ["Problems", "code_of", "is_devices_trouble", "is_machines_trouble", "reason_for"]
 
 logger, trust = logger_of("storage"), logger_of("trust")
 
@@ -35,7 +36,7 @@ def reason_for(error: Exception) -> Reason:
     for kind, reason in _REASONS:
         if isinstance(error, kind):
             return reason
-    return Reason.ERROR
+    return Reason.DEVICE if is_devices_trouble(error) else Reason.ERROR
 
 
 def code_of(error: Exception) -> str:
@@ -78,6 +79,26 @@ def is_machines_trouble(error: BaseException | None) -> bool:
         error = error.__cause__ or error.__context__
     return False
 
+
+def is_devices_trouble(error: BaseException | None) -> bool:
+    """Whether the driver of an accelerator said so, of a kernel that it was to load.
+
+    The bytes are those that were compiled, for such a device and driver: it has no memory, or is
+    lost. Only where it says that the image itself is no kernel is that not its fault.
+    """
+    while error is not None:
+        said = str(error)
+        if _DRIVER.search(said) and not _NO_KERNEL.search(said):
+            return True
+        error = error.__cause__
+    return False
+
+
+# torch's launcher, its runtime, and Triton's driver say it in words: "CUDA driver error: out of
+# memory", "CUDA error: initialization error", "Triton Error [CUDA]: no kernel image is available".
+# torch forgets the class of the error where no configuration of a kernel can be loaded.
+_DRIVER = re.compile(r"\b(CUDA|HIP|XPU)( driver)? error:|Triton Error \[\w+\]|\bOutOfMemoryError:")
+_NO_KERNEL = re.compile(r"kernel image is invalid|named symbol not found")
 
 # Of these there are enough for others, or a moment later: that says nothing of the store.
 _LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})

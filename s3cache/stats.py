@@ -63,6 +63,7 @@ class Reason(str, Enum):
     DENIED = "denied"  # credentials are missing or not allowed to
     FULL = "full"  # no room on the disk or in the upload queue
     MACHINE = "machine"  # it is sound, and this machine has no room, memory or descriptors for it
+    DEVICE = "device"  # it is sound, and the driver of the accelerator here would not load it
     RANKS = "ranks"  # another rank of the job has missed, and all have to compile together
     DISABLED = "disabled"  # the mode does not allow it
     FORCED = "forced"  # the user asked to compile anew

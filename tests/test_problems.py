@@ -12,7 +12,13 @@ import pytest
 
 from s3cache import errors
 from s3cache._pages import known
-from s3cache._problems import Problems, code_of, is_machines_trouble, reason_for
+from s3cache._problems import (
+    Problems,
+    code_of,
+    is_devices_trouble,
+    is_machines_trouble,
+    reason_for,
+)
 from s3cache.errors import AccessDeniedError, ClosedError, ConfigError, PermanentError
 from s3cache.stats import Reason
 
@@ -56,6 +62,35 @@ def test_what_a_machine_lacks_is_no_fault_of_an_entry(error: Exception) -> None:
 def test_other_errors_are(error: Exception) -> None:
     assert not is_machines_trouble(error)
     assert not is_machines_trouble(chained(error))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA driver error: out of memory",
+        "CUDA error: initialization error\nCompile with `TORCH_USE_CUDA_DSA`",
+        "Triton Error [CUDA]: no kernel image is available for execution on the device",
+        "HIP error: out of memory",
+        "No valid triton configs. OutOfMemoryError: out of memory",
+    ],
+)
+def test_what_a_driver_says_is_no_fault_of_an_entry(said: str) -> None:
+    for error in (RuntimeError(said), chained(RuntimeError(said))):
+        assert is_devices_trouble(error)
+        assert reason_for(error) is Reason.DEVICE
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA driver error: device kernel image is invalid",
+        "Triton Error [CUDA]: named symbol not found",
+        "No valid triton configs. OutOfResources: out of resource: shared memory",
+        "a model's own error",
+    ],
+)
+def test_what_a_driver_says_of_the_image_itself_is(said: str) -> None:
+    assert not is_devices_trouble(chained(RuntimeError(said)))
 
 
 @pytest.mark.parametrize("outer", [PermanentError("the client refuses"), ClosedError("no thread")])

@@ -7,7 +7,7 @@ from s3cache.artifact._artifact import (
     variant_of,
 )
 from s3cache.artifact._describe import describe, description, packed, unpacked
-from s3cache.artifact._images import check_image, without_places
+from s3cache.artifact._images import check_image, hidden_places, without_places
 from s3cache.artifact._metadata import (
     AOTConfig,
     Backward,
@@ -64,6 +64,7 @@ __all__ = [
     "check_image",
     "describe",
     "description",
+    "hidden_places",
     "packed",
     "to_plain",
     "unpacked",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from s3cache.errors import CorruptError
 from s3cache.store import Buffer
 
-__all__ = ["check_image", "without_places"]
+__all__ = ["check_image", "hidden_places", "without_places"]
 
 _ELF_64 = b"\x7fELF\x02"
 _LOADED = 1  # PT_LOAD
@@ -51,10 +51,15 @@ def without_places(image: Buffer, *prefixes: str) -> Buffer:
                 struct.pack_into(f"{_order(image)}I", mended, at + 4, _NO_SECTION)
         except (struct.error, IndexError, CorruptError):
             mended = bytearray(image)
+    return hidden_places(mended, *prefixes)
+
+
+def hidden_places(data: Buffer, *prefixes: str) -> bytes:
+    """``data`` with dots for paths that begin with ``prefixes``; nothing moves."""
+    hidden = bytes(data)
     for prefix in filter(None, map(str.encode, prefixes)):
-        hidden = b"/".ljust(len(prefix), b".")
-        mended = mended.replace(prefix + b"/", hidden + b"/")
-    return bytes(mended)
+        hidden = hidden.replace(prefix + b"/", b"/".ljust(len(prefix), b".") + b"/")
+    return hidden
 
 
 def _debugging(image: Buffer) -> Iterator[tuple[int, int, int]]:

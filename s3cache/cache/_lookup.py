@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from s3cache import entries
-from s3cache._problems import Problems, is_machines_trouble, reason_for
+from s3cache._problems import Problems, is_devices_trouble, is_machines_trouble, reason_for
 from s3cache.cache._results import Hit, Miss
 from s3cache.errors import CorruptError, UntrustedError
 from s3cache.frame import Frame
@@ -107,11 +107,15 @@ class JudgedLookup:
     def reject(self, hit: Hit, error: Exception) -> None:
         """``hit`` is sound but cannot be used: treat it as damaged, see :meth:`Engine.reject`.
 
-        Unless it is the machine's fault: then it stays where it is, for better times and others.
+        Unless it is the machine's fault, or its device's: then it stays where it is, for better
+        times and others.
         """
         if is_machines_trouble(error):
             self._reason = Reason.MACHINE
             self._problems.warn("machine", "an entry cannot be used on this machine now", error)
+        elif is_devices_trouble(error):
+            self._reason = Reason.DEVICE
+            self._problems.warn("device", "an entry's kernels cannot be loaded here now", error)
         else:
             self._reason = Reason.CORRUPT
             self._set_aside(hit.entry, error)

@@ -132,6 +132,8 @@ _LABELS = {
     "python.abi": "Python",
     "machine.arch": "processor architecture",
     "machine.os": "operating system",
+    "machine.accelerator": "accelerator and its driver",
+    "triton.environment": "environment variables of Triton",
     "torch.cpu_capability": "CPU capability (ATEN_CPU_CAPABILITY)",
     "torch.num_threads": "number of threads (torch.set_num_threads, OMP_NUM_THREADS)",
     "cpp_runtime_thread_count": "number of threads of C++ code",

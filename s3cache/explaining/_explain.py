@@ -35,6 +35,7 @@ _REASONS = {
     "denied": "credentials are missing, or not allowed to read",
     "full": "there was no room",
     "machine": "this machine had no room, memory or descriptors for it",
+    "device": "the driver of the accelerator would not load its kernels",
     "ranks": "another rank of the job missed, and all compile together",
     "disabled": "the mode does not look anything up",
     "forced": "recache=True asks to compile anew",

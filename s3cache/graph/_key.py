@@ -26,9 +26,12 @@ from s3cache.graph._safety import Unsafe, graph_modules
 from s3cache.graph._stable import Component, StableBytes
 from s3cache.graph._subclasses import subclass_component
 from s3cache.graph._surroundings import (
+    PROCESSOR,
+    device_components,
     graph_components,
     input_components,
     machine_components,
+    needs_processor,
     thread_components,
 )
 from s3cache.torch_api import internals
@@ -85,6 +88,10 @@ def key_of(
     stable = StableBytes(pickler, vouched)
     components, unsafe = _details_components(details, stable)
     components.update(machine_components())
+    if not needs_processor(details):
+        for name in PROCESSOR:
+            del components[name]
+    components.update(device_components(details))
     components.update(thread_components(details))
     if details.gm is not None:
         components.update(graph_components(details.gm, stable))
@@ -153,6 +160,8 @@ def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]
     if unsafe:
         return None
     components.update(machine_components())
+    for name in PROCESSOR:  # if it matters the key has it, and it stays as long as the process
+        del components[name]
     if of_threads:
         components["torch.num_threads"] = Component.of_text(str(torch.get_num_threads()))
     try:

@@ -10,6 +10,8 @@ have it.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import hashlib
 import platform
@@ -34,9 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIRST_CALL",
+    "PROCESSOR",
+    "device_components",
     "graph_components",
     "input_components",
     "machine_components",
+    "needs_processor",
     "places",
     "sees_places",
     "thread_components",
@@ -98,10 +103,18 @@ def installation() -> dict[str, Component]:
         "python.abi": f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
         + ("" if not sys.flags.optimize else " without assertions"),
         "torch.version": str(torch.__version__),
-        "torch.build": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
+        "torch.build": hashlib.sha256(_build().encode()).hexdigest(),
         "torch.cxx_abi": str(torch.compiled_with_cxx11_abi()),
     }
     return {name: Component.of_text(text) for name, text in parts.items()}
+
+
+def _build() -> str:
+    """How torch was built; what it says of this processor is in ``torch.cpu_capability``."""
+    import torch
+
+    lines = torch.__config__.show().splitlines()
+    return "\n".join(line for line in lines if "CPU capability" not in line)
 
 
 def thread_components(details: KeyDetails) -> dict[str, Component]:
@@ -146,6 +159,101 @@ def machine_components() -> dict[str, Component]:
     """Components that depend on the machine, the installation and settings of this moment."""
     settings = {name: Component.of_text(text) for name, text in _settings().items()}
     return {**installation(), **settings}
+
+
+# -- devices
+
+#: Components that only code for the processor depends on.
+PROCESSOR = ("machine.isa", "torch.cpu_capability")
+
+
+def device_components(details: KeyDetails) -> dict[str, Component]:
+    """What code for accelerators takes from those that the graph is on; nothing if it is on none.
+
+    Inductor and Triton put the number of processors, shared memory, registers and the like into
+    code, or choose by them; torch's own key has the name of the current device.
+    """
+    said = {_accelerator(device) for device in devices_of(details) - {"cpu", "meta"}} - {""}
+    if not said:
+        return {}
+    components = {"machine.accelerator": Component.of_text("; ".join(sorted(said)))}
+    if environment := internals.triton_environment():
+        text = _said(dict(sorted(environment.items())))
+        components["triton.environment"] = Component.of_text(text)
+    return components
+
+
+def needs_processor(details: KeyDetails) -> bool:
+    """Whether code for the processor may be among what the graph is compiled to."""
+    return (
+        bool({"cpu", "meta"} & (devices := devices_of(details)))
+        or not devices
+        or bool(internals.inductor_config.get().cpp_wrapper)
+        or internals.may_have_cpu_code(details)
+    )
+
+
+def devices_of(details: KeyDetails) -> set[str]:
+    """Devices of all tensors in a graph, and those that it names; ``cpu`` too if it cannot tell."""
+    import torch
+
+    devices: set[str] = set()
+
+    def look(value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            look(value.device)
+        elif isinstance(value, torch.device):
+            devices.add(value.type if value.type in ("cpu", "meta") else str(value))
+        elif isinstance(value, (list, tuple)):
+            for part in value:
+                look(part)
+        elif isinstance(value, dict):
+            look(list(value.values()))
+        elif isinstance(value, str) and value.startswith("cpu"):
+            devices.add("cpu")
+
+    look(details.example_inputs)
+    for _, module in () if details.gm is None else graph_modules(details.gm):
+        look([value for value in vars(module).values() if isinstance(value, torch.Tensor)])
+        look([*module._parameters.values(), *module._buffers.values()])
+        for node in module.graph.nodes:
+            known = [node.meta[name] for name in internals.NODE_VALUES if name in node.meta]
+            if not known and node.op == "placeholder":
+                devices.add("cpu")  # nobody has traced it
+            look([known, node.args, node.kwargs])
+    return devices
+
+
+# Of one device among equal ones; the rest is said of all of them.
+_OF_ONE = frozenset({"pci_bus_id", "pci_device_id", "pci_domain_id", "total_memory", "uuid"})
+
+
+def _accelerator(name: str) -> str:
+    """What torch says of a device, and which driver it has; ``""`` if it says nothing."""
+    import torch
+
+    device = torch.device(name)
+    try:
+        properties = torch.get_device_module(device).get_device_properties(device)
+    except (AssertionError, AttributeError, RuntimeError):
+        return ""
+    said = {
+        field: value
+        for field in dir(properties)
+        if not field.startswith("_")
+        and field not in _OF_ONE
+        and isinstance(value := getattr(properties, field), (bool, int, float, str))
+    }
+    return _said({**said, "driver": _cuda_driver() if device.type == "cuda" else ""})
+
+
+@functools.cache
+def _cuda_driver() -> int:
+    """The version of CUDA that the driver supports, which torch does not tell; 0 if unknown."""
+    version = ctypes.c_int()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 # -- settings of the process

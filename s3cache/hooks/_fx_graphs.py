@@ -35,6 +35,7 @@ from s3cache.hooks._records import Recording, in_words
 from s3cache.hooks._rejected import failing_guards
 from s3cache.hooks._saves import maker, told
 from s3cache.hooks._sources import without_sources
+from s3cache.hooks._triton import portable
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
 
@@ -300,12 +301,19 @@ class FxGraphSeam:
             if shared:
                 given.arguments["local"] = True  # that write comes here, for the remote alone too
                 graph._fx_graph_cache_debug_lines = []  # the header of the entry has them
-            hidden = shared and not self._engine.settings.share_sources
-            with (
-                self._calls.entered(Save(graph, in_directory=in_directory)) as saving,
-                without_sources(graph) if hidden else contextlib.nullcontext(),
-            ):
-                original(*given.args, **given.kwargs)
+            shares = self._engine.settings.share_sources
+            saved = Save(graph, in_directory=in_directory)
+            with self._calls.entered(saved) as saving, contextlib.ExitStack() as stack:
+                try:
+                    if shared and internals.with_triton_kernels([graph]):
+                        stack.enter_context(portable([graph], share_sources=shares))
+                    if shared and not shares:
+                        stack.enter_context(without_sources(graph))
+                except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+                    saving.met(exc)
+                    self._warn(saves, "a compiled graph is not shared", exc)
+                else:
+                    original(*given.args, **given.kwargs)
                 if saving.error is not None and self._engine.settings.strict:
                     raise saving.error
 

@@ -6,11 +6,11 @@ and writes it to its directory. That write comes here; what cannot be shared goe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
@@ -28,6 +28,7 @@ from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._records import Recording
 from s3cache.hooks._sources import without_sources
+from s3cache.hooks._triton import portable
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -113,7 +114,15 @@ class SaveSeam:
             saving = self._calls.current
             if not (isinstance(saving, Save) and saving.is_shared):
                 return original(entry, *args, **kwargs)
-            with self._told_of(entry):
+            shares = self._engine.settings.share_sources
+            with contextlib.ExitStack() as stack:
+                try:
+                    if graphs := internals.with_triton_kernels(_graphs(entry)):
+                        stack.enter_context(portable(graphs, share_sources=shares))
+                    stack.enter_context(self._told_of(entry))
+                except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+                    self._failed(saving, exc)
+                    return None
                 content = original(entry, *args, **kwargs)
             if content is None:  # torch has logged what it met
                 field = internals.find_unpicklable_field.get()(entry) or "as a whole"
@@ -123,12 +132,10 @@ class SaveSeam:
 
         return pickle_entry
 
-    def _told_of(self, entry: AOTResult) -> AbstractContextManager[None]:
+    def _told_of(self, entry: AOTResult) -> contextlib.AbstractContextManager[None]:
         if self._engine.settings.share_sources:
-            return nullcontext()
-        halves = (entry.compiled_fw, entry.compiled_bw)
-        graphs = [half.result for half in halves if half is not None]
-        return without_sources(entry, entry.runtime_metadata, *graphs)
+            return contextlib.nullcontext()
+        return without_sources(entry, entry.runtime_metadata, *_graphs(entry))
 
     def _writer(self, original: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
         def write_to_local_cache(key: str, content: bytes) -> None:
@@ -188,8 +195,7 @@ class SaveSeam:
 
     def _artifact(self, key: str, saving: Save, content: bytes) -> Artifact:
         entry = saving.entry
-        halves = (entry.compiled_fw, entry.compiled_bw)
-        graphs = [half.result for half in halves if half is not None]
+        graphs = _graphs(entry)
         kernels = self._kernels.images_of(graphs)
         components = self._keys.components(key)
         first_call = self._bundling.outputs(key)
@@ -211,6 +217,12 @@ class SaveSeam:
             made_by=maker(graphs, compiled=bool(kernels)),
             first_call=first_call,
         )
+
+
+def _graphs(entry: AOTResult) -> list[object]:
+    """What its forward, and its backward if it has one, were compiled to."""
+    halves = (entry.compiled_fw, entry.compiled_bw)
+    return [half.result for half in halves if half is not None]
 
 
 # -- what an entry tells people

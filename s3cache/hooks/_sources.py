@@ -36,6 +36,8 @@ _TRACES = {"cache_linemap", "inductor_provenance_stack_traces_str", "tangent_sou
 # A program that compiles the graph again, for reports to torch, with variables of the environment.
 _PROGRAM = "runnable_graph_str"
 _RUN = "source_code"
+# What its comments name of the machine: in which file a kernel was written out.
+_KERNEL_PATH = re.compile(r"(?<=# kernel path: ).*/")
 
 
 @contextlib.contextmanager
@@ -67,7 +69,9 @@ def _hidden(name: str, value: object) -> object:
         return ""
     if name == "cudagraph_info" and value is not None:
         return _told_nothing(cast("CudagraphInfo", value))
-    return _text(value) if isinstance(value, str) and name != _RUN else value
+    if not isinstance(value, str):
+        return value
+    return _KERNEL_PATH.sub("", value) if name == _RUN else _text(value)
 
 
 def _told_nothing(info: CudagraphInfo) -> CudagraphInfo:

@@ -20,7 +20,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
 from operator import attrgetter, is_
@@ -50,7 +50,9 @@ from s3cache.torch_api.protocols import (
     AOTConfig,
     AOTResult,
     AutogradNode,
+    AutotuneCache,
     BackwardModule,
+    CachingAutotuner,
     CompiledGraph,
     CompiledHalf,
     CompileReason,
@@ -229,6 +231,8 @@ CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
 context_hashes: Internal[Callable[[GraphModule], list[object]]] = Internal(
     f"{_CACHE}:_collect_context_fn_hashes"
 )
+#: What the metadata of a node says of what it returns: after Dynamo, after AOTAutograd.
+NODE_VALUES = ("example_value", "val")
 #: Until 2.12 torch's key does not ask whether a graph has anything for the processor to do.
 _ASKS_FOR_CPU_CODE = Fields(
     _DETAILS, "_may_generate_cpu_cpp_code", added={"_may_generate_cpu_cpp_code": (2, 13)}
@@ -255,6 +259,13 @@ def tells_threads(details: KeyDetails) -> bool:
     The others leave it out also where code for a graphics card does not depend on it.
     """
     return all(hasattr(details, name) for name in _ASKS_FOR_CPU_CODE.names)
+
+
+def may_have_cpu_code(details: KeyDetails) -> bool:
+    """Whether torch says that it may make code for the processor; not before torch 2.13."""
+    (name,) = _ASKS_FOR_CPU_CODE.names
+    ask = getattr(details, name, None)
+    return ask is not None and bool(ask(details.gm, details.example_inputs))
 
 
 def set_torch_key(value: bytes) -> None:
@@ -1723,6 +1734,38 @@ emit_triton_bundle: Internal[Function[object]] = Internal(
 triton_directory: Internal[Callable[[int], str]] = Internal(
     "torch._inductor.runtime.runtime_utils:triton_cache_dir"
 )
+#: What remembers which configuration of a kernel was the fastest, in a file beside its source.
+autotune_cache: Internal[type[AutotuneCache]] = Internal(
+    "torch._inductor.runtime.autotune_cache:AutotuneCache"
+)
+Shape("torch._inductor.runtime.autotune_cache:AutotuneCache", AutotuneCache)
+#: The kernels that a compiled graph came with, or that were compiled for it.
+(TRITON_BUNDLE,) = Fields("torch._inductor.output_code:CompiledFxGraph", "_triton_bundle").names
+
+
+def with_triton_kernels(graphs: Iterable[object]) -> list[object]:
+    """Those of compiled graphs that have some."""
+    bundles = ((graph, getattr(graph, TRITON_BUNDLE, None)) for graph in graphs)
+    return [graph for graph, bundle in bundles if bundle and bundle.kernel_artifacts]
+
+
+_AUTOTUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
+Shape(_AUTOTUNER, CachingAutotuner)
+#: What it keeps once it is loaded, which no pickle can hold.
+LAUNCHERS, RELOAD = Fields(_AUTOTUNER, "launchers _reload_kernel").names
+#: What Triton's function keeps of the process and the file that it was read from, if it does.
+BINDERS, FILE = "device_caches", "file_name"
+
+
+def triton_environment() -> dict[str, str]:
+    """The variables that Triton makes a part of its own key and that are set; none without it."""
+    try:
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+    except ImportError:
+        return {}
+    return dict(get_cache_invalidating_env_vars())
+
+
 _loaded_kernels: Internal[set[str]] = Internal(
     f"{_CODE}:CppPythonBindingsCodeCache._loaded_module_names",
     since=(2, 12),

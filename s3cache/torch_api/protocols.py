@@ -22,7 +22,9 @@ __all__ = [
     "AOTConfig",
     "AOTResult",
     "AutogradNode",
+    "AutotuneCache",
     "BackwardModule",
+    "CachingAutotuner",
     "CompileReason",
     "CompiledGraph",
     "CompiledHalf",
@@ -64,6 +66,7 @@ __all__ = [
     "TracingContext",
     "Translator",
     "TritonBundle",
+    "TritonFile",
     "TritonKernel",
     "ViewSequence",
     "Virtualized",
@@ -129,17 +132,65 @@ class CompiledGraph(Protocol):
     _fx_graph_cache_debug_lines: list[str] | None
 
 
+class TritonFile(Protocol):
+    """One file of a kernel."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+    filename: str
+    payload: bytes
+
+
 class TritonKernel(Protocol):
     """The files of one of Triton's kernels."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
     kernel_hash: str
     device: int
+    artifacts: Sequence[TritonFile]
+
+
+class JITFunction(Protocol):
+    """A kernel as Triton has it before it is compiled."""
+
+    fn: object
+    create_binder: Callable[[], object]
+
+
+class AutotuneCache(Protocol):
+    """Where the best of several configurations of a kernel is remembered."""
+
+    configs_hash: str
+    save: Function[None]
+
+    @classmethod
+    def create(
+        cls, inductor_meta: object, filename: str, configs_hash: str
+    ) -> AutotuneCache | None: ...
+
+
+class CachingAutotuner(Protocol):
+    """All configurations of a kernel, compiled."""
+
+    filename: str | None
+    kernel_hash: str
+    save_cache_hook: object
+    inductor_meta: object
+    fn: JITFunction
+
+
+class StaticKernel(Protocol):
+    """A kernel that torch launches without Triton."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+    kernel: CachingAutotuner
 
 
 class TritonBundle(Protocol):
     """All of them that a compiled graph has."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
     kernel_artifacts: Sequence[TritonKernel]
+    static_autotuners: Sequence[StaticKernel]
 
 
 class PlaceholderInfo(Protocol):

@@ -1,20 +1,26 @@
-"""Kernels of Triton are loaded from where nobody else may write; without a GPU, up to the files."""
+"""Kernels of Triton hold nothing of the machine they are from, and are loaded from where nobody
+else may write; without a GPU, up to the files."""
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tests.support.compiler  # noqa: F401
 from s3cache._problems import is_machines_trouble
+from s3cache.artifact import unpickled
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._triton import TritonSeam, check_triton_directory
+from s3cache.hooks._triton import TritonSeam, check_triton_directory, portable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 KERNEL = "KERNELHASH"
 
@@ -29,17 +35,23 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     os.umask(before)
 
 
-def emit(*, rebuilding: bool = True) -> None:
-    """What torch does with an entry that has a kernel, under the seam."""
+def bundled(files: dict[str, bytes], *static: Any) -> Any:
+    """A kernel's files, and kernels that torch launches itself, as torch keeps them."""
     from torch._inductor.triton_bundler import (
         TritonBundle,
-        TritonBundler,
         TritonKernelArtifact,
         TritonKernelArtifacts,
     )
 
-    files = [TritonKernelArtifact("kernel.cubin", b"verified")]
-    bundle = TritonBundle([TritonKernelArtifacts(KERNEL, 0, files)], [])
+    artifacts = [TritonKernelArtifact(name, content) for name, content in files.items()]
+    return TritonBundle([TritonKernelArtifacts(KERNEL, 0, artifacts)], list(static))
+
+
+def emit(bundle: Any = None, *, rebuilding: bool = True) -> None:
+    """What torch does with an entry that has a kernel, under the seam."""
+    from torch._inductor.triton_bundler import TritonBundler
+
+    bundle = bundle or bundled({"kernel.cubin": b"verified"})
     patches = Patches()
     TritonSeam(lambda: rebuilding).install(patches)
     try:
@@ -121,3 +133,97 @@ def test_what_this_users_torch_has_compiled_is_taken(base: Path) -> None:
     emit()
     check_triton_directory(str(base), KERNEL)
     assert (base / KERNEL / "kernel.cubin").read_bytes() == b"planted"
+
+
+class Function:
+    """What Triton makes of a kernel's source; without Triton."""
+
+    def __init__(self, file: str) -> None:
+        self.fn = None
+        self.file_name = file
+        self.device_caches = defaultdict(self.create_binder)
+
+    def create_binder(self) -> str:
+        return "bound"
+
+
+SOURCE = "cabc"  # torch names a kernel's file after what is in it
+
+
+def static_kernel(directory: Path) -> Any:
+    """A kernel of several configurations, as torch keeps it for its cache, compiled there."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner
+
+    file = str(directory / "ab" / f"{SOURCE}.py")
+    meta = {"autotune_local_cache": True, "autotune_remote_cache": False}
+    cache = AutotuneCache.create(meta, file, "configs")  # type: ignore[arg-type]
+    assert cache is not None
+    kernel: Any = object.__new__(CachingAutotuner)
+    vars(kernel).update(
+        fn=Function(file),
+        filename=file,
+        kernel_hash=SOURCE,
+        inductor_meta=meta,
+        save_cache_hook=cache.save,
+        compile_results=[],
+        launchers=[print],  # of one that was loaded here
+        _plugins=[],
+    )
+    return StaticallyLaunchedAutotuner("key", "kernel", kernel)
+
+
+def shared(bundle: Any) -> bytes:
+    graph = SimpleNamespace(_triton_bundle=bundle)
+    with portable([graph], share_sources=False):
+        content = pickle.dumps(graph._triton_bundle)
+    assert graph._triton_bundle is bundle
+    return content
+
+
+def test_a_kernel_from_another_machine_keeps_its_files_where_this_one_does(
+    base: Path, tmp_path: Path
+) -> None:
+    """Its entry names neither a file nor a bound method of there; here it gets its own."""
+    from torch._inductor.async_compile import CompiledTritonKernels
+
+    there = tmp_path / "another machine"
+    content = shared(bundled({"kernel.cubin": b"verified"}, static_kernel(there)))
+    assert str(tmp_path).encode() not in content
+    bundle: Any = unpickled(content)  # which admits no bound method
+
+    emit(bundle)
+    CompiledTritonKernels._cache.pop("key", None)
+    kernel = bundle.static_autotuners[0].kernel
+    place = base.parents[1] / "ab" / f"{SOURCE}.py"
+    assert [kernel.filename, kernel.fn.file_name] == [str(place)] * 2
+    assert kernel.fn.device_caches["a device"] == "bound"
+    config = SimpleNamespace(kwargs={"XBLOCK": 64}, num_warps=4, num_stages=1)
+    kernel.save_cache_hook(config, 1)
+    (best,) = place.parent.glob("*.best_config")
+    assert json.loads(best.read_bytes())["configs_hash"] == "configs"
+    assert not there.exists()
+
+
+def test_of_a_kernel_only_what_runs_is_shared(base: Path) -> None:
+    """The stages before name files. Triton takes a kernel for none if a listed file is missing."""
+    base.mkdir(parents=True)
+    here = str(base.parents[1])
+    stages = dict.fromkeys(["k.source", "k.ttir", "k.ttgir", "k.llir", "k.ptx"], here.encode())
+    group = {"child_paths": {name: f"[REPLACE]/{name}" for name in [*stages, "k.cubin", "k.json"]}}
+    files = {
+        **stages,
+        "k.cubin": b"\0" + here.encode() + b"/ab/cabc.py\0",
+        "k.json": json.dumps({"extern_libs": here + "/lib"}).encode(),
+        "__grp__k.json": json.dumps(group).encode(),
+    }
+    content = shared(bundled(files))
+    assert here.encode() not in content
+    emit(unpickled(content))
+    kept = {path.name: path for path in (base / KERNEL).iterdir()}
+    assert set(kept) == {"k.cubin", "k.json", "__grp__k.json"}
+    listed = json.loads(kept["__grp__k.json"].read_bytes())["child_paths"]
+    assert sorted(listed) == ["k.cubin", "k.json"]
+    assert all(Path(path).exists() for path in listed.values())
+    assert len(kept["k.cubin"].read_bytes()) == len(files["k.cubin"])

@@ -1,0 +1,375 @@
+"""Two machines, one store, a GPU: the second machine hits, compiles no kernel, and gets the same.
+
+Two processes run the same jobs one after the other, with fresh directories and a ``file://`` store.
+The directories of the first are removed before the second starts. Prints a table, writes JSON, and
+ends with 1 if something does not hold. It needs torch with CUDA, Triton and s3cache, and nothing
+else of this repository: ``make gpu-bundle`` packs it for a machine without a network.
+
+With ``--standin LIBRARY`` there is no GPU (``make test-gpu-standin``): kernels do nothing, so
+numbers are not compared and CUDA graphs are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    sys.exit("error: Triton is not installed: take a torch with CUDA")
+
+LIMIT_S = float(os.environ.get("REHEARSAL_LIMIT_S", "540"))
+# Of a job: what it trains, in which type, and the options of torch.compile.
+JOBS = {
+    "mlp": ("mlp", "float32", {}),
+    "mlp bf16": ("mlp", "bfloat16", {}),
+    "gpt": ("gpt", "float32", {}),
+    "softmax, several configurations": ("softmax", "float32", {}),
+    "user's kernel": ("user", "float32", {}),
+    "dynamic shapes": ("mlp", "float32", {"dynamic": True}),
+    "max-autotune": ("mlp", "float16", {"mode": "max-autotune-no-cudagraphs"}),
+    "reduce-overhead": ("mlp", "float32", {"mode": "reduce-overhead"}),
+}
+NEEDS_GPU = {"reduce-overhead"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--standin", metavar="LIBRARY", help="libcuda.so.1 of tests/gpu/build.sh")
+    parser.add_argument("--json", metavar="FILE", help="where to write the table as JSON")
+    parser.add_argument("--only", action="append", metavar="JOB", choices=JOBS)
+    parser.add_argument("--job", metavar="DIRECTORY", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = options.only or [job for job in JOBS if not (options.standin and job in NEEDS_GPU)]
+    if options.job:
+        work(Path(options.job), names)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="s3cache-gpu-") as directory:
+        report = rehearse(Path(directory), names, options.standin)
+    show(report)
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if report["faults"] else 0
+
+
+# -- the two machines
+
+
+def rehearse(root: Path, names: list[str], standin: str | None) -> dict:
+    started = time.monotonic()
+    shared = root / "shared"
+    shared.mkdir()
+    jobs = {}
+    for machine in ("first", "second"):
+        place = root / machine
+        left_s = LIMIT_S - (time.monotonic() - started)
+        jobs[machine] = run(place, shared, names, standin, left_s)
+        if machine == "first":
+            named = names_of(root / "first", shared / "store")
+            shutil.rmtree(place)
+    faults = [f"an entry names a directory of the first machine: {name}" for name in named]
+    if (root / "first").exists():
+        faults.append("the second machine wrote into directories of the first")
+    for name in names:
+        first, second = (jobs[machine].get(name, {"error": "it did not run"}) for machine in jobs)
+        faults += [f"{name}: {text}" for text in judge(first, second, compared=not standin)]
+    return {
+        "device": "stand-in" if standin else jobs["first"].get("device"),
+        "torch": jobs["first"].get("torch"),
+        "triton": triton.__version__,
+        "seconds": round(time.monotonic() - started),
+        "jobs": {name: {m: jobs[m].get(name) for m in jobs} for name in names},
+        "faults": faults,
+    }
+
+
+def run(place: Path, shared: Path, names: list[str], standin: str | None, left_s: float) -> dict:
+    """One process that runs all jobs on a machine with nothing in ``place``."""
+    environment = {name: value for name, value in os.environ.items() if "S3CACHE" not in name}
+    for name in ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "S3CACHE_LOCAL_DIR"):
+        environment[name] = str(place / name.lower())
+        (place / name.lower()).mkdir(parents=True)
+    for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME"):
+        environment.pop(name, None)
+    environment |= {"S3CACHE_URL": f"file://{shared / 'store'}", "S3CACHE_STRICT": "yes"}
+    environment |= counted_assemblers(place)
+    if standin:
+        directory = str(Path(standin).resolve().parent)
+        environment |= {"LD_PRELOAD": str(Path(standin).resolve()), "LD_LIBRARY_PATH": directory}
+        environment |= {"TRITON_LIBCUDA_PATH": directory, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", __file__, "--job", str(shared)]
+    command += [part for name in names for part in ("--only", name)]
+    out = shared / f"{place.name}.json"
+    environment["REHEARSAL_OUT"] = str(out)
+    try:
+        ended = subprocess.run(command, env=environment, timeout=max(left_s, 1), check=False)
+        fault = f"the process ended with {ended.returncode}" if ended.returncode else ""
+    except subprocess.TimeoutExpired:
+        fault = f"not done within {LIMIT_S:.0f} s"
+    results = json.loads(out.read_text()) if out.exists() else {}
+    for name in names:
+        results.setdefault(name, {"error": fault or "no result"})
+    return results
+
+
+def counted_assemblers(place: Path) -> dict[str, str]:
+    """Triton's own assemblers, each behind a script that notes when it is run."""
+    spec = find_spec("triton")
+    binaries = Path(spec.origin).parent / "backends/nvidia/bin"
+    environment = {"REHEARSAL_LOG": str(place / "assembled")}
+    for name in ("ptxas", "ptxas-blackwell"):
+        variable = f"TRITON_{name.replace('-', '_').upper()}_PATH"
+        real = os.environ.get(variable) or str(binaries / name)
+        script = place / name
+        script.write_text(
+            '#!/bin/sh\ncase "$*" in *--version*) ;; *) echo >>"$REHEARSAL_LOG";; esac\n'
+            f'exec {real} "$@"\n'
+        )
+        script.chmod(0o755)
+        environment[variable] = str(script)
+    return environment
+
+
+def names_of(place: Path, store: Path) -> list[str]:
+    """Where an entry names a directory of the machine that made it, or of its installation."""
+    from s3cache import frame
+
+    found = []
+    for path in store.rglob("*"):
+        try:
+            entry = frame.decode(path.read_bytes()) if path.is_file() else None
+        except Exception:  # noqa: BLE001 - no entry
+            continue
+        for section in () if entry is None else entry.names:
+            content = bytes(entry.section(section))
+            for word in {str(place), sys.prefix, str(Path(find_spec("torch").origin).parent)}:
+                at = content.find(word.encode())
+                if at >= 0:
+                    found.append(f"{section}: {content[max(at - 60, 0) : at + 120]!r}")
+    return found
+
+
+def judge(first: dict, second: dict, *, compared: bool) -> list[str]:
+    """What does not hold of a job."""
+    faults = [
+        f"on the {name} machine: {job['error']}"
+        for name, job in (("first", first), ("second", second))
+        if "error" in job
+    ]
+    if faults:
+        return faults
+    if not first["assembled"]:
+        faults.append("the first machine assembled nothing, so this shows nothing")
+    if not second["hits"] or second["misses"]:
+        faults.append(f"{second['hits']} hits, {second['misses']} misses ({second['reasons']})")
+    if second["assembled"]:
+        faults.append(f"ptxas ran {second['assembled']} times on the second machine")
+    if compared and not second["same"]:
+        faults.append(f"numbers differ: {second['differs']}")
+    return faults
+
+
+def show(report: dict) -> None:
+    versions = f"torch {report['torch']}, Triton {report['triton']}"
+    print(f"{report['device']}, {versions}, {report['seconds']} s")
+    print(f"{'job':34}{'ptxas':>12}{'hits':>6}{'misses':>8}{'first step, s':>18}{'equal':>8}")
+    for name, machines in report["jobs"].items():
+        first, second = machines["first"], machines["second"]
+        if "error" in first or "error" in second:
+            print(f"{name:34}  error")
+            continue
+        steps = f"{first['first_s']:.1f}, {second['first_s']:.1f}"
+        ptxas = f"{first['assembled']}, {second['assembled']}"
+        same = "-" if report["device"] == "stand-in" else str(second["same"])
+        print(f"{name:34}{ptxas:>12}{second['hits']:>6}{second['misses']:>8}{steps:>18}{same:>8}")
+    for fault in report["faults"]:
+        print(f"does not hold: {fault}")
+    if not report["faults"]:
+        print("all holds: each job hits, and the second machine runs ptxas for none")
+
+
+# -- on each machine
+
+
+def work(shared: Path, names: list[str]) -> None:
+    """Run the jobs in this process; what came of each is written as soon as it is known."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    import s3cache
+
+    cache = s3cache.enable()
+    out = Path(os.environ["REHEARSAL_OUT"])
+    results = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    for name in names:
+        torch._dynamo.reset()
+        counters.clear()
+        before, reasons = assembled(), dict(cache.stats().misses)
+        try:
+            numbers, first_s = train(*JOBS[name])
+            results[name] = {
+                "first_s": first_s,
+                "assembled": assembled() - before,
+                "hits": counters["aot_autograd"]["autograd_cache_hit"],
+                "misses": counters["aot_autograd"]["autograd_cache_miss"],
+                "reasons": {
+                    str(reason): count - reasons.get(reason, 0)
+                    for reason, count in cache.stats().misses.items()
+                    if count != reasons.get(reason, 0)
+                },
+                **compare(numbers, shared / f"{list(JOBS).index(name)}.pt"),
+            }
+        except Exception as exc:  # noqa: BLE001 - the table has it, and the next job runs
+            results[name] = {"error": f"{type(exc).__name__}: {exc}"[:2000]}
+        out.write_text(json.dumps(results))
+    cache.flush(60)
+
+
+def assembled() -> int:
+    log = Path(os.environ["REHEARSAL_LOG"])
+    return len(log.read_text()) if log.exists() else 0
+
+
+def train(model: str, dtype: str, options: dict) -> tuple[list, float]:
+    """Two steps: losses, and gradients of inputs and parameters; and how long the first took."""
+    import torch
+
+    torch.manual_seed(0)
+    step = MODELS[model](getattr(torch, dtype))
+    compiled = torch.compile(step.forward, **options)
+    numbers, sizes = [], (16, 24) if options.get("dynamic") else (16, 16)
+    started = time.perf_counter()
+    for count in sizes:
+        torch.compiler.cudagraph_mark_step_begin()
+        inputs = step.inputs(count)
+        loss = compiled(*inputs).float().mean()
+        leaves = [each for each in (*inputs, *step.parameters) if each.requires_grad]
+        grads = torch.autograd.grad(loss, leaves) if leaves else ()
+        numbers += [each.detach().cpu().clone() for each in (loss, *grads)]
+        if len(numbers) == 1 + len(grads):
+            torch.cuda.synchronize()
+            first_s = time.perf_counter() - started
+    return numbers, round(first_s, 2)
+
+
+def compare(numbers: list, path: Path) -> dict:
+    """Against those of the first machine, which leaves its own."""
+    import torch
+
+    if not path.exists():
+        torch.save(numbers, path)
+        return {}
+    try:  # the second may find another configuration the fastest, which adds in another order
+        torch.testing.assert_close(numbers, torch.load(path))
+    except AssertionError as exc:
+        return {"same": False, "differs": str(exc)[:500]}
+    return {"same": True}
+
+
+class Step:
+    """A module or function, with inputs for a batch."""
+
+    def __init__(self, forward, inputs) -> None:
+        self.forward = forward
+        self.inputs = inputs
+        self.parameters = list(getattr(forward, "parameters", list)())
+
+
+def mlp(dtype) -> Step:
+    import torch
+    from torch import nn
+
+    layers = nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 8)
+    module = nn.Sequential(*layers).to("cuda", dtype)
+    return Step(module, lambda count: (torch.randn(count, 64, device="cuda", dtype=dtype),))
+
+
+def gpt(dtype) -> Step:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self, width: int, heads: int) -> None:
+            super().__init__()
+            self.heads = heads
+            self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            batch, length, width = x.shape
+            shape = batch, length, 3, self.heads, width // self.heads
+            q, k, v = self.mix(self.before(x)).view(shape).permute(2, 0, 3, 1, 4)
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+            return x + self.down(functional.gelu(self.up(self.after(x))))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(1000, 128), nn.Embedding(64, 128)
+            self.blocks = nn.Sequential(*(Block(128, 4) for _ in range(2)))
+            self.norm, self.head = nn.LayerNorm(128), nn.Linear(128, 1000)
+
+        def forward(self, tokens, expected):
+            x = self.tokens(tokens) + self.places.weight
+            logits = self.head(self.norm(self.blocks(x)))
+            return functional.cross_entropy(logits.flatten(0, 1), expected.flatten())
+
+    def inputs(count: int):
+        made = torch.arange(count * 64).reshape(count, 64) * 7 % 1000
+        return made.to("cuda"), made.roll(-1, 1).to("cuda")
+
+    return Step(Model().to("cuda", dtype), inputs)
+
+
+def softmax(dtype) -> Step:
+    import torch
+
+    def forward(x):
+        return torch.nn.functional.gelu(x).softmax(-1).square()
+
+    def inputs(count: int):
+        x = torch.randn(count * 64, 4096, device="cuda", dtype=dtype)
+        return (x.requires_grad_(),)
+
+    return Step(forward, inputs)
+
+
+@triton.jit
+def weighted_sum(a, b, out, count, BLOCK: tl.constexpr):  # noqa: N803 - as Triton's users write it
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(out + at, tl.load(a + at, mask=inside) + 2 * tl.load(b + at, mask=inside), mask=inside)
+
+
+def user(dtype) -> Step:
+    import torch
+
+    def forward(a, b):
+        out = torch.empty_like(a)
+        weighted_sum[(triton.cdiv(a.numel(), 256),)](a, b, out, a.numel(), BLOCK=256)
+        return (out * 2).relu()
+
+    def inputs(count: int):
+        a, b = torch.randn(2, count * 64, device="cuda", dtype=dtype)
+        return a, b
+
+    return Step(forward, inputs)
+
+
+MODELS = {"mlp": mlp, "gpt": gpt, "softmax": softmax, "user": user}
+
+if __name__ == "__main__":
+    sys.exit(main())

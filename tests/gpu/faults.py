@@ -1,0 +1,98 @@
+"""What a device may say, on the stand-in: other devices miss, and a driver's error costs no entry.
+
+``faults.py LIBRARY`` runs one small graph in fresh processes that share a store, each with another
+device or driver. Run by ``make test-gpu-standin``; no test of pytest, as it needs a CUDA build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+JOB = """
+import json, torch, s3cache
+cache = s3cache.enable()
+x = torch.zeros(256, 256, device="cuda")
+torch.compile(lambda x: x.relu().sum(1))(x)
+cache.flush(60)
+stats = cache.stats()
+print(json.dumps([sum(stats.hits.values()), {str(r): n for r, n in stats.misses.items() if n}]))
+"""
+#: What each makes of the device, or of Triton's way to compile.
+OTHERS = {
+    "multiprocessors": {"FAKE_SMS": "114"},
+    "compute capability": {"FAKE_CC": "80"},
+    "shared memory": {"FAKE_SMEM": "166912"},
+    "driver": {"FAKE_DRIVER": "13000"},
+    "Triton's environment": {"TRITON_F32_DEFAULT": "ieee"},
+}
+OUT_OF_MEMORY, NOT_INITIALIZED, OTHER_ARCHITECTURE = 2, 3, 209
+
+
+def run(library: Path, root: Path, **environment: str) -> tuple[int, dict[str, int]]:
+    """Hits, and misses by reason, of a process on a machine with nothing but the store."""
+    with tempfile.TemporaryDirectory(dir=root) as machine:
+        places = ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "S3CACHE_LOCAL_DIR")
+        for name in places:
+            (Path(machine) / name).mkdir()
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", JOB],
+            env={
+                **{name: value for name, value in os.environ.items() if "XDG" not in name},
+                **{name: f"{machine}/{name}" for name in places},
+                "S3CACHE_URL": f"file://{root}/store",
+                "LD_PRELOAD": str(library),
+                "LD_LIBRARY_PATH": str(library.parent),
+                "TRITON_LIBCUDA_PATH": str(library.parent),
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    hits, misses = json.loads(ended.stdout.splitlines()[-1])
+    return hits, misses
+
+
+def stored(root: Path) -> dict[str, bytes]:
+    """All entries in the store, by their names."""
+    files = (path for path in (root / "store").rglob("*") if path.is_file())
+    return {path.name: path.read_bytes() for path in files}
+
+
+def components(content: bytes) -> dict[str, Any]:
+    """What the key of an entry is made of."""
+    from s3cache import frame
+
+    found = frame.decode(content).header.meta["components"]
+    assert isinstance(found, dict)
+    return found
+
+
+def main(library: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="s3cache-gpu-") as directory:
+        root = Path(directory)
+        assert run(library, root) == (0, {"absent": 1})
+        (entry,) = before = stored(root)
+        made_of = components(before[entry])
+        assert "machine.accelerator" in made_of
+        assert not {"machine.isa", "torch.cpu_capability"} & set(made_of), "of the processor"
+        for code in (OUT_OF_MEMORY, NOT_INITIALIZED, OTHER_ARCHITECTURE):
+            assert run(library, root, FAKE_LOAD_FAILS=f"{code}:1") == (0, {"device": 1}), code
+            assert stored(root) == before, "the entry was set aside or replaced"
+            print(f"driver's error {code}: a miss, and the entry stays")
+        assert run(library, root) == (1, {})
+        for what, environment in OTHERS.items():
+            assert run(library, root, **environment) == (0, {"absent": 1}), what
+            print(f"other {what}: a miss")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
