@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 
 __all__ = ["counted", "may_be_a_key", "printable", "printable_lines"]
@@ -39,6 +38,8 @@ def may_be_a_key(text: str) -> bool:
     """Whether ``text`` looks like a key, or has one in it: no message repeats it."""
     if _KEY.search(text):
         return True
+    import base64
+
     try:
         return len(base64.b64decode(text.strip(), validate=True)) >= _KEY_BYTES
     except ValueError:

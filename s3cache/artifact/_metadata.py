@@ -56,6 +56,7 @@ OutputType: TypeAlias = Literal[
 # Kinds of outputs that the backward takes a gradient of.
 _WITH_TANGENTS = ("non_alias", "unsafe_view_alias", "custom_function_view")
 #: Whether an input is mutated, and whether the compiled code does so or the code around it.
+Slice: TypeAlias = "slice[int, int | None, None]"
 MutationType: TypeAlias = Literal["NOT_MUTATED", "MUTATED_IN_GRAPH", "MUTATED_OUT_GRAPH"]
 
 #: A class, as ``module.name``.
@@ -250,36 +251,36 @@ class ViewAndMutationMeta(Meta):
     # Slices of what the inner forward returns; ``None`` where nothing says how much is saved.
 
     @property
-    def tensors_saved_for_backwards_slice(self) -> slice | None:
+    def tensors_saved_for_backwards_slice(self) -> Slice | None:
         """Return the slice of all tensors that are saved for the backward."""
         return self._slice(slice(self.num_forward, -self._saved_last() or None))
 
     @property
-    def tensors_saved_for_backwards_with_vc_check_slice(self) -> slice | None:
+    def tensors_saved_for_backwards_with_vc_check_slice(self) -> Slice | None:
         """Return the slice of those that must not be changed in place before the backward."""
         unchecked = self.num_tensors_saved_with_no_vc_check or 0
         return self._slice(slice(self.num_forward, -(unchecked + self._saved_last()) or None))
 
     @property
-    def tensors_saved_for_backwards_no_vc_check_slice(self) -> slice | None:
+    def tensors_saved_for_backwards_no_vc_check_slice(self) -> Slice | None:
         """Return the slice of those that may be changed."""
         unchecked = self.num_tensors_saved_with_no_vc_check or 0
         return self._slice(_last(unchecked, before=self._saved_last()))
 
     @property
-    def opaque_objects_saved_for_backwards_slice(self) -> slice:
+    def opaque_objects_saved_for_backwards_slice(self) -> Slice:
         """Return the slice of objects that are no tensors."""
         symints = self.num_symints_saved_for_bw or 0
         return _last(self.num_opaque_objects_saved_for_bw or 0, before=symints)
 
     @property
-    def symints_saved_for_backwards_slice(self) -> slice | None:
+    def symints_saved_for_backwards_slice(self) -> Slice | None:
         """Return the slice of symbolic sizes."""
         if self.num_symints_saved_for_bw is None:
             return None
         return _last(self.num_symints_saved_for_bw, before=0)
 
-    def _slice(self, found: slice) -> slice | None:
+    def _slice(self, found: Slice) -> Slice | None:
         counts = self.num_symints_saved_for_bw, self.num_tensors_saved_with_no_vc_check
         return None if None in counts else found
 
@@ -287,7 +288,7 @@ class ViewAndMutationMeta(Meta):
         return (self.num_opaque_objects_saved_for_bw or 0) + (self.num_symints_saved_for_bw or 0)
 
 
-def _last(count: int, *, before: int) -> slice:
+def _last(count: int, *, before: int) -> Slice:
     """Return the slice of ``count`` items, the last but for ``before``."""
     return slice(-count - before, -before or None) if count else slice(0, 0)
 

@@ -58,7 +58,7 @@ class Bypasses:
             if reason.fix:  # on a line of its own, to be pasted
                 lines.append(f"    {reason.fix}")
         if len(reasons) > len(shown):
-            lines.append(f"  and {len(reasons) - len(shown)} more, which s3cache explain lists")
+            lines.append(f"  and {len(reasons) - len(shown)} more")
         codes = dict.fromkeys(each.code for each in shown if (each.code, each.target) in new)
         if codes:
             lines.append(f"    read on: {command(*codes)}")

@@ -18,6 +18,7 @@
 * :mod:`~tests.support.waiting`: until something holds, until a thread or a child ends;
 * :mod:`~tests.support.locks`: every lock there is in an object;
 * :mod:`~tests.support.moments`: something happens between two file system calls;
+* :mod:`~tests.support.users`: other users of the machine;
 * :mod:`~tests.support.hanging`: file systems that hang;
 * :mod:`~tests.support.proxy`: a bad link to a server, :mod:`~tests.support.gate`: a gate before it;
 * :mod:`~tests.support.refusing`: a server with narrow rights before another one;

@@ -15,7 +15,7 @@ import pytest
 import s3cache.hooks  # before other users, who may not be able to read Python's own modules
 import s3cache.records  # noqa: F401
 from s3cache.cache import Cache, Hit, Saved
-from s3cache.cli._run import run
+from s3cache.cli import main
 from s3cache.errors import ConfigError, StoreError
 from s3cache.settings import Settings
 from s3cache.store import Directory, ObjectFiles
@@ -195,8 +195,11 @@ def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
     os.chown(theirs, ATTACKER, ATTACKER)
     as_user(VICTIM, work)
 
+    with pytest.raises(SystemExit):
+        main(["run"])  # so that it is imported: the other user may not read Python's library
+
     def run_program() -> None:
-        run(["run", "--url", f"file://{remote}", "-c", "print('the program runs')"])
+        main(["run", "--url", f"file://{remote}", "-c", "print('the program runs')"])
 
     as_user(VICTIM, run_program)
     assert "the program runs" in capfd.readouterr().out
