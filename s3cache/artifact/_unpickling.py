@@ -27,6 +27,7 @@ from typing import ClassVar, Final, cast
 from s3cache.errors import CorruptError
 from s3cache.store import Buffer
 from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Function
 
 __all__ = ["unpickled"]
 
@@ -80,7 +81,7 @@ class _Careful(pickle._Unpickler):
     """
 
     stack: list[object]
-    dispatch: ClassVar[dict[int, _Load]] = dict(_LOADS)
+    dispatch: ClassVar[dict[int, _Load]] = dict(_LOADS)  # type: ignore[assignment]
 
     def __init__(self, content: io.BytesIO) -> None:
         super().__init__(content)
@@ -260,7 +261,7 @@ def _subclassed(function: object, *args: object) -> object:
     return internals.rebuild_subclass.get()(function, *args)
 
 
-_INSTEAD: Final[Mapping[str, Callable[..., object]]] = {
+_INSTEAD: Final[Mapping[str, Function[object]]] = {
     "_functools.reduce": _union,
     "builtins.getattr": _member,
     internals.UNPICKLED_STORAGE: _storage,

@@ -18,7 +18,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from s3cache.graph._closed import is_closed
 from s3cache.graph._code import UntoldError
@@ -384,12 +384,14 @@ def _is_safe_function(target: Function[object] | str) -> bool:
     )
 
 
-def _is_known_to_torch(target: Function[object] | str) -> bool:
+def _is_known_to_torch(target: object) -> bool:
     """torch's own judgement, one function at a time: its rules are long, and change."""
     from torch.fx import Graph
 
     try:
-        internals.check_node_safe.get()(Graph().create_node("call_function", target))
+        internals.check_node_safe.get()(
+            Graph().create_node("call_function", cast("Function[object]", target))
+        )
     except (internals.bypass_error.get(), AttributeError, AssertionError):
         return False
     return True

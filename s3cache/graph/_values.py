@@ -239,7 +239,8 @@ def _reduced(walk: Walk, value: object, native: type, through: str) -> None:
         walk.say(parts)
         return
     make, args, state, items, pairs = (*parts, None, None, None)[:5]
-    if home_of(make).kind == "python":
+    named = isinstance(make, (type, types.FunctionType, types.BuiltinFunctionType))
+    if named and home_of(make).kind == "python":  # a partial has arguments of its own
         walk.say(name_of(make))
         make, args = None, [each for each in args if each is not kind]
     given = (make, args, state, *([*each] if each else [] for each in (items, pairs)))

@@ -320,7 +320,12 @@ class KeySeam:
 
         def debug_lines(pickler: KeyPickler, value: object) -> list[str]:
             call = self._calls.current
-            if call is None or call.key not in self._keys or not isinstance(value, details):
+            if (
+                call is None
+                or not call.key
+                or call.key not in self._keys
+                or not isinstance(value, details)
+            ):
                 return original(pickler, value)
             return [
                 f"[{component.digest}] {name}: {component.value}"

@@ -465,7 +465,7 @@ def is_plain(found: object) -> bool:
 
 def is_expression(cls: type) -> bool:
     """Whether objects of this class are expressions over sizes, or parts of some."""
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
     return issubclass(cls, sympy.Basic)
 
@@ -634,8 +634,11 @@ def read_quietly(owner: object, name: str, *default: object) -> object:
     Only deprecated options and what a module's ``__getattr__`` gives warn. Everything else is read
     as it is: to change the filters makes Python repeat warnings that it gives once.
     """
-    names = vars(owner) if isinstance(owner, ModuleType) else {name: None}
-    option = names.get("_config", {}).get(name)
+    if not isinstance(owner, ModuleType):
+        return getattr(owner, name, *default)
+    names = vars(owner)
+    options: Mapping[str, object] = names.get("_config") or {}
+    option = options.get(name)
     if name in names or (option is not None and not getattr(option, "deprecated", False)):
         return getattr(owner, name, *default)
     with warnings.catch_warnings():
@@ -1718,7 +1721,7 @@ def extern_kernels() -> set[str]:
     """
     kind = _extern_choice.get()
     return {
-        value.name
+        str(vars(value)["name"])
         for name, module in list(sys.modules.items())
         if name.startswith(f"{TORCH}._inductor.")
         for value in list(vars(module).values())

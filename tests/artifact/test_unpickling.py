@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jinja2.utils
 import numpy as np
 import pytest
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 
 from s3cache.artifact import unpickled

@@ -37,6 +37,9 @@ def test_a_graph_on_an_accelerator_does_not_depend_on_the_processor() -> None:
     assert components("cpu") >= PROCESSOR
 
 
+CONSTANT = torch.ones(4)
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: x + torch.zeros(4, device="cpu"), lambda x: x.to("cpu"), lambda x: x + CONSTANT],
@@ -52,9 +55,6 @@ def test_one_that_is_called_through_cpp_does() -> None:
 def test_one_on_the_processor_does_not_depend_on_accelerators() -> None:
     """Nor on Triton, whatever is installed."""
     assert not components("cpu") & {"machine.accelerator", "triton.environment"}
-
-
-CONSTANT = torch.ones(4)
 
 
 def test_what_torch_was_built_with_says_nothing_of_this_processor(

@@ -12,8 +12,7 @@ from tests.support.density import dense
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.machines import Machine
-    from tests.support.sites import Site
+    from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
 

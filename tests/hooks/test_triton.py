@@ -141,7 +141,7 @@ class Function:
     def __init__(self, file: str) -> None:
         self.fn = None
         self.file_name = file
-        self.device_caches = defaultdict(self.create_binder)
+        self.device_caches: defaultdict[int, str] = defaultdict(self.create_binder)
 
     def create_binder(self) -> str:
         return "bound"
