@@ -335,6 +335,8 @@ _KNOWN_MODULES = ("torch", "builtins", "math", "cmath", "_operator", "_functools
 _ALSO_SAFE = (
     "torch.amp.autocast_mode._enter_autocast",
     "torch.amp.autocast_mode._exit_autocast",
+    # Sets what the key has, by its arguments; the names of the settings are a constant of torch's.
+    "torch.nn.attention._sdpa_kernel",
     # Makes the context of a custom autograd function while that is traced, and takes nothing.
     "torch.autograd.function.FunctionCtx",
 )

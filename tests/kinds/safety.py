@@ -338,10 +338,13 @@ def forward_mode_transforms(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return (x.sin() * x).sum()
 
+    def directional(x: Any) -> Any:  # copies, as whether results are views is up to torch
+        return [each.clone() for each in torch.func.jvp(function, (x,), (x.cos(),))]
+
     x = torch.linspace(-1, 1, 4)
     return [
-        compile_it(lambda x: torch.func.jvp(function, (x,), (x.cos(),)))(x),
-        compile_it(lambda x: torch.func.hessian(function)(x))(x),
+        compile_it(directional)(x),
+        compile_it(lambda x: torch.func.hessian(function)(x).clone())(x),
         compile_it(lambda x: torch.func.jacfwd(torch.sin)(x) * 3)(x),
     ]
 
