@@ -251,8 +251,9 @@ def named_in(manifest: str) -> list[str]:
     try:
         if manifest == "-":
             return read_manifest(manifest, sys.stdin)
-        with open_file(f"manifest {manifest}", manifest) as file:
-            return read_manifest(manifest, io.TextIOWrapper(file, encoding="utf-8"))
+        content = open_file(f"manifest {manifest}", manifest)
+        with io.TextIOWrapper(content, encoding="utf-8") as file:
+            return read_manifest(manifest, file)
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(
             f"manifest {manifest}", f"cannot be read ({exc})", "name another"
