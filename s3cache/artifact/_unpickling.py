@@ -110,6 +110,7 @@ class _Careful(pickle._Unpickler):
             or isinstance(function, enum.EnumMeta)
             or (isinstance(function, type) and _is_exception(function))
             or _is_node(function, args)
+            or internals.is_source(function)
         ):
             raise _refused(_named(function), "is called while an entry is read")
 

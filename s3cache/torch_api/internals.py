@@ -443,6 +443,7 @@ _COMPUTING = frozenset(
     }
 )
 _OPERATORS = "torch._C._VariableFunctionsClass"
+_SOURCES = frozenset({"torch._guards", "torch._dynamo.source"})
 
 
 def computes(module: str, name: str) -> bool:
@@ -468,6 +469,18 @@ def is_expression(cls: type) -> bool:
     import sympy  # type: ignore[import-untyped]
 
     return issubclass(cls, sympy.Basic)
+
+
+def is_source(cls: object) -> bool:
+    """Whether this is torch's own class of where a value comes from, as guards name it.
+
+    All are data classes of torch's; their pickles call them with the values of their fields.
+    """
+    if not isinstance(cls, type) or cls.__module__ not in _SOURCES:
+        return False
+    from torch._guards import Source
+
+    return issubclass(cls, Source)
 
 
 def loaded(function: Function[object], aot_config: AOTConfig) -> object:

@@ -194,7 +194,9 @@ def read_secret(path: str) -> SigningKey:
     Raises:
         ConfigError: there is none, or others may read or write it.
     """
-    thing = "signing key file" if may_be_a_key(path) else f"signing key file {path}"
+    thing, fix = f"signing key file {path}", f"chmod 600 {path}"
+    if may_be_a_key(path):  # a secret where the name of a file was asked for
+        thing, fix = "signing key file", "chmod 600 it"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
@@ -207,7 +209,7 @@ def read_secret(path: str) -> SigningKey:
             raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
         if about.st_mode & 0o027:
             mode = stat.S_IMODE(about.st_mode)
-            raise ConfigError(thing, f"has mode {mode:04o}", "chmod 600 it")
+            raise ConfigError(thing, f"has mode {mode:04o}", fix)
         text = os.read(fd, _MAX_FILE_BYTES + 1)
     finally:
         os.close(fd)

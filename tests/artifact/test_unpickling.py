@@ -211,6 +211,15 @@ def test_code_of_the_program_does_not_run_while_an_entry_is_read() -> None:
     assert ACTED == []
 
 
+def test_sources_of_values_come_back() -> None:
+    """Guards keep them, those of a compiled optimizer too."""
+    from torch._dynamo import source
+
+    kept = source.AttrSource(source.OptimizerSource(source.LocalSource("self")), "lr")
+    back = unpickled(pickle.dumps(source.GradSource(kept)))
+    assert (type(back), back) == (source.GradSource, source.GradSource(kept))
+
+
 def test_text_is_not_evaluated_as_an_expression() -> None:
     from torch.utils._sympy.functions import FloorDiv
 

@@ -209,6 +209,7 @@ def test_a_kernel_from_another_machine_keeps_its_files_where_this_one_does(
 def test_of_a_kernel_only_what_runs_is_shared(base: Path) -> None:
     """The stages before name files. Triton takes a kernel for none if a listed file is missing."""
     base.mkdir(parents=True)
+    base.chmod(0o755)
     here = str(base.parents[1])
     stages = dict.fromkeys(["k.source", "k.ttir", "k.ttgir", "k.llir", "k.ptx"], here.encode())
     group = {"child_paths": {name: f"[REPLACE]/{name}" for name in [*stages, "k.cubin", "k.json"]}}
