@@ -31,7 +31,7 @@ from s3cache.artifact._metadata import (
 )
 from s3cache.artifact._plain import to_plain
 from s3cache.artifact._profile import Changing, ShapeProfile
-from s3cache.artifact._unpickling import unpickled
+from s3cache.artifact._unpickling import UnreadableError, check_readable, unpickled
 from s3cache.artifact._values import Thing, Value
 
 __all__ = [
@@ -57,11 +57,13 @@ __all__ = [
     "Thing",
     "TorchName",
     "TypeName",
+    "UnreadableError",
     "Value",
     "ViewAndMutationMeta",
     "ViewMeta",
     "ViewMetaSequence",
     "check_image",
+    "check_readable",
     "describe",
     "description",
     "hidden_places",

@@ -29,7 +29,7 @@ from s3cache.store import Buffer
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
-__all__ = ["unpickled"]
+__all__ = ["UnreadableError", "check_readable", "unpickled"]
 
 # Packages with much that runs what it is given, or loads what lies elsewhere: nothing of theirs but
 # data, and what is listed.
@@ -51,6 +51,22 @@ def unpickled(content: Buffer) -> object:
         return _Careful(io.BytesIO(content)).load()
 
 
+class UnreadableError(Exception):
+    """No process could use this entry."""
+
+
+def check_readable(content: Buffer) -> None:
+    """Read what is to be saved as the next process will: what it refuses it would refuse for ever.
+
+    Raises:
+        UnreadableError: reading it names, or calls, what no compiled graph needs.
+    """
+    try:
+        unpickled(content)
+    except CorruptError as exc:
+        raise UnreadableError(str(exc)) from exc
+
+
 class _UnlistedError(Exception):
     """It names something that has to be read with care."""
 
@@ -63,7 +79,7 @@ class _Listed(pickle.Unpickler):
         instead = _INSTEAD.get(f"{module}.{name}")
         if instead is not None:
             return instead
-        if not _is_listed(module, name):
+        if not internals.is_listed(module, name):
             raise _UnlistedError
         _check_imported(module, name)
         return super().find_class(module, name)
@@ -98,7 +114,7 @@ class _Careful(pickle._Unpickler):
             return _INSTEAD[full]
         _check_imported(module, name)
         found: object = super().find_class(module, name)
-        if _is_listed(module, name):
+        if internals.is_listed(module, name):
             self._listed.append(found)
         elif not _may_be_named(module, name, found):
             raise _refused(full)
@@ -110,7 +126,6 @@ class _Careful(pickle._Unpickler):
             or isinstance(function, enum.EnumMeta)
             or (isinstance(function, type) and _is_exception(function))
             or _is_node(function, args)
-            or internals.is_source(function)
         ):
             raise _refused(_named(function), "is called while an entry is read")
 
@@ -152,16 +167,12 @@ class _Careful(pickle._Unpickler):
     dispatch[pickle.OBJ[0]] = dispatch[pickle.INST[0]] = _load_old
 
 
-def _is_listed(module: str, name: str) -> bool:
-    return f"{module}.{name}" in internals.UNPICKLED
-
-
 def _check_imported(module: str, name: str) -> None:
     package = module.partition(".")[0]
     if not (
         module in sys.modules
         or package in _IMPORTABLE
-        or (package in sys.stdlib_module_names and _is_listed(module, name))
+        or (package in sys.stdlib_module_names and internals.is_listed(module, name))
     ):
         raise CorruptError(f"name {module}.{name}", "is of a module that is not imported here")
 
@@ -255,7 +266,7 @@ def _union(_: object, types: Iterable[object]) -> object:
 
 def _subclassed(function: object, *args: object) -> object:
     """In place of torch's own, which calls any function."""
-    if not isinstance(function, FunctionType) or not _is_listed(
+    if not isinstance(function, FunctionType) or not internals.is_listed(
         function.__module__, function.__qualname__
     ):
         raise _refused(_named(function), "is called while an entry is read")

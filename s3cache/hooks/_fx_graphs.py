@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
 from s3cache._problems import code_of
-from s3cache.artifact import Artifact, unpickled
+from s3cache.artifact import Artifact, UnreadableError, check_readable, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup, Saved
 from s3cache.errors import CorruptError
 from s3cache.graph import Code
@@ -335,6 +335,7 @@ class FxGraphSeam:
     def _share(self, key: str, saving: Save, content: bytes) -> bool:
         graph = saving.graph
         try:
+            check_readable(content)
             with self._recording.events.shown("s3cache.save") as event:
                 kernels = self._kernels.images_of([graph])
                 artifact = Artifact(
@@ -360,8 +361,9 @@ class FxGraphSeam:
             if isinstance(saved, Saved):
                 saves.debug("saved %s (%d bytes, second level)", key, len(frame))
             return isinstance(saved, Saved)
-        except UnsharableKernelError as exc:
-            self._engine.count_bypass(["kernel"], "fx")
+        except (UnreadableError, UnsharableKernelError) as exc:
+            code: Code = "entry" if isinstance(exc, UnreadableError) else "kernel"
+            self._engine.count_bypass([code], "fx")
             bypasses.info("a compiled graph is not shared at the second level: %s", exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             saving.met(exc)

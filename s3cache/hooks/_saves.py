@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
 from s3cache._problems import code_of
-from s3cache.artifact import Artifact, describe, packed, variant_of
+from s3cache.artifact import (
+    Artifact,
+    UnreadableError,
+    check_readable,
+    describe,
+    packed,
+    variant_of,
+)
 from s3cache.cache import Engine, Saved
 from s3cache.graph import FIRST_CALL, Code, Component, Unsafe
 from s3cache.hooks._bundling import Bundling
@@ -150,6 +157,7 @@ class SaveSeam:
 
     def _share(self, key: str, saving: Save, content: bytes) -> bool:
         try:
+            check_readable(content)
             with self._recording.events.shown("s3cache.save") as event:
                 frame = self._artifact(key, saving, content).encode(key)
                 is_remote = internals.tiers_asked("aot").remote
@@ -163,6 +171,8 @@ class SaveSeam:
                 if is_remote or not internals.tiers_asked("fx").remote:
                     self._supersede(saving.entry)
             return isinstance(saved, Saved)
+        except UnreadableError as exc:
+            self._refused("entry", exc)
         except UnsharableKernelError as exc:
             self._refused("kernel", exc)
         except UndescribedError as exc:

@@ -151,15 +151,7 @@ torch._C._VariableFunctionsClass
 torch._C._functionalization.InverseReturnMode
 torch._C._functionalization.select_int_ViewMeta
 torch._C._functionalization.t_ViewMeta
-torch._dynamo.source.AttrSource
-torch._dynamo.source.DictGetItemSource
-torch._dynamo.source.GetItemSource
-torch._dynamo.source.LocalSource
 torch._dynamo.source.TensorProperty
-torch._dynamo.source.TensorPropertySource
-torch._dynamo.source.UnspecializedBuiltinNNModuleSource
-torch._dynamo.source.UnspecializedNNModuleSource
-torch._dynamo.source.UnspecializedParamBufferSource
 torch._functorch._aot_autograd.aot_autograd_result.BundledAOTAutogradResult
 torch._functorch._aot_autograd.aot_autograd_result.BundledCompiledBackward
 torch._functorch._aot_autograd.aot_autograd_result.BundledCompiledForward

@@ -443,7 +443,15 @@ _COMPUTING = frozenset(
     }
 )
 _OPERATORS = "torch._C._VariableFunctionsClass"
-_SOURCES = frozenset({"torch._guards", "torch._dynamo.source"})
+# Has data classes of where values come from, as guards name it: each release has more of them.
+_SOURCES = "torch._dynamo.source"
+
+
+def is_listed(module: str, name: str) -> bool:
+    """Whether a pickled entry may name and call what ``module`` has by that name."""
+    return f"{module}.{name}" in UNPICKLED or (
+        module == _SOURCES and name.isidentifier() and name.endswith("Source")
+    )
 
 
 def computes(module: str, name: str) -> bool:
@@ -469,18 +477,6 @@ def is_expression(cls: type) -> bool:
     import sympy  # type: ignore[import-untyped]
 
     return issubclass(cls, sympy.Basic)
-
-
-def is_source(cls: object) -> bool:
-    """Whether this is torch's own class of where a value comes from, as guards name it.
-
-    All are data classes of torch's; their pickles call them with the values of their fields.
-    """
-    if not isinstance(cls, type) or cls.__module__ not in _SOURCES:
-        return False
-    from torch._guards import Source
-
-    return issubclass(cls, Source)
 
 
 def loaded(function: Function[object], aot_config: AOTConfig) -> object:

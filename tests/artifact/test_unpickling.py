@@ -24,9 +24,9 @@ import pytest
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from s3cache.artifact import unpickled
+from s3cache.artifact import UnreadableError, check_readable, unpickled
 from s3cache.errors import CorruptError
-from s3cache.torch_api.internals import UNPICKLED
+from s3cache.torch_api.internals import UNPICKLED, is_listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -211,13 +211,31 @@ def test_code_of_the_program_does_not_run_while_an_entry_is_read() -> None:
     assert ACTED == []
 
 
-def test_sources_of_values_come_back() -> None:
-    """Guards keep them, those of a compiled optimizer too."""
+def test_sources_of_values_are_listed_whatever_the_release_has() -> None:
+    """Guards keep them, a compiled optimizer's too; nothing else is listed with them."""
     from torch._dynamo import source
+    from torch._guards import GuardSource, Source
 
+    listed = {name for name in vars(source) if is_listed(source.__name__, name)}
+    assert {
+        name
+        for name, value in vars(source).items()
+        if isinstance(value, type) and issubclass(value, Source)
+    } <= listed
+    for name in listed - {"TensorProperty"}:
+        cls = getattr(source, name)
+        assert issubclass(cls, Source) or cls is GuardSource, name
+    for name in ("utils.Source", "functools.Source", "os.Source"):
+        assert not is_listed(source.__name__, name)
     kept = source.AttrSource(source.OptimizerSource(source.LocalSource("self")), "lr")
     back = unpickled(pickle.dumps(source.GradSource(kept)))
     assert (type(back), back) == (source.GradSource, source.GradSource(kept))
+
+
+def test_what_would_be_refused_for_ever_is_known_when_it_is_saved() -> None:
+    check_readable(pickle.dumps(VALUES))
+    with pytest.raises(UnreadableError, match="Acting"):
+        check_readable(pickle.dumps(Call(Acting, (1,))))
 
 
 def test_text_is_not_evaluated_as_an_expression() -> None:

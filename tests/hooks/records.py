@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -77,3 +78,43 @@ def refused(url: str) -> list[dict[str, Any]]:
     run = recorded()
     assert run is not None
     return [record.as_dict() for record in run.records if record.level == "aot"]
+
+
+class Restoring:
+    """Has code of the program's run while it is read."""
+
+    def __setstate__(self, state: object) -> None:
+        raise AssertionError("an entry is read without it")
+
+
+def unreadable(url: str) -> dict[str, Any]:
+    """By level: the bypasses of compiled graphs that hold what no process would read."""
+    import s3cache
+    from s3cache.torch_api import internals
+
+    def holding(seam: Any, at: int) -> None:
+        owner, name = seam.owner()
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def with_what_restores(*args: Any, **kwargs: Any) -> Any:
+            vars(args[at])["note"] = note = Restoring()
+            vars(note)["x"] = 1
+            return original(*args, **kwargs)
+
+        setattr(owner, name, staticmethod(with_what_restores))
+
+    holding(internals.pickle_entry, 0)
+    holding(internals.fx_save, 1)
+    torch.compiler.allow_in_graph(mine)
+    with s3cache.enabled(url) as cache:
+        torch.compile(function)(torch.ones(4))
+        torch.compile(unknown)(torch.ones(4))  # its key is at the second level alone
+        cache.flush(60)
+        stats = cache.stats()
+    return {
+        "aot": dict(stats.bypass_reasons),
+        "fx": dict(stats.fx.bypass_reasons),
+        "saved": stats.saved,
+        "saved_fx": stats.fx.saved,
+    }

@@ -108,3 +108,12 @@ def test_a_graph_that_is_refused_when_it_is_saved_is_recorded_with_the_reason(si
     assert (refused["outcome"], refused["reason"]) == ("bypass", "entry")
     assert refused["key"] == missed["key"]
     assert "cannot be pickled" in refused["reasons"][0]["message"]
+
+
+def test_what_no_process_would_read_is_not_saved(site: Site) -> None:
+    """Every process would set it aside, compile, and save the same again."""
+    found = site.machine("one").run("records:unreadable", site.url)
+    assert found["aot"]["entry"] == 1
+    assert found["fx"] == {"entry": 2}
+    assert (found["saved"], found["saved_fx"]) == (0, 0)
+    assert list(site.remote.rglob("*.0")) == []
