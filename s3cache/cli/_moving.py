@@ -136,7 +136,7 @@ def mirror(
     Done again, it copies what is new, and what the target has otherwise than the source: it reads
     all that is there, and replaces what is damaged, what is not trusted and, where no trusted key
     has signed it, what differs. Nothing is removed from the target. Hints beside entries go with
-    them, and are written anew where S3CACHE_HINTS=1.
+    them, and are written again where S3CACHE_HINTS=1.
     """
     from s3cache.catalog import open_place
 
