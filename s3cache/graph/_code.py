@@ -132,7 +132,15 @@ _ASKED_BY = {
 
 
 class UntoldError(Exception):
-    """It cannot be told what a function does."""
+    """It cannot be told what a function does.
+
+    Attributes:
+        about: what a user may vouch for instead, if anything.
+    """
+
+    def __init__(self, message: str, about: object = None) -> None:
+        super().__init__(message)
+        self.about = about
 
 
 def fingerprint(value: object, parts_of: Callable[[Operator], Parts] | None = None) -> str:

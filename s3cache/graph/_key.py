@@ -22,7 +22,7 @@ from s3cache.graph._operators import function_component, operator_component
 from s3cache.graph._overrides import overrides
 from s3cache.graph._parts import bounded, shown_parts
 from s3cache.graph._passes import compilers_text, described_passes
-from s3cache.graph._safety import Unsafe, graph_modules
+from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component, StableBytes
 from s3cache.graph._subclasses import subclass_component
 from s3cache.graph._surroundings import (
@@ -112,11 +112,17 @@ def key_of(
             if text := compilers_text(compilers, vouched):
                 components["compile.compilers"] = Component.of_text(text)
         except UntoldError as exc:
-            unsafe.append(Unsafe("custom-callable", f"is compiled by {exc}", _COMPILER_FIX))
+            unsafe.append(
+                Unsafe(
+                    "custom-callable",
+                    f"is compiled by {exc}",
+                    _fix(exc, "give a function that a module defines"),
+                )
+            )
     try:
         replaced = overrides(vouched, again=False, traced=traced)
     except UntoldError as exc:
-        unsafe.append(Unsafe("override", str(exc), _OVERRIDE_FIX))
+        unsafe.append(Unsafe("override", str(exc), _fix(exc, "put torch's own back")))
     else:
         if replaced is not None:
             components["torch.overrides"] = replaced
@@ -131,7 +137,7 @@ def unsafe_code(
     try:
         overrides(vouched)
     except UntoldError as exc:
-        unsafe.append(Unsafe("override", str(exc), _OVERRIDE_FIX))
+        unsafe.append(Unsafe("override", str(exc), _fix(exc, "put torch's own back")))
     return unsafe
 
 
@@ -193,14 +199,13 @@ def _autocast() -> list[tuple[str, bool]]:
     return [(device, torch.is_autocast_enabled(device)) for device in devices]
 
 
-_OVERRIDE_FIX = (
-    "put torch's own back, or vouch for what is there: import s3cache; "
-    "s3cache.register_cacheable(THE_FUNCTION_NAMED_HERE, version='1')"
-)
-_COMPILER_FIX = (
-    "if you vouch for the function that is named: import s3cache; "
-    "s3cache.register_cacheable(THE_FUNCTION_NAMED_HERE, version='1')"
-)
+def _fix(error: UntoldError, otherwise: str) -> str:
+    """The line that vouches for what is named, to be pasted, or else what to do."""
+    if not hasattr(error.about, "__qualname__"):  # an object, which has no name to paste
+        return otherwise
+    return way_out(error.about, f"if you vouch for it; or {otherwise}")
+
+
 _USERS_CODE = {"graph.operators": operator_component, "graph.functions": function_component}
 
 

@@ -158,7 +158,7 @@ class _Texts:
         try:
             text = text_of(value, self.vouched, by_source=self._traced)
         except UntoldError as exc:
-            raise UntoldError(f"{where} {how}, and {exc}") from exc
+            raise UntoldError(f"{where} {how}, and {exc}", value) from exc
         if not self._traced:
             self._watch(where, text, value, value if owner is None else owner)
         return f"{where}={text}"
@@ -180,7 +180,8 @@ class _Texts:
             raise UntoldError(
                 f"{where} was replaced by {name_of(part)}, which keeps state that changes as it is"
                 " called, such as a count or a time: its graphs are only shared in halves, which"
-                " name it by its source"
+                " name it by its source",
+                value,
             )
 
 

@@ -209,7 +209,7 @@ def compilers_text(given: Mapping[str, object], vouched: Callable[[object], str 
             else:
                 text = _text(value, vouched)
         except UntoldError as exc:
-            raise UntoldError(f"{name}, which {exc}") from exc
+            raise UntoldError(f"{name}, which {exc}", exc.about) from exc
         if text:
             words.append(f"{name}={text}")
     return " ".join(words)
@@ -221,7 +221,13 @@ def _text(value: object, vouched: Callable[[object], str | None]) -> str:
         plain = [part for part in (*given[0], *sorted(given[1].items())) if not callable(part)]
         return told([each for each in plain if not _holds_code(each)], parts_of(vouched))
     version = vouched(value)
-    return told(value, parts_of(vouched)) if version is None else f"version {version}"
+    if version is not None:
+        return f"version {version}"
+    try:
+        return told(value, parts_of(vouched))
+    except UntoldError as exc:
+        exc.about = value
+        raise
 
 
 def _holds_code(item: object) -> bool:

@@ -176,7 +176,7 @@ def text_of(
     except UntoldError as exc:
         if not place:
             raise
-        raise UntoldError(f"{place}.{shown(name)} is not torch's, and {exc}") from exc
+        raise UntoldError(f"{place}.{shown(name)} is not torch's, and {exc}", value) from exc
 
 
 def _word(value: object, digest: Callable[[object], str]) -> str:

@@ -92,7 +92,7 @@ def test_one_that_asks_the_process_is_refused_unless_the_user_vouches_for_it() -
     assert reason.code == "custom-callable"
     assert "inner_compile" in reason.message
     assert "time" in reason.message
-    s3cache.register_cacheable(asking, version="1")
+    exec(reason.fix)  # as users do who paste it
     first = graph_by(giving(inner_compile=asking)).key
     s3cache.register_cacheable(asking, version="2")
     assert None not in (first, second := graph_by(giving(inner_compile=asking)).key)
