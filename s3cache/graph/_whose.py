@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Container, Iterator
 from functools import partial
+from itertools import chain
 
 from s3cache.graph._code import UntoldError, fingerprint, source_fingerprint
 from s3cache.graph._homes import home_of
@@ -39,6 +40,7 @@ _NATIVE = (
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _HOLDERS = (staticmethod, classmethod)
 _MAX_DEPTH = 8
+_MAX_CHARS = 1_000_000
 _BY_OTHER_NAMES = {
     "itruediv": "idiv",
     "logsigmoid": "log_sigmoid",
@@ -203,17 +205,25 @@ def _word(value: object, digest: Callable[[object], str]) -> str:
     return digest(whole(value) if isinstance(value, type) else value)
 
 
-def _plain(value: object) -> str:
-    """What a function of torch's has been given, as far as it is told by its value."""
+def _plain(value: object, depth: int = 0) -> str:
+    """What a function of torch's has been given, as far as it is told by its value.
+
+    Raises:
+        UntoldError: it is nested too deep, which what holds itself is, or has too much in it.
+    """
     if isinstance(value, (*_PLAIN, enum.Enum)) or internals.is_operator(value):
         return str(value) if isinstance(value, enum.Enum) else repr(value)
-    if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__}({', '.join(map(_plain, value))})"
+    if not isinstance(value, (list, tuple, set, frozenset, dict)):
+        return str(value) if internals.is_dtype(value) else type(value).__name__
+    if depth == _MAX_DEPTH:
+        raise UntoldError("refers to too much")
+    items = chain.from_iterable(value.items()) if isinstance(value, dict) else value
+    words = [_plain(each, depth + 1) for each in items]
+    if sum(map(len, words)) > _MAX_CHARS:
+        raise UntoldError("refers to too much")
     if isinstance(value, (set, frozenset)):
-        return f"{type(value).__name__}({', '.join(sorted(map(_plain, value)))})"
-    if isinstance(value, dict):
-        return f"dict({', '.join(f'{_plain(k)}: {_plain(v)}' for k, v in value.items())})"
-    return str(value) if internals.is_dtype(value) else type(value).__name__
+        words.sort()
+    return f"{type(value).__name__}({', '.join(words)})"
 
 
 def shown(name: object) -> str:

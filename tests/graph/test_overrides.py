@@ -20,7 +20,9 @@ from torch import Tensor
 
 import s3cache
 from s3cache.graph._altered import remember_insides
+from s3cache.graph._code import UntoldError
 from s3cache.graph._registered import forget_kernels, replaced_kernels
+from s3cache.graph._whose import text_of
 from tests.support.density import dense
 from tests.support.machines import Machine
 
@@ -346,3 +348,16 @@ def test_kernels_are_seen_that_are_registered_while_nobody_looks(key: str) -> No
         finally:
             library._destroy()
         assert f"aten/celu/{each}" not in replaced_kernels()
+
+
+@pytest.mark.parametrize("kind", ["holds itself", "too much in it"])
+def test_what_torchs_function_was_given_is_read_within_a_bound(kind: str) -> None:
+    given: list[Any] = [1.0]
+    if kind == "holds itself":
+        given.append(given)
+    for _ in range(0 if kind == "holds itself" else 60):
+        given = [given, given]
+    function = types.FunctionType(F.dropout.__code__, F.dropout.__globals__, "dropout", (given,))
+    assert text_of(F.dropout)
+    with pytest.raises(UntoldError, match="refers to too much"):
+        text_of(function)
