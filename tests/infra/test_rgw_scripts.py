@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -26,15 +27,14 @@ needs_gateway = pytest.mark.skipif(
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[dict[str, str]]:
-    from socket import socket
-
     environment = {k: v for k, v in os.environ.items() if not k.startswith("S3CACHE_TEST_RGW_")}
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1] % 20000 + 10000
     environment["S3CACHE_TEST_RGW_DIR"] = str(tmp_path / "rgw")
-    environment["S3CACHE_TEST_RGW_PORT"] = str(port)
-    subprocess.run([str(RGW / "up.sh")], env=environment, check=True)
+    for again in (True, True, False):  # as run.sh does: other servers may have one of the ports
+        environment["S3CACHE_TEST_RGW_PORT"] = str(random.randrange(10000, 30000, 64))
+        done = subprocess.run([str(RGW / "up.sh")], env=environment, check=not again)
+        if done.returncode == 0:
+            break
+        subprocess.run([str(RGW / "down.sh")], env=environment, check=True)
     yield environment
     subprocess.run([str(RGW / "down.sh")], env=environment, check=True)
     assert not (tmp_path / "rgw").exists()
