@@ -29,10 +29,9 @@ from s3cache.artifact._metadata import (
     ViewMeta,
     ViewMetaSequence,
 )
-from s3cache.artifact._plain import to_plain
 from s3cache.artifact._profile import Changing, ShapeProfile
 from s3cache.artifact._unpickling import UnreadableError, check_readable, unpickled
-from s3cache.artifact._values import Thing, Value
+from s3cache.artifact._values import Thing, Value, to_plain
 
 __all__ = [
     "CONDITIONS",

@@ -31,9 +31,17 @@ from s3cache.artifact._metadata import (
     ViewAndMutationMeta,
     ViewMeta,
 )
-from s3cache.artifact._older import modernised
-from s3cache.artifact._plain import from_plain, hints_of, is_union, is_value, to_plain
-from s3cache.artifact._values import Value, is_short, name_of_type, value_of
+from s3cache.artifact._values import (
+    Value,
+    from_plain,
+    hints_of,
+    is_short,
+    is_union,
+    is_value,
+    name_of_type,
+    to_plain,
+    value_of,
+)
 from s3cache.errors import CorruptError
 from s3cache.torch_api import internals
 
@@ -86,8 +94,6 @@ def description(header: Header) -> GraphDescription | None:
     runtime = header.meta.get("runtime")
     if runtime is None:
         return None
-    if isinstance(runtime, Mapping):
-        return modernised(runtime)
     if not isinstance(runtime, bytes):
         raise CorruptError("runtime", f"is {type(runtime).__name__}")
     return unpacked(runtime)

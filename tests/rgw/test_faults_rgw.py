@@ -221,7 +221,7 @@ async def test_no_variant_is_lost_in_a_race(
     """Eight machines save the same keys at once, each in two variants: each is there once."""
     names, variants = keys(0, 12), ("a", "b")
     processes = [
-        new_machine().start(
+        new_machine(exit_timeout_s=60.0).start(
             ["say", "ready"],
             ["hear"],
             ["save", names, 1_000, variants if number % 2 else variants[::-1]],
