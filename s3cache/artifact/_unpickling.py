@@ -152,6 +152,7 @@ class _Careful(pickle._Unpickler):
         sets = getattr(type(made), "__setstate__", None)
         if isinstance(made, (type, FunctionType, ModuleType)) or (
             isinstance(sets, FunctionType)
+            and not any(type(made) is each for each in self._listed)
             and sets.__module__.partition(".")[0] not in ("dataclasses", "torch", "sympy", "triton")
         ):
             raise _refused(_named(type(made)), "would run code while an entry is read")

@@ -11,6 +11,7 @@ import enum
 import fractions
 import functools
 import importlib
+import inspect
 import io
 import pickle
 import re
@@ -105,6 +106,7 @@ VALUES = [
     [dt.date(2020, 1, 1), decimal.Decimal("1.5"), re.compile("a", re.IGNORECASE)],
     [Colour.RED, Pair(1, Colour), Record("x", [Record])],
     ValueError("no"),
+    [inspect.signature(len), Pair],  # listed, with a __setstate__ in Python
 ]
 
 
