@@ -56,6 +56,7 @@ class TritonSeam:
 
     def install(self, patches: Patches) -> None:
         patches.replace(internals.emit_triton_bundle, self._emitter)
+        patches.replace(internals.collect_triton_bundle, _collector)
 
     def _emitter(self, original: Emit) -> Emit:
         def read_and_emit(bundle: TritonBundle, *args: object, **kwargs: object) -> object:
@@ -71,6 +72,15 @@ class TritonSeam:
 
 
 # -- what an entry holds
+
+
+def _collector(original: Function[object]) -> Function[object]:
+    def collect(bundler: object, *args: object, **kwargs: object) -> object:
+        internals.keep_launched_kernels(bundler)
+        return original(bundler, *args, **kwargs)
+
+    return collect
+
 
 # What Triton compiles a kernel through, before it is what the device runs. It can do without
 # (TRITON_STORE_BINARY_ONLY); each names the files that the kernel is from.

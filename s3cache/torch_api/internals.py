@@ -91,6 +91,7 @@ from s3cache.torch_api.protocols import (
     ShapeState,
     SharedStore,
     SplitByDDP,
+    StaticKernel,
     SubclassMeta,
     TracingContext,
     Translator,
@@ -1743,6 +1744,37 @@ path_of_module: Internal[Callable[[str, str], tuple[str, str, str]]] = Internal(
 emit_triton_bundle: Internal[Function[object]] = Internal(
     "torch._inductor.triton_bundler:TritonBundler.read_and_emit"
 )
+#: Makes the bundle of a graph's kernels, once the graph is compiled.
+collect_triton_bundle: Internal[Function[object]] = Internal(
+    "torch._inductor.triton_bundler:TritonBundler.collect"
+)
+_WINNERS, _AUTOTUNERS = Fields(
+    "torch._inductor.triton_bundler:TritonBundler",
+    "_winners _static_autotuners",
+    added={"_winners": (2, 13)},
+).names
+_triton_file_name: Internal[Callable[[str], str]] = Internal(
+    "torch._inductor.runtime.runtime_utils:triton_hash_to_path_key"
+)
+
+
+def keep_launched_kernels(bundler: object) -> None:
+    """Have the bundle hold every kernel that an autotuner in it launches.
+
+    Once one configuration was chosen for a graph, torch drops the kernels that were not chosen, and
+    with them those of autotuners that had nothing to choose between.
+    """
+    winners: set[str] | None = getattr(bundler, _WINNERS, None)
+    if not winners:
+        return
+    statics: Sequence[StaticKernel] = getattr(bundler, _AUTOTUNERS) or ()
+    winners.update(
+        _triton_file_name.get()(result.kernel.hash)
+        for static in statics
+        for result in static.kernel.compile_results
+    )
+
+
 triton_directory: Internal[Callable[[int], str]] = Internal(
     "torch._inductor.runtime.runtime_utils:triton_cache_dir"
 )

@@ -176,6 +176,19 @@ class CachingAutotuner(Protocol):
     save_cache_hook: object
     inductor_meta: object
     fn: JITFunction
+    compile_results: Sequence[CompiledKernel]
+
+
+class CompiledKernel(Protocol):
+    """One configuration of a kernel."""
+
+    kernel: TritonBinary
+
+
+class TritonBinary(Protocol):
+    """What the device runs."""
+
+    hash: str
 
 
 class StaticKernel(Protocol):

@@ -228,3 +228,32 @@ def test_of_a_kernel_only_what_runs_is_shared(base: Path) -> None:
     assert sorted(listed) == ["k.cubin", "k.json"]
     assert all(Path(path).exists() for path in listed.values())
     assert len(kept["k.cubin"].read_bytes()) == len(files["k.cubin"])
+
+
+def test_every_kernel_of_an_autotuner_is_kept_where_another_kernel_was_chosen(base: Path) -> None:
+    """torch drops all that was not chosen: also where there was nothing to choose between."""
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
+    from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner, TritonBundler
+
+    digests = {name: name[0] * 64 for name in ("chosen", "only", "lost")}
+    files = {name: triton_hash_to_path_key(digest) for name, digest in digests.items()}
+    patches = Patches()
+    TritonSeam(lambda: False).install(patches)
+    try:
+        TritonBundler.begin_compile()
+        for file in files.values():
+            (base / file).mkdir(parents=True)
+            (base / file / "kernel.cubin").write_bytes(b"code")
+            TritonBundler.put(file, 0)
+        if hasattr(TritonBundler, "put_winner"):
+            TritonBundler.put_winner(files["chosen"])
+        result = SimpleNamespace(kernel=SimpleNamespace(hash=digests["only"]))
+        kernel: Any = SimpleNamespace(compile_results=[result], kernel_name="only")
+        TritonBundler._static_autotuners = [StaticallyLaunchedAutotuner("key", "only", kernel)]
+        bundle, _ = TritonBundler.collect()
+    finally:
+        TritonBundler.end_compile()
+        patches.undo()
+    kept = {artifacts.kernel_hash for artifacts in bundle.kernel_artifacts}
+    assert {files["chosen"], files["only"]} <= kept
+    assert hasattr(TritonBundler, "put_winner") == (files["lost"] not in kept)
