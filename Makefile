@@ -119,18 +119,21 @@ $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt |
 
 # Builds of several GB with CUDA, which run on the CPU here. Delete the environment after use.
 TORCH_VENV = .venv-torch-$(TORCH)
+# What pip installs, and what is tested with it. A nightly build: TORCH=nightly TORCH_WHEEL="--pre torch"
+TORCH_WHEEL = torch==$(TORCH)
+TORCH_TESTS = tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds
 MAKE_TORCH_VENV = [ -e $(TORCH_VENV)/.ready ] || $(LOCKED) bash -euc '\
 	$(PYTHON) -m venv $(TORCH_VENV); \
 	echo "*" >$(TORCH_VENV)/.gitignore; \
 	grep -v ^torch= constraints.txt >$(TORCH_VENV)/constraints.txt; \
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt \
-		$(TORCH_VENV)/bin/python -m pip install --quiet torch==$(TORCH) -e ".[test]"; \
+		$(TORCH_VENV)/bin/python -m pip install --quiet $(TORCH_WHEEL) -e ".[test]"; \
 	touch $(TORCH_VENV)/.ready'
 test-torch: check-python ## what touches torch, with another one: make test-torch TORCH=2.14.1
 	@[ -n "$(TORCH)" ] || { echo "error: say which torch: make test-torch TORCH=2.14.1" >&2; exit 1; }
 	@$(MAKE_TORCH_VENV)
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
-	$(TORCH_VENV)/bin/python -m pytest --nightly -n 2 tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds $(ARGS)
+	$(TORCH_VENV)/bin/python -m pytest --nightly -n 2 $(TORCH_TESTS) $(ARGS)
 
 .PHONY: test-gpu test-gpu-standin gpu-bundle
 # The Python that has torch with CUDA and s3cache; by itself on a machine with a GPU.

@@ -20,7 +20,7 @@ from s3cache.stats import Reason
 from s3cache.store import FileLocation, S3Options, parse_url
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "infra" / "README.md"]
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \|", re.MULTILINE)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from s3cache import __version__
+from s3cache.torch_api import internals
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS: dict[str, Any] = {
@@ -62,7 +63,7 @@ def test_each_kind_of_check_is_called() -> None:
         for target in called(text)
     }
     checks = {"lint", "docs", "test", "test-all", "test-dist"}
-    assert every == checks | {"test-nightly", "test-gpu-standin"}
+    assert every == checks | {"test-nightly", "test-gpu-standin", "test-torch"}
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -79,6 +80,41 @@ def test_the_pythons_that_are_tested_are_those_that_the_package_claims() -> None
         re.MULTILINE,
     )
     assert WORKFLOWS["ci"]["jobs"]["test"]["strategy"]["matrix"]["python"] == claimed
+
+
+def test_each_supported_release_of_torch_is_tested() -> None:
+    versions = WORKFLOWS["ci"]["jobs"]["torch"]["strategy"]["matrix"]["torch"]
+    tested = [tuple(map(int, version.split(".")[:2])) for version in versions]
+    (major, oldest), (_, newest) = internals.OLDEST, internals.NEWEST
+    assert tested == [(major, minor) for minor in range(oldest, newest + 1)]
+
+
+def test_the_versions_of_torch_that_are_tested_are_documented() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    tested = WORKFLOWS["ci"]["jobs"]["torch"]["strategy"]["matrix"]["torch"]
+    assert re.findall(r"^\| \**(2\.\d+\.\d+)\** \|", page, re.MULTILINE) == tested
+
+
+def test_dependencies_are_updated_in_every_kind_that_is_used() -> None:
+    text = (ROOT / ".github" / "dependabot.yml").read_text(encoding="utf-8")
+    updates = yaml.safe_load(text)["updates"]
+    assert {update["package-ecosystem"] for update in updates} == {"pip", "github-actions"}
+
+
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.stem
+)
+def test_every_form_of_an_issue_can_be_filled_in(form: Path) -> None:
+    content = yaml.safe_load(form.read_text(encoding="utf-8"))
+    if form.stem == "config":
+        assert content["blank_issues_enabled"] is False
+        return
+    assert content["name"]
+    assert content["description"]
+    fields = [field for field in content["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in fields}) == len(fields) >= 2
+    assert all(field["attributes"]["label"] for field in fields)
+    assert any(field.get("validations", {}).get("required") for field in fields)
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
