@@ -9,6 +9,7 @@ import platform
 from collections.abc import AsyncIterator
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any
 
 from s3cache._forks import new_event_loop, threads_are_greenlets
@@ -17,7 +18,6 @@ from s3cache.store.s3._credentials import bounded_session
 from s3cache.store.s3._errors import no_answer_of_s3
 from s3cache.store.s3._files import check_files
 from s3cache.store.s3._http import http_session
-from s3cache.store.s3._models import model_loader
 from s3cache.store.s3._options import S3Options
 from s3cache.store.s3._place import endpoint_in_use, files_in_use
 from s3cache.store.s3._redirects import region_judge
@@ -84,6 +84,14 @@ def _make_client(options: S3Options) -> Any:
         loop.close()
 
 
+@cache
+def _model_loader() -> Any:
+    """Return one loader of botocore for all stores, so that its models are read once a process."""
+    from botocore.loaders import create_loader
+
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
+
+
 def _straight_config(kind: Any) -> Any:
     """What every client of a session is made with, those that get credentials too."""
 
@@ -128,7 +136,7 @@ async def _entered(options: S3Options) -> Any:
     )
     botocore_session = bounded_session(options.read_timeout_s)
     botocore_session.set_default_client_config(_straight_config(AioConfig))
-    botocore_session.register_component("data_loader", model_loader())
+    botocore_session.register_component("data_loader", _model_loader())
     parsers = botocore_session.get_component("response_parser_factory")
     parsers.set_parser_defaults(timestamp_parser=parse_time)
     session = aioboto3.Session(

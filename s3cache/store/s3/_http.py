@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,8 +15,6 @@ __all__ = ["http_session"]
 # character of which may be escaped.
 _MAX_ANSWER_BYTES = 8 << 20
 _CHUNK_BYTES = 64 << 10
-# One, and before it a few that say to wait.
-_MAX_ANSWERS = 16
 
 
 @cache
@@ -31,19 +28,11 @@ def http_session() -> Any:
     It reads no more of an answer than an answer may have, whatever its headers say. botocore reads
     all but the bodies of objects at once, and what is an error is parsed as XML, in ten times the
     memory. The bodies of objects are bounded by who reads them.
-
-    It hears no more answers to one request than a few, whether anybody waits for them or not.
     """
     from aiobotocore.awsrequest import AioAWSResponse
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Session(AIOHTTPSession):  # type: ignore[misc]
-        def _create_connector(self, proxy_url: str | None) -> Any:
-            connector = super()._create_connector(proxy_url)
-            # aiohttp has no public place to say with what a connection's bytes are read.
-            connector._factory = partial(_listener(), loop=asyncio.get_running_loop())
-            return connector
-
         async def _get_session(self, proxy_url: str | None) -> Any:
             return _Straight(await super()._get_session(proxy_url))
 
@@ -88,37 +77,6 @@ def _check_proxy(proxy: str | None) -> None:
             "is no URL of an HTTP proxy",
             "write it as http://host:port, and '/', '@' and ':' in a password as %2F, %40 and %3A",
         )
-
-
-@cache
-def _listener() -> Any:
-    """The class of what listens at a connection, until too much comes that was not asked for.
-
-    aiohttp queues each answer of the kind that is not the last (``100 Continue``) until somebody
-    looks, and whatever comes on a connection that nobody uses: 2.7 GiB in 6.5 s.
-    """
-    from aiohttp import ServerDisconnectedError
-    from aiohttp.client_proto import ResponseHandler
-
-    class Listener(ResponseHandler):
-        _answers = 0
-
-        def set_response_params(self, **params: Any) -> None:
-            self._answers = 0
-            super().set_response_params(**params)
-
-        def feed_data(self, *answer: Any) -> None:
-            self._answers += 1
-            if self._answers <= _MAX_ANSWERS:
-                super().feed_data(*answer)
-            elif self._answers == _MAX_ANSWERS + 1:
-                self.set_exception(
-                    ServerDisconnectedError(f"cut off: more than {_MAX_ANSWERS} answers to one")
-                )
-                if self.transport is not None:
-                    self.transport.abort()
-
-    return Listener
 
 
 class _Straight:
