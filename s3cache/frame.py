@@ -4,8 +4,8 @@ r"""The frame: one cache entry as bytes, a header and named sections, all of it 
 
     frame    = prelude signatures header payload      nothing follows
     prelude  =  0  magic        8 bytes          89 "S3CF" 0D 0A 0A
-                8  version      u16              1, or 2 where it is signed
-               10  signed_size  u16              bytes of signatures; 0 in version 1
+                8  version      u16              1
+               10  signed_size  u16              bytes of signatures; 0 where there are none
                12  header_size  u32              bytes of header
                16  digest      32 bytes          SHA-256 of prelude[0:16], as if signed_size were 0,
                                                  and header
@@ -30,7 +30,6 @@ canonical: it must be exactly the bytes that :func:`encode` packs for what it sa
 
 This module decides what is well-formed, not who wrote it: anybody can compute a digest. Who reads
 frames from elsewhere says in ``admit`` whose they use; it is asked before anything is parsed.
-Version 1 stays as it was: who does not sign shares entries with those who cannot read version 2.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ Judge: TypeAlias = "Callable[[bytes, bytes], object]"
 
 MAGIC: Final = b"\x89S3CF\r\n\n"
 VERSION: Final = 1
-SIGNED_VERSION: Final = 2
 PRELUDE_BYTES: Final = 48
 #: Size of a first ranged read that holds most headers whole; see :func:`decode_header`.
 HEADER_HINT_BYTES: Final = 16 << 10
@@ -295,28 +293,25 @@ def encode(
 
 
 def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
-    """``entry`` with signatures, those that it has left out; its header and sections are the same.
+    """Return ``entry`` with other signatures; its digest, header and sections stay the same.
 
     Args:
-        sign: gives the bytes of the signatures for the digest that the frame then has.
+        sign: returns the bytes of the signatures over the digest, empty for none.
 
     Raises:
         ConfigError: they are too many.
     """
     prelude = _read_prelude(entry._view)
     header = entry._view[prelude.end - prelude.header_size : prelude.end]
-    fields = _FIELDS.pack(MAGIC, SIGNED_VERSION, 0, len(header))
-    hasher = _sha256(fields)
-    hasher.update(header)
-    signatures = sign(hasher.digest())
-    if not 0 < len(signatures) <= MAX_SIGNED_BYTES:
+    signatures = sign(entry.digest)
+    if len(signatures) > MAX_SIGNED_BYTES:
         raise ConfigError(
-            "signatures", f"take {len(signatures)} bytes", f"use 1 to {MAX_SIGNED_BYTES}"
+            "signatures", f"take {len(signatures)} bytes", f"use {MAX_SIGNED_BYTES} at most"
         )
-    fields = _FIELDS.pack(MAGIC, SIGNED_VERSION, len(signatures), len(header))
+    fields = _FIELDS.pack(MAGIC, VERSION, len(signatures), len(header))
     payload = entry._view[prelude.end :]
-    _check_total("frame", len(fields) + len(signatures) + entry.size)
-    return b"".join([fields, hasher.digest(), signatures, header, payload])
+    _check_total("frame", PRELUDE_BYTES + sum(map(len, (signatures, header, payload))))
+    return b"".join([fields, entry.digest, signatures, header, payload])
 
 
 def decode(data: Buffer, *, admit: Judge | None = None) -> Frame:
@@ -327,7 +322,7 @@ def decode(data: Buffer, *, admit: Judge | None = None) -> Frame:
 
     Raises:
         TruncatedError: the bytes end too early.
-        CorruptError: they are not one well-formed frame of these versions.
+        CorruptError: they are not one well-formed frame of this version.
         ConfigError: ``data`` is no contiguous buffer.
         Exception: what ``admit`` raises.
     """
@@ -363,7 +358,7 @@ def decode_header(first_bytes: Buffer, *, admit: Judge | None = None) -> Header:
     Raises:
         TruncatedError: read at least ``needed`` bytes and call again; two reads are enough from
             48 bytes on, and :data:`HEADER_HINT_BYTES` mostly make it one.
-        CorruptError: this is no well-formed header of these versions.
+        CorruptError: this is no well-formed header of this version.
         ConfigError: ``first_bytes`` is no contiguous buffer.
         Exception: what ``admit`` raises.
     """
@@ -397,15 +392,11 @@ def _read_prelude(view: memoryview) -> _Prelude:
         raise TruncatedError("frame prelude", len(view), PRELUDE_BYTES)
     _, version, signed_size, header_size = _FIELDS.unpack_from(view)
     digest = bytes(view[_FIELDS.size : PRELUDE_BYTES])
-    if version not in (VERSION, SIGNED_VERSION):
+    if version != VERSION:
         raise CorruptError(
-            "frame version",
-            f"found {version}, this s3cache reads {VERSION} and {SIGNED_VERSION} and nothing else",
+            "frame version", f"found {version}, this s3cache reads {VERSION} and nothing else"
         )
-    if version == VERSION and signed_size != 0:
-        raise CorruptError("frame prelude", f"reserved field is {signed_size}, not 0")
-    # Without signatures it is version 1: two forms of one entry would have two digests.
-    if version == SIGNED_VERSION and not 0 < signed_size <= MAX_SIGNED_BYTES:
+    if signed_size > MAX_SIGNED_BYTES:
         raise CorruptError("frame prelude", f"{signed_size} bytes of signatures are out of bounds")
     if header_size > MAX_HEADER_BYTES:
         raise CorruptError(

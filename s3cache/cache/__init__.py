@@ -7,11 +7,9 @@ reason, a count and one warning, or, with ``strict``, is raised after all.
 shows an engine to its users, and :func:`latest` is the one that torch.compile was given last.
 """
 
-from s3cache.cache._cache import Cache, cache_over
+from s3cache.cache._cache import Cache, announce, cache_over, latest, recorded, with_each
 from s3cache.cache._engine import Engine
-from s3cache.cache._latest import announce, latest, recorded, with_each
-from s3cache.cache._lookup import JudgedLookup
-from s3cache.cache._results import Hit, Miss, NotSaved, Saved
+from s3cache.cache._lookup import Hit, JudgedLookup, Miss, NotSaved, Saved
 
 __all__ = [
     "Cache",

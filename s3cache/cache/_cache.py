@@ -1,4 +1,4 @@
-"""The cache, as its users see it."""
+"""The cache, as its users see it, and which one is meant where none is named."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from s3cache.cache._engine import Engine
-from s3cache.cache._results import Hit, Miss, NotSaved, Saved
+from s3cache.cache._lookup import Hit, Miss, NotSaved, Saved
 from s3cache.frame import Frame
+from s3cache.records import Run
 from s3cache.settings import Options, Settings
 from s3cache.stats import CacheStats, Listener
 from s3cache.store import Buffer, Store
@@ -16,7 +17,7 @@ from s3cache.transfer import FlushReport, Prefetch
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Cache", "cache_over"]
+__all__ = ["Cache", "announce", "cache_over", "latest", "recorded", "with_each"]
 
 
 class Cache:
@@ -166,3 +167,40 @@ def cache_over(engine: Engine) -> Cache:
     cache = Cache.__new__(Cache)
     cache._engine = engine
     return cache
+
+
+_latest: Cache | None = None
+_waiting: list[Callable[[Cache], None]] = []
+
+
+def announce(cache: Cache) -> None:
+    """From now on ``cache`` is meant; whoever enables one says so."""
+    global _latest
+    _latest = cache
+    for act in [*_waiting]:
+        act(cache)
+
+
+def latest() -> Cache | None:
+    """The cache that was enabled last, also where it is off again: its counts stay readable."""
+    return _latest
+
+
+def with_each(act: Callable[[Cache], None]) -> Callable[[], None]:
+    """Have ``act`` called with the cache that was enabled last, and with each one from now on.
+
+    Returns:
+        A function that ends this.
+    """
+    if _latest is not None:
+        act(_latest)
+    _waiting.append(act)
+    return lambda: _waiting.remove(act)
+
+
+def recorded() -> Run | None:
+    """The lookups of the cache that was enabled last, the last few hundred of them; any thread."""
+    if _latest is None:
+        return None
+    engine = _latest._engine
+    return Run(engine.recorded_run, engine.recorded())

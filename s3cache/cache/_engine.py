@@ -14,8 +14,7 @@ from s3cache import entries, frame
 from s3cache._forks import call_in_child
 from s3cache._logs import logger_of
 from s3cache._problems import Problems, reason_for
-from s3cache.cache._lookup import JudgedLookup
-from s3cache.cache._results import Hit, Miss, NotSaved, Saved
+from s3cache.cache._lookup import Hit, JudgedLookup, Miss, NotSaved, Saved
 from s3cache.errors import ClosedError, ConfigError, ReadOnlyError, StoreError, UntrustedError
 from s3cache.frame import Frame
 from s3cache.records import Event, Record, Recorder, Transfers

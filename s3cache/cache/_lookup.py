@@ -1,20 +1,20 @@
-"""One lookup: where it looks, in which order, and its outcome."""
+"""One lookup: where it looks, in which order, and its outcome; and the outcomes of a save."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from s3cache import entries
 from s3cache._problems import Problems, is_devices_trouble, is_machines_trouble, reason_for
-from s3cache.cache._results import Hit, Miss
 from s3cache.errors import CorruptError, UntrustedError
 from s3cache.frame import Frame
 from s3cache.stats import Counters, Reason, TierName
 from s3cache.tier import RemoteTier, RestingDisk
 
-__all__ = ["JudgedLookup"]
+__all__ = ["Hit", "JudgedLookup", "Miss", "NotSaved", "Saved"]
 
 _T = TypeVar("_T")
 
@@ -22,6 +22,52 @@ _T = TypeVar("_T")
 # cannot be used, and so many in all; usual keys have one, those of dynamic shapes a few.
 _VAIN_AT_MOST = 32
 _FETCHED_AT_MOST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An entry, every section of which matches its digest.
+
+    Attributes:
+        tier: which tier had it.
+        elapsed_s: how long the lookup took.
+    """
+
+    entry: Frame
+    tier: TierName
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """No entry, and why; ``error`` is the first thing that went wrong, if anything did."""
+
+    reason: Reason
+    elapsed_s: float
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The entry is acknowledged.
+
+    Attributes:
+        durable: it is on the local disk, on record there if it is still to be uploaded, and
+            survives this process. If false it is queued in memory only.
+        elapsed_s: how long the save took.
+    """
+
+    durable: bool
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotSaved:
+    """The entry was refused, and why."""
+
+    reason: Reason
+    elapsed_s: float
+    error: Exception | None = None
 
 
 class JudgedLookup:

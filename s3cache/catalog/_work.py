@@ -212,7 +212,11 @@ async def _has(target: Store, name: str, head: Head, admit: Judge | None, source
             if there is None or there.header.variant != head.header.variant:
                 continue
             is_signed = admit is not None and admit(there.digest, there.signatures) is not None
-            if there.digest != head.digest and not is_signed:
+            # An entry has one digest, signed or not: the signed one replaces the other.
+            is_same = there.digest == head.digest and bool(there.signatures) == bool(
+                head.signatures
+            )
+            if not (is_same or is_signed):
                 continue
             if isinstance(source, TierStore):  # a job's: readers see to what is damaged behind it
                 info = await target.head(each)

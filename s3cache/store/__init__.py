@@ -32,11 +32,8 @@ from s3cache.store._base import (
 if TYPE_CHECKING:
     from s3cache.store._directory import Directory, check_way, make_parents, private_directory
     from s3cache.store._file import FileStore, ObjectFiles, Staged, mark_used
-    from s3cache.store._latency import LatencyStore
-    from s3cache.store._limiting import LimitingStore
     from s3cache.store._memory import MemoryStore
     from s3cache.store._patience import Patience
-    from s3cache.store._readonly import ReadOnlyStore
     from s3cache.store._resilience import (
         BreakerPolicy,
         BreakerState,
@@ -56,21 +53,20 @@ if TYPE_CHECKING:
         store_identity,
         store_note,
     )
+    from s3cache.store._wrappers import LatencyStore, LimitingStore, ReadOnlyStore
     from s3cache.store.s3 import S3Options, S3Store
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         _directory="Directory check_way make_parents private_directory",
         _file="FileStore ObjectFiles Staged mark_used",
-        _latency="LatencyStore",
-        _limiting="LimitingStore",
         _memory="MemoryStore",
         _patience="Patience",
-        _readonly="ReadOnlyStore",
         _resilience="BreakerPolicy BreakerState BreakingStore MeteredStore RetryPolicy "
         "RetryingStore",
         _url="STORE_OPTIONS FileLocation Location MemoryLocation StoreOptions open_store "
         "parse_url store_identity store_note",
+        _wrappers="LatencyStore LimitingStore ReadOnlyStore",
         s3="S3Options S3Store",
     )
 

@@ -15,11 +15,14 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 
+from s3cache._forks import close_unshared, open_unshared
 from s3cache.errors import ConfigError
 
 __all__ = ["Directory", "check_way", "make_parents", "private_directory"]
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A link, a directory, a pipe or socket that nothing listens at.
+_NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO})
 
 
 class Directory:
@@ -100,6 +103,35 @@ class Directory:
         """The names of all that is in it."""
         with self.scan() as entries:
             return [entry.name for entry in entries]
+
+    def open_own(self, name: str, flags: int) -> int:
+        """Open a file that only this user's caches write; ``close_unshared`` closes it.
+
+        What others planted, while they could write in the directory, is removed: a link would lead
+        our writes elsewhere, so would another name of a file that is not ours to change, and a file
+        of another user is theirs to change. So ``flags`` must not have ``O_TRUNC``.
+
+        Raises:
+            OSError: it cannot be opened; or it was planted, and cannot be removed.
+        """
+        while True:
+            try:
+                fd = open_unshared(name, flags, dir_fd=self.fd)
+            except OSError as exc:
+                if exc.errno not in _NO_FILE:
+                    raise
+            else:
+                status = os.fstat(fd)
+                is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if is_ours and status.st_nlink <= 1:  # none: who removed it has reasons
+                    return fd
+                close_unshared(fd)
+            try:
+                os.unlink(name, dir_fd=self.fd)
+            except FileNotFoundError:
+                pass
+            except (IsADirectoryError, PermissionError):  # which of them, depends on the system
+                os.rmdir(name, dir_fd=self.fd)
 
     def flush(self) -> None:
         """Have the names in it reach the disk."""

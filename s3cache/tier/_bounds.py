@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import struct
 import threading
@@ -31,8 +32,6 @@ from s3cache._forks import call_in_child, close_unshared
 from s3cache.errors import NoSpaceError, TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles, ObjectInfo
-from s3cache.tier._own import open_own
-from s3cache.tier._victims import Victims
 
 __all__ = ["Accounts", "Books", "Bounds"]
 
@@ -41,6 +40,8 @@ _MAGIC = b"s3cuse1\n"
 _MAX_RECORD = 2048
 _ABSENT = -1
 _NAME = "usage"
+_CANDIDATES = "usage.victims"
+_MAX_CANDIDATE = 8_192  # bytes of a line: a name has 900 at most, each six in JSON at most
 LOCK_TIMEOUT_S = 4.0
 
 # Trimming starts above the first fraction of a bound and ends at the second, so that a writer
@@ -140,10 +141,10 @@ class Accounts:
     def _open(self, name: str = _NAME) -> int:
         flags = os.O_RDWR | os.O_CREAT
         try:
-            return open_own(self._files.directory(), name, flags)
+            return self._files.directory().open_own(name, flags)
         except FileNotFoundError:  # the root was removed under us: begin anew
             self._files.ensure()
-            return open_own(self._files.directory(), name, flags)
+            return self._files.directory().open_own(name, flags)
 
     def _lock(self, fd: int, deadline: float) -> None:
         pause_s = 0.0001
@@ -258,10 +259,10 @@ class Bounds:
         self._files = files
         self._pinned = pinned
         self._accounts = Accounts(files)
-        self._victims = Victims(files)
+        self._candidates = _Candidates(files)
         # Touched only with the accounts locked.
         self._written = Usage(0, 0)  # in this process, since a trim was due
-        self._searched = False  # ... and whether anybody had to search for victims
+        self._searched = False  # ... and whether a search was needed for candidates
 
     def locked(self) -> contextlib.AbstractContextManager[Books]:
         """The settled books; see :meth:`Accounts.locked`."""
@@ -283,7 +284,7 @@ class Bounds:
             with self.locked() as books:
                 has_room = self.has_room(books, name, size)
                 if sample is not None and not has_room:
-                    if self._choose_victims(books, sample, name, size):
+                    if self._choose_candidates(books, sample, name, size):
                         has_room = self.has_room(books, name, size)
                     else:
                         wanted *= 8
@@ -307,11 +308,11 @@ class Bounds:
         """Evict what was chosen until object ``name`` fits; false where more have to be chosen."""
         growth = self._growth(books, name, size)
         while not self._fits(books.usage, growth):
-            victim = self._victims.pop()
-            if victim is None:
+            candidate = self._candidates.pop()
+            if candidate is None:
                 return False
-            if victim.key != name and not self._has_changed(victim):
-                self._evict(books, victim)
+            if candidate.key != name and not self._has_changed(candidate):
+                self._evict(books, candidate)
         return True
 
     def _book_written(self, books: Books, name: str, size: int) -> int | None:
@@ -351,21 +352,21 @@ class Bounds:
             if self._is_off(books, present):  # files came or went by hand
                 present = sorted(books.count(), key=_last_use, reverse=True)
             above = self._is_above(books.usage, _HIGH_WATER)
-            victims = self._evictable(present) if above else []
-        while victims:
+            candidates = self._evictable(present) if above else []
+        while candidates:
             # Not one long hold of the lock: writers get their turns in between.
             with self.locked() as books:
                 if not self._is_above(books.usage, _LOW_WATER):
                     break
-                victim = victims.pop()
-                if not self._has_changed(victim):
-                    self._evict(books, victim)
+                candidate = candidates.pop()
+                if not self._has_changed(candidate):
+                    self._evict(books, candidate)
                     removed += 1
             time.sleep(_TRIM_PAUSE_S)
         return removed
 
-    def _choose_victims(self, books: Books, sample: _Sample, name: str, size: int) -> bool:
-        """Pick enough victims for object ``name`` to fit, and for some time to come.
+    def _choose_candidates(self, books: Books, sample: _Sample, name: str, size: int) -> bool:
+        """Pick enough candidates for object ``name`` to fit, and for some time to come.
 
         False, and none, where the sample is too small to tell who has not been used for long.
 
@@ -394,7 +395,7 @@ class Bounds:
             if needed > len(free) // _OLD_PART:
                 return False
             batch = max(needed, len(free) // 10)
-        self._victims.replace(free[-batch:])
+        self._candidates.replace(free[-batch:])
         return True
 
     def _no_space(self, books: Books, name: str, size: int) -> NoSpaceError:
@@ -415,13 +416,13 @@ class Bounds:
         pinned = self._pinned()
         return [info for info in present if info.key not in pinned]
 
-    def _evict(self, books: Books, victim: ObjectInfo) -> None:
-        with books.changing(victim.key, victim.size, None):
-            self._files.delete(victim.key)
+    def _evict(self, books: Books, candidate: ObjectInfo) -> None:
+        with books.changing(candidate.key, candidate.size, None):
+            self._files.delete(candidate.key)
 
-    def _has_changed(self, victim: ObjectInfo) -> bool:
-        """Whether the victim was used, replaced or removed since it was chosen."""
-        return self._files.stat(victim.key) != victim
+    def _has_changed(self, candidate: ObjectInfo) -> bool:
+        """Whether the candidate was used, replaced or removed since it was chosen."""
+        return self._files.stat(candidate.key) != candidate
 
     def _fits(self, usage: Usage, growth: Usage) -> bool:
         return (
@@ -454,3 +455,72 @@ def _parse(data: bytes) -> tuple[int, int, str, int | None] | None:
     if size < 0 or files < 0:  # more went than was booked: somebody added files by hand
         return None
     return size, files, text.decode(), None if before == _ABSENT else before
+
+
+class _Candidates:
+    """Which objects go next, for all processes that share a directory: one search serves all.
+
+    The file ``usage.victims`` has a line for each, the next one last::
+
+        ["name", bytes, time of last use]
+
+    It is a hint: what has changed since stays. A file that cannot be understood is as good as none.
+    Used with the accounts locked only.
+    """
+
+    def __init__(self, files: ObjectFiles) -> None:
+        self._files = files
+        self._unwritten: list[ObjectInfo] = []  # where the disk took no list
+
+    def replace(self, infos: list[ObjectInfo]) -> None:
+        """Have the last of ``infos`` go first."""
+        lines = (json.dumps([info.key, info.size, info.modified]) + "\n" for info in infos)
+        self._unwritten = []
+        try:
+            fd = self._open(os.O_WRONLY | os.O_CREAT)
+            try:
+                os.ftruncate(fd, 0)
+                data = memoryview("".join(lines).encode())
+                while data:
+                    data = data[os.write(fd, data) :]
+            finally:
+                close_unshared(fd)
+        except OSError:  # a full disk, which is to get emptier now
+            self._unwritten = infos
+            with contextlib.suppress(OSError):
+                root = self._files.directory()
+                os.unlink(_CANDIDATES, dir_fd=root.fd)
+
+    def pop(self) -> ObjectInfo | None:
+        """The next one, which is taken off the list; ``None`` at its end."""
+        if self._unwritten:
+            return self._unwritten.pop()
+        try:
+            fd = self._open(os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        try:
+            end = os.fstat(fd).st_size
+            start = max(end - _MAX_CANDIDATE, 0)
+            tail = os.pread(fd, end - start, start)
+            line_at = tail.rfind(b"\n", 0, -1) + 1
+            info = _parse_candidate(tail[line_at:])
+            os.ftruncate(fd, start + line_at if info else 0)
+            return info
+        finally:
+            close_unshared(fd)
+
+    def _open(self, flags: int) -> int:
+        return self._files.directory().open_own(_CANDIDATES, flags)
+
+
+def _parse_candidate(line: bytes) -> ObjectInfo | None:
+    if line[-1:] != b"\n":  # cut off where its writer was killed, or the end of the list
+        return None
+    try:
+        name, size, modified = json.loads(line)
+    except ValueError:
+        return None
+    if not (isinstance(name, str) and isinstance(size, int) and isinstance(modified, float)):
+        return None
+    return ObjectInfo(name, size, modified)

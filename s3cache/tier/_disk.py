@@ -3,7 +3,7 @@
 Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), its root holds::
 
     usage               how much is in objects/            (s3cache.tier._bounds)
-    usage.victims       who is to go next                  (s3cache.tier._victims)
+    usage.victims       what goes next                     (s3cache.tier._bounds)
     usage.search, .trim locked by whoever looks for them
     pending/<owner>/    what is not uploaded yet           (s3cache.tier._pending)
     quarantine/         the last few files found corrupt
@@ -16,10 +16,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, overload
 from urllib.parse import quote
 
 from s3cache import entries, frame
@@ -28,6 +28,7 @@ from s3cache.errors import (
     ClosedError,
     CorruptError,
     NoSpaceError,
+    PreconditionError,
     ReadOnlyError,
     S3CacheError,
     StoreError,
@@ -35,12 +36,23 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame, Judge
 from s3cache.stats import Counters, Usage
-from s3cache.store import Buffer, Directory, ObjectFiles, ObjectInfo, Staged, mark_used, os_errors
+from s3cache.store import (
+    Admit,
+    Buffer,
+    Directory,
+    NotAdmitted,
+    ObjectFiles,
+    ObjectInfo,
+    PutMode,
+    Staged,
+    mark_used,
+    os_errors,
+)
 from s3cache.tier._bounds import Books, Bounds
 from s3cache.tier._pending import Pending
 from s3cache.transfer import background
 
-__all__ = ["DiskTier", "Found", "RestingDisk"]
+__all__ = ["DiskTier", "Found", "RestingDisk", "TierStore"]
 
 #: Entered around the moment a staged file, the second argument, becomes the object.
 _Around: TypeAlias = Callable[[str, Staged], AbstractContextManager[None]]
@@ -602,3 +614,68 @@ def _tag_as_cache(root: Directory) -> None:
             os.write(fd, _CACHEDIR_TAG)
         finally:
             os.close(fd)
+
+
+class TierStore:
+    """A :class:`~s3cache.store.Store` of what a tier holds, and its accounts stay right.
+
+    Closing it closes the tier. What is read here does not count as used. What is removed is not
+    uploaded any more.
+    """
+
+    def __init__(self, tier: DiskTier) -> None:
+        self._tier = tier
+
+    @property
+    def url(self) -> str:
+        return self._tier.url
+
+    @overload
+    async def get(self, key: str) -> Buffer | None: ...
+    @overload
+    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
+    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
+        data = await asyncio.to_thread(self._tier.peek, key)
+        if data is not None and admit is not None and not admit(len(data)):
+            return NotAdmitted(len(data))
+        return data
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        return await asyncio.to_thread(self._tier.peek, key, start, length)
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        found = await asyncio.to_thread(lambda: [*self._tier.objects(key)])
+        return next((info for info in found if info.key == key), None)
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        if mode == "create" and await asyncio.to_thread(self._tier.holds, key):
+            raise PreconditionError("already exists", op="put", store=self.url, key=key)
+        await asyncio.to_thread(self._tier.put, key, data)
+
+    async def recorded(self) -> set[str]:
+        """Names that are still to be uploaded: nobody else has those."""
+        return await asyncio.to_thread(self._tier.recorded)
+
+    async def delete(self, key: str) -> None:
+        await asyncio.to_thread(self._remove, key)
+
+    def _remove(self, key: str) -> None:
+        self._tier.uploaded(key)
+        self._tier.delete(key)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        for info in await asyncio.to_thread(lambda: [*self._tier.objects(prefix)]):
+            yield info
+
+    async def atomic_create(self) -> bool:
+        return False
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._tier.close)

@@ -26,7 +26,6 @@ from urllib.parse import quote, unquote
 from s3cache._forks import call_in_child, close_unshared
 from s3cache.errors import ClosedError, ConfigError
 from s3cache.store import Directory, Staged
-from s3cache.tier._own import open_own
 
 __all__ = ["Pending"]
 
@@ -275,7 +274,7 @@ class Pending:
     def _try_lock(self, owner: str, directory: Directory) -> int | None:
         """Lock the owner's directory, or ``None``: it lives, or it is gone or not ready."""
         try:
-            fd = open_own(directory, _LOCK, os.O_RDWR)
+            fd = directory.open_own(_LOCK, os.O_RDWR)
         except FileNotFoundError:
             with contextlib.suppress(OSError):
                 if time.time() - os.fstat(directory.fd).st_mtime > _GRACE_S:

@@ -1,4 +1,4 @@
-r"""Signatures of an entry, as they lie in a frame of version 2, and what each of them is over.
+r"""Signatures of an entry, as they lie in a frame, and what each of them is over.
 
 ::
 

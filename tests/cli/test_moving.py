@@ -135,6 +135,24 @@ def test_what_a_trusted_key_has_signed_stays_and_a_forged_entry_does_not(
     assert call("mirror", shelf.url, other.url, "--json").json["present"] == 3
 
 
+def test_a_signed_entry_replaces_the_same_one_without_signatures(
+    call: Call, shelf: Shelf, other: Shelf
+) -> None:
+    name = shelf.add("k")
+    plain = shelf.files.read(name) or b""
+    key = generate("ci")
+
+    def block(digest: bytes) -> bytes:
+        return pack([sign(digest, key, audience="main", issued_s=1, ttl_s=0)])
+
+    signed = frame.signed(frame.decode(plain), block)
+    shelf.put(name, signed)
+    other.put(name, plain)
+    assert call("mirror", shelf.url, other.url, "--json").json["done"] == 1
+    assert other.files.read(name) == signed
+    assert call("mirror", shelf.url, other.url, "--json").json["present"] == 1
+
+
 def test_pulling_again_mends_what_is_damaged_here(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     shelf.add("k")
     assert call("pull", "--url", shelf.url, "--json").json["done"] == 1

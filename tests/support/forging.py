@@ -18,7 +18,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from s3cache import frame
 from s3cache.errors import CorruptError, UntrustedError
-from s3cache.frame import MAGIC, PRELUDE_BYTES
+from s3cache.frame import MAGIC, PRELUDE_BYTES, VERSION
 from s3cache.trust import (
     Algorithm,
     Policy,
@@ -48,10 +48,9 @@ def split(data: bytes) -> tuple[bytes, bytes, bytes]:
 def resealed(signatures: bytes, header: bytes, payload: bytes) -> bytes:
     """A frame of these, with the digest that it ought to have; signatures of 64 KiB at most."""
     signatures = signatures[:0xFFFF]
-    version = 2 if signatures else 1
-    fields = _FIELDS.pack(MAGIC, version, 0, len(header))
+    fields = _FIELDS.pack(MAGIC, VERSION, 0, len(header))
     digest = hashlib.sha256(fields + header).digest()
-    fields = _FIELDS.pack(MAGIC, version, len(signatures), len(header))
+    fields = _FIELDS.pack(MAGIC, VERSION, len(signatures), len(header))
     return fields + digest + signatures + header + payload
 
 

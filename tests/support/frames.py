@@ -63,7 +63,7 @@ def seal(header: Any, payload: bytes = b"", **prelude: Any) -> bytes:
         ">8sHHI",
         prelude.get("magic", frame.MAGIC),
         prelude.get("version", frame.VERSION),
-        prelude.get("reserved", 0),
+        prelude.get("signed_size", 0),
         prelude.get("header_size", len(packed)),
     )
     return fields + sha256(fields + packed) + packed + payload

@@ -94,12 +94,12 @@ FORGERIES: dict[str, tuple[bytes, str]] = {
     "unsigned": (bytes(PLAIN_EVIL.data), "unsigned"),
     "stripped of its signatures": (bytes(entry(payload=b"good" * 70).data), "unsigned"),
     "cut out of its signatures": (
-        GOOD_SIGNED[:10] + bytes(2) + GOOD_SIGNED[12:48] + GOOD_SIGNED[48 + SIZE :], "corrupt",
+        GOOD_SIGNED[:10] + bytes(2) + GOOD_SIGNED[12:48] + GOOD_SIGNED[48 + SIZE :], "unsigned",
     ),
-    "said to be of version 1": (
-        GOOD_SIGNED[:8] + b"\0\1\0\0" + GOOD_SIGNED[12:48] + GOOD_SIGNED[48 + SIZE :], "corrupt",
+    "with signatures that are said not to be there": (
+        GOOD_SIGNED[:10] + bytes(2) + GOOD_SIGNED[12:], "corrupt",
     ),
-    "said to be of version 3": (GOOD_SIGNED[:8] + b"\0\3" + GOOD_SIGNED[10:], "corrupt"),
+    "said to be of another version": (GOOD_SIGNED[:8] + b"\0\2" + GOOD_SIGNED[10:], "corrupt"),
     "signed for another key, put under this one": (signed(entry(OTHER, payload=EVIL)), "corrupt"),
     "with another entry's signature": (
         with_signatures(PLAIN_EVIL, frame.decode(GOOD_SIGNED).signatures), "bad-signature",

@@ -1,4 +1,4 @@
-"""The one place that knows aioboto3: how a client is made and how a body is handed to it."""
+"""The one place that knows aioboto3: how a client is made, replaced, and handed a body."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import asyncio
 import contextlib
 import os
 import platform
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any
 
 from s3cache._forks import new_event_loop, threads_are_greenlets
 from s3cache._version import __version__
+from s3cache.errors import ClosedError
 from s3cache.store.s3._credentials import bounded_session
 from s3cache.store.s3._errors import no_answer_of_s3
-from s3cache.store.s3._files import check_files
-from s3cache.store.s3._http import http_session
-from s3cache.store.s3._models import model_loader
+from s3cache.store.s3._http import http_session, region_judge
 from s3cache.store.s3._options import S3Options
-from s3cache.store.s3._place import endpoint_in_use, files_in_use
-from s3cache.store.s3._redirects import region_judge
+from s3cache.store.s3._place import check_files, endpoint_in_use, files_in_use
 
-__all__ = ["CHUNK_BYTES", "S3Body", "new_client"]
+__all__ = ["CHUNK_BYTES", "Clients", "S3Body", "new_client"]
 
 CHUNK_BYTES = 256 * 2**10
+
+# A client made for refused credentials is in use for so long before it is given up for another
+# one, then twice as long: rights that are just too narrow are refused again and again.
+_FIRST_WAIT_S = 5.0
+_LONGEST_WAIT_S = 300.0
 
 
 class S3Body:
@@ -84,6 +89,14 @@ def _make_client(options: S3Options) -> Any:
         loop.close()
 
 
+@cache
+def _model_loader() -> Any:
+    """Return one loader of botocore for all stores, so that its models are read once a process."""
+    from botocore.loaders import create_loader
+
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
+
+
 def _straight_config(kind: Any) -> Any:
     """What every client of a session is made with, those that get credentials too."""
 
@@ -128,7 +141,7 @@ async def _entered(options: S3Options) -> Any:
     )
     botocore_session = bounded_session(options.read_timeout_s)
     botocore_session.set_default_client_config(_straight_config(AioConfig))
-    botocore_session.register_component("data_loader", model_loader())
+    botocore_session.register_component("data_loader", _model_loader())
     parsers = botocore_session.get_component("response_parser_factory")
     parsers.set_parser_defaults(timestamp_parser=parse_time)
     session = aioboto3.Session(
@@ -185,3 +198,91 @@ def _take_as_it_is(params: dict[str, Any], **_: Any) -> None:
     # By this botocore asks for the region of a bucket that is elsewhere, and asks again if that is
     # answered by another redirect, and so on.
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
+
+
+class Clients:
+    """One client at a time, opened by the first who needs it.
+
+    Its credentials are those that botocore found when it was made; which it renews by itself if
+    they have a date. Others may be renewed by somebody: in a file, in the environment, by ``aws sso
+    login``. So where they are refused the next call has a new client, which looks for them again.
+
+    Attributes:
+        calls: how many are under way; kept by whoever makes them.
+    """
+
+    def __init__(
+        self,
+        options: S3Options,
+        *,
+        make: Callable[[S3Options], Any] = new_client,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._url = options.url  # which may read files
+        self._make = make
+        self._clock = clock
+        self._client: Any = None
+        self._former: list[Any] = []  # still in use by calls that began with them
+        self.calls = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._refused = False
+        self._made_at = 0.0
+        self._wait_s = 0.0
+        # Those that were given to us do not change.
+        self._is_renewable = options.access_key is None and not options.anonymous
+
+    async def get(self) -> Any:
+        """The client.
+
+        Raises:
+            ClosedError: the store is closed, or in use on another event loop.
+        """
+        url, loop = self._url, asyncio.get_running_loop()
+        if self._client is not None and loop is not self._loop:
+            raise ClosedError(f"{url} is in use on another event loop; open one for each")
+        if self._client is not None and not self._refused:
+            return self._client
+        async with self._opening:
+            if self._closed:
+                raise ClosedError(f"{url} is closed")
+            if self._client is None or self._refused:
+                client = await self._make(self._options)
+                if self._client is not None:
+                    self._former.append(self._client)
+                self._client, self._loop = client, loop
+                self._refused, self._made_at = False, self._clock()
+            return self._client
+
+    def refuse(self) -> None:
+        """The server does not accept the client's credentials, or botocore has found none."""
+        if self._client is None or not self._is_renewable:
+            return
+        used_s = self._clock() - self._made_at
+        if used_s > 2 * _LONGEST_WAIT_S:  # it was good for a long time
+            self._wait_s = 0.0
+        if used_s >= self._wait_s and not self._refused:
+            self._wait_s = min(max(2 * self._wait_s, _FIRST_WAIT_S), _LONGEST_WAIT_S)
+            self._refused = True
+
+    @property
+    def former_are_idle(self) -> bool:
+        """There are clients that were replaced, and no call that may use one."""
+        return bool(self._former) and not self.calls
+
+    async def close_former(self) -> None:
+        """Close clients that were replaced; no call may be under way."""
+        former, self._former = self._former, []
+        for client in former:
+            await client.close()
+
+    async def aclose(self) -> None:
+        """Close all; calls under way fail."""
+        self._closed = True
+        async with self._opening:
+            client, self._client = self._client, None
+            if client is not None:
+                self._former.append(client)
+            await self.close_former()

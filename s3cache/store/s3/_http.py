@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from functools import cache, partial
+import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
 from s3cache.errors import ConfigError, TransientError
+from s3cache.store.s3._place import partition_region
 
-__all__ = ["http_session"]
+__all__ = ["http_session", "region_judge"]
 
 # The longest answer that is no object is a page of a listing: a thousand keys of a kilobyte, each
 # character of which may be escaped.
 _MAX_ANSWER_BYTES = 8 << 20
 _CHUNK_BYTES = 64 << 10
-# One, and before it a few that say to wait.
-_MAX_ANSWERS = 16
+# As AWS names its own. Others have names like RegionOne, which are signed for, and no more: where a
+# server was named, its region does not change which one is asked.
+_OF_AWS = re.compile(r"[a-z0-9-]{1,63}")
+_OF_OTHERS = re.compile(r"[A-Za-z0-9._-]{1,63}")
 
 
 @cache
@@ -31,19 +35,11 @@ def http_session() -> Any:
     It reads no more of an answer than an answer may have, whatever its headers say. botocore reads
     all but the bodies of objects at once, and what is an error is parsed as XML, in ten times the
     memory. The bodies of objects are bounded by who reads them.
-
-    It hears no more answers to one request than a few, whether anybody waits for them or not.
     """
     from aiobotocore.awsrequest import AioAWSResponse
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Session(AIOHTTPSession):  # type: ignore[misc]
-        def _create_connector(self, proxy_url: str | None) -> Any:
-            connector = super()._create_connector(proxy_url)
-            # aiohttp has no public place to say with what a connection's bytes are read.
-            connector._factory = partial(_listener(), loop=asyncio.get_running_loop())
-            return connector
-
         async def _get_session(self, proxy_url: str | None) -> Any:
             return _Straight(await super()._get_session(proxy_url))
 
@@ -88,37 +84,6 @@ def _check_proxy(proxy: str | None) -> None:
             "is no URL of an HTTP proxy",
             "write it as http://host:port, and '/', '@' and ':' in a password as %2F, %40 and %3A",
         )
-
-
-@cache
-def _listener() -> Any:
-    """The class of what listens at a connection, until too much comes that was not asked for.
-
-    aiohttp queues each answer of the kind that is not the last (``100 Continue``) until somebody
-    looks, and whatever comes on a connection that nobody uses: 2.7 GiB in 6.5 s.
-    """
-    from aiohttp import ServerDisconnectedError
-    from aiohttp.client_proto import ResponseHandler
-
-    class Listener(ResponseHandler):
-        _answers = 0
-
-        def set_response_params(self, **params: Any) -> None:
-            self._answers = 0
-            super().set_response_params(**params)
-
-        def feed_data(self, *answer: Any) -> None:
-            self._answers += 1
-            if self._answers <= _MAX_ANSWERS:
-                super().feed_data(*answer)
-            elif self._answers == _MAX_ANSWERS + 1:
-                self.set_exception(
-                    ServerDisconnectedError(f"cut off: more than {_MAX_ANSWERS} answers to one")
-                )
-                if self.transport is not None:
-                    self.transport.abort()
-
-    return Listener
 
 
 class _Straight:
@@ -167,3 +132,33 @@ async def _read(response: Any) -> bytes:
                     "check that endpoint_url is an S3 server"
                 )
     return bytes(body)
+
+
+def region_judge(*, is_aws: bool) -> Callable[..., None]:
+    """Return a handler for ``needs-retry.s3``, to be called before the one that follows redirects.
+
+    Where a bucket is elsewhere, S3 names its region in a header or in its error, and botocore asks
+    there again, signed again, and from then on at once. It believes what it reads: the region of
+    another partition, which is another operator (AWS China is), gets the session token and the
+    customer's key; and what is no region makes all later requests fail.
+    """
+
+    def judge(request_dict: Any, response: Any, operation: Any, **_: Any) -> None:
+        if response is None:  # there was no answer
+            return
+        answer, context = response[1], request_dict["context"]
+        headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        named = headers.get("x-amz-bucket-region"), answer.get("Error", {}).get("Region")
+        if all(_is_near(region, context.get("client_region") or "") for region in named if region):
+            return
+        context.setdefault("s3_redirect", {})["redirected"] = True  # and once is all it may be
+        if operation.name == "HeadBucket":  # by which botocore asks for the region, for another
+            headers.pop("x-amz-bucket-region", None)
+
+    def _is_near(region: str, own: str) -> bool:
+        if not is_aws:
+            return _OF_OTHERS.fullmatch(region) is not None
+        is_region = _OF_AWS.fullmatch(region) is not None
+        return is_region and partition_region(region) == partition_region(own)
+
+    return judge

@@ -1,24 +1,38 @@
-"""Which server a bucket is on, as far as it can be said without botocore.
+"""Which server a bucket is on, as far as it can be said without botocore, and the files for it.
 
 As botocore finds it: an option, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, then what the
 profile in use says (https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html).
 Without any of these it is AWS: there a bucket's name is unique in a partition, whatever the region
 (https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingBucket.html).
+
+The files, most of them below ``~/.aws``, are read within bounds. botocore reads whatever is there,
+to its end, and some of it on the event loop: one that never ends fills the memory, and a pipe that
+nothing writes to stops all transfers.
 """
 
 from __future__ import annotations
 
 import configparser
+import contextlib
 import ipaddress
 import os
 import re
+import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote, urlsplit
 
-from s3cache.store.s3._files import small_file
+from s3cache.errors import ConfigError, StoreError
+from s3cache.store._patience import Patience
 
-__all__ = ["endpoint_in_use", "files_in_use", "is_exposed", "partition_region", "place_query"]
+__all__ = [
+    "check_files",
+    "endpoint_in_use",
+    "files_in_use",
+    "is_exposed",
+    "partition_region",
+    "place_query",
+]
 
 # S3 itself, in any region and by any of its names.
 _AWS = re.compile(r"s3(-fips|-accelerate)?([.-]dualstack)?([.-][a-z0-9-]+)?\.amazonaws\.com(\.cn)?")
@@ -32,6 +46,9 @@ _PARTITIONS = {
     "eu-isoe-": "eu-isoe-west-1",
     "eusc-": "eusc-de-east-1",
 }
+
+# Those of people with a profile for each of a thousand accounts are smaller.
+_MAX_FILE_BYTES = 4 << 20
 
 
 def endpoint_in_use(endpoint_url: str | None, profile: str | None) -> str | None:
@@ -180,3 +197,61 @@ def _sections(path: str) -> Mapping[str, Mapping[str, str]]:
         return {}
     # 'profile "a b"' may be written with quotes.
     return {" ".join(name.replace('"', "").split()): dict(parser[name]) for name in parser}
+
+
+# -- files
+
+
+def small_file(path: str) -> bytes:
+    """Return all that is in a file that is small by its nature.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+        ConfigError: it is large, or its file system hangs.
+    """
+    patience = Patience.of(os.path.dirname(path))
+    try:
+        return patience.call(lambda: _read(path))
+    except StoreError as exc:
+        raise ConfigError(f"file {path}", f"cannot be read: {exc}", "mount it again") from None
+    finally:
+        patience.release()
+
+
+def check_files(paths: Iterable[str]) -> None:
+    """Look at files, and directories of files, before botocore reads them.
+
+    Raises:
+        ConfigError: one of them is large, or what its reader would wait for.
+    """
+    for path in paths:
+        with contextlib.suppress(OSError):  # botocore will say so, if it needs it
+            if os.path.isdir(path):
+                inside = [os.path.join(path, name) for name in os.listdir(path)]
+                check_files(place for place in inside if not os.path.isdir(place))
+                continue
+            status = os.stat(path)
+            if not (stat.S_ISREG(status.st_mode) or os.path.samefile(path, os.devnull)):
+                raise ConfigError(
+                    f"file {path}", "is no regular file: its reader might wait", "give a file"
+                )
+            _check_size(path, status)
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe has no writer perhaps
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no file")
+        _check_size(path, status)
+        return file.read(_MAX_FILE_BYTES)
+
+
+def _check_size(path: str, status: os.stat_result) -> None:
+    if status.st_size > _MAX_FILE_BYTES:
+        raise ConfigError(
+            f"file {path}",
+            f"has {status.st_size} bytes, more than the {_MAX_FILE_BYTES} that are read",
+            "give the right one",
+        )

@@ -7,7 +7,7 @@ import copy
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from s3cache.errors import (
     AccessDeniedError,
@@ -26,9 +26,9 @@ from s3cache.store._base import (
     check_range,
     is_key,
 )
-from s3cache.store.s3._client import S3Body
-from s3cache.store.s3._clients import Clients
+from s3cache.store.s3._client import Clients, S3Body
 from s3cache.store.s3._errors import (
+    error_status,
     is_absent,
     no_answer_of_s3,
     refuses_condition,
@@ -36,7 +36,6 @@ from s3cache.store.s3._errors import (
 )
 from s3cache.store.s3._options import S3Options
 from s3cache.store.s3._parts import read_range, read_whole, require_stored, write_parts
-from s3cache.store.s3._probe import PROBE_NAME, ServerProbe
 
 __all__ = ["S3Store"]
 
@@ -46,6 +45,11 @@ _CONTENT_TYPE = "application/octet-stream"
 _ABORT_TIMEOUT_S = 5.0
 # An answer to ListObjectsV2 has some of them, even where there is no object.
 _OF_A_LISTING = ("IsTruncated", "KeyCount", "Name", "Contents")
+
+# The name of the object that the server is asked with, under the store's prefix.
+_PROBE_NAME = ".s3cache-probe"
+_PROBE_TEXT = b"s3cache asks with this object whether the server honours If-None-Match: *\n"
+_Condition: TypeAlias = Literal["honoured", "ignored", "assumed"]
 
 
 class S3Store:
@@ -72,7 +76,7 @@ class S3Store:
         self._clients = Clients(options)
         self._cleaning: set[asyncio.Task[Any]] = set()
         self._describe_requests(options)
-        self._probe = ServerProbe({**self._for_write, "Key": self._prefix + PROBE_NAME})
+        self._probe = _ServerProbe({**self._for_write, "Key": self._prefix + _PROBE_NAME})
 
     def _describe_requests(self, options: S3Options) -> None:
         payer = {"RequestPayer": options.request_payer} if options.request_payer else {}
@@ -233,7 +237,7 @@ class S3Store:
                 if page.get("IsTruncated") and token in (None, former):
                     raise no_answer_of_s3("does not say where the listing goes on")
             for info in infos:
-                if is_key(info.key) and info.key.rpartition("/")[2] != PROBE_NAME:
+                if is_key(info.key) and info.key.rpartition("/")[2] != _PROBE_NAME:
                     yield info
             if not page.get("IsTruncated"):
                 return
@@ -297,8 +301,8 @@ class S3Store:
 
     def _path(self, key: str) -> str:
         check_key(key)
-        if key.endswith(PROBE_NAME) and key.rpartition("/")[2] == PROBE_NAME:
-            raise ConfigError(f"key {key!r}", f"{PROBE_NAME} is taken", "use another name")
+        if key.endswith(_PROBE_NAME) and key.rpartition("/")[2] == _PROBE_NAME:
+            raise ConfigError(f"key {key!r}", f"{_PROBE_NAME} is taken", "use another name")
         return self._prefix + key
 
     def _get_object(self, client: Any, path: str, start: int, length: int) -> Any:
@@ -397,3 +401,96 @@ def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
         return ObjectInfo(key, answer[size], answer["LastModified"].timestamp())
     except KeyError as missing:
         raise no_answer_of_s3(f"says nothing of the object's {missing}") from None
+
+
+class _ServerProbe:
+    """Asks one server, once, what a store depends on and only the server can say.
+
+    AWS, MinIO and Ceph RGW honour ``If-None-Match: *`` on a write, and of racing writers one wins.
+    Others ignore the header or refuse it. OpenStack Swift's s3api honours it, but several of racing
+    writers win. On CompleteMultipartUpload, all but AWS and MinIO ignore it.
+
+    Args:
+        target: what a write of the marker object takes, its key included.
+
+    Attributes:
+        is_swift: the server is an OpenStack Swift.
+        completes_conditionally: CompleteMultipartUpload honours the condition, too.
+    """
+
+    def __init__(self, target: Mapping[str, Any]) -> None:
+        self._target = target
+        self._condition: _Condition | None = None
+        self._asking: asyncio.Task[_Condition] | None = None
+        self._asked_with: Any = None
+        self.is_swift = False
+        self.completes_conditionally = False
+
+    async def honours_condition(self, client: Any) -> bool:
+        """Whether the server was seen to honour ``If-None-Match: *`` on a write."""
+        return await self._ask(client) == "honoured"
+
+    async def may_honour_condition(self, client: Any) -> bool:
+        """The same, but true where it cannot be found out: the write will say what is wrong."""
+        try:
+            return await self._ask(client) != "ignored"
+        except Exception:  # noqa: BLE001 - the write meets it again, if it still is
+            return True
+
+    def note_refusal(self) -> None:
+        """A write was refused for its condition, whatever the server has said before."""
+        self._condition = "ignored"
+
+    def learn(self, response: Mapping[str, Any]) -> None:
+        """Take from an answer to a write what its headers tell."""
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        if "x-openstack-request-id" in headers or "x-trans-id" in headers:
+            self.is_swift = True
+        server = headers.get("server", "").lower()
+        self.completes_conditionally = server.startswith(("amazons3", "minio"))
+
+    async def aclose(self) -> None:
+        """Ask no more; whoever waits for the answer is cancelled."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _ask(self, client: Any) -> _Condition:
+        """Ask the server once, however many writers wait; failing to is not remembered.
+
+        A refusal is, until another client comes with other credentials.
+        """
+        is_outdated = self._condition == "assumed" and client is not self._asked_with
+        if self._condition is not None and not is_outdated:
+            return self._condition
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._probe(client))
+            self._asking.add_done_callback(_mark_as_seen)
+        answer = await asyncio.shield(self._asking)
+        self._condition, self._asked_with = answer, client
+        return answer
+
+    async def _probe(self, client: Any) -> _Condition:
+        # The second round tells a server that has just created the marker (412 now) from one
+        # that ignores the condition (200 again). Once the marker exists, one round will do.
+        for _ in range(2):
+            try:
+                response = await client.put_object(
+                    Body=_PROBE_TEXT, IfNoneMatch="*", **self._target
+                )
+            except Exception as error:
+                self.learn(getattr(error, "response", None) or {})
+                if refuses_condition(error):
+                    return "ignored"
+                if error_status(error) in (409, 412):
+                    return "honoured"
+                if error_status(error) in (401, 403):
+                    return "assumed"
+                raise
+            self.learn(response)
+        return "ignored"
+
+
+def _mark_as_seen(task: asyncio.Task[_Condition]) -> None:
+    if not task.cancelled():
+        task.exception()
