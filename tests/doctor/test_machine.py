@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.doctor import Check, check_disk, check_local_dir
-from s3cache.doctor._machine import check_cpu, check_execution
+from s3cache.doctor._checks import check_cpu, check_execution
 from s3cache.settings import Settings
 from tests.support.density import dense
 from tests.support.hanging import dead_mount
