@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from s3cache._words import printable
-from s3cache.cli._choosing import Where, open_file, opened, until_done, whole_batches
-from s3cache.cli._groups import grouped
+from s3cache.cli._options import Where, grouped, open_file, opened, until_done, whole_batches
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError, TruncatedError, UntrustedError
 
