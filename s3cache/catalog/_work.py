@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
@@ -34,7 +35,7 @@ from s3cache.store import (
     store_identity,
 )
 from s3cache.tier import PatientDiskTier, TierStore
-from s3cache.transfer import Budget
+from s3cache.transfer import Budget, background
 from s3cache.trust import Policy, check_name, policy_of
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "Tally", "copy", "open_place", "remove", "trust_of", "verify"]
 
+_CLOSE_S = 5.0
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where entries lie.
+    """Where entries lie; as a context manager it closes its store in the end.
 
     Attributes:
         store: with retries; nothing is sent before it is used.
@@ -62,6 +65,17 @@ class Place:
     async def to_upload(self) -> set[str]:
         """Names in a local tier that nobody else has yet; none of a remote."""
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
+
+    def close(self) -> None:
+        """Close the store, which takes no longer than a few seconds."""
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            background().wait(self.store.aclose(), _CLOSE_S)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def trust_of(settings: Settings) -> Policy:

@@ -16,7 +16,6 @@ from s3cache.cli._options import (
     entries_in,
     grouped,
     named_in,
-    opened,
     until_done,
     whole_batches,
 )
@@ -48,8 +47,8 @@ def pull(selection: Selection, out: Output, url: Url = None) -> None:
     from s3cache.catalog import open_place
 
     with ExitStack() as stack:
-        remote = stack.enter_context(opened(open_place(url)))
-        local = stack.enter_context(opened(open_place(url, in_tier=True)))
+        remote = stack.enter_context(open_place(url))
+        local = stack.enter_context(open_place(url, in_tier=True))
         tally = _copy(out, remote, local, selection)
     _show_copied(out, tally)
 
@@ -72,13 +71,13 @@ def push(
     from s3cache.catalog import open_place
 
     with ExitStack() as stack:
-        remote = stack.enter_context(opened(open_place(url, to_fill=True)))
+        remote = stack.enter_context(open_place(url, to_fill=True))
         # Uploads to what is not there would be tried until the time is over.
         with suppress(AccessDeniedError):
             until_done(_reach(remote.store))
         with Cache.open(url) as cache:
             report = cache.flush(timeout)
-        local = stack.enter_context(opened(open_place(url, in_tier=True)))
+        local = stack.enter_context(open_place(url, in_tier=True))
         tally = _copy(out, local, remote, selection)
     if report.error is not None and report.remaining:
         tally.fail(f"{report.remaining} that were not uploaded", report.error)
@@ -154,8 +153,8 @@ def mirror(
     from s3cache.catalog import open_place
 
     with ExitStack() as stack:
-        here = stack.enter_context(opened(open_place(source)))
-        there = stack.enter_context(opened(open_place(target, to_fill=True)))
+        here = stack.enter_context(open_place(source))
+        there = stack.enter_context(open_place(target, to_fill=True))
         tally = _copy(out, here, there, selection)
     _show_copied(out, tally)
 

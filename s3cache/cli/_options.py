@@ -10,14 +10,17 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from functools import wraps
-from typing import Annotated, Any, BinaryIO, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Optional, TypeVar
 
 import typer
 
 from s3cache._words import printable
 from s3cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from s3cache.catalog import Place
 
 __all__ = [
     "NOT_THERE",
@@ -124,31 +127,11 @@ class Where:
         self.url = url
         self.local = local
 
-    @contextmanager
-    def open(self, *, of_remote: bool = False) -> Iterator[Any]:
-        """The place, closed in the end.
-
-        Args:
-            of_remote: of the tier, what is there of this remote only.
-        """
+    def open(self) -> Place:
+        """Open the place that is meant: of the tier, what is there of all remotes."""
         from s3cache.catalog import open_place
 
-        with opened(open_place(self.url, in_tier=self.local, of_all=not of_remote)) as place:
-            yield place
-
-
-@contextmanager
-def opened(place: Any) -> Iterator[Any]:
-    """The place, closed in the end, which takes no longer than a few seconds."""
-    from concurrent.futures import TimeoutError as NotInTime
-
-    from s3cache.transfer import background
-
-    try:
-        yield place
-    finally:
-        with suppress(NotInTime):
-            background().wait(place.store.aclose(), 5.0)
+        return open_place(self.url, in_tier=self.local, of_all=True)
 
 
 def until_done(work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:

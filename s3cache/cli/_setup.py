@@ -12,7 +12,7 @@ import typer
 from s3cache._pages import pointer
 from s3cache._version import __version__
 from s3cache._words import counted
-from s3cache.cli._options import Url, Where, grouped, opened, until_done, whole_batches
+from s3cache.cli._options import Url, Where, grouped, until_done, whole_batches
 from s3cache.cli._output import Output, redacted, size_text
 from s3cache.errors import ConfigError
 
@@ -73,7 +73,7 @@ def stats(where: Where, out: Output) -> None:
     found: dict[str, Any] = {}
     settings, _ = Settings.load(where.url)
     if settings.local:
-        with opened(open_place(where.url, in_tier=True, of_all=True)) as place:
+        with open_place(where.url, in_tier=True, of_all=True) as place:
             found["local"] = {
                 **_tier_totals(place),
                 "directory": settings.local_dir,
@@ -82,7 +82,7 @@ def stats(where: Where, out: Output) -> None:
                 "to_upload": len(until_done(place.to_upload())),
             }
     if settings.url is not None and not where.local:
-        with opened(open_place(where.url)) as place:
+        with open_place(where.url) as place:
             found["remote"] = {**_tier_totals(place), "url": place.store.url}
     if out.json:
         out.record(found)

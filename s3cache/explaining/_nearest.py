@@ -139,8 +139,8 @@ class Kept:
     def close(self) -> None:
         """Let go of the tier."""
         if "_place" in vars(self):
-            with contextlib.suppress(concurrent.futures.TimeoutError, S3CacheError):
-                background().wait(self._place.store.aclose(), 5.0)
+            with contextlib.suppress(S3CacheError):
+                self._place.close()
 
     @functools.cached_property
     def _found(self) -> _Found:
