@@ -252,7 +252,7 @@ bench-keys: $(READY) ## what a key costs, beside torch's own
 	$(BIN)/python -m benchmarks.key_cost --json docs/benchmarks/keys.json $(ARGS)
 
 commands: $(READY) ## write docs/commands.md from the commands themselves
-	$(BIN)/python -m s3cache.cli._reference >build-commands.md
+	$(BIN)/python -m infra.docs.commands >build-commands.md
 	mv build-commands.md docs/commands.md
 
 route: $(READY) ## the files that a miss and a hit from the remote run through

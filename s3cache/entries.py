@@ -26,11 +26,10 @@ import asyncio
 import hashlib
 import re
 import threading
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, Literal
 
 from s3cache import frame
-from s3cache._components import KEY_DIGITS, digest_of
 from s3cache.errors import (
     ConfigError,
     CorruptError,
@@ -43,12 +42,14 @@ from s3cache.frame import Frame, Head, Header, Judge
 from s3cache.store import Buffer, Store
 
 __all__ = [
+    "KEY_DIGITS",
     "NAMES",
     "Replaceable",
     "check_components",
     "check_entry",
     "check_key",
     "check_place",
+    "digest_of",
     "first_name",
     "key_of",
     "name_prefix",
@@ -60,11 +61,23 @@ __all__ = [
 
 #: What the names of all entries begin with.
 NAMES = "v1/"
+#: A key ends in so many hexadecimal digits, those of :func:`digest_of`.
+KEY_DIGITS = 64
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 # Kinds whose keys are digests of components, which the header has as name to [digest, text].
 _WITH_COMPONENTS = ("aot", "fx")
 _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")
+
+
+def digest_of(components: Mapping[str, str]) -> str:
+    """Return the hexadecimal digits that keys of these components end in, whatever the order.
+
+    Args:
+        components: digests by name.
+    """
+    lines = [f"{name}\0{components[name]}\n" for name in sorted(components)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def check_key(key: str) -> str:

@@ -22,8 +22,8 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from s3cache._components import KEY_DIGITS, digest_of
 from s3cache._logs import logger_of
+from s3cache.entries import KEY_DIGITS, digest_of
 from s3cache.errors import PreconditionError, S3CacheError
 from s3cache.frame import Frame, Header
 from s3cache.store import Buffer, Store, listing

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import entries, frame
-from s3cache._components import digest_of
-from s3cache.entries import Replaceable
+from s3cache.entries import Replaceable, digest_of
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import MemoryStore, MeteredStore
 from s3cache.testing import FaultyStore

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import entries, frame, hints
-from s3cache._components import digest_of
 from s3cache.catalog import Selection, copy, remove, scan
+from s3cache.entries import digest_of
 from s3cache.errors import AccessDeniedError
 from s3cache.store import MemoryStore, WrapperStore
 from tests.support.caching import open_cache

@@ -4,12 +4,9 @@ For whoever looks after a cache. Nothing of an entry is unpickled, and torch is 
 entry says of itself was written by whoever could write it.
 """
 
-from s3cache.catalog._items import About, Item, about, read_about, read_head, scan
-from s3cache.catalog._manifest import read_manifest
-from s3cache.catalog._places import Place, open_place, trust_of
-from s3cache.catalog._seen import Seen, Unmatched
-from s3cache.catalog._selection import Selection
-from s3cache.catalog._work import Tally, copy, remove, verify
+from s3cache.catalog._items import About, Item, about, read_about, read_head, read_manifest, scan
+from s3cache.catalog._selection import Seen, Selection, Unmatched
+from s3cache.catalog._work import Place, Tally, copy, open_place, remove, trust_of, verify
 
 __all__ = [
     "About",

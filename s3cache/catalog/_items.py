@@ -1,8 +1,9 @@
-"""Objects that are entries, or claim to be, and what their headers say of them."""
+"""List the entries of a store, read their headers, and read manifests that name them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import (
     AsyncGenerator,
@@ -20,13 +21,23 @@ from typing import TypeVar
 
 from s3cache import entries, frame
 from s3cache.catalog._selection import Selection
-from s3cache.errors import CorruptError, S3CacheError, TruncatedError, UntrustedError
+from s3cache.errors import ConfigError, CorruptError, S3CacheError, TruncatedError, UntrustedError
 from s3cache.frame import Head, Judge
 from s3cache.store import ObjectInfo, Store, listing
 from s3cache.transfer import cancel_all
 from s3cache.trust import unpack
 
-__all__ = ["BATCH", "About", "Item", "about", "place_in", "read_about", "read_head", "scan"]
+__all__ = [
+    "BATCH",
+    "About",
+    "Item",
+    "about",
+    "place_in",
+    "read_about",
+    "read_head",
+    "read_manifest",
+    "scan",
+]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -266,3 +277,59 @@ def _value(components: object, name: str) -> str:
     is_pair = isinstance(found, list) and len(found) == 2
     value = found[1] if is_pair else None  # type: ignore[index]
     return value if isinstance(value, str) else ""
+
+
+# -- manifests
+
+
+_SHOWN = 60
+
+
+def read_manifest(where: str, lines: Iterable[str]) -> list[str]:
+    """The keys, and names of objects, that a manifest has, in its order and each once.
+
+    A line is a key, the name of an object as ``v1/3f2/KEY.0``, or what ``s3cache ls --json``
+    prints of one; what follows a ``#`` is a comment.
+
+    Args:
+        where: what errors call it.
+
+    Raises:
+        ConfigError: a line is something else.
+    """
+    found: dict[str, None] = {}
+    for number, line in enumerate(lines, 1):
+        if (
+            text := line.strip()
+            if line.lstrip().startswith("{")
+            else line.partition("#")[0].strip()
+        ):
+            name = place_in(_name_in(text))
+            if not _is_name(name):
+                raise ConfigError(
+                    f"manifest {where}, line {number}",
+                    f"{text[:_SHOWN]!r} names no entry",
+                    "give one key to a line, or what s3cache ls --json prints",
+                )
+            found[name] = None
+    return [*found]
+
+
+def _name_in(text: str) -> str:
+    if not text.startswith("{"):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    name = value.get("name") or value.get("key")
+    return name if isinstance(name, str) else ""
+
+
+def _is_name(name: str) -> bool:
+    key = entries.key_of(name)
+    try:
+        entries.check_key(key)
+    except ConfigError:
+        return False
+    return name == key or name.startswith(entries.name_prefix(key))

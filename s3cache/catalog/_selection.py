@@ -1,18 +1,18 @@
-"""Which entries are meant."""
+"""Choose entries, and find what was asked for that no entry has."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from s3cache.errors import CorruptError, UntrustedError
 
 if TYPE_CHECKING:
-    from s3cache.catalog._items import Item
+    from s3cache.catalog._items import About, Item
 
-__all__ = ["Selection", "is_release"]
+__all__ = ["Seen", "Selection", "Unmatched", "is_release"]
 
 # A frame of a later release: nobody who cannot read it knows whether it is damaged.
 _NEWER = "frame version"
@@ -114,3 +114,67 @@ class Selection:
 def is_release(version: str, wanted: str) -> bool:
     """Whether ``2.13.0+cpu`` is meant by ``2.13``; ``2.1`` means no ``2.13``."""
     return version == wanted or version.startswith((f"{wanted}.", f"{wanted}+"))
+
+
+# So many values of one kind are remembered, whatever there is in a bucket.
+_REMEMBERED_AT_MOST = 20
+
+
+class Unmatched(NamedTuple):
+    """Something that was asked for, and that no entry has.
+
+    Attributes:
+        field: of a selection.
+        value: what was asked for.
+        there: what entries have instead, if anything: some of it, where it is much.
+    """
+
+    field: str
+    value: str
+    there: tuple[str, ...]
+
+
+class Seen:
+    """Remembers what headers say, as far as ``selection`` chooses by it."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._is_empty = True
+        self._asked: dict[str, tuple[str, ...]] = {
+            "kinds": selection.kinds,
+            "torch": selection.torch,
+            "tags": selection.tags,
+            "signers": selection.signers,
+            "devices": selection.devices,
+        }
+        self._left = {(name, value) for name, asked in self._asked.items() for value in asked}
+        self._there: dict[str, set[str]] = {name: set() for name in self._asked}
+
+    def note(self, about: About) -> None:
+        """See what one header says."""
+        self._is_empty = False
+        for of, value in _values(about):
+            there = self._there[of]
+            if value and len(there) < _REMEMBERED_AT_MOST:
+                there.add(value)
+            self._left -= {
+                (name, asked)
+                for name, asked in self._left
+                if name == of and (value == asked or (name == "torch" and is_release(value, asked)))
+            }
+
+    def unmatched(self) -> list[Unmatched]:
+        """What no entry has, of all that were looked at; nothing if there were none."""
+        return [
+            Unmatched(name, value, tuple(sorted(self._there[name])))
+            for name, asked in self._asked.items()
+            for value in dict.fromkeys(asked)
+            if not self._is_empty and (name, value) in self._left
+        ]
+
+
+def _values(about: About) -> Iterator[tuple[str, str]]:
+    yield "kinds", about.kind
+    yield "torch", about.torch
+    yield "tags", about.tag
+    yield from (("signers", name) for name in about.signers)
+    yield from (("devices", name) for name in about.devices)

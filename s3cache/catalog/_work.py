@@ -1,17 +1,21 @@
-"""Doing one thing with many entries, several at once, in bounded memory."""
+"""Open a remote or a local tier, and verify, copy and remove many of its entries at once."""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from s3cache import entries, hints
 from s3cache.catalog._items import Item, read_about, read_head
 from s3cache.entries import Replaceable, publish
 from s3cache.errors import (
     AccessDeniedError,
+    ConfigError,
     CorruptError,
     S3CacheError,
     StoreError,
@@ -19,11 +23,124 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.frame import Frame, Head, Judge
-from s3cache.store import Store
-from s3cache.tier import TierStore
-from s3cache.transfer import Budget
+from s3cache.settings import Options, Settings
+from s3cache.store import (
+    FileLocation,
+    MeteredStore,
+    RetryingStore,
+    RetryPolicy,
+    Store,
+    open_store,
+    parse_url,
+    store_identity,
+)
+from s3cache.tier import PatientDiskTier, TierStore
+from s3cache.transfer import Budget, background
+from s3cache.trust import Policy, check_name, policy_of
 
-__all__ = ["Tally", "copy", "remove", "verify"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Place", "Tally", "copy", "open_place", "remove", "trust_of", "verify"]
+
+_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where entries lie; as a context manager it closes its store in the end.
+
+    Attributes:
+        store: with retries; nothing is sent before it is used.
+        is_local: whether it is this machine's tier.
+        settings: those that led here.
+        policy: whose entries are used.
+    """
+
+    store: Store
+    is_local: bool
+    settings: Settings
+    policy: Policy
+
+    async def to_upload(self) -> set[str]:
+        """Names in a local tier that nobody else has yet; none of a remote."""
+        return await self.store.recorded() if isinstance(self.store, TierStore) else set()
+
+    def close(self) -> None:
+        """Close the store, which takes no longer than a few seconds."""
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            background().wait(self.store.aclose(), _CLOSE_S)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def trust_of(settings: Settings) -> Policy:
+    """Whose entries the settings, and the machine's own file, have us use.
+
+    Raises:
+        ConfigError: a key or a name cannot be used.
+    """
+    return policy_of(
+        None if settings.trust == "auto" else settings.trust,
+        settings.trusted_keys or "",
+        settings.revoked or "",
+        audience=check_name("option audience", settings.audience),
+    )
+
+
+def open_place(
+    url: str | None = None,
+    *,
+    in_tier: bool = False,
+    of_all: bool = False,
+    to_fill: bool = False,
+    **options: Unpack[Options],
+) -> Place:
+    """The remote that ``url`` and the environment name, or this machine's tier of it.
+
+    Args:
+        in_tier: the tier, not the remote.
+        of_all: of the tier, what is there of all remotes.
+        to_fill: a directory that is not there is made, as a job would make it; who only looks
+            learns that it is not.
+
+    Raises:
+        ConfigError: the settings cannot be used, or name no remote.
+        StoreError: the local tier cannot be used.
+    """
+    settings, of_store = Settings.load(url, **options)
+    policy = trust_of(settings)
+    if in_tier:
+        identity = "" if settings.url is None else store_identity(settings.url, **of_store)
+        namespace = "" if of_all else hashlib.sha256(identity.encode()).hexdigest()[:16]
+        tier = PatientDiskTier(
+            settings.local_dir,
+            namespace=namespace,
+            max_bytes=settings.local_max_bytes,
+            max_files=settings.local_max_files,
+        )
+        return Place(TierStore(tier), True, settings, policy)
+    if settings.url is None:
+        raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
+    retries = RetryPolicy(
+        attempts=settings.retry_attempts,
+        total_timeout_s=settings.retry_timeout_s,
+        attempt_timeout_s=settings.attempt_timeout_s,
+        base_delay_s=0.1,
+        max_delay_s=10.0,
+    )
+    if not to_fill and isinstance(parse_url(settings.url, **of_store), FileLocation):
+        of_store["create"] = False
+    store = MeteredStore(open_store(settings.url, **of_store))
+    return Place(RetryingStore(store, retries), False, settings, policy)
+
+
+# -- work on many entries, in bounded memory
+
 
 _CONCURRENCY = 16
 # Of objects that are in memory at once. One that is larger is alone.

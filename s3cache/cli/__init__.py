@@ -1,10 +1,71 @@
 """The command line: ``s3cache ...`` and ``python -m s3cache ...``.
 
-What the commands do is done in the rooms above; here it is asked for and shown. Each command is a
-function in a module of its own, registered in ``_app.py``; ``run`` alone is parsed by itself, so
-that a program that is started by it has neither Typer nor Rich in its process.
+What the commands do is done in the rooms above; here it is asked for and shown. Commands are
+functions, some to a module, registered in ``_app.py``; ``run`` alone is parsed by itself, so that a
+program that is started by it has neither Typer nor Rich in its process. :func:`main` is where each
+command begins, and where its errors end: in one line, and an exit code.
 """
 
-from s3cache.cli._main import main
+from __future__ import annotations
+
+import os
+import sys
+
+from s3cache._words import printable
 
 __all__ = ["main"]
+
+# Exit codes, as ``docs/commands.md`` has them.
+_FOUND, _USAGE, _STORE, _INTERRUPTED = 1, 2, 3, 130
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the arguments say; returns the exit code, and raises nothing but what ``run`` does.
+
+    Codes: 0 all is well; 1 something was found, or not all could be done; 2 the arguments or
+    settings cannot be used; 3 the store or the disk cannot do it; 130 interrupted.
+    """
+    if arguments[:1] == ["run"]:
+        from s3cache.cli._run import run
+
+        run(arguments)
+        return 0
+    from s3cache.cli._app import app
+    from s3cache.cli._output import error_text, redacted, show_retries
+    from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
+
+    if sys.stderr.isatty():
+        show_retries()
+    try:
+        code = app(args=arguments, prog_name="s3cache", standalone_mode=False)
+        sys.stdout.flush()
+    except (CorruptError, UntrustedError) as exc:
+        return _fail(redacted(error_text(exc)), _FOUND)
+    except ConfigError as exc:
+        return _fail(redacted(error_text(exc)), _USAGE)
+    except S3CacheError as exc:
+        return _fail(redacted(error_text(exc)), _STORE)
+    except (BrokenPipeError, SystemExit):
+        # As of `s3cache ls | head`: nobody reads on. Typer exits by itself then, and where a shell
+        # has asked it what a word may become.
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception as exc:
+        # Typer's own, whose class lies elsewhere in each of its releases.
+        say = getattr(exc, "format_message", None)
+        if say is not None:
+            return _fail(f"{redacted(say())} (see s3cache --help)", _USAGE)
+        if type(exc).__name__ == "Abort":
+            return _INTERRUPTED
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(f"s3cache: error: {printable(text)}\n")
+    return code

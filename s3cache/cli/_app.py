@@ -8,21 +8,12 @@ from typing import Annotated
 import typer
 
 from s3cache._version import __version__
-from s3cache.cli._bench import bench
-from s3cache.cli._check import check
-from s3cache.cli._doctor import doctor
-from s3cache.cli._du import du
-from s3cache.cli._explain import explain
+from s3cache.cli._changes import clear, gc, mirror, prefetch, pull, push, rm
+from s3cache.cli._entries import du, ls, verify
+from s3cache.cli._explain import explain, report
 from s3cache.cli._inspect import inspect
-from s3cache.cli._keygen import keygen
-from s3cache.cli._ls import ls
-from s3cache.cli._moving import mirror, prefetch, pull, push
-from s3cache.cli._removing import clear, gc, rm
-from s3cache.cli._report import report
-from s3cache.cli._stats import stats
-from s3cache.cli._verify import verify
-from s3cache.cli._version import show_version
-from s3cache.cli._warm import warm
+from s3cache.cli._jobs import bench, check, warm
+from s3cache.cli._setup import doctor, keygen, show_version, stats
 
 __all__ = ["app"]
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from s3cache._words import printable
-from s3cache.cli._choosing import Where, open_file, opened, until_done, whole_batches
-from s3cache.cli._groups import grouped
+from s3cache.cli._options import Where, grouped, open_file, until_done, whole_batches
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError, TruncatedError, UntrustedError
 
@@ -57,7 +56,7 @@ def inspect(
         _show(out, target, head, size, policy)
     elif is_found:
         url = is_found[1] + (is_found[3] or "")
-        with opened(open_place(url)) as place:
+        with open_place(url) as place:
             _show_all(out, place, [is_found[2]], target)
     elif "://" in target:
         raise ConfigError(

@@ -1,8 +1,10 @@
-"""What is shown: tables for people, JSON for programs, and nothing that could be a secret."""
+"""Show results: tables for people, JSON for programs, and nothing that could be a secret."""
 
 from __future__ import annotations
 
+import contextlib
 import json as json_of
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from s3cache.errors import S3CacheError
 
-__all__ = ["Output", "age", "redacted", "size_text", "told"]
+__all__ = ["Output", "age", "error_text", "redacted", "show_retries", "size_text"]
 
 # What is no terminal has no width: long names stay whole.
 _WIDTH = 240
@@ -126,7 +128,7 @@ def redacted(text: str) -> str:
     return _WORD.sub(shorter, text)
 
 
-def told(error: S3CacheError) -> str:
+def error_text(error: S3CacheError) -> str:
     """What is wrong, and where to read on, unless it says so itself."""
     from s3cache._pages import command, pointer
     from s3cache._problems import code_of
@@ -163,3 +165,22 @@ def _jsonable(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     return str(value)
+
+
+# -- what a store fails to do, shown at a terminal: it may be tried again for two minutes
+
+
+class _RetryHandler(logging.Handler):
+    """Says what is logged on standard error, above a bar if one is drawn there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"s3cache: {redacted(record.getMessage())}\n")
+
+
+def show_retries() -> None:
+    """Have each request that failed and is tried again told, from now on."""
+    logger = logging.getLogger("s3cache.storage")
+    if not any(isinstance(each, _RetryHandler) for each in logger.handlers):
+        logger.addHandler(_RetryHandler())
+        logger.setLevel(logging.INFO)

@@ -12,8 +12,7 @@ from s3cache._words import printable
 from s3cache.errors import ConfigError
 from s3cache.explaining._differences import Described, Difference, differences
 from s3cache.explaining._hinted import Hinted
-from s3cache.explaining._kept import Kept
-from s3cache.explaining._nearest import Known, nearest
+from s3cache.explaining._nearest import Kept, Known, nearest
 from s3cache.explaining._runs import Runs, url_of
 from s3cache.records import Record, Run, folded, ranks_in_words
 from s3cache.settings import Settings

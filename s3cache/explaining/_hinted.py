@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 from typing import TYPE_CHECKING
 
 from s3cache import hints
@@ -14,7 +13,6 @@ from s3cache.explaining._nearest import Known
 from s3cache.records import Record
 
 if TYPE_CHECKING:
-    from s3cache.catalog import Place
     from s3cache.settings import Options
 
 __all__ = ["Hinted"]
@@ -60,10 +58,6 @@ class Hinted:
         from s3cache.catalog import open_place
         from s3cache.transfer import background
 
-        place: Place = open_place(url, **self._options)
-        try:
+        with open_place(url, **self._options) as place:
             asking = hints.find(place.store, missed.components, missed.key)
             return background().wait(asyncio.wait_for(asking, _TIMEOUT_S), _TIMEOUT_S + 5)
-        finally:
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                background().wait(place.store.aclose(), 5.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
-from s3cache._components import digest_of
+from s3cache.entries import digest_of
 from s3cache.graph._code import UntoldError, fingerprint
 from s3cache.graph._definitions import parts_of
 from s3cache.graph._operators import function_component, operator_component

@@ -5,9 +5,14 @@ Prometheus, :func:`observe` to OpenTelemetry. Each needs that ecosystem's own li
 imported when it is first asked for.
 """
 
+from s3cache.metrics._exporters import (
+    Observation,
+    PrometheusCollector,
+    leave_textfile,
+    observe,
+    write_textfile,
+)
 from s3cache.metrics._families import FAMILIES, Family, Sample, Source, families
-from s3cache.metrics._opentelemetry import Observation, observe
-from s3cache.metrics._prometheus import PrometheusCollector, leave_textfile, write_textfile
 
 __all__ = [
     "FAMILIES",

@@ -4,10 +4,17 @@ A process writes one file below ``records/`` in its local tier, a line of JSON f
 nothing leaves the machine. Without a local tier there is what the process holds in memory.
 """
 
-from s3cache.records._jobs import Folded, folded, in_jobs, ranks_in_words
-from s3cache.records._lanes import Lanes
-from s3cache.records._reading import Run, read_head, read_run, run_names
-from s3cache.records._record import Event, Record, Transfers
+from s3cache.records._reading import (
+    Folded,
+    Run,
+    folded,
+    in_jobs,
+    ranks_in_words,
+    read_head,
+    read_run,
+    run_names,
+)
+from s3cache.records._record import Event, Lanes, Record, Transfers
 from s3cache.records._writing import JOB, Recorder, RecordLimits, job_here
 
 __all__ = [

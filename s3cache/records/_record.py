@@ -9,7 +9,7 @@ from typing import Any
 
 from s3cache.stats import TransferEvent
 
-__all__ = ["MAX_LINE_BYTES", "Event", "Record", "Transfers", "texts_of"]
+__all__ = ["MAX_LINE_BYTES", "Event", "Lanes", "Record", "Transfers", "texts_of"]
 
 #: A line of a file of records is no longer; what is longer is left out.
 MAX_LINE_BYTES = 512 << 10
@@ -160,3 +160,20 @@ class Transfers:
                 now = time.time()
                 took = max(now - began, 0.0)
                 self._tell(Event(step.direction, now, took, step.name, step.size, step.step))
+
+
+class Lanes:
+    """Gives each of many spans a lane in which no other one overlaps it.
+
+    Spans may come in any order; in that of their beginning it takes as many lanes as there were
+    spans at once.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []  # by lane
+
+    def take(self, began: float, ended: float) -> int:
+        """The lane of a span, counted from 0."""
+        free = next((lane for lane, end in enumerate(self._ends) if end <= began), len(self._ends))
+        self._ends[free : free + 1] = [ended]
+        return free

@@ -33,7 +33,6 @@ JOB = "S3CACHE_JOB"
 #: How a job begins that has its name from there, and one that has none.
 NAMED, _LAUNCHED = "job:", "ranks:"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_MORE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # What a process holds in memory: for its own questions, and while the disk hangs.
 _HELD_RECORDS = 512

@@ -4,9 +4,7 @@
 :func:`trace` is for the tools that show traces. :func:`manifest` has the keys that were used.
 """
 
-from s3cache.report._manifest import manifest
 from s3cache.report._page import page
-from s3cache.report._totals import Totals, is_counted, name_of, sum_up
-from s3cache.report._trace import trace
+from s3cache.report._totals import Totals, is_counted, manifest, name_of, sum_up, trace
 
 __all__ = ["Totals", "is_counted", "manifest", "name_of", "page", "sum_up", "trace"]

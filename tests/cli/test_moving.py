@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import Cache, frame
-from s3cache._components import digest_of
+from s3cache.entries import digest_of
 from s3cache.trust import SigningKey, generate, pack, sign
 from tests.support.shelves import Shelf
 

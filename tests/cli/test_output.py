@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.cli._output import Output, age, redacted, size_text, told
+from s3cache.cli._output import Output, age, error_text, redacted, size_text
 from s3cache.errors import ConfigError, TransientError
 from tests.support.shelves import Shelf
 
@@ -111,12 +111,12 @@ def test_pages_are_laid_out_on_terminals(
 
 @pytest.mark.parametrize("error", [ConfigError("a", "b", "c"), TransientError("reset")])
 def test_an_error_ends_with_where_to_read_on(error: S3CacheError) -> None:
-    assert told(error) == f"{error} (s3cache explain {type(error).__name__})"
+    assert error_text(error) == f"{error} (s3cache explain {type(error).__name__})"
 
 
 def test_an_error_that_says_where_to_read_on_says_it_once() -> None:
     error = ConfigError("word 'x'", "is unknown", "did you mean s3cache explain y?")
-    assert told(error) == str(error)
+    assert error_text(error) == str(error)
 
 
 def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from s3cache.cli._reference import reference
+from infra.docs.commands import reference
 
 if TYPE_CHECKING:
     from tests.cli.commands import Call

@@ -1,21 +1,26 @@
-"""Options that many commands share: where the cache is, and which entries are meant."""
+"""Define the options that several commands share, and open the place and entries that they name."""
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import aclosing, contextmanager, suppress
-from typing import Annotated, Any, BinaryIO, Optional, TypeVar
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterator
+from contextlib import aclosing, suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Optional, TypeVar
 
 import typer
 
 from s3cache._words import printable
 from s3cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from s3cache.catalog import Place
 
 __all__ = [
     "NOT_THERE",
@@ -25,6 +30,7 @@ __all__ = [
     "chosen",
     "duration_s",
     "entries_in",
+    "grouped",
     "hits_here",
     "named_in",
     "open_file",
@@ -34,6 +40,55 @@ __all__ = [
 ]
 
 # ruff: noqa: UP045 - Typer reads annotations while the program runs, in Python 3.10 too
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def grouped(**groups: Callable[..., Any]) -> Callable[[_F], Callable[..., Any]]:
+    """Have a command take the options of ``groups``, and get what each makes of its own.
+
+    ``@grouped(out=Output)`` above ``def ls(out, limit: int)`` gives a command with the options of
+    ``Output.__init__`` and ``limit``.
+    """
+
+    def decorate(command: _F) -> Callable[..., Any]:
+        parameters = _parameters(command, but=groups)
+        names: dict[str, list[str]] = {}
+        for name, group in groups.items():
+            theirs = _parameters(group)
+            names[name] = list(theirs)
+            parameters.update(theirs)
+
+        @wraps(command)
+        def wrapper(**given: Any) -> Any:
+            made = {
+                name: group(**{each: given.pop(each) for each in names[name]})
+                for name, group in groups.items()
+            }
+            return command(**given, **made)
+
+        ordered = sorted(parameters.values(), key=lambda each: each.default is not each.empty)
+        wrapper.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {each.name: each.annotation for each in ordered}
+        del wrapper.__wrapped__  # its signature is not ours
+        return wrapper
+
+    return decorate
+
+
+def _parameters(of: Callable[..., Any], but: Container[str] = ()) -> dict[str, inspect.Parameter]:
+    """Its parameters with what their annotations mean; those of groups mean something here only."""
+    function = vars(of)["__init__"] if isinstance(of, type) else of
+    known = inspect.unwrap(function).__globals__
+    return {
+        name: parameter.replace(
+            annotation=eval(parameter.annotation, known),  # noqa: S307 - our own code
+            kind=inspect.Parameter.KEYWORD_ONLY,
+        )
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self" and name not in but
+    }
+
 
 #: What is said of each name that nothing lies under.
 NOT_THERE = "nothing is there"
@@ -72,31 +127,11 @@ class Where:
         self.url = url
         self.local = local
 
-    @contextmanager
-    def open(self, *, of_remote: bool = False) -> Iterator[Any]:
-        """The place, closed in the end.
-
-        Args:
-            of_remote: of the tier, what is there of this remote only.
-        """
+    def open(self) -> Place:
+        """Open the place that is meant: of the tier, what is there of all remotes."""
         from s3cache.catalog import open_place
 
-        with opened(open_place(self.url, in_tier=self.local, of_all=not of_remote)) as place:
-            yield place
-
-
-@contextmanager
-def opened(place: Any) -> Iterator[Any]:
-    """The place, closed in the end, which takes no longer than a few seconds."""
-    from concurrent.futures import TimeoutError as NotInTime
-
-    from s3cache.transfer import background
-
-    try:
-        yield place
-    finally:
-        with suppress(NotInTime):
-            background().wait(place.store.aclose(), 5.0)
+        return open_place(self.url, in_tier=self.local, of_all=True)
 
 
 def until_done(work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:

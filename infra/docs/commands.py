@@ -1,4 +1,4 @@
-"""The page of all commands: ``python -m s3cache.cli._reference`` writes it to standard output."""
+"""The page of all commands: ``python -m infra.docs.commands`` writes it to standard output."""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""``s3cache doctor``: what it says, and with which exit code."""
+"""``s3cache doctor``, ``stats`` and ``version``."""
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 
 import pytest
 
+import s3cache
+from s3cache import Cache, frame
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
     from tests.cli.commands import Call
     from tests.support.shelves import Shelf
+
+# -- doctor
 
 
 def test_warnings_are_no_fault(call: Call, shelf: Shelf) -> None:
@@ -72,3 +77,52 @@ def test_with_torch_and_a_compiler(call: Call, shelf: Shelf) -> None:
     """Which takes seconds: torch is imported, in a process of its own."""
     names = [each["name"] for each in call("doctor", "--url", shelf.url, "--json").lines]
     assert {"torch", "compiler"} <= set(names)
+
+
+# -- stats
+
+
+def test_both_tiers_are_counted(call: Call, shelf: Shelf) -> None:
+    shelf.add("a")
+    shelf.add("a", variant="v", first=False)
+    with Cache.open(shelf.url) as cache:
+        cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    found = call("stats", "--url", shelf.url, "--json").json
+    assert (found["remote"]["entries"], found["remote"]["keys"]) == (3, 2)
+    local = found["local"]
+    assert (local["entries"], local["keys"], local["to_upload"]) == (1, 1, 0)
+    assert call("pull", "--url", shelf.url).code == 0  # the others; of "k" its first one too
+    local = call("stats", "--local", "--json").json["local"]
+    assert (local["entries"], local["keys"]) == (4, 2)
+    assert found["local"]["bytes"] > 0
+    assert "remote" not in call("stats", "--local", "--url", shelf.url, "--json").json
+    text = call("stats", "--url", shelf.url).out
+    assert f"remote: {shelf.url}\n  3 entries under 2 keys" in text
+
+
+def test_what_is_still_to_be_uploaded_is_counted(call: Call, tmp_path: Path) -> None:
+    """Also where nobody can reach the remote."""
+    gone = f"file://{tmp_path}/nowhere?create=false"
+    with Cache.open(gone, exit_timeout_s=0.1, retry_attempts=1) as cache:
+        cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    assert call("stats", "--local", "--json").json["local"]["to_upload"] == 1
+    assert call("stats", "--url", gone, "--json").code == 3
+
+
+# -- version
+
+
+def test_it_names_what_a_bug_report_needs(call: Call) -> None:
+    done = call("version", "--json")
+    assert done.code == 0
+    found = done.json
+    assert found["s3cache"] == s3cache.__version__
+    assert platform.python_version() in found["python"]
+    assert {"torch", "botocore", "platform", "libc", "zstandard"} <= set(found)
+    assert found["rich"][0].isdigit()
+
+
+def test_people_get_one_line_for_each(call: Call) -> None:
+    done = call("version")
+    assert len(done.out.splitlines()) == len(call("version", "--json").json)
+    assert ["s3cache", s3cache.__version__] in [line.split() for line in done.out.splitlines()]

@@ -1,0 +1,299 @@
+"""``s3cache check``, ``warm`` and ``bench``: run a program, and say how it went."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from s3cache._pages import footer
+from s3cache._words import counted
+from s3cache.cli._options import Steps, Url, duration_s, grouped, size_bytes
+from s3cache.cli._output import Output, size_text
+from s3cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from s3cache.benching import Bench, Times
+    from s3cache.checking import Checked, CheckedGraph
+
+__all__ = ["bench", "check", "warm"]
+
+# ruff: noqa: UP045 - see _options.py
+
+# -- check
+
+
+_CHECK_ENDS = {
+    "itself": "the program ended by itself",
+    "steps": "the program was ended: its optimizers have stepped (--steps)",
+    "graphs": "the program was ended: so many graphs were compiled (--graphs)",
+    "quiet": "the program was ended: it compiled nothing more (--quiet 0 lets it run)",
+    "timeout": "the program was ended: its time was over (--timeout)",
+    "interrupted": "the program was ended: interrupted",
+}
+_KEY_DIGITS = 12
+
+
+@grouped(out=Output)
+def check(
+    out: Output,
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."
+        ),
+    ],
+    module: Annotated[bool, typer.Option("-m", help="A module, not a script.")] = False,
+    command: Annotated[bool, typer.Option("-c", help="Code, not a script.")] = False,
+    quiet: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="End it when it compiled nothing for so long; 0: never."),
+    ] = "30s",
+    steps: Steps = None,
+    graphs: Annotated[
+        Optional[int],
+        typer.Option(metavar="N", help="End it when so many graphs were looked at.", min=1),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="End it after that time in any case; 0: never.")
+    ] = "2h",
+) -> int:
+    """Run a program, and say of each graph that it compiles whether it can be cached.
+
+    It compiles as ever, in a process of its own; no bucket is needed, none is asked, and nothing is
+    left in one, unless the program itself turns s3cache on. Of a graph that cannot be cached all
+    reasons are said, with the line in the program and what to do about it. A program is ended
+    (SIGTERM, as by a scheduler) once it has compiled something and then nothing for --quiet: that
+    is after the first steps of training that takes days, which then saves nothing. Exits with 1 if
+    a graph cannot be cached as a whole, or nothing was compiled.
+    """
+    from s3cache.checking import Limits, check_program
+
+    if module and command:
+        raise ConfigError("option -c", "is given beside -m", "leave one of them out")
+    kind = ["-m"] if module else ["-c"] if command else []
+    if not kind and program[0] != "-" and not os.path.exists(program[0]):
+        raise ConfigError(f"script {program[0]}", "is not there", "name another, or give -m or -c")
+    found = check_program(
+        [*kind, *program],
+        Limits(
+            quiet_s=duration_s("--quiet", quiet) or None,
+            steps=steps,
+            graphs=graphs,
+            timeout_s=duration_s("--timeout", timeout) or None,
+        ),
+        to_stderr=out.json,
+    )
+    if out.json:
+        out.record(found.as_dict())
+    else:
+        _show_check(out, found)
+    if found.end == "interrupted":
+        return 130
+    return 0 if found.cacheable else 1
+
+
+def _show_check(out: Output, found: Checked) -> None:
+    code = f" with {found.exit_code}" if found.exit_code else ""
+    out.note(f"{_CHECK_ENDS[found.end]}{code}")
+    if not found.graphs:
+        out.line("no graph: the program called nothing that torch.compile compiles by Inductor")
+        return
+    good = sum(graph.cacheable for graph in found.graphs)
+    out.line(f"{good} of {counted(len(found.graphs), 'graph')} can be cached")
+    for index, graph in enumerate(found.graphs):
+        out.line(f"graph {index}: {_verdict(graph)}")
+        for reason in graph.reasons:
+            where = reason.get("line") or reason.get("node") or ""
+            text = f"{reason.get('message', '')} [{reason.get('code', '')}]"
+            out.line(f"  {where}: {text}" if where else f"  {text}")
+            if reason.get("fix"):
+                out.line(f"    fix: {reason['fix']}")
+    for place in found.breaks:
+        out.line(f"graph break at {place['where']}: {place['reason']}")
+    if not found.complete:
+        out.line("and more: so many lookups are not recorded")
+    if more := footer(each.get("code", "") for graph in found.graphs for each in graph.reasons):
+        out.line(more)
+
+
+def _verdict(graph: CheckedGraph) -> str:
+    parts = [graph.nodes] if graph.nodes else []
+    if graph.where is not None:
+        file, line, function = graph.where
+        parts.append(f"{file}:{line} in {function}")
+    if graph.times > 1:
+        parts.append(f"{graph.times} times")
+    if graph.cacheable:
+        parts.append(f"key {graph.key[:_KEY_DIGITS]}")
+    elif graph.in_halves:
+        parts.append("cannot be cached as a whole, its halves can")
+    else:
+        parts.append("cannot be cached")
+    return ", ".join(parts)
+
+
+# -- warm
+
+
+_WARM_ENDS = {
+    "itself": "the job ended by itself",
+    "steps": "the job was ended: its steps are done",
+    "quiet": "the job was ended: it compiled nothing more",
+    "timeout": "the job was ended: its time was over",
+}
+_NOTHING_COMPILED = (
+    "the job called nothing that torch.compile compiles by Inductor, or turned the cache off: "
+    "s3cache check says what a program compiles"
+)
+
+
+@grouped(out=Output)
+def warm(
+    out: Output,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The job, as a shell has it.")
+    ],
+    steps: Steps = None,
+    quiet: Annotated[
+        str, typer.Option(metavar="TIME", help="End it when it compiled nothing for so long.")
+    ] = "60s",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="End it after that time in any case.")
+    ] = "2h",
+    url: Url = None,
+) -> int:
+    """Run a job until it compiles nothing more and all is uploaded, then end it.
+
+    For a build step, or one machine before a fleet starts: what it compiled is in the remote then.
+    The cache is turned on in all its processes, which are ended with SIGTERM. Steps of an optimizer
+    that is itself compiled cannot be counted, and inference has none: there --quiet ends the job.
+    Exits with 1 if the time was over, the job failed, something is not uploaded, or it compiled
+    nothing at all.
+    """
+    from s3cache.warming import warm as warmed
+
+    done = warmed(
+        command,
+        quiet_s=duration_s("--quiet", quiet),
+        timeout_s=duration_s("--timeout", timeout),
+        steps=steps,
+        url=url,
+    )
+    if out.json:
+        out.record({**vars(done), "is_warm": done.is_warm})
+        return 0 if done.is_warm else 1
+    code = f" with {done.exit_code}" if done.exit_code else ""
+    out.note(f"{_WARM_ENDS[done.end]}{code}")
+    left = f", {done.to_upload} not uploaded" if done.to_upload else ", all is uploaded"
+    if not done.compiled:
+        out.note(f"nothing was compiled, so nothing is warm{left if done.to_upload else ''}")
+        out.note(_NOTHING_COMPILED)
+        return 1
+    out.note(
+        f"{counted(done.hits, 'graph')} hit, {done.misses} missed, of which {done.added} are in "
+        f"the cache now; {done.bypasses} bypassed{left}"
+    )
+    return 0 if done.is_warm else 1
+
+
+# -- bench
+
+
+_BENCH_LABELS = {
+    "small_put": "put of 4 KiB",
+    "small_get": "get of 4 KiB",
+    "miss": "get of what is not there",
+    "large_put": "put of",
+    "large_get": "get of",
+}
+
+
+@grouped(out=Output)
+def bench(
+    out: Output,
+    storage_only: Annotated[
+        bool, typer.Option("--storage-only", help="Compile nothing; torch is not needed.")
+    ] = False,
+    rounds: Annotated[
+        int, typer.Option(metavar="N", help="Cold and warm starts, each N times.", min=1)
+    ] = 3,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Of a large object.")] = "32MB",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Leave out tries that would take longer.")
+    ] = "5min",
+    url: Url = None,
+) -> int:
+    """Measure the user's own bucket: its storage, and a first step compiled and hit through it.
+
+    A warm start is that of a small model in a fresh process whose disk is empty; a cold one
+    compiles it there. Medians of all tries. Everything is written below a prefix of its own,
+    s3cache-bench-..., and removed in the end; where the credentials may not delete it is said what
+    stays. Exits with 1 if the warm start did not hit.
+    """
+    from s3cache.benching import Bench
+
+    with out.progress("measured", Bench.tries(0 if storage_only else rounds)) as advance:
+        running = Bench(
+            url,
+            size=size_bytes("--size", size),
+            timeout_s=duration_s("--timeout", timeout),
+            advance=advance,
+        )
+        found: dict[str, Any] = {"url": running.store.url, "prefix": running.prefix}
+        with _cleanup(running, found):
+            storage = running.storage()
+            found["storage"] = {name: times.as_dict() for name, times in storage.items()}
+            if not storage_only:
+                found["warm_start"] = running.warm_start(rounds)
+    if out.json:
+        out.record(found)
+    else:
+        _show_bench(out, found, storage)
+    return 0 if storage_only or found["warm_start"]["hits"] else 1
+
+
+@contextmanager
+def _cleanup(running: Bench, found: dict[str, Any]) -> Iterator[None]:
+    """What was written is removed however it ends, also by Ctrl-C."""
+    try:
+        try:
+            yield
+        finally:
+            found["removed"], found["left"] = running.clean()
+    finally:
+        running.close()
+
+
+def _show_bench(out: Output, found: dict[str, Any], storage: dict[str, Times]) -> None:
+    rows = []
+    for name, times in storage.items():
+        large = f" {size_text(times.size)}" if times.size else ""
+        speed = f"{times.mb_s:.0f} MB/s" if times.size else ""
+        median = f"{times.median_s * 1000:.1f} ms"
+        rows.append((f"{_BENCH_LABELS[name]}{large}", median, speed, str(len(times.seconds))))
+    out.table(["storage", ">median", ">speed", ">tries"], rows)
+    if start := found.get("warm_start"):
+        cold, warm = start["cold"], start["warm"]
+        rows = [
+            (f"compiled, on {start['device']}", f"{cold['median_s']:.2f} s", "", _tries(cold)),
+            ("hit", f"{warm['median_s']:.2f} s", f"{start['ratio']:.1f}x faster", _tries(warm)),
+        ]
+        out.table(["first step", ">median", ">", ">tries"], rows)
+        if not start["hits"]:
+            why = ", ".join([*start["misses"], *start["bypasses"]]) or "it looked nothing up"
+            out.line(f"the warm start did not hit: {why} (see s3cache doctor)")
+    if found["left"]:
+        out.line(
+            f"{counted(found['left'], 'object')} left below {found['prefix']}: these credentials "
+            "may not delete; whoever operates the bucket may remove what is there"
+        )
+    else:
+        out.note(f"what was written is removed ({counted(found['removed'], 'object')})")
+
+
+def _tries(times: dict[str, Any]) -> str:
+    return str(len(times["seconds"]))

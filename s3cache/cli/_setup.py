@@ -1,0 +1,214 @@
+"""``s3cache doctor``, ``stats``, ``version`` and ``keygen``: set up and check an installation."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Annotated, Any, Optional
+
+import typer
+
+from s3cache._pages import pointer
+from s3cache._version import __version__
+from s3cache._words import counted
+from s3cache.cli._options import Url, Where, grouped, until_done, whole_batches
+from s3cache.cli._output import Output, redacted, size_text
+from s3cache.errors import ConfigError
+
+__all__ = ["doctor", "keygen", "show_version", "stats", "versions"]
+
+# -- doctor
+
+
+@grouped(out=Output)
+def doctor(
+    out: Output,
+    url: Url = None,
+    write: Annotated[
+        bool, typer.Option("--write/--no-write", help="Write an object of its own, and remove it.")
+    ] = True,
+    programs: Annotated[
+        bool, typer.Option("--programs/--no-programs", help="Start torch and the compiler, too.")
+    ] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds for any one request.", min=0.1)] = 15.0,
+) -> None:
+    """Check settings, credentials, rights, latency, clock, disk, torch, compiler and trust.
+
+    Each check has a verdict, and where it is not well a fix and the command that says more of it.
+    Exit code 1 if any is a fault. Nothing is waited for without bound.
+    """
+    from s3cache.doctor import examine
+
+    faults = warnings = 0
+    for check in examine(url, may_write=write, programs=programs, timeout_s=timeout):
+        faults += check.verdict == "fault"
+        warnings += check.verdict == "warning"
+        found, fix = redacted(check.found), redacted(check.fix)
+        if out.json:
+            name, verdict = check.name, check.verdict
+            record = {"name": name, "verdict": verdict, "found": found, "fix": fix}
+            out.record({**record, "code": check.code, "section": check.section})
+            continue
+        out.line(f"{check.verdict:8} {check.name}: {found}")
+        if fix:
+            out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
+    out.note(f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}")
+    raise typer.Exit(1 if faults else 0)
+
+
+# -- stats
+
+
+@grouped(where=Where, out=Output)
+def stats(where: Where, out: Output) -> None:
+    """Count what is in the remote and in the local tier, and what is still to be uploaded.
+
+    With --local, of the local tier only. What hit and missed is counted by each process that
+    compiles: S3CACHE_SUMMARY=1 has it said at its end.
+    """
+    from s3cache.catalog import open_place
+    from s3cache.settings import Settings
+
+    found: dict[str, Any] = {}
+    settings, _ = Settings.load(where.url)
+    if settings.local:
+        with open_place(where.url, in_tier=True, of_all=True) as place:
+            found["local"] = {
+                **_tier_totals(place),
+                "directory": settings.local_dir,
+                "max_bytes": settings.local_max_bytes,
+                "max_files": settings.local_max_files,
+                "to_upload": len(until_done(place.to_upload())),
+            }
+    if settings.url is not None and not where.local:
+        with open_place(where.url) as place:
+            found["remote"] = {**_tier_totals(place), "url": place.store.url}
+    if out.json:
+        out.record(found)
+        return
+    for name, tier in found.items():
+        place_of = tier.get("url") or tier["directory"]
+        out.line(f"{name}: {place_of}")
+        out.line(
+            f"  {counted(tier['entries'], 'entry', 'entries')} under "
+            f"{counted(tier['keys'], 'key')}, {size_text(tier['bytes'])}"
+        )
+        if name == "local":
+            share = tier["bytes"] / tier["max_bytes"]
+            out.line(f"  {share:.0%} of {size_text(tier['max_bytes'])}")
+            out.line(f"  {tier['to_upload']} to upload")
+
+
+def _tier_totals(place: Any) -> dict[str, int]:
+    from s3cache.catalog import scan
+
+    entries = size = firsts = 0
+    here: set[str] = set()
+    for batch in whole_batches(scan(place.store, is_local=place.is_local)):
+        entries += len(batch)
+        size += sum(item.size for item in batch)
+        # There is one first entry to a key. A local tier may have others only, and is bounded.
+        if place.is_local:
+            here.update(item.name.rpartition(".")[0] for item in batch)
+        else:
+            firsts += sum(item.name.endswith(".0") for item in batch)
+    return {"entries": entries, "keys": len(here) if place.is_local else firsts, "bytes": size}
+
+
+# -- version
+
+
+_PACKAGES = (
+    "torch",
+    "triton",
+    "aioboto3",
+    "aiobotocore",
+    "botocore",
+    "aiohttp",
+    "msgpack",
+    "zstandard",
+    "tenacity",
+    "pynacl",
+    "typer",
+    "rich",
+)
+
+
+def versions() -> dict[str, str]:
+    """What runs here, by name; nothing of it is imported."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {
+        "s3cache": __version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()).strip() or "unknown",
+        "executable": sys.executable,
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+@grouped(out=Output)
+def show_version(out: Output) -> None:
+    """Print versions of s3cache and of all that it stands on: paste it into a bug report."""
+    found = versions()
+    if out.json:
+        out.record(found)
+        return
+    width = max(map(len, found))
+    for name, text in found.items():
+        out.line(f"{name:{width}}  {text}")
+
+
+# -- keygen
+
+
+@grouped(out=Output)
+def keygen(
+    out: Output,
+    name: Annotated[str, typer.Argument(help="Of the key, such as ci-main-1: readers see it.")],
+    to: Annotated[
+        Optional[str],  # noqa: UP045 - Typer reads it while the program runs, in Python 3.10 too
+        typer.Option(metavar="FILE", help="For the secret key.", show_default="NAME.key"),
+    ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="One secret for all, who trust each other and may all save."),
+    ] = False,
+) -> None:
+    """Make a key that signs entries, and the public key to trust.
+
+    The secret key goes to a file that only you can read. Printed are the settings of those who
+    save and of those who read.
+    """
+    from s3cache.trust import Algorithm, VerifyKey, generate
+
+    path = to or f"{name}.key"
+    key = generate(name, Algorithm.HMAC_SHA256 if shared else Algorithm.ED25519)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise ConfigError(
+            f"key file {path}", f"cannot be made ({exc.strerror})", "name another"
+        ) from None
+    with open(fd, "w", encoding="ascii") as file:
+        os.fchmod(fd, 0o600)  # whatever the umask
+        file.write(f"{key.secret_text()}\n")
+    file_name = os.path.abspath(path)
+    trusted = f"$(cat {file_name})" if shared else key.public_text()
+    fingerprint = VerifyKey.parse(key.public_text()).fingerprint
+    if out.json:
+        public = None if shared else key.public_text()
+        out.record({"signing_key": file_name, "trusted_key": public, "fingerprint": fingerprint})
+        return
+    sys.stdout.write(
+        f"S3CACHE_SIGNING_KEY={file_name}  # where entries are saved\n"
+        f'S3CACHE_TRUSTED_KEYS="{trusted}"  # where they are read\n'
+        f"# to revoke it: S3CACHE_REVOKED={fingerprint}\n"
+    )
