@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rich.console import Console
 
@@ -264,6 +265,8 @@ def _users_bucket(url: str) -> Iterator[str]:
             yield below
         finally:
             asyncio.run(_for_each_object(below, delete=True))
+            if parts.scheme == "file":  # the process that was killed may have been writing one
+                shutil.rmtree(unquote(parts.path), ignore_errors=True)
     except S3CacheError as error:
         raise DemoError(f"S3CACHE_URL cannot be used: {error}") from error
 

@@ -89,7 +89,7 @@ def test_a_store_that_outlives_the_demo_is_left_as_it_was(tmp_path: Path) -> Non
     demo = start_demo(scratch, S3CACHE_URL=bucket.as_uri())
     output, _ = demo.communicate(timeout=LONG_S)
     assert demo.returncode == 0, output
-    assert [path for path in bucket.rglob("*") if path.is_file()] == []
+    assert list(bucket.iterdir()) == []
 
 
 def test_a_store_that_cannot_be_used_is_named(tmp_path: Path) -> None:
