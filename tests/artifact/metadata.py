@@ -111,7 +111,7 @@ output_infos = st.builds(
     base_idx=_maybe(small),
     dynamic_dims=_maybe(st.sets(small, max_size=3)),
     requires_grad=bools,
-    requires_grad_for_backward=bools,
+    **_known(schemas.OutputAliasInfo, requires_grad_for_backward=bools),
     view_meta_sequence=_maybe(st.deferred(lambda: st.sampled_from(_view_sequences()))),
 )
 layouts = st.builds(
