@@ -311,7 +311,7 @@ def _one_of(hints: tuple[object, ...], plain: object, where: str) -> object:
     if plain is None and type(None) in hints:
         return None
     some = [hint for hint in hints if hint is not type(None)]
-    if len(some) > 1:  # several classes, told apart by ``kind``
+    if len(some) > 1:  # several classes; ``kind`` says which
         kind = _map(plain, where).get("kind")
         some = [hint for hint in some if kind in get_args(hints_of(cast("type", hint))["kind"])]
     if not some:

@@ -174,7 +174,7 @@ _waiting: list[Callable[[Cache], None]] = []
 
 
 def announce(cache: Cache) -> None:
-    """From now on ``cache`` is meant; whoever enables one says so."""
+    """Make ``cache`` the latest one, and call the functions that wait for one."""
     global _latest
     _latest = cache
     for act in [*_waiting]:

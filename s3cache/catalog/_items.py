@@ -129,7 +129,7 @@ async def scan(
     Args:
         is_local: whether all is listed, not only what is where entries of a remote lie.
         heads: read headers even where nothing is chosen by them; one request each.
-        admit: decides whose entries are used, before a header is parsed.
+        admit: checks the signatures of an entry before its header is parsed.
         absent: told each name of the selection that nothing lies under, in the end.
         seen: told what each header says that was read, whether or not its entry is chosen.
 

@@ -54,7 +54,7 @@ class Place:
         store: with retries; nothing is sent before it is used.
         is_local: whether it is this machine's tier.
         settings: those that led here.
-        policy: whose entries are used.
+        policy: decides which signers' entries are used.
     """
 
     store: Store
@@ -63,7 +63,7 @@ class Place:
     policy: Policy
 
     async def to_upload(self) -> set[str]:
-        """Names in a local tier that nobody else has yet; none of a remote."""
+        """Return the names in a local tier that are still to be uploaded; none for a remote."""
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Place:
 
 
 def trust_of(settings: Settings) -> Policy:
-    """Whose entries the settings, and the machine's own file, have us use.
+    """Return the trust policy of the settings and of the machine's own file.
 
     Raises:
         ConfigError: a key or a name cannot be used.
@@ -104,9 +104,8 @@ def open_place(
 
     Args:
         in_tier: the tier, not the remote.
-        of_all: of the tier, what is there of all remotes.
-        to_fill: a directory that is not there is made, as a job would make it; who only looks
-            learns that it is not.
+        of_all: what the tier holds of all remotes.
+        to_fill: make a missing directory, as a job would; else a missing one is an error.
 
     Raises:
         ConfigError: the settings cannot be used, or name no remote.

@@ -46,8 +46,8 @@ def main(arguments: list[str]) -> int:
     except S3CacheError as exc:
         return _fail(redacted(error_text(exc)), _STORE)
     except (BrokenPipeError, SystemExit):
-        # As of `s3cache ls | head`: nobody reads on. Typer exits by itself then, and where a shell
-        # has asked it what a word may become.
+        # The reader of the output is gone, as in `s3cache ls | head`. Typer also exits by itself
+        # when a shell asks it to complete a word.
         try:
             sys.stdout.flush()
         except BrokenPipeError:
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as exc:
-        # Typer's own, whose class lies elsewhere in each of its releases.
+        # One of Typer's own errors. Its class is in another module in each release of Typer.
         say = getattr(exc, "format_message", None)
         if say is not None:
             return _fail(f"{redacted(say())} (see s3cache --help)", _USAGE)

@@ -179,7 +179,7 @@ class _RetryHandler(logging.Handler):
 
 
 def show_retries() -> None:
-    """Have each request that failed and is tried again told, from now on."""
+    """Print each request that failed and is tried again, from now on."""
     logger = logging.getLogger("s3cache.storage")
     if not any(isinstance(each, _RetryHandler) for each in logger.handlers):
         logger.addHandler(_RetryHandler())

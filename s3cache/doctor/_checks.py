@@ -162,7 +162,7 @@ def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
 
 
 def check_trust(settings: Settings) -> Iterator[Check]:
-    """Whose entries are used, and whether those who trust as we do use what is saved here."""
+    """Check which signers are trusted, and whether readers with the same keys use our entries."""
     try:
         policy = trust_of(settings)
         named = settings.signing_key or ""

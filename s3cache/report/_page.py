@@ -201,7 +201,7 @@ _KINDS: dict[Kind, str] = {
 _WIDTH, _LANE, _NAMES, _AXIS = 960, 22, 110, 26
 # What is drawn of what else took time, and in which colour.
 _EVENTS = {"compile": "compile", "download": "transfer", "upload": "transfer"}
-# More lanes or marks than that tell nobody anything.
+# More lanes or marks than that cannot be read.
 _LANES_AT_MOST = 64
 _MARKS_AT_MOST = 5_000
 

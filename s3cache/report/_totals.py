@@ -110,7 +110,7 @@ def kind_of(outcome: str, reason: str) -> Kind:
 def manifest(runs: Sequence[Run]) -> str:
     """The keys that ``runs`` hit, and those that they saved something under, one to a line.
 
-    What missed and was not saved is none of it. Nor are shape profiles, as nobody records those.
+    It leaves out misses that were not saved, and shape profiles, which are not recorded.
     """
     keys = dict.fromkeys(
         each.key for run in runs for each in run.records if each.outcome == "hit" and each.key

@@ -70,7 +70,7 @@ class ReadOnlyStore(WrapperStore):
         self._refuse("delete", key)
 
     async def atomic_create(self) -> bool:
-        """``False``: nobody can create here, and a store may have to write to find out."""
+        """Return ``False``: creation is refused here, and a store may have to write to find out."""
         return False
 
     def _refuse(self, op: str, key: str) -> NoReturn:

@@ -660,7 +660,7 @@ class TierStore:
         await asyncio.to_thread(self._tier.put, key, data)
 
     async def recorded(self) -> set[str]:
-        """Names that are still to be uploaded: nobody else has those."""
+        """Return the names that are still to be uploaded."""
         return await asyncio.to_thread(self._tier.recorded)
 
     async def delete(self, key: str) -> None:

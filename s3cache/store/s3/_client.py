@@ -203,12 +203,12 @@ def _take_as_it_is(params: dict[str, Any], **_: Any) -> None:
 class Clients:
     """One client at a time, opened by the first who needs it.
 
-    Its credentials are those that botocore found when it was made; which it renews by itself if
-    they have a date. Others may be renewed by somebody: in a file, in the environment, by ``aws sso
-    login``. So where they are refused the next call has a new client, which looks for them again.
+    A client has the credentials that botocore found when it was made, and botocore renews those
+    with a date. Others may be renewed from outside: in a file, in the environment, by ``aws sso
+    login``. So once they are refused, the next call has a new client, which looks for them again.
 
     Attributes:
-        calls: how many are under way; kept by whoever makes them.
+        calls: how many are under way; the callers keep the count.
     """
 
     def __init__(

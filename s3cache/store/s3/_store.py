@@ -450,7 +450,7 @@ class _ServerProbe:
         self.completes_conditionally = server.startswith(("amazons3", "minio"))
 
     async def aclose(self) -> None:
-        """Ask no more; whoever waits for the answer is cancelled."""
+        """Stop asking; callers that wait for the answer are cancelled."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
