@@ -123,6 +123,7 @@ def test_values_and_what_the_program_defines_come_back(protocol: int) -> None:
     assert unpickled(pickle.dumps(ByName(), protocol)) is Colour.RED
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # by torch 2.11
 def test_tensors_types_and_trees_come_back() -> None:
     import torch
 

@@ -282,8 +282,8 @@ def test_to_follow_code_that_names_an_option_warns_of_nothing(
 
     entries = vars(config)["_config"]
     for name in ("inline_inbuilt_nn_modules", "specialize_int"):
-        monkeypatch.setattr(entries[name], "deprecated", True)
-        monkeypatch.setattr(entries[name], "_deprecation_warned", False)
+        monkeypatch.setattr(entries[name], "deprecated", True, raising=False)  # not in torch 2.11
+        monkeypatch.setattr(entries[name], "_deprecation_warned", False, raising=False)
 
     def asking(x: Any) -> Any:
         return x if torch._dynamo.config.inline_inbuilt_nn_modules else -x

@@ -23,6 +23,7 @@ from s3cache.graph._altered import remember_insides
 from s3cache.graph._code import UntoldError
 from s3cache.graph._registered import forget_kernels, replaced_kernels
 from s3cache.graph._whose import text_of
+from s3cache.torch_api import installed_release
 from tests.support.density import dense
 from tests.support.machines import Machine
 
@@ -246,6 +247,8 @@ def test_what_is_in_the_place_of_an_operator_is_in_the_key(
     owner: Any, name: str, others: list[Any]
 ) -> None:
     """A decomposition asks for it there; ``None`` is nothing: torch would make it anew."""
+    if name == "prims" and installed_release() >= (2, 15):
+        others = others[1:]  # this torch cannot trace without its own
     plain = keys()
     old = getattr(owner, name)
     found = []

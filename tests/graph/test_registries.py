@@ -28,7 +28,7 @@ from torch._subclasses.fake_impls import register_op_impl
 import s3cache
 from s3cache.graph._code import UntoldError
 from s3cache.graph._registries import registered_lines
-from s3cache.torch_api import internals
+from s3cache.torch_api import installed_release, internals
 from tests.support.scripts import run_script
 
 Register = Callable[[float], object]
@@ -250,6 +250,9 @@ print(first is not None and first == key(), devices, len(common.device_codegens)
 """
 
 
+@pytest.mark.skipif(
+    installed_release() >= (2, 15), reason="this torch registers them before it asks for a key"
+)
 def test_a_key_does_not_ask_for_torchs_backends(tmp_path: Path) -> None:
     """To import them all takes longer than the key; it is the same where they are there."""
     assert run_script(_KEYS, tmp_path).stdout.split() == ["True", "0", "True"]

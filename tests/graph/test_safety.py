@@ -22,6 +22,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 import s3cache
 from s3cache.graph import Unsafe, also_safe, unsafe_parts
 from s3cache.graph._safety import way_out
+from s3cache.torch_api import installed_release
 
 
 def users_own(x: torch.Tensor) -> torch.Tensor:
@@ -122,20 +123,21 @@ def test_a_function_of_torchs_own_is_safe_if_it_reads_nothing_but_its_arguments(
     import torch.nn.attention
     from torch._functorch import predispatch
 
-    own: list[Any] = [
-        torch.nn.attention._backend_from_string,
-        predispatch._enter_dual_level,
-        predispatch._exit_dual_level,
-        predispatch._jvp_increment_nesting,
-        predispatch._jvp_decrement_nesting,
-    ]
+    nesting = ["_vmap_increment_nesting", "_vmap_decrement_nesting"]
+    if installed_release() >= (2, 12):
+        nesting += ["_jvp_increment_nesting", "_jvp_decrement_nesting"]
+        nesting += ["_enter_dual_level", "_exit_dual_level"]
+    own: list[Any] = [torch.nn.attention._backend_from_string]
+    own += [getattr(predispatch, name) for name in nesting]
     calls = [("call_function", each) for each in own]
     assert reasons(*calls) == []
     check_cacheable(graph_of(*calls), also_safe(graph_of(*calls)))
     # What one of them calls is not torch's any more: neither is it.
-    monkeypatch.setattr(predispatch, "_enter_dual_level_impl", lambda: int(time.time()))
-    (reason,) = reasons(*calls)
-    assert (reason.code, reason.target) == ("function", f"{predispatch.__name__}._enter_dual_level")
+    if installed_release() >= (2, 12):
+        monkeypatch.setattr(predispatch, "_enter_dual_level_impl", lambda: int(time.time()))
+        (reason,) = reasons(*calls)
+        target = f"{predispatch.__name__}._enter_dual_level"
+        assert (reason.code, reason.target) == ("function", target)
 
 
 def check_cacheable(gm: GraphModule, more: dict[str, str]) -> None:

@@ -171,4 +171,6 @@ def test_tensors_inside_of_a_subclass_share_storages_like_others() -> None:
         (flat[:6], part(0), flat[:6]),
     ]
     assert len({keyed(*pair) for pair in pairs}) == len(pairs)
+    if installed_release() < (2, 12):
+        return  # such a torch takes a subclass with an offset for a tensor with data: a bypass
     assert keyed(part(0), part(0), part(0)) == keyed(part(3), part(3), part(0))
