@@ -248,7 +248,7 @@ def test_what_is_in_the_place_of_an_operator_is_in_the_key(
 ) -> None:
     """A decomposition asks for it there; ``None`` is nothing: torch would make it anew."""
     if name == "prims" and installed_release() >= (2, 15):
-        others = others[1:]  # this torch cannot trace without its own
+        pytest.skip("this torch cannot trace a normalization with another namespace there")
     plain = keys()
     old = getattr(owner, name)
     found = []
