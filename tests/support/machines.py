@@ -72,7 +72,7 @@ class Machine:
         *arguments: Any,
         remote: str | None = None,
         settings: dict[str, Any] | None = None,
-        timeout_s: float = 300,
+        timeout_s: float = 800,
         python: str = sys.executable,
     ) -> Outcome:
         """Call ``job(*arguments)`` in a new process, within ``s3cache.enabled(remote)``.
