@@ -33,6 +33,7 @@ for word in "$@"; do
 $word"
 done
 case $out in /*) ;; *) compiler "$@" ;; esac
+[ -w "$store" ] || compiler "$@" # another user, or it was removed
 [ -f "$source" ] && [ ! -e "$out" ] || compiler "$@"
 grep -q '^ *# *include *["<]/' "$source" ${header:+"$header"} && compiler "$@"
 
@@ -56,8 +57,9 @@ case $out in
 esac
 case $out in *.gch) ;; *) grep -qF "${source%/*}/" "$named" && kept='' ;; esac
 [ "$named" = "$out" ] || rm -f "$named"
-if [ -n "$kept" ]; then
-  case $out in *.gch) ln "$out" "$kept.$$" 2>/dev/null ;; *) false ;; esac || cp "$out" "$kept.$$"
-  mv "$kept.$$" "$kept"
-fi
+[ -n "$kept" ] || exit 0
+# Only a whole copy is kept.
+{
+  case $out in *.gch) ln "$out" "$kept.$$" ;; *) false ;; esac || cp "$out" "$kept.$$"
+} 2>/dev/null && mv "$kept.$$" "$kept" || rm -f "$kept.$$"
 exit 0
