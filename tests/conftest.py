@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from blockbuster import blockbuster_ctx
 
+from tests.support import compiled
 from tests.support.clock import FakeClock
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ pytest_plugins = ["tests.support.density", "tests.support.schedule"]
 # Without torch, and mypy, there is still the engine to test: make test-pythons.
 WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_api typing"
 collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
+
+compiled.put_first()
 
 
 @pytest.fixture(autouse=True)

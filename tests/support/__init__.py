@@ -2,6 +2,7 @@
 
 * :mod:`~tests.support.density`: how much of each suite runs, and what says so;
 * :mod:`~tests.support.schedule`: which tests share a worker, and who goes first;
+* :mod:`~tests.support.compiled`: what g++ makes for Inductor, kept for all machines and later runs;
 * :mod:`~tests.support.machines`: jobs of the compile cache, each in a process on a fresh machine;
 * :mod:`~tests.support.warm`: real compiles through a bucket, cold and warm;
 * :mod:`~tests.support.trials`: programs as they are, watched from outside, on such machines;
