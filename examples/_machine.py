@@ -81,7 +81,7 @@ def tell_transfer(event: TransferEvent) -> None:
 
 
 def tell(what: str, **details: Any) -> None:
-    # One write: threads do not mix their lines, and what was told outlives a kill.
+    # One write: threads do not mix their lines, and what was printed outlives a kill.
     os.write(1, json.dumps({"what": what, **details}).encode() + b"\n")
 
 

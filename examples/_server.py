@@ -1,6 +1,7 @@
 """An S3 server for the demo: moto, with one bucket, until standard input ends.
 
-Prints its URL once it answers. Whoever started it need not stop it: its pipe closes with them.
+Prints its URL once it answers. The process that started it need not stop it: the pipe closes
+when that process ends.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Job:
         self.killed = False
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """All it tells, to the end, after a kill too: that was told before."""
+        """Return all output to the end; after a kill too, what was printed before it."""
         assert self._popen.stdout is not None
         return map(json.loads, self._popen.stdout)
 
@@ -174,7 +174,7 @@ def process(
 def _uninterrupted() -> Iterator[None]:
     """Signals that would end the demo do so at the end of the block.
 
-    A Ctrl-C just while a process is started would leave it running, with nobody who knows it.
+    A Ctrl-C just while a process is started would leave it running, and unknown to the demo.
     """
     came: list[int] = []
     before = {

@@ -32,7 +32,7 @@ from examples._stage import Machine, bucket, present
 
 @dataclass
 class Report:
-    """What one job has told."""
+    """What one job has reported."""
 
     first_step_s: float = 0.0
     since_start_s: float = 0.0

@@ -30,7 +30,7 @@ from examples._stage import DemoError, Machine, bucket, present
 
 @dataclass
 class Report:
-    """What one process has told, as far as it got."""
+    """What one process has reported, as far as it got."""
 
     acknowledged: set[str] = field(default_factory=set)
     intact: set[str] = field(default_factory=set)
@@ -207,7 +207,7 @@ def _milliseconds(latencies_s: Sequence[float], percent: int) -> str:
 def verdict(killed: Report, resumed: Report, fresh: Report) -> tuple[str, bool]:
     """The closing line, and whether every acknowledged entry was there, as saved, afterwards."""
     acknowledged = killed.acknowledged | resumed.acknowledged
-    # Machine A compiles anew what it does not find: that too would have been a loss.
+    # Machine A compiles again what it does not find: that would have been a loss, too.
     lost = (killed.acknowledged - resumed.intact) | (acknowledged - fresh.intact)
     wrong = killed.damaged | resumed.damaged | fresh.damaged
     if wrong:

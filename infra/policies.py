@@ -3,7 +3,7 @@
 ``make policies`` writes from here what is deployed: the JSON files in ``aws`` and ``minio``, and
 ``aws/template.yaml``. ``rgw/deploy.py`` asks here when it runs.
 
-A prefix is a trust domain: whoever can write under it decides what its readers are offered. Which
+A prefix is a trust domain: who can write under it decides what its readers are offered. Which
 of it they run is decided by signatures, see docs/trust.md.
 """
 
@@ -32,7 +32,7 @@ Statement: TypeAlias = dict[str, Any]
 
 #: What protected builds write, and everybody reads.
 MAIN: Final = "main"
-#: What pull requests write, and nobody else reads.
+#: What pull requests write, and only they read.
 PULLS: Final = "pulls"
 
 _VERSION: Final = "2012-10-17"
@@ -55,7 +55,7 @@ class Role:
     operates: bool = False
 
 
-#: No job deletes or overwrites: that is for a person, whose credentials are in no job.
+#: No job deletes or overwrites: that is for a person with credentials that no job has.
 ROLES: Final = (
     Role("main", "s3cache-policy", "protected CI, which signs for main", (MAIN,), (MAIN,)),
     Role(
@@ -103,7 +103,7 @@ def _allows(role: Role, bucket: str, place: Place) -> Iterator[Statement]:
         **_allow("ListEntriesAndTellAbsentFromForbidden", actions, [bucket]),
         "Condition": {
             # A GetObject carries no s3:prefix, so that a plain StringLike would not match there.
-            # MinIO refuses ...IfExists, and answers 404 to whoever has signed the request.
+            # MinIO refuses ...IfExists, and answers 404 to any signed request.
             "StringLike" if place == "minio" else "StringLikeIfExists": {
                 "s3:prefix": [f"{prefix}/*" for prefix in role.reads]
             }
@@ -125,7 +125,7 @@ def _objects(bucket: str, prefixes: tuple[str, ...]) -> list[str]:
 def guards(
     bucket: str, operator: str, place: Place, jobs: Sequence[object] = ()
 ) -> list[Statement]:
-    """Statements of the bucket's policy that hold for whoever has rights from elsewhere, too.
+    """Statements of the bucket's policy that also hold for principals with rights from elsewhere.
 
     Args:
         bucket: its ARN.
@@ -136,7 +136,7 @@ def guards(
     if place == "rgw":
         # Ceph 16 leaves aws:SecureTransport out where a request came over plain http. It knows
         # neither s3:if-none-match (a statement with it would deny all writes) nor
-        # aws:PrincipalArn: nobody is kept there from overwriting, versions are what is left.
+        # aws:PrincipalArn: overwriting cannot be denied there, so versions have to do.
         is_plain = {"BoolIfExists": {"aws:SecureTransport": "false"}}
         return [_deny("RequireTls", ["s3:*"], everything, is_plain)]
     others = {"ArnNotEquals": {"aws:PrincipalArn": operator}}
@@ -161,7 +161,7 @@ def guards(
             others,
         ),
         # Expiry, versions, replication and this very policy end entries too; S3 may learn others.
-        # Not for everybody: whoever deploys has to change them, and is not known here.
+        # Not for everybody: the principal that deploys has to change them, and is not known here.
         {
             "Sid": "KeepJobsToWhatTheyAreFor",
             "Effect": "Deny",
@@ -221,7 +221,7 @@ class Rule:
     Attributes:
         replaced: versions that were overwritten or deleted, for as long as somebody may want to
             see what they were.
-        incomplete: uploads in parts that nobody completed.
+        incomplete: multipart uploads that were not completed.
     """
 
     prefix: str

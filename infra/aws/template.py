@@ -33,7 +33,7 @@ _PARAMETERS: Final[dict[str, dict[str, str]]] = {
     },
     "GitHubRepository": {
         "Type": "String",
-        "Description": "OWNER/NAME of the repository whose CI fills the cache.",
+        "Description": "OWNER/NAME of the repository with the CI that fills the cache.",
         "AllowedPattern": "[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+",
     },
     "GitHubEnvironment": {

@@ -1,4 +1,4 @@
-"""Draw docs/images/report.png anew: ``make docs-picture``, with a Chromium on the path.
+"""Draw docs/images/report.png again: ``make docs-picture``, with a Chromium on the path.
 
 A machine runs the evaluation of a job, and another one all of it. Then the first runs it, as two
 ranks and with two edits: its report has hits from the bucket, misses with what differs from what

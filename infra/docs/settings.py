@@ -66,7 +66,7 @@ def updated(page: str) -> str:
 def default_of(declared: Field[Any]) -> str:
     """As the page has it: what a user would write as text, or a word where there is no value."""
     if declared.name == "local_dir":
-        return "`~/.cache/s3cache`"  # of whoever reads it, not of this machine
+        return "`~/.cache/s3cache`"  # the reader's, not this machine's
     value = declared.default
     if value is MISSING:
         return "required"

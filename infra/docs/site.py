@@ -3,7 +3,7 @@
 The pages are read in two places: in the repository, where their links may lead to any file, and on
 the site, which has what is in ``docs/``. So pages of other folders that readers need are added to
 the site, and links to all other files lead to where the repository can be browsed (``PROJECT_URL``,
-as for packages: ``infra/dist/metadata.py``) or, where nobody said where that is, become the name of
+as for packages: ``infra/dist/metadata.py``) or, where its place is not given, become the name of
 the file. A link to what is not there stays as it is: MkDocs finds it, and ends with an error.
 """
 

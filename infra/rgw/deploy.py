@@ -4,7 +4,7 @@
         --main ci --pulls ci-pulls --reader trainer --operator ada
 
 Users are given as ``UID`` or ``TENANT$UID`` and must be there (``radosgw-admin user create``). The
-bucket's owner runs it, who is none of them and whose credentials are those of AWS's tools
+bucket's owner runs it, who is none of them, with the credentials of AWS's tools
 (``AWS_ACCESS_KEY_ID`` and so on). It may be run again: it sets what it sets, whatever was there.
 """
 
@@ -52,7 +52,7 @@ def deploy(client: Any, bucket: str, users: Mapping[str, str]) -> None:
         client: boto3's, of the bucket's owner.
         users: who has which role, by its name; a role may be left out.
     """
-    # Policy first: from here on nobody gets at what is put there over plain http.
+    # Policy first: from here on, objects cannot be read over plain http.
     client.create_bucket(Bucket=bucket)
     arns = {role: user_arn(user) for role, user in users.items()}
     policy = policies.bucket_policy(f"arn:aws:s3:::{bucket}", arns)

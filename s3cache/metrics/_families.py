@@ -205,7 +205,7 @@ FAMILIES: tuple[Family, ...] = (
         "s3cache.refused",
         "counter",
         "{entry}",
-        "Entries that were not used for whose they are, by cause.",
+        "Entries that were not trusted, by cause.",
         ("level", "cause"),
         _levels(_refused),
     ),
