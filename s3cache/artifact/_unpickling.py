@@ -66,7 +66,8 @@ def _finishing(reader: _Listed | _Careful) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for made in reader.memo.copy().values():
+        met: Mapping[int, object] = reader.memo.copy()
+        for made in met.values():
             if isinstance(made, internals.compiled_graph.get()):
                 vars(made).setdefault(internals.RUNNER, None)
         raise
@@ -118,6 +119,7 @@ class _Careful(pickle._Unpickler):
     """
 
     stack: list[object]
+    memo: dict[int, object]
     dispatch: ClassVar[dict[int, _Load]] = dict(_LOADS)  # type: ignore[assignment]
 
     def __init__(self, content: io.BytesIO) -> None:
