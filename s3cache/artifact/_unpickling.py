@@ -15,12 +15,13 @@ imported for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import ClassVar, Final, cast
 
@@ -45,10 +46,31 @@ def unpickled(content: Buffer) -> object:
         CorruptError: it names, or calls, what no compiled graph needs.
         Exception: whatever unpickling meets.
     """
+    listed = _Listed(io.BytesIO(content))
     try:
-        return _Listed(io.BytesIO(content)).load()
+        with _finishing(listed):
+            return listed.load()
     except _UnlistedError:
-        return _Careful(io.BytesIO(content)).load()
+        careful = _Careful(io.BytesIO(content))
+        with _finishing(careful):
+            return careful.load()
+
+
+@contextlib.contextmanager
+def _finishing(reader: _Listed | _Careful) -> Iterator[None]:
+    """Where the block raises, have compiled graphs that were only begun go without a word.
+
+    Such a graph has no attributes yet, and torch's ``__del__`` asks for one: Python would print
+    that on stderr.
+    """
+    try:
+        yield
+    except BaseException:
+        met: Mapping[int, object] = reader.memo.copy()
+        for made in met.values():
+            if isinstance(made, internals.compiled_graph.get()):
+                vars(made).setdefault(internals.RUNNER, None)
+        raise
 
 
 class UnreadableError(Exception):
@@ -97,6 +119,7 @@ class _Careful(pickle._Unpickler):
     """
 
     stack: list[object]
+    memo: dict[int, object]
     dispatch: ClassVar[dict[int, _Load]] = dict(_LOADS)  # type: ignore[assignment]
 
     def __init__(self, content: io.BytesIO) -> None:

@@ -635,12 +635,15 @@ class _Walk:
 
     def _set(self, value: Collection[object], through: str) -> None:
         """A set; its elements may lead back to it, as those of a class that keeps its objects."""
-        elements = frozenset(map(id, value))
+        # Not by an iterator of its class, which need not end.
+        base: type[Collection[object]] = set if isinstance(value, set) else frozenset
+        members = list(base.__iter__(value))
+        elements = frozenset(map(id, members))
         if elements in self._sets:
             self.say("the set around", self._sets.index(elements))
             return
         outer, self._sets = self._sets, (*self._sets, elements)
-        self.say("set", *sorted(self._alone(each, through) for each in value))
+        self.say("set", *sorted(self._alone(each, through) for each in members))
         self._sets = outer
 
     def _alone(self, value: object, through: str) -> str:

@@ -201,9 +201,11 @@ def _autocast() -> list[tuple[str, bool]]:
 
 def _fix(error: UntoldError, otherwise: str) -> str:
     """The line that vouches for what is named, to be pasted, or else what to do."""
-    if not hasattr(error.about, "__qualname__"):  # an object, which has no name to paste
+    # An object has no name to paste, and functools.update_wrapper gives it another one's.
+    about = error.about
+    if not hasattr(about, "__qualname__") or "__qualname__" in getattr(about, "__dict__", ()):
         return otherwise
-    return way_out(error.about, f"if you vouch for it; or {otherwise}")
+    return way_out(about, f"if you vouch for it; or {otherwise}")
 
 
 _USERS_CODE = {"graph.operators": operator_component, "graph.functions": function_component}

@@ -452,9 +452,12 @@ def way_out(target: object, condition: str = "if it depends on its inputs alone"
         )
     if not module or not name:  # an object
         return way_out(type(target), condition)
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, "__dict__", {}).get(part)
+    found = _found(module, name)
+    wraps = hasattr(target, "__wrapped__") and found is not target
+    if wraps and isinstance(target, types.FunctionType):
+        # functools.wraps gave it the names of what it stands in front of.
+        module, name = str(target.__globals__.get("__name__")), target.__code__.co_name
+        found = _found(module, name)
     if module == "__main__":  # no other module can import it from there
         imported, where = "import s3cache", ""
     else:
@@ -466,6 +469,14 @@ def way_out(target: object, condition: str = "if it depends on its inputs alone"
     if found is target:
         return register
     return f"define {plain} at the top of {module}, then: {register}"
+
+
+def _found(module: str, name: str) -> object:
+    """Return what a module that is imported has by a qualified name, if anything."""
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
 
 
 def _qualified(target: object) -> str:

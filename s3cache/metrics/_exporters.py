@@ -68,10 +68,13 @@ def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -
     each needs a file of its own.
 
     Raises:
-        ConfigError: ``prometheus-client`` is not installed.
+        ConfigError: ``prometheus-client`` is not installed, or ``path`` is no regular file: a
+            device or a pipe would be replaced by one.
         OSError: the file cannot be written.
     """
     client = _client()
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"metrics file {os.fspath(path)}", "is no regular file", "name another")
     registry = client.CollectorRegistry()
     registry.register(PrometheusCollector(source))
     client.write_to_textfile(os.fspath(path), registry)

@@ -1712,6 +1712,8 @@ count_calls: Internal[Callable[[Graph], int]] = Internal("torch._dynamo.utils:co
 compiled_graph: Internal[type[CompiledGraph]] = Internal(
     "torch._inductor.output_code:CompiledFxGraph"
 )
+#: What its ``__del__`` asks for.
+RUNNER = "compiled_fn_runner"
 load_library: Internal[Function[Callable[[], object]]] = Internal(
     f"{_CODE}:CppCodeCache.load_async"
 )

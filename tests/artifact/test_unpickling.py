@@ -10,6 +10,7 @@ import decimal
 import enum
 import fractions
 import functools
+import gc
 import importlib
 import inspect
 import io
@@ -186,6 +187,26 @@ def test_nothing_that_runs_something_else_is_named(function: str) -> None:
         parts = function.split(".")
         with pytest.raises(CorruptError):
             unpickled(named(".".join(parts[:cut]), ".".join(parts[cut:])))
+
+
+def test_a_graph_of_a_refused_entry_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reading ends before it has attributes, and torch's ``__del__`` asks for one."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    graph = object.__new__(CompiledFxGraph)
+    for held, is_read in ((subprocess.Popen, False), (Plain, True)):
+        vars(graph).update(compiled_fn_runner=None, constants=held)
+        content = pickle.dumps(graph)
+        if is_read:  # at the second attempt: it holds what has to be read with care
+            assert vars(unpickled(content))["constants"] is held
+        else:
+            with pytest.raises(CorruptError, match=r"subprocess\.Popen"):
+                unpickled(content)
+    del graph
+    gc.collect()
+    assert said == []
 
 
 def test_code_of_the_program_does_not_run_while_an_entry_is_read() -> None:

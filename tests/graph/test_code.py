@@ -330,6 +330,18 @@ def test_a_class_may_keep_a_set_of_its_objects(kind: type) -> None:
     assert fingerprint(registered(kind, [3, 2, 1])) == digests[1]
 
 
+class Endless(set[int]):
+    def __iter__(self) -> Any:
+        return itertools.repeat(1)
+
+
+@pytest.mark.timeout(30)
+def test_an_iterator_of_a_users_class_is_not_asked() -> None:
+    """It need not end."""
+    digests = [fingerprint(written("def f(): return s", s=Endless({n}))) for n in (1, 1, 2)]
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_a_walk_that_would_take_for_ever_ends_and_says_so() -> None:
     sets: list[set[Any]] = [set() for _ in range(12)]
     for index, each in enumerate(sets):

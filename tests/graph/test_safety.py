@@ -188,6 +188,22 @@ def test_the_way_out_can_be_pasted_and_names_what_to_register() -> None:
     compile(function, "pasted", "exec")
 
 
+@functools.wraps(torch.nn.functional.gelu)
+def wrapping(*args: Any) -> Any:
+    return torch.nn.functional.gelu(*args)
+
+
+def test_the_way_out_of_a_wrapper_names_the_wrapper_and_not_what_it_wraps() -> None:
+    """``functools.wraps`` gives it torch's name."""
+
+    @functools.wraps(torch.nn.functional.gelu)
+    def inner(*args: Any) -> Any:
+        return args
+
+    assert f"register_cacheable({__name__}.wrapping, " in way_out(wrapping)
+    assert way_out(inner).startswith(f"define inner at the top of {__name__}, then: ")
+
+
 def test_a_module_that_dynamo_did_not_look_into_is_not_safe() -> None:
     (reason,) = reasons(("call_module", "mine"), modules={"mine": UsersModule()})
     assert (reason.code, reason.target) == ("module", f"{__name__}.UsersModule")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache.errors import ConfigError
+from s3cache.metrics import write_textfile
 from tests.metrics.counts import read
 from tests.support.sites import Site
 
@@ -64,3 +68,11 @@ def test_what_keeps_it_from_that_is_one_warning(site: Site, tmp_path: Path, with
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("no metrics are left in") == len(done.stderr.splitlines()) == 1
     assert ("pip install prometheus-client" in done.stderr) == (without == "the client")
+
+
+def test_what_is_no_regular_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """``/dev/null`` of a machine, where the program is root's."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is no regular file"):
+        write_textfile(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
