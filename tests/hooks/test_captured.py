@@ -1,0 +1,75 @@
+"""Nodes in C++ and subclasses under compiled autograd: a bypass as a whole, hits in halves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from tests.hooks.captured import NODE
+from tests.support.density import dense
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture
+def extension(tmp_path: Path) -> Callable[[int], str]:
+    """Compile the node, with a number that is in its code alone."""
+
+    def build(by: int) -> str:
+        source, library = tmp_path / "node.cpp", tmp_path / f"node{by}.so"
+        source.write_text(NODE)
+        command = [os.environ.get("CXX", "g++"), "-O0", "-std=c++20", "-fPIC", "-shared"]
+        command += [
+            f"-DBY={by}",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        ]
+        command += [f"-I{path}" for path in cpp_extension.include_paths()]
+        command += [str(source), "-o", str(library)]
+        command += [f"-L{path}" for path in cpp_extension.library_paths()]
+        subprocess.run([*command, "-ltorch_cpu", "-ltorch", "-lc10"], check=True)
+        return str(library)
+
+    return build
+
+
+@dense
+def test_a_node_in_cpp_is_bypassed_as_a_whole_and_hits_in_halves(
+    site: Site, extension: Callable[[int], str]
+) -> None:
+    """A build of the extension with another formula has other keys and gradients."""
+    library = extension(3)
+    first = site.machine("first").run("captured:through_a_node", site.url, library)
+    second = site.machine("second").run("captured:through_a_node", site.url, library)
+    other = site.machine("other").run("captured:through_a_node", site.url, extension(5))
+    for found in (first, second, other):
+        assert found["right"]
+        assert found["bypass_reasons"] == {"function": 1}
+        assert "outside of compiled autograd" in found["stderr"]
+    assert (first["lowered"], first["fx"]) == (1, {"hits": 0, "saved": 1})
+    assert (second["lowered"], second["fx"]) == (0, {"hits": 1, "saved": 0})
+    assert (other["lowered"], other["fx"]) == (1, {"hits": 0, "saved": 1})
+
+
+@dense
+def test_a_graph_over_a_subclass_is_bypassed_as_a_whole_and_compiled_once(site: Site) -> None:
+    first, second = (
+        site.machine(name).run("captured:through_a_subclass", site.url)
+        for name in ("first", "second")
+    )
+    for found in (first, second):
+        assert found["right"]
+        assert found["bypass_reasons"] == {"function": 1}
+        assert "outside of compiled autograd" in found["stderr"]
+    assert first["lowered"] == first["fx"]["saved"] == 2
+    assert (second["lowered"], second["fx"]["hits"]) == (0, 2)
