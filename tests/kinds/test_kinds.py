@@ -52,12 +52,19 @@ def ran(
     names["first again"] = names["alone again"] = names["alone"]
     earlier = {"second": "first", "first again": "first", "alone again": "alone"}
     results: dict[str, dict[str, Any]] = {}
+    failed: dict[str, Exception] = {}
 
     def run(process: str) -> dict[str, Any]:
         if process in earlier:
             run(earlier[process])
+        if process in failed:  # run again, it would find what the first time has left
+            raise failed[process]
         if process not in results:
-            results[process] = _run(root, process.partition(" ")[0], names[process])
+            try:
+                results[process] = _run(root, process.partition(" ")[0], names[process])
+            except Exception as error:
+                failed[process] = error
+                raise
         return results[process]
 
     return run
