@@ -1,4 +1,4 @@
-"""A job in which one compile comes inside of another: its entry compiles while it is unpickled."""
+"""A job with a graph that has a user's object in its entry, which compiles as it is unpickled."""
 
 from __future__ import annotations
 

@@ -74,7 +74,9 @@ def test_a_program_shares_what_it_compiles(site: Site) -> None:
     told = _told(site.machine("one"), _SILENT, S3CACHE_URL=site.url)
     assert told["light"]
     assert told["autograd_cache_saved"] == 1
-    assert told["stderr"] == ""
+    # A CUDA build of torch warns where there is none.
+    lines = [each for each in told["stderr"].splitlines() if "No CUDA runtime" not in each]
+    assert lines == []
     assert len(site.entries()) == 1  # uploaded, though nobody has waited for it
 
 

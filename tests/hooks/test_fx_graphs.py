@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import frame
+from s3cache.torch_api import installed_release
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ def test_what_is_compiled_without_dynamo_is_shared_where_torch_can_keep_it(site:
         site.machine(name).run("halves:by_hand", site.url)["ways"] for name in ("writer", "reader")
     ]
     assert all(way["right"] for each in ways for way in each.values())
-    assert [each["standalone_compile"]["lowered"] for each in ways] == [1, 0]
+    # torch 2.15 asks for Dynamo's shape environment there too, and keeps nothing without it.
+    asks = installed_release() >= (2, 15)
+    assert [each["standalone_compile"]["lowered"] for each in ways] == [1, int(asks)]
     # torch.compile's, and this one's, caches ask for the shape environment that Dynamo makes.
     assert [each["compile"]["lowered"] for each in ways] == [1, 1]
 
