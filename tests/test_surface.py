@@ -181,9 +181,9 @@ assert not loaded, loaded
 
 def test_where_torch_is_not_supported_the_cache_is_inert(tmp_path: Path) -> None:
     """It has every method and does nothing: no directory, no client; mistakes are still errors."""
-    metadata = tmp_path / "site" / "torch-9.9.0.dist-info" / "METADATA"
+    metadata = tmp_path / "site" / "torch-1.9.0.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
-    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.0\n")
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.9.0\n")
     home = tmp_path / "home"
     home.mkdir()
     done = subprocess.run(
@@ -196,5 +196,5 @@ def test_where_torch_is_not_supported_the_cache_is_inert(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert done.stdout == "did you mean 'strict'?\n"
     (warning,) = done.stderr.splitlines()
-    assert warning.startswith("torch 9.9.0 is not supported")
+    assert warning.startswith("torch 1.9.0 is not supported")
     assert list(home.iterdir()) == []

@@ -1,6 +1,8 @@
-"""The seams at torch's compiler, in the order of its calls, and what turns them on and off.
+"""The functions of torch's compiler that are replaced, and what turns them on and off.
 
-``_keys`` → ``_lookups`` (``_kernels``) → ``_bundling`` → ``_saves``; ``_session`` puts them in.
+``_session`` installs them. ``_keys`` says under which key a graph is looked up, ``_level`` goes
+through the entries under it and saves what is compiled: whole graphs in ``_aot_graphs``, forward
+and backward by themselves in ``_fx_graphs``.
 """
 
 from s3cache.hooks._check import Graph, GraphBreak, Report

@@ -1,16 +1,16 @@
-"""The seam at backwards that are lowered when they are first called, under the settings of then.
+"""Backwards of hits: those that are lowered late, and those that compiled autograd asks for.
 
-torch lowers most of them so: a program whose settings are strict at ``.backward()`` gets a strict
-backward, whatever they were at the forward. A key is made at the forward. So an entry says what its
-backward was lowered under; a hit compares that at the first call of its own backward, and if it
-differs has the backward lowered here and now, from the graph that torch keeps in the entry.
+torch lowers most backwards when they are first called, under the settings of that moment: a program
+whose settings are strict at ``.backward()`` gets a strict backward, whatever they were at the
+forward. A key is made at the forward. So an entry says what its backward was lowered under; a hit
+compares that at the first call of its own backward, and if it differs has the backward lowered here
+and now, from the graph that torch keeps in the entry.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -20,10 +20,12 @@ from s3cache.hooks._patching import Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import Graph, GraphModule, Tracer
+    from torch.fx.node import Argument, Target
     from torch.nn import Module
 
     from s3cache.hooks._conditions import Conditions
+    from s3cache.hooks._state import CompileState
     from s3cache.torch_api.protocols import AOTResult, BackwardModule, Function, RuntimeMetadata
 
 __all__ = ["Backwards"]
@@ -31,84 +33,54 @@ __all__ = ["Backwards"]
 logger = logger_of("lookups")
 
 
-class _Thread(threading.local):
-    """The call of AOTAutograd that this thread is in, if any.
-
-    Attributes:
-        depth: how many of them it is in.
-        options: what ``torch.compile(options=...)`` has asked for.
-        compiler: what lowers backwards for it.
-    """
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.options: Mapping[str, object] = {}
-        self.compiler: Function[Function[object]] | None = None
-
-
 class Backwards:
-    """Knows what lowers backwards, and has those of hits lowered anew where they do not fit.
+    """Reads backwards of hits, and has those lowered again that do not fit.
 
-    Attributes:
-        vouched: the version of a function or operator that the user vouched for.
+    Args:
+        vouched: the version of a function or operator that the user registered.
     """
 
-    def __init__(self, vouched: Callable[[object], str | None]) -> None:
-        self.vouched = vouched
-        self._thread = _Thread()
+    def __init__(self, state: CompileState, vouched: Callable[[object], str | None]) -> None:
+        self._state = state
+        self._vouched = vouched
 
     def install(self, patches: Patches) -> None:
-        """See what Inductor and AOTAutograd are called with."""
-        patches.replace(internals.compile_fx, self._inductor)
-        patches.replace(internals.aot_module, self._autograd)
+        """Have the graph of a backward made from its text by a tracer that sees every operator.
 
-    def _inductor(self, original: Function[object]) -> Function[object]:
-        def compile_fx(*args: object, **kwargs: object) -> object:
-            outer = self._thread.options
-            asked = cast("Mapping[str, object] | None", kwargs.get("config_patches"))
-            self._thread.options = {**outer, **(asked or {})}
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._thread.options = outer
+        Compiled autograd asks a hit for that graph. torch traces the text by plain tracing, which
+        sees an operator only by a proxy among its arguments, right there: of ``expand(x, [6, s0])``
+        it makes an error, and it runs what has no arguments of the graph, so that a backward which
+        draws random numbers would have the same ones in every step.
+        """
+        patches.replace(internals.deserialize_backward, self._deserializer)
 
-        return compile_fx
+    def _deserializer(self, original: Function[object]) -> Function[object]:
+        def deserialize(module: BackwardModule) -> object:
+            body, *rest = module.args
+            if body.get("_tracer_cls") is not None:
+                return original(module)  # not AOTAutograd's: its own tracer knows how
+            # In a copy: the program may ask for it more than once.
+            return module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
 
-    def _autograd(self, original: Function[object]) -> Function[object]:
-        def aot_module_simplified(*args: object, **kwargs: object) -> object:
-            outer = self._thread.compiler
-            given = kwargs.get("bw_compiler")
-            self._thread.compiler = cast("Function[Function[object]] | None", given)
-            self._thread.depth += 1
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._thread.compiler = outer
-                self._thread.depth -= 1
-
-        return aot_module_simplified
-
-    def are_late(self) -> bool:
-        """Whether a backward that is lowered now is so for its first call."""
-        return not self._thread.depth
+        return deserialize
 
     def attach(self, entry: AOTResult, conditions: Conditions) -> None:
         """Have the callable that ``entry`` is about to become compare at its first backward."""
-        half = entry.compiled_bw
-        if half is None or conditions["lowered"] is None:
+        compiled = entry.compiled_bw
+        if compiled is None or conditions["lowered"] is None:
             return
-        late = _LateBackward(
-            entry, conditions, self._thread.options, self._thread.compiler, self.vouched
+        late = _DeferredBackward(
+            entry, conditions, self._state.options, self._state.backward_compiler, self._vouched
         )
-        load = half.post_compile
+        load = compiled.post_compile
 
         def post_compile(*args: object, **kwargs: object) -> Function[object]:
             return late.over(load(*args, **kwargs))
 
-        half.post_compile = post_compile
+        compiled.post_compile = post_compile
 
 
-class _LateBackward:
+class _DeferredBackward:
     """The backward of one hit, until its first call."""
 
     def __init__(
@@ -152,11 +124,11 @@ class _LateBackward:
         try:
             if not kept and self._settings() == self._conditions["lowered"]:
                 return lowered
-            logger.info("a backward of a hit is lowered anew, under the settings of now")
+            logger.info("a backward of a hit is lowered again, under the settings of now")
             return self._lowered_now(args)
         except Exception:  # the user's program goes on
             logger.warning(
-                "a backward of a hit cannot be lowered anew; it runs uncompiled",
+                "a backward of a hit cannot be lowered again; it runs uncompiled",
                 exc_info=True,
             )
             return internals.interpreted(_as_serialized(self._module))
@@ -173,7 +145,7 @@ class _LateBackward:
 
     def _lowered_now(self, args: Sequence[object]) -> Function[object]:
         assert self._compiler is not None
-        with _tracing_anew(self._metadata) as fake:
+        with _new_trace(self._metadata) as fake:
             inputs = [fake(value) for value in args]
             return self._compiler(_as_serialized(self._module), inputs)
 
@@ -185,17 +157,15 @@ def _as_serialized(module: BackwardModule) -> GraphModule:
     called once, there, and its result put in as a constant.
     """
     body, imports = module.args
-    found = module.fn({**body, "_tracer_cls": _tracer_of_all()}, imports)
+    found = module.fn({**body, "_tracer_cls": _every_operator()}, imports)
     found.graph._tracer_cls = cast("type | None", body.get("_tracer_cls"))
     return found
 
 
 @functools.cache
-def _tracer_of_all() -> type:
-    from torch.fx import Graph, Proxy, Tracer
+def _every_operator() -> type[Tracer]:
+    from torch.fx import Tracer
     from torch.overrides import TorchFunctionMode
-
-    operator = internals.operator.get()
 
     class Recording(TorchFunctionMode):
         def __init__(self, tracer: Tracer) -> None:
@@ -204,28 +174,31 @@ def _tracer_of_all() -> type:
 
         def __torch_function__(
             self,
-            func: Function[object],
+            func: object,
             types: object,
-            args: tuple[object, ...] = (),
-            kwargs: Mapping[str, object] | None = None,
+            args: tuple[Argument, ...] = (),
+            kwargs: Mapping[str, Argument] | None = None,
         ) -> object:
-            kwargs = dict(kwargs or {})
-            inputs = internals.tree_leaves.get()((args, kwargs))
-            is_traced = any(isinstance(each, Proxy) for each in inputs)
-            if is_traced or not isinstance(cast("object", func), operator):
-                return func(*args, **kwargs)
-            return self._tracer.create_proxy("call_function", func, args, kwargs)
+            if isinstance(func, internals.operator.get()):
+                return self._tracer.create_proxy(
+                    "call_function", cast("Target", func), args, {**(kwargs or {})}
+                )
+            return cast("Function[object]", func)(*args, **(kwargs or {}))
 
-    class TracerOfAll(Tracer):
-        def trace(self, root: object, concrete_args: dict[str, object] | None = None) -> Graph:
+    class EveryOperator(Tracer):
+        def trace(
+            self,
+            root: Module | Function[object],
+            concrete_args: dict[str, object] | None = None,
+        ) -> Graph:
             with Recording(self):
-                return super().trace(cast("Module", root), concrete_args)
+                return super().trace(root, concrete_args)
 
-    return TracerOfAll
+    return EveryOperator
 
 
 @contextlib.contextmanager
-def _tracing_anew(metadata: RuntimeMetadata) -> Iterator[Function[object]]:
+def _new_trace(metadata: RuntimeMetadata) -> Iterator[Function[object]]:
     """What a compile needs around it; gives what makes fakes of real values. Sizes are numbers."""
     import torch
 

@@ -1,7 +1,7 @@
 """What of a program can be cached, before it runs for real.
 
-The key seam alone, in a program that torch traces as ever: where torch would look a graph up, it is
-keyed, and goes on uncompiled.
+torch traces the program as ever. Where it would look a graph up, the graph gets a key, and goes on
+uncompiled.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from s3cache._notebooks import code, table, text
 from s3cache._pages import footer
 from s3cache.graph import Component, Unsafe, remember_pristine
-from s3cache.hooks._keys import CacheCall, CacheCalls, KeySeam, Registry
+from s3cache.hooks._keys import KeySeam, Registry
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import CacheCall, CompileState
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def checked(
         with watch.installed():
             _call(compiled, args, kwargs)
         breaks = tuple(
-            GraphBreak(**internals.told_break(reason))
+            GraphBreak(**internals.describe_break(reason))
             for reason in internals.graph_break_reasons.get()
         )
     finally:
@@ -217,14 +218,15 @@ class _Watch:
     """Takes the place of AOTAutograd's cache: each graph is a hit, on the graph itself."""
 
     def __init__(self, registry: Registry) -> None:
-        self._calls = CacheCalls()
-        self._keys = KeySeam(registry, self._calls)
+        self._state = CompileState()
+        self._keys = KeySeam(registry, self._state)
         self.graphs: list[Graph] = []
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         patches = Patches()
         try:
+            self._state.install(patches)
             self._keys.install(patches)
             # Asked even where torch's caches are off: that is one of the reasons to report.
             patches.replace(internals.should_use_local_cache, lambda _: lambda: True)
@@ -243,7 +245,7 @@ class _Watch:
     ) -> object:
         nodes = len(internals.graph_module_of(mod).graph.nodes)
         internals.stand_in_for_metadata()
-        with self._calls.entered(CacheCall()) as call:
+        with self._state.entered(CacheCall()) as call:
             try:
                 key = internals.name_of_key(mod, args, aot_config, others)
                 graph = Graph(nodes, key, dict(self._keys.components(key)), ())

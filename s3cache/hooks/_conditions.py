@@ -9,7 +9,10 @@ ours, into torch's directory, into the artifacts of ``torch.compiler.save_cache_
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, cast
@@ -17,26 +20,41 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from s3cache.artifact import CONDITIONS
 from s3cache.errors import CorruptError
 from s3cache.graph import places
-from s3cache.hooks._whole_guards import unbranched
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph, TracingContext
+    from s3cache.hooks._patching import Patches
+    from s3cache.torch_api.protocols import (
+        AOTConfig,
+        AOTResult,
+        CompiledGraph,
+        Function,
+        TracingContext,
+    )
 
 __all__ = [
     "Compile",
     "Conditions",
-    "Half",
+    "FxInfo",
     "UnrecordedError",
     "add_guards",
+    "attach_fx_info",
+    "conditions_hold",
     "conditions_of",
     "described",
-    "hold",
+    "failing_conditions",
+    "failing_guards",
+    "install_guard_expressions",
     "note_conditions",
-    "note_half",
+    "rewrite_min_max",
 ]
 
-_ON_HALVES = "s3cache_half"
+_FX_INFO = "s3cache_fx_info"
+_MIN_OR_MAX = re.compile(r"\b(min|max)\(")
+# How torch names the sizes that are inputs, in the guards of its entries, by number.
+_NUMBERED = re.compile(r"L\['t(\d+)'\]")
+# A variable of the function that is compiled.
+_LOCAL = re.compile(r"L\['(\w+)'\]")
 
 
 class Conditions(TypedDict):
@@ -57,8 +75,8 @@ class Conditions(TypedDict):
     of_threads: bool
 
 
-class Half(TypedDict):
-    """What is noted of one half while it is lowered, until the entry is saved.
+class FxInfo(TypedDict):
+    """What is noted of an FX graph while it is lowered, until the entry is saved.
 
     ``late`` if it is a backward that is lowered when it is first called, under the settings of
     which ``lowered`` is the digest, if they have one.
@@ -177,9 +195,9 @@ def _counts(context: TracingContext) -> tuple[int, int]:
     return len(context.guards_context.aotautograd_guards), len(internals.shape_guards(context))
 
 
-def note_half(graph: CompiledGraph, half: Half) -> None:
-    """Keep with what a half was compiled to what was noted of it."""
-    setattr(graph, _ON_HALVES, half)
+def attach_fx_info(graph: CompiledGraph, info: FxInfo) -> None:
+    """Keep what was noted of an FX graph with what it was compiled to."""
+    setattr(graph, _FX_INFO, info)
 
 
 def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
@@ -190,21 +208,21 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
     """
     context = internals.current_tracing_context.get()()
     if compile_ is None or context is None:
-        raise UnrecordedError("nobody has seen it being compiled")
-    halves: list[Half] = []
+        raise UnrecordedError("its compile was not observed")
+    infos: list[FxInfo] = []
     for compiled in (entry.compiled_fw, entry.compiled_bw):
-        half = None if compiled is None else getattr(compiled.result, _ON_HALVES, None)
-        if compiled is not None and half is None:
-            raise UnrecordedError("nobody has seen a half of it being compiled")
-        if half is not None:
-            halves.append(half)
-    if any(half["late"] and half["lowered"] is None for half in halves):
+        if compiled is not None:
+            info: FxInfo | None = getattr(compiled.result, _FX_INFO, None)
+            if info is None:
+                raise UnrecordedError("the compile of its forward or backward was not observed")
+            infos.append(info)
+    if any(info["late"] and info["lowered"] is None for info in infos):
         raise UnrecordedError("the settings that its backward was lowered under have no digest")
     conditions: Conditions = {
         "guards": list(compile_.added_guards(context)),
         "sizes": list(compile_.added_sizes(context)),
-        "places": compile_.places if any(half["sees_places"] for half in halves) else None,
-        "lowered": halves[-1]["lowered"],
+        "places": compile_.places if any(info["sees_places"] for info in infos) else None,
+        "lowered": infos[-1]["lowered"],
         "of_threads": compile_.of_threads,
     }
     setattr(entry, CONDITIONS, conditions)
@@ -215,7 +233,7 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
 
 
 def conditions_of(entry: AOTResult) -> Conditions | None:
-    """What the code in ``entry`` relies on; ``None`` if nothing was noted.
+    """Return what the code in ``entry`` relies on; ``None`` if nothing was noted.
 
     Raises:
         CorruptError: what is noted is something else.
@@ -229,13 +247,13 @@ def conditions_of(entry: AOTResult) -> Conditions | None:
 
 
 def described(conditions: Conditions) -> str | None:
-    """What has to hold for a hit beside torch's own guards, as text; ``None`` if nothing has."""
+    """Return what a hit needs beside torch's own guards, as text; ``None`` if nothing."""
     relied = {name: conditions[name] for name in ("guards", "sizes", "places")}
     return json.dumps(relied) if any(relied.values()) else None
 
 
-def hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
-    """Whether the code may be called with ``inputs``, for which a graph is looked up now."""
+def conditions_hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
+    """Return whether the code may be called with ``inputs``, for which a graph is looked up."""
     expected = conditions["places"]
     if expected is not None and expected != places(inputs):
         return False
@@ -258,7 +276,7 @@ def hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
 
 
 def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
-    """Tell Dynamo to guard what it was told when the entry was compiled.
+    """Have Dynamo guard what it guarded when the entry was compiled.
 
     Args:
         sources: where Dynamo takes each input from.
@@ -270,14 +288,181 @@ def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
         return
     context = internals.current_tracing_context.get()()
     if context is None:
-        raise CorruptError("entry", "has guards, and nobody checks them here")
+        raise CorruptError("entry", "has guards, and nothing checks them here")
     try:
         guards = [
             internals.guard_on(kind, [sources[i] for i in some], [sources[i] for i in others])
             for kind, some, others in conditions["guards"]
         ]
         for expression, _ in conditions["sizes"]:
-            internals.guard_on_sizes(context, unbranched(expression))
+            internals.guard_on_sizes(context, rewrite_min_max(expression))
     except (IndexError, TypeError, NameError, ValueError, AssertionError) as exc:
         raise CorruptError("entry", f"has guards that fit no input ({exc})") from exc
     context.guards_context.aotautograd_guards.extend(guards)
+
+
+# -- guards on sizes
+
+
+def install_guard_expressions(patches: Patches) -> None:
+    """Have the guards of an entry evaluated without branches, so that a hit adds none.
+
+    torch writes a guard such as ``Max(8, s0) <= s1`` as ``max(8, s0) <= s1`` and has Python
+    evaluate it for the sizes of a hit. Python's own ``max`` takes a branch: ``s0 > 8`` is guarded
+    too, and calls that the compiled code is right for are compiled again, as they are after hits of
+    torch's own. torch has functions for both that take no branch.
+    """
+
+    def unbranching(original: Function[bool]) -> Function[bool]:
+        def evaluate_guards_expression(shapes: object, code: str, args: Sequence[object]) -> bool:
+            return original(shapes, rewrite_min_max(code), args)
+
+        return evaluate_guards_expression
+
+    patches.replace(internals.evaluate_guards_expression, unbranching)
+
+
+def rewrite_min_max(expression: str) -> str:
+    """Return the same condition on sizes, with torch's functions in place of ``min`` and ``max``.
+
+    What cannot be parsed is returned as it is: evaluating it raises.
+    """
+    if _MIN_OR_MAX.search(expression) is None:
+        return expression
+    try:
+        return ast.unparse(_MinMaxRewriter().visit(ast.parse(expression.strip(), mode="eval")))
+    except SyntaxError:
+        return expression
+
+
+class _MinMaxRewriter(ast.NodeTransformer):
+    """``max(a, b, c)`` becomes ``torch.sym_max(torch.sym_max(a, b), c)``."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name not in ("min", "max") or node.keywords or len(node.args) < 2:
+            return node
+        function = ast.parse(f"torch.sym_{name}", mode="eval").body
+        return functools.reduce(lambda one, other: ast.Call(function, [one, other], []), node.args)
+
+
+# -- why an entry did not fit, for people: asked on a miss only, and nothing depends on it
+
+
+def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
+    """Return which of torch's guards on sizes do not hold of ``inputs``, with these sizes.
+
+    Args:
+        expression: all of them, joined by ``and``.
+    """
+    sizes = internals.sizes_among(inputs)
+    names = [
+        _as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
+    ]
+    values = [internals.value_of_size(size) for size in sizes]
+    found = []
+    for guard in _conjuncts(expression):
+        if not internals.holds_of_sizes(guard, sizes, values):
+            numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
+            words = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
+            found.append(_failure(words, {names[number]: values[number] for number in numbers}))
+    return found
+
+
+def failing_conditions(
+    conditions: Conditions, inputs: Sequence[object], sources: Sequence[object]
+) -> list[str]:
+    """Return which conditions of an entry do not hold of ``inputs``, in the order of checks.
+
+    Args:
+        sources: where Dynamo takes each input from.
+    """
+    return [
+        *_failing_places(conditions["places"], inputs, sources),
+        *_failing_sizes(conditions["sizes"]),
+        *_failing_overlaps(conditions["guards"], inputs, sources),
+    ]
+
+
+def _conjuncts(expression: str) -> list[str]:
+    tree = ast.parse(expression.strip(), mode="eval").body
+    parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+    return [ast.unparse(part) for part in parts]
+
+
+def _failure(guard: str, values: Mapping[str, object]) -> str:
+    here = ", ".join(f"{name} is {value}" for name, value in values.items())
+    return f"guard `{guard}` does not hold{f': {here}' if here else ''}"
+
+
+def _as_written(source: str) -> str:
+    """``L['x'].size()[0]`` as the function that is compiled would have it: ``x.size()[0]``."""
+    return _LOCAL.sub(r"\1", source)
+
+
+def _input_name(number: int, sources: Sequence[object]) -> str:
+    name = internals.name_of_source(sources[number]) if number < len(sources) else None
+    return f"input {number}" + (f" ({_as_written(name)})" if name else "")
+
+
+def _failing_places(
+    expected: str | None, inputs: Sequence[object], sources: Sequence[object]
+) -> Iterator[str]:
+    """Of ``2@8/48``: where input 2 begins, in elements, and how large its storage is, in bytes."""
+    if expected is None:
+        return
+    before, now = (
+        dict(each.split("@") for each in of.split()) for of in (expected, places(inputs))
+    )
+    for name in dict.fromkeys([*before, *now]):
+        if before.get(name) != now.get(name):
+            number = name.partition(".")[0]
+            called = _input_name(int(number), sources) if number.isdigit() else f"input {name}"
+            there, here = _begins(before.get(name)), _begins(now.get(name))
+            yield f"{called} begins {there} in the entry, {here} here"
+
+
+def _begins(place: str | None) -> str:
+    if place is None:
+        return "in no storage"
+    start, _, size = place.partition("/")
+    return f"at element {start} of a storage of {size} bytes"
+
+
+def _failing_sizes(sizes: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    context = internals.current_tracing_context.get()()
+    for expression, named in sizes:
+        words = re.sub(r"\w+", lambda match: _as_written(named.get(match[0], match[0])), expression)  # noqa: B023
+        if context is None:
+            yield _failure(words, {})
+        elif not internals.are_named(context, named):
+            yield f"guard `{words}` is on sizes that are others here, or not dynamic"
+        elif not internals.size_guard_holds(context, expression, named):
+            values = {
+                _as_written(source): internals.value_of_symbol(context, symbol)
+                for symbol, source in named.items()
+            }
+            yield _failure(words, values)
+
+
+def _failing_overlaps(
+    guards: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+    inputs: Sequence[object],
+    sources: Sequence[object],
+) -> Iterator[str]:
+    context = internals.current_tracing_context.get()()
+    for kind, some, others in guards:
+        if context is not None and internals.guard_holds(
+            context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
+        ):
+            continue
+        one, other = (", ".join(_input_name(i, sources) for i in of) for of in (some, others))
+        if kind == "DuplicateInputs":
+            yield f"{one} and {other} are one tensor in the entry, and two here"
+        elif one and other:
+            yield f"{one} overlap in the entry, and not with {other}; here it is otherwise"
+        elif one:
+            yield f"{one} overlap in memory in the entry; here they do not"
+        else:
+            yield f"{other} do not overlap in memory in the entry; here they do"

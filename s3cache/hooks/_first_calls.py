@@ -36,7 +36,7 @@ class Described(TypedDict, total=False):
 
     Either empty (no output), or a ``number``, or ``same`` (the index of an earlier output that is
     the same object), or all the rest (a tensor). It begins ``offset`` elements inside of a storage
-    of its own of so many ``bytes``, or of that of an earlier output, whose index ``within`` is.
+    of its own of so many ``bytes``, or of that of the earlier output with index ``within``.
     """
 
     number: str
@@ -141,8 +141,8 @@ def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] 
     # torch keeps it for the backward of each graph, and asserts that it is there.
     context.fw_metadata = entry.runtime_metadata
     answers = [_fake_outputs(context, cast("Sequence[Described]", described))]
-    half = entry.compiled_fw
-    load = half.post_compile
+    compiled = entry.compiled_fw
+    load = compiled.post_compile
 
     def post_compile(*args: object, **kwargs: object) -> Function[object]:
         real = load(*args, **kwargs)
@@ -155,11 +155,11 @@ def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] 
 
         return internals.boxed(forward)
 
-    half.post_compile = post_compile
+    compiled.post_compile = post_compile
 
 
 def _compiled_already(context: TracingContext) -> None:
-    """Take the graph off the list of those whose backward torch will compile, last first.
+    """Take the graph off the list of graphs for which torch will compile a backward, last first.
 
     torch has put it there right before this first call. A hit brings its backward along; were it
     left on the list, the backward of a graph that missed would be compiled with its metadata.

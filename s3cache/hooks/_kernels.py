@@ -1,7 +1,7 @@
-"""The seam at Inductor's code caches: what comes with an entry is run, and nothing else is.
+"""Hooks at Inductor's code caches: what comes with an entry is run, and nothing else is.
 
 Kernels are loaded, not compiled, and the Python code that calls them is run as the entry has it:
-torch would run whatever file is there under its name.
+torch would run the file that lies under its name.
 
 Inductor names a shared library after its source and the compiler's command line, which holds the
 paths of this installation. Here a kernel is named after what it *is*: source, extra flags, device,
@@ -10,39 +10,53 @@ key of the entry that carries it.
 
 Which kernels a graph needs is seen, not guessed: those that its generated Python module asks for
 while it is loaded.
+
+torch writes the Triton kernels of an entry to files, unless there are some under their names, and
+loads those by name, at once or when they are first run. So no other user may be able to write
+there: what is loaded are then the bytes that were verified, or what this user's torch compiled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import inspect
 import linecache
 import os
 import re
+import stat
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.artifact import check_image, without_places
-from s3cache.errors import CorruptError
+from s3cache.errors import ConfigError, CorruptError
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._sources import installed_in
-from s3cache.store import Buffer
+from s3cache.hooks._portable import installed_in, restore_kernel
+from s3cache.hooks._state import CompileState
+from s3cache.store import Buffer, Directory, check_way, make_parents
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import CompiledGraph, CppLibraries, PythonModules
+    from s3cache.torch_api.protocols import CompiledGraph, CppLibraries, PythonModules, TritonBundle
 
-__all__ = ["Kernels", "UnsharableKernelError", "UnusableKernelError", "opened"]
+__all__ = [
+    "Kernels",
+    "UnsharableKernelError",
+    "UnusableKernelError",
+    "check_triton_directory",
+    "opened",
+]
 
 LoadLibrary: TypeAlias = Function[Callable[[], object]]
 LoadModule: TypeAlias = Function[object]
+Emit: TypeAlias = Function[object]
 
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 # What generated code may load through async_compile and an entry can carry: C++ as images, Triton
 # as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
@@ -60,9 +74,9 @@ class UnusableKernelError(Exception):
 class Kernels:
     """Native kernels of this process: those that arrived, and those that were compiled here."""
 
-    def __init__(self, *, share_sources: bool = False) -> None:
+    def __init__(self, state: CompileState, *, share_sources: bool = False) -> None:
         self._share_sources = share_sources
-        self._thread = _Thread()
+        self._state = state
         self._arrived: dict[tuple[str, str], object] = {}  # from entries; by id and digest
         self._images: dict[str, Buffer | str] = {}  # of every kernel loaded; or the path of it
         self._modules: dict[str, set[str]] = {}  # kernels that a generated module asked for
@@ -73,23 +87,15 @@ class Kernels:
         patches.replace(internals.load_module, self._module_loader)
         patches.replace(internals.rebuild_module, self._module_rebuilder)
         patches.replace(internals.run_module, self._module_runner)
+        patches.replace(internals.emit_triton_bundle, self._emitter)
+        patches.replace(internals.collect_triton_bundle, _collector)
 
-    @contextlib.contextmanager
-    def only(self, images: Mapping[str, Buffer]) -> Iterator[None]:
+    def only(self, images: Mapping[str, Buffer]) -> contextlib.AbstractContextManager[None]:
         """While the block runs, this thread loads kernels from ``images`` and compiles none.
 
         The Python code of graphs that are rebuilt is theirs, and not that of any file.
         """
-        before = self._thread.offered, self._thread.sources
-        self._thread.offered, self._thread.sources = images, {}
-        try:
-            yield
-        finally:
-            self._thread.offered, self._thread.sources = before
-
-    def is_offered(self) -> bool:
-        """Whether this thread is in such a block."""
-        return self._thread.offered is not None
+        return self._state.changed(offered=images, sources={})
 
     def images_of(self, graphs: Iterable[object]) -> dict[str, Buffer]:
         """Images of the kernels that the generated code of compiled graphs loads, by id.
@@ -136,15 +142,15 @@ class Kernels:
         def load_by_key_path(
             cls: type[PythonModules], key: str, path: str, *args: object, **kwargs: object
         ) -> object:
-            if key not in self._modules or path in self._thread.sources:
+            if key not in self._modules or path in self._state.sources:
                 # Loaded before we were here: once more, to see what it asks for. Or from a file.
                 cls.modules_no_attr.pop(path, None)
             needed: set[str] = set()
-            self._thread.loading.append(needed)
+            self._state.loading.append(needed)
             try:
                 module = original(cls, key, path, *args, **kwargs)
             finally:
-                self._thread.loading.pop()
+                self._state.loading.pop()
             self._modules.setdefault(key, needed)
             return module
 
@@ -152,9 +158,9 @@ class Kernels:
 
     def _module_rebuilder(self, original: Function[str]) -> Function[str]:
         def after_deserialization(graph: CompiledGraph, *args: object, **kwargs: object) -> str:
-            if self._thread.offered is not None:
+            if self._state.offered is not None:
                 path = internals.path_of_module.get()(graph.cache_key, "py")[2]
-                self._thread.sources[path] = graph.source_code
+                self._state.sources[path] = graph.source_code
                 try:
                     return original(graph, *args, **kwargs)
                 except OSError as exc:
@@ -168,7 +174,7 @@ class Kernels:
         def reload_python_module(
             key: str, path: str, *args: object, **kwargs: object
         ) -> ModuleType:
-            source = self._thread.sources.get(path)
+            source = self._state.sources.get(path)
             if source is None:
                 return original(key, path, *args, **kwargs)
             # For tracebacks: there is no such file, or another one.
@@ -182,6 +188,18 @@ class Kernels:
 
         return reload_python_module
 
+    def _emitter(self, original: Emit) -> Emit:
+        def read_and_emit(bundle: TritonBundle, *args: object, **kwargs: object) -> object:
+            if self._state.offered is not None:  # an entry of ours is being rebuilt
+                for kernel in bundle.kernel_artifacts:
+                    base = internals.triton_directory.get()(kernel.device)
+                    check_triton_directory(base, kernel.kernel_hash)
+            for static in bundle.static_autotuners:
+                restore_kernel(static.kernel)
+            return original(bundle, *args, **kwargs)
+
+        return read_and_emit
+
     def _library_loader(self, original: LoadLibrary) -> LoadLibrary:
         signature = inspect.signature(original)
 
@@ -191,10 +209,10 @@ class Kernels:
             bound = signature.bind(cls, *args, **kwargs)
             bound.apply_defaults()
             name = _kernel_id(cls, bound)
-            for needed in self._thread.loading:
+            for needed in self._state.loading:
                 needed.add(name)
-            if self._thread.offered is not None:
-                library = self._load(cls, name, self._thread.offered)
+            if self._state.offered is not None:
+                library = self._load(cls, name, self._state.offered)
                 return lambda: library
             return self._remembering(name, original(cls, *args, **kwargs))
 
@@ -230,15 +248,6 @@ class Kernels:
         return loaded
 
 
-class _Thread(threading.local):
-    """What this thread may load, and what it is loading."""
-
-    def __init__(self) -> None:
-        self.offered: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt
-        self.loading: list[set[str]] = []  # kernels of each module being loaded, the outer first
-        self.sources: dict[str, str] = {}  # Python code of that entry, by the path torch gives it
-
-
 def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
     main_code, optimized_code, device_type, extra_flags = (
         call.arguments[name] for name in internals.KERNEL_ARGUMENTS.words
@@ -260,7 +269,7 @@ def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
 def opened(image: Buffer, name: str) -> Iterator[str]:
     """A path ending in ``.so`` under which ``image`` can be loaded while the block runs.
 
-    The bytes live in memory (``memfd_create``): nobody can exchange them between being verified
+    The bytes live in memory (``memfd_create``): they cannot be exchanged between being verified
     and being loaded, and a ``noexec`` temporary directory, which only gets a link to them, does
     not matter. Where the system has no such files, a private temporary one is used. The directory
     is reached by its descriptor: in a temporary directory that all may write and rename in, its
@@ -302,3 +311,60 @@ def _held(directory: str) -> Iterator[int]:
         yield held
     finally:
         os.close(held)
+
+
+# -- kernels of Triton
+
+
+def _collector(original: Function[object]) -> Function[object]:
+    def collect(bundler: object, *args: object, **kwargs: object) -> object:
+        internals.keep_launched_kernels(bundler)
+        return original(bundler, *args, **kwargs)
+
+    return collect
+
+
+def check_triton_directory(base: str, kernel: str) -> None:
+    """Make ``base`` for this user alone, unless it is there; look at what there is of a kernel.
+
+    Raises:
+        PermissionError: others may write in it, or what is there is not this user's alone. That
+            says nothing of the entry.
+    """
+    try:
+        make_parents(os.path.abspath(base))
+        check_way(base)  # before it is opened: from then on the name leads there
+        directory = Directory.at(base, make=True)
+        # Where no other user gets in, it does not matter what the umask left open within.
+        is_private = not os.fstat(directory.fd).st_mode & 0o077
+        with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
+            _check_files(directory, kernel, 0 if is_private else _BY_OTHERS)
+    except ConfigError as exc:
+        raise PermissionError(
+            errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
+        ) from exc
+
+
+def _check_files(base: Directory, kernel: str, forbidden: int) -> None:
+    place = f"{base.path}/{kernel}"
+    status = os.stat(kernel, dir_fd=base.fd, follow_symlinks=False)
+    _check_ours(status, stat.S_ISDIR, forbidden, place)
+    fd = os.open(kernel, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base.fd)
+    try:
+        for name in os.listdir(fd):
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            _check_ours(status, stat.S_ISREG, forbidden, f"{place}/{name}")
+    finally:
+        os.close(fd)
+
+
+def _check_ours(
+    status: os.stat_result, is_kind: Callable[[int], bool], forbidden: int, place: str
+) -> None:
+    is_ours = is_kind(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_ours or status.st_mode & forbidden:
+        raise ConfigError(
+            place,
+            "is not this user's alone",
+            "remove it, or give TRITON_CACHE_DIR another directory",
+        )

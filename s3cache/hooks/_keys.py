@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError
 from s3cache.graph import (
@@ -29,8 +28,8 @@ from s3cache.graph import (
     unsafe_half,
     unsafe_parts,
 )
-from s3cache.hooks._compilers import Compilers
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import CacheCall, CompileState
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function, KeyPickler
 
-__all__ = ["CacheCall", "CacheCalls", "FxKeying", "KeySeam", "Registry", "is_made_for_threads"]
+__all__ = ["FxKeying", "KeySeam", "Registry", "is_made_for_threads"]
 
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
@@ -48,50 +47,8 @@ _REMEMBERED_KEYS = 1024
 _REMEMBERED_PARTS = 64
 
 
-class CacheCall:
-    """One call of torch into its cache, from its start to its end: what the seams have met in it.
-
-    torch swallows what its cache raises. The first error is kept here too, so that strict mode can
-    raise it where torch does not swallow any more.
-
-    Attributes:
-        inputs: what the graph is called with, once its key is asked for.
-        key: the graph's key, if it has one.
-        reasons: why it has none.
-        error: the first thing that went wrong.
-    """
-
-    def __init__(self) -> None:
-        self.inputs: Sequence[object] = ()
-        self.key: str | None = None
-        self.reasons: tuple[Unsafe, ...] = ()
-        self.error: Exception | None = None
-
-    def met(self, error: Exception) -> None:
-        """Keep ``error``, if it is the first."""
-        self.error = self.error or error
-
-
 class FxKeying(CacheCall):
     """One call of Inductor for the key of an FX graph."""
-
-
-_Call = TypeVar("_Call", bound=CacheCall)
-
-
-class CacheCalls(threading.local):
-    """Which call this thread is in. One may come inside of another, and ends before it."""
-
-    current: CacheCall | None = None
-
-    @contextlib.contextmanager
-    def entered(self, call: _Call) -> Iterator[_Call]:
-        """While the block runs, ``call`` is the current one."""
-        outer, self.current = self.current, call
-        try:
-            yield call
-        finally:
-            self.current = outer
 
 
 class Registry:
@@ -146,17 +103,15 @@ class Registry:
 class KeySeam:
     """Every reason why a graph has no key, or a key; remembered until it is saved with an entry."""
 
-    def __init__(self, registry: Registry, calls: CacheCalls) -> None:
+    def __init__(self, registry: Registry, calls: CompileState) -> None:
         self._registry = registry
         self._calls = calls
-        self._compilers = Compilers()
         self._keys: OrderedDict[str, Key] = OrderedDict()
         self._with_parts: OrderedDict[str, None] = OrderedDict()
         self._directory = _cache_directory()
 
     def install(self, patches: Patches) -> None:
         """Replace what makes keys."""
-        self._compilers.install(patches)
         patches.replace(internals.autograd_cache_key, self._key_maker)
         patches.replace(internals.check_cacheable, self._checker)
         patches.replace(internals.get_hash, self._digester)
@@ -168,6 +123,9 @@ class KeySeam:
         """Replace what makes keys of FX graphs."""
         patches.replace(internals.fx_check_cacheable, self._fx_checker)
         patches.replace(internals.fx_key(), self._fx_digester)
+
+    def install_logs(self, patches: Patches) -> None:
+        """Replace what torch logs of keys."""
         patches.replace(internals.fx_debug_lines, self._describer)
 
     def is_shared(self, key: str | None) -> bool:
@@ -259,7 +217,7 @@ class KeySeam:
                 value,
                 pickler,
                 vouched=self._registry.version_of,
-                compilers=self._compilers.given,
+                compilers=self._calls.user_compilers,
             )
             if not isinstance(key, Key):
                 self._refuse(key)

@@ -1,6 +1,6 @@
-"""The seam at Dynamo's automatic dynamic shapes: what one machine learned, the next one knows.
+"""Dynamo's automatic dynamic shapes: what one machine learned, the next one knows.
 
-Dynamo takes each size for a constant until it sees another one, and compiles anew then. The next
+Dynamo takes each size for a constant until it sees another one, and compiles again then. The next
 machine starts over: a first batch of another size than any before misses the graph of constants,
 which takes a whole compile, before it would hit the one for every size.
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function, ShapeState, Translator
 
-__all__ = ["ProfileSeam"]
+__all__ = ["ShapeProfiles"]
 
 logger = logger_of("saves")
 
@@ -49,7 +49,7 @@ _MAX_SAVES = 16
 _MAX_VARIANTS = 16
 
 
-class ProfileSeam:
+class ShapeProfiles:
     """Tells Dynamo what changed elsewhere, and others what changes here."""
 
     def __init__(self, engine: Engine) -> None:
@@ -82,7 +82,7 @@ class ProfileSeam:
                 begun = self._begin(code, name, entry, known)
                 if known is not None and not begun:
                     entry = internals.with_changing(entry, known.sizes, known.strides)
-            except Exception as exc:  # noqa: BLE001 - nobody's compile fails for it
+            except Exception as exc:  # noqa: BLE001 - no compile fails for it
                 self._failed(exc)
             result = original(tx, name, entry, *args, **kwargs)
             if code:

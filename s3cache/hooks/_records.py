@@ -1,20 +1,23 @@
-"""What is told of each lookup to its record, for ``s3cache explain``."""
+"""What people learn of lookups: a record of each, and why graphs are not looked up at all."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
+from s3cache._pages import command
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.graph import Unsafe
-from s3cache.hooks._events import Events
+from s3cache.hooks._events import TraceEvents
 from s3cache.hooks._keys import KeySeam
 from s3cache.records import Event, Record
 from s3cache.stats import Level, Reason
@@ -23,10 +26,12 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-__all__ = ["Recording", "in_words"]
+__all__ = ["Bypasses", "LookupLog", "in_words"]
 
-logger = logger_of("lookups")
+logger, bypasses = logger_of("lookups"), logger_of("bypasses")
 
+_SHOWN_AT_MOST = 10  # of one graph
+_WARNED_AT_MOST = 50  # of one session
 _FRAMES_AT_MOST = 1000
 # Under one key there may be any number of entries, of which these say enough.
 _REJECTED_AT_MOST = 16
@@ -34,20 +39,80 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LEVELS = {"aot": "", "fx": ", second level"}
 
 
-class Recording:
-    """Gives the engine a record of each lookup; what goes wrong in it is told once, and no more.
+class Bypasses:
+    """Counts the graphs of one session that are not cached, and warns of each reason once.
 
-    Attributes:
-        events: shows lookups among torch's own events.
+    A reason is a warning, with the way out, when it is first met. After that, and once there were
+    as many warnings as a log can bear, it is a line at level INFO. Any thread may use it.
     """
 
-    def __init__(self, engine: Engine, keys: KeySeam, events: Events) -> None:
-        self.events = events
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._mutex = threading.Lock()
+        self._warned: set[tuple[str, str]] = set()
+
+    def met(
+        self,
+        reasons: Sequence[Unsafe],
+        error: Exception | None = None,
+        *,
+        what: str = "a graph is not cached as a whole",
+    ) -> None:
+        """Count a graph that is not cached for ``reasons``, and log them.
+
+        Args:
+            error: what led to it, for reason ``error``: a mistake of ours needs its traceback.
+        """
+        self._engine.count_bypass({reason.code for reason in reasons})
+        shown = reasons[:_SHOWN_AT_MOST]
+        with self._mutex:
+            room = len(self._warned) < _WARNED_AT_MOST
+            new = {(each.code, each.target) for each in shown} - self._warned if room else set()
+            self._warned |= new
+        if self._engine.settings.strict:  # it is raised instead
+            new = set()
+        lines = [f"{what} ({shown[0].code}): {shown[0]}"]
+        for index, reason in enumerate(shown):
+            if index:
+                lines.append(f"  and ({reason.code}): {reason}")
+            if reason.fix:  # on a line of its own, to be pasted
+                lines.append(f"    {reason.fix}")
+        if len(reasons) > len(shown):
+            lines.append(f"  and {len(reasons) - len(shown)} more")
+        codes = dict.fromkeys(each.code for each in shown if (each.code, each.target) in new)
+        if codes:
+            lines.append(f"    read on: {command(*codes)}")
+        bypasses.log(
+            logging.WARNING if new else logging.INFO,
+            "%s",
+            "\n".join(lines),
+            exc_info=error if "error" in codes else None,
+        )
+
+
+class LookupLog:
+    """Gives the engine a record of each lookup. What goes wrong in it is logged once."""
+
+    def __init__(self, engine: Engine, keys: KeySeam) -> None:
+        self._events: TraceEvents | None = None
         self._engine = engine
         self._keys = keys
         self._failed = False
         self._has_hit = False
         self._has_hinted = False
+
+    def show(self, events: TraceEvents) -> None:
+        """Show lookups and saves in torch's traces from now on."""
+        self._events = events
+
+    @contextlib.contextmanager
+    def shown(self, name: str) -> Iterator[dict[str, object]]:
+        """Show the block in torch's traces, with what it puts into the mapping, if any is made."""
+        if self._events is None or not internals.is_traced():
+            yield {}
+            return
+        with self._events.shown(name) as about:
+            yield about
 
     def ended(
         self,
@@ -86,14 +151,14 @@ class Recording:
                     saved_s=saved_s,
                     where=users_line(),
                     of_whole=of_whole,
-                    rejected=() if is_hit else tuple(map(_told, rejected[:_REJECTED_AT_MOST])),
+                    rejected=() if is_hit else tuple(map(_in_words, rejected[:_REJECTED_AT_MOST])),
                     components={
                         name: (each.digest, each.value) for name, each in known.components.items()
                     },
                     parts={} if is_hit else known.parts,
                 )
             )
-        except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
+        except Exception as exc:  # noqa: BLE001 - no training run ends for a record
             self._fail(exc)
 
     def saved(self, key: str, size: int, elapsed_s: float, compile_s: float) -> None:
@@ -123,11 +188,11 @@ class Recording:
                     ),
                 )
             )
-        except Exception as exc:  # noqa: BLE001 - nobody's training is to end for a record
+        except Exception as exc:  # noqa: BLE001 - no training run ends for a record
             self._fail(exc)
 
     def _hint(self, outcome: Hit | Miss) -> None:
-        """Say once where to ask: of the first graph that nobody has saved where others hit."""
+        """Say once where to ask: of the first graph that is absent where others hit."""
         if isinstance(outcome, Hit):
             self._has_hit = True
         elif self._has_hit and not self._has_hinted and outcome.reason is Reason.ABSENT:
@@ -140,7 +205,7 @@ class Recording:
             logger_of("records").warning("lookups are not recorded", exc_info=error)
 
 
-def _told(why: Callable[[], list[str]]) -> str:
+def _in_words(why: Callable[[], list[str]]) -> str:
     words = ""
     with contextlib.suppress(Exception):  # what an entry has guards on may not be here at all
         words = "; ".join(why())

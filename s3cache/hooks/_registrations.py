@@ -32,8 +32,11 @@ __all__ = ["watch_registrations"]
 logger = logger_of()
 
 
-def watch_registrations() -> Callable[[], None]:
+def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], None]:
     """Record each, and note what torch has by itself, from the end of ``import torch`` or now.
+
+    Args:
+        failed: called with what keeps it from that: keys cannot be trusted then.
 
     Returns:
         A function that puts torch back as it was, and forgets them.
@@ -44,8 +47,11 @@ def watch_registrations() -> Callable[[], None]:
     early = internals.TORCH not in sys.modules
 
     def begin() -> None:
-        waiting.append(remember_pristine(early=early))
-        _watch(patches)
+        try:
+            waiting.append(remember_pristine(early=early))
+            _watch(patches)
+        except Exception as exc:  # noqa: BLE001 - the program that imports torch goes on
+            failed(exc)
 
     waiting.append(when_imported(internals.TORCH, begin))
     if internals.is_supported():

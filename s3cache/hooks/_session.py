@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -19,29 +20,30 @@ from s3cache._pages import pointer
 from s3cache._problems import code_of
 from s3cache.cache import Cache, Engine, announce, cache_over, latest
 from s3cache.errors import S3CacheError
-from s3cache.hooks._backward_modules import BackwardModules
+from s3cache.hooks._aot_graphs import AOTGraphs
 from s3cache.hooks._backwards import Backwards
-from s3cache.hooks._bundling import Bundling
-from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._check import Report, checked
-from s3cache.hooks._clearing import Clearing
-from s3cache.hooks._events import Events
-from s3cache.hooks._fx_graphs import FxGraphSeam
+from s3cache.hooks._conditions import install_guard_expressions
+from s3cache.hooks._events import Progress, TraceEvents
+from s3cache.hooks._fx_graphs import FxGraphs
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import CacheCalls, KeySeam, Registry
-from s3cache.hooks._lookups import LookupSeam
+from s3cache.hooks._keys import KeySeam, Registry
+from s3cache.hooks._level import Shared
+from s3cache.hooks._lockdown import TorchCacheLockdown, disable_torch_caches
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._profiles import ProfileSeam
-from s3cache.hooks._progress import Progress
-from s3cache.hooks._records import Recording
+from s3cache.hooks._profiles import ShapeProfiles
+from s3cache.hooks._records import Bypasses, LookupLog
 from s3cache.hooks._registrations import watch_registrations
-from s3cache.hooks._saves import SaveSeam
-from s3cache.hooks._triton import TritonSeam
-from s3cache.hooks._ways_around import WaysAround, without_caches
-from s3cache.hooks._whole_guards import WholeGuards
+from s3cache.hooks._state import CompileState, PendingCompiles
 from s3cache.settings import WATCHED, is_strict_by_environment
-from s3cache.torch_api import bind_declarations, internals
+from s3cache.torch_api import (
+    bind_declarations,
+    check_names,
+    installed_version,
+    internals,
+    require,
+)
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
@@ -68,95 +70,120 @@ _P = ParamSpec("_P")
 class Session:
     """One cache behind torch, from :func:`enable` to :func:`disable`.
 
-    torch's compiler is not imported here: the seams go in when the program first needs it.
+    torch's compiler is not imported here: the hooks go in when the program first needs it. Those
+    that carry the cache go in together, or not at all. Any other can fail alone: one warning says
+    which feature is off.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.cache = cache_over(engine)
         self.inquire = engine.inquire
-        self._events = Events(engine.subscribe)
+        self._events = TraceEvents(engine.subscribe)
         self._patches = Patches()
-        self._ways = Patches()  # apart, for they stay closed where no seam can be installed
-        self._ways_around = WaysAround(engine.policy_digest) if engine.uses_trusted_only else None
-        self._forget_kernels = watch_registrations()
-        self._withdraw_ways = (
-            when_imported(internals.CODE_CACHES, self._close_ways_around)
-            if self._ways_around
-            else None
+        self._locked = Patches()  # apart, as they stay where no hook can be installed
+        self._lockdown = (
+            TorchCacheLockdown(engine.policy_digest) if engine.uses_trusted_only else None
+        )
+        self._failed_early: list[Exception] = []
+        self._forget_kernels = watch_registrations(self._failed_early.append)
+        self._withdraw_lockdown = (
+            when_imported(internals.CODE_CACHES, self._lock_down) if self._lockdown else None
         )
         self._withdraw = when_imported(internals.COMPILER, self._install)
 
-    def _close_ways_around(self) -> None:
-        assert self._ways_around is not None
+    def _lock_down(self) -> None:
+        assert self._lockdown is not None
         try:
-            self._ways_around.install(self._ways)
+            self._lockdown.install(self._locked)
         except Exception:
-            self._ways.undo()
-            _leave_torch_no_caches(self._engine, self._ways)
+            self._locked.undo()
+            _disable_torch_caches(self._engine, self._locked)
             if self._engine.settings.strict:
                 raise
             logger_of("trust").warning(
-                "cannot keep torch from what nobody has signed, so it has no caches",
+                "torch cannot be kept from what is not signed, so it has no caches",
                 exc_info=True,
             )
 
     def _install(self) -> None:
         try:
+            for error in self._failed_early:
+                raise error
             bind_declarations()
-            remember_installation(self._engine.settings.local_dir)
-            self._install_seams()
+            if internals.is_untested():
+                check_names()
+            self._install_required()
+            self._install_features()
         except Exception:
             self._patches.undo()
-            if self._ways_around is not None:
-                _leave_torch_no_caches(self._engine, self._ways)
+            if self._lockdown is not None:
+                _disable_torch_caches(self._engine, self._locked)
             if self._engine.settings.strict:
                 raise
             logger.warning(
-                "cannot get behind this torch; it compiles without a cache %s",
+                "this torch is not as expected; it compiles without a cache %s",
                 pointer("UnsupportedTorchError"),
                 exc_info=True,
             )
+        else:
+            if internals.is_untested():
+                _warn_untested()
 
-    def _install_seams(self) -> None:
-        """In the order in which torch calls them."""
-        calls, backwards = CacheCalls(), Backwards(registry.version_of)
-        kernels = Kernels(share_sources=self._engine.settings.share_sources)
-        bundling = Bundling(backwards)
-        bypasses = Bypasses(self._engine)
-        keys = KeySeam(registry, calls)
-        recording = Recording(self._engine, keys, self._events)
-        lookups = LookupSeam(
-            self._engine, calls, keys, kernels, bundling, backwards, bypasses, recording
-        )
-        saves = SaveSeam(self._engine, calls, keys, kernels, bundling, bypasses, recording)
-        halves = FxGraphSeam(self._engine, calls, keys, kernels, bundling, recording)
+    def _install_required(self) -> None:
+        """Install the hooks that carry the cache, in the order in which torch calls them."""
+        engine, state = self._engine, CompileState()
+        backwards = Backwards(state, registry.version_of)
+        kernels = Kernels(state, share_sources=engine.settings.share_sources)
+        compiles = PendingCompiles(state, registry.version_of)
+        self._keys = keys = KeySeam(registry, state)
+        self._log = log = LookupLog(engine, keys)
+        shared = Shared(engine, state, keys, kernels, compiles, Bypasses(engine), log)
         keys.install_fx(self._patches)
-        triton = TritonSeam(kernels.is_offered)
-        Clearing(self._engine).install(self._patches)
-        WholeGuards().install(self._patches)
-        BackwardModules().install(self._patches)
-        for seam in (backwards, keys, lookups, kernels, triton, bundling, halves, saves):
-            seam.install(self._patches)
-        if self._engine.settings.shape_profile:
-            ProfileSeam(self._engine).install(self._patches)
+        levels = AOTGraphs(shared, backwards), FxGraphs(shared)
+        for hook in (state, backwards, keys, kernels, compiles, *levels):
+            hook.install(self._patches)
+
+    def _install_features(self) -> None:
+        """Install what can fail alone."""
+        engine = self._engine
+        self._try(internals.TORCH_KEY, lambda _: remember_installation(engine.settings.local_dir))
+        self._try(internals.CLEARING, Clearing(engine).install)
+        self._try(internals.GUARD_EXPRESSIONS, install_guard_expressions)
+        self._try(internals.KEY_LOGS, self._keys.install_logs)
+        self._try(internals.TRACES, lambda _: self._log.show(self._events))
+        if engine.settings.shape_profile:
+            self._try(internals.PROFILES, ShapeProfiles(engine).install)
         if os.environ.get(WATCHED):
-            Progress(self._engine, recording).install(self._patches)
+            self._try(internals.WATCHING, Progress(engine, self._log).install)
+
+    def _try(self, feature: str, install: Callable[[Patches], object]) -> None:
+        patches = Patches()
+        try:
+            require(feature)
+            install(patches)
+        except Exception as exc:
+            patches.undo()
+            if self._engine.settings.strict:
+                raise
+            logger.warning("%s is off: %s", feature, exc)
+        else:
+            self._patches.at_undo(patches.undo)
 
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""
         self._withdraw()
-        if self._withdraw_ways is not None:
-            self._withdraw_ways()
+        if self._withdraw_lockdown is not None:
+            self._withdraw_lockdown()
         self._forget_kernels()
         self._patches.undo()
-        self._ways.undo()
+        self._locked.undo()
         self._engine.close()
         self._events.close()
 
 
-class Abstention:
-    """What is left of a session where this torch is not supported: no seam is tried.
+class DisabledSession:
+    """What is left of a session where this torch is not supported: no hook is installed.
 
     Where only what is signed may be used, torch has no caches of its own either.
 
@@ -167,38 +194,91 @@ class Abstention:
     def __init__(self, engine: Engine) -> None:
         self.cache = cache_over(engine)
         self._engine = engine
-        self._ways = Patches()
+        self._locked = Patches()
         self._withdraw = (
-            when_imported(internals.CODE_CACHES, self._close_ways_around)
+            when_imported(internals.CODE_CACHES, self._lock_down)
             if engine.uses_trusted_only
             else None
         )
 
-    def _close_ways_around(self) -> None:
-        _leave_torch_no_caches(self._engine, self._ways)
+    def _lock_down(self) -> None:
+        _disable_torch_caches(self._engine, self._locked)
 
     def close(self) -> None:
         """Put torch back as it was."""
         if self._withdraw is not None:
             self._withdraw()
-        self._ways.undo()
+        self._locked.undo()
         self._engine.close()
 
 
-def _leave_torch_no_caches(engine: Engine, ways: Patches) -> None:
-    """Where only what is signed may be used, and we do not get behind torch's caches."""
+@functools.cache
+def _warn_untested() -> None:
+    """Say once that this release of torch is newer than any that was tried."""
+    logger.warning(
+        "torch %s is newer than any release that was tried (%d.%d to %d.%d); every name that "
+        "s3cache needs is there, so the cache is on %s",
+        installed_version(),
+        *internals.OLDEST,
+        *internals.NEWEST,
+        pointer("UnsupportedTorchError"),
+    )
+
+
+def _disable_torch_caches(engine: Engine, patches: Patches) -> None:
+    """Have torch use no cache at all, where only what is signed may be used."""
     try:
-        without_caches(ways)
+        disable_torch_caches(patches)
     except Exception:
         if engine.settings.strict:
             raise
-        logger_of("trust").warning("torch may use what nobody has signed", exc_info=True)
+        logger_of("trust").warning("torch may use what is not signed", exc_info=True)
+
+
+class Clearing:
+    """Clears a level of the local tier when a program has torch clear that level.
+
+    torch empties its directory, and leaves its remote caches as they are. So entries of the level
+    go from the local tier, and those in the remote stay, where the next compile finds them.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def install(self, patches: Patches) -> None:
+        """Replace ``AOTAutogradCache.clear()`` and ``FxGraphCache.clear()``."""
+        for internal, what, prefix in (
+            (internals.clear_autograd_cache, "AOT graphs", internals.key_prefix()),
+            (internals.clear_fx_cache, "FX graphs", internals.FX_PREFIX),
+        ):
+            patches.replace(internal, functools.partial(self._clearer, what, prefix))
+
+    def _clearer(self, what: str, prefix: str, original: Callable[[], None]) -> Callable[[], None]:
+        def clear() -> None:
+            original()
+            try:
+                count = self._engine.clear_local(prefix)
+            except Exception:
+                if self._engine.settings.strict:
+                    raise
+                logger_of("storage").warning(
+                    "%s were not removed from the local tier", what, exc_info=True
+                )
+                return
+            logger_of("storage").info(
+                "%d %s removed from the local tier; a remote keeps them: Cache.clear() "
+                "removes them there, and recache=True compiles again",
+                count,
+                what,
+            )
+
+        return clear
 
 
 _mutex = threading.Lock()
 _environment_mutex = threading.Lock()  # taken before the other one
 _session: Session | None = None
-_abstention: Abstention | None = None  # instead
+_disabled: DisabledSession | None = None  # instead
 _tried_environment = False
 registry = Registry()
 
@@ -221,19 +301,19 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
     Returns:
         The cache. Where this torch is not supported, one that does nothing (``mode="off"``); one
         warning says so, and :func:`active` has none. With ``trust="require"`` torch's own caches
-        are off then too, as nobody signs what is in them.
+        are off then too, as their content is not signed.
 
     Raises:
         ConfigError: the URL or a setting cannot be used.
     """
-    global _session, _abstention
+    global _session, _disabled
     _autoload.cancel()
     with _mutex:
         _close()
         if not internals.is_supported():
             inert: Options = {**options, "mode": "off"}
-            _abstention = Abstention(Engine.open(url, **inert))
-            return _abstention.cache
+            _disabled = DisabledSession(Engine.open(url, **inert))
+            return _disabled.cache
         engine = Engine.open(url, **options)
         try:
             _session = Session(engine)
@@ -243,13 +323,13 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         cache = _session.cache
         announce(cache)
         if engine.settings.summary or engine.settings.metrics_file:
-            atexit.unregister(_sum_up)  # once, however often this is called
-            atexit.register(_sum_up)
+            atexit.unregister(_print_summary)  # once, however often this is called
+            atexit.register(_print_summary)
         return cache
 
 
 def enable_by_environment() -> None:
-    """:func:`enable` as the environment has it, if nobody has done so; tried once.
+    """:func:`enable` as the environment has it, unless that was done; tried once.
 
     For those who cannot catch what it raises: one warning, and no cache.
 
@@ -319,16 +399,16 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
 
 
 def _close() -> None:
-    global _session, _abstention
+    global _session, _disabled
     session, _session = _session, None
     if session is not None:
         session.close()
-    abstention, _abstention = _abstention, None
-    if abstention is not None:
-        abstention.close()
+    disabled, _disabled = _disabled, None
+    if disabled is not None:
+        disabled.close()
 
 
-def _sum_up() -> None:
+def _print_summary() -> None:
     """Say what the cache that was enabled last came to. At exit: the uploads are over."""
     cache = latest()
     if cache is None:
@@ -341,15 +421,15 @@ def _sum_up() -> None:
                 said = {"rank": rank, "pid": os.getpid(), **stats.in_numbers()}
                 sys.stderr.write(f"{json.dumps(said)}\n")
             else:
-                whose = "" if rank is None else f"rank {rank}: "
-                sys.stderr.write(f"s3cache: {whose}{stats.in_words()}\n")
+                prefix = "" if rank is None else f"rank {rank}: "
+                sys.stderr.write(f"s3cache: {prefix}{stats.in_words()}\n")
     if settings.metrics_file:
         metrics.leave_textfile(settings.metrics_file, cache.stats)
 
 
 def _after_fork_in_child() -> None:
     global _mutex, _environment_mutex
-    # Whoever held them is not in the child.
+    # The thread that held them is not in the child.
     _mutex, _environment_mutex = threading.Lock(), threading.Lock()
 
 

@@ -13,8 +13,9 @@ from s3cache.torch_api._declare import (
     declarations,
     installed_release,
     installed_version,
+    require,
 )
-from s3cache.torch_api._survey import Row, survey
+from s3cache.torch_api._survey import Row, check_names, survey
 
 __all__ = [
     "Declaration",
@@ -22,9 +23,11 @@ __all__ = [
     "Internal",
     "Row",
     "bind_declarations",
+    "check_names",
     "declarations",
     "installed_release",
     "installed_version",
     "internals",
+    "require",
     "survey",
 ]

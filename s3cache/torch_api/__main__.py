@@ -17,7 +17,8 @@ def main() -> int:
     for row in rows:
         sys.stdout.write(f"{_verdict(row):10} {row.releases:{width}}  {row.name}\n")
     wrong = sum(row.expected != row.present for row in rows)
-    supported = "supported" if internals.is_supported() else "not supported"
+    known = "untested" if internals.is_untested() else "supported"
+    supported = known if internals.is_supported() else "not supported"
     sys.stdout.write(
         f"torch {installed_version()}, {supported}: {len(rows)} names, {wrong} not as declared\n"
     )

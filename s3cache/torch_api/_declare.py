@@ -1,7 +1,7 @@
 """Names of torch's internals, declared: where each is, in which releases, and of what type.
 
 A declaration is bound to the installed torch when it is first used, or when
-:func:`bind_declarations` is called; nothing here imports torch before. What it gives is read anew
+:func:`bind_declarations` is called; nothing here imports torch before. What it gives is read
 each time: if somebody replaces the name in torch, that is seen.
 """
 
@@ -31,6 +31,7 @@ __all__ = [
     "installed_release",
     "installed_version",
     "located",
+    "require",
 ]
 
 T = TypeVar("T")
@@ -86,6 +87,8 @@ class Declaration:
         place: ``"module:path"``, or a module.
         since, until: the first and the last release that has it; ``None`` for no end.
         instead: what takes its place in the others.
+        feature: the only thing that needs it, and that is off without it. A name without a feature
+            is required: there is no cache without it.
     """
 
     def __init__(
@@ -95,11 +98,13 @@ class Declaration:
         since: Release | None = None,
         until: Release | None = None,
         instead: str = "",
+        feature: str = "",
     ) -> None:
         self.place = place
         self.since = since
         self.until = until
         self.instead = instead
+        self.feature = feature
         _declarations.append(self)
 
     @property
@@ -141,10 +146,25 @@ def bind_declarations() -> None:
     """Bind all declarations: what a torch lacks shows now, and not during a compile.
 
     Raises:
-        UnsupportedTorchError: the installed torch lacks something that it is expected to have.
+        UnsupportedTorchError: the installed torch lacks a required name that it should have.
     """
     for declaration in _declarations:
-        declaration.bind()
+        try:
+            declaration.bind()
+        except UnsupportedTorchError:
+            if not declaration.feature:
+                raise
+
+
+def require(feature: str) -> None:
+    """Bind the names that a feature needs.
+
+    Raises:
+        UnsupportedTorchError: the installed torch lacks one of them.
+    """
+    for declaration in _declarations:
+        if declaration.feature == feature:
+            declaration.bind()
 
 
 class Internal(Declaration, Generic[T]):
@@ -168,12 +188,13 @@ class Internal(Declaration, Generic[T]):
         since: Release | None = None,
         until: Release | None = None,
         instead: str = "",
+        feature: str = "",
         moved: Mapping[Release, str] | None = None,
     ) -> None:
         for release, other in sorted((moved or {}).items()):
             if installed_release() >= release:
                 place = other
-        super().__init__(place, since=since, until=until, instead=instead)
+        super().__init__(place, since=since, until=until, instead=instead, feature=feature)
         self.get, self.find = self._bind_and_get, self._bind_and_find
 
     def owner(self) -> tuple[object, str]:
@@ -191,6 +212,7 @@ class Internal(Declaration, Generic[T]):
 
     def bind(self) -> None:
         """See :meth:`Declaration.bind`. From then on to get it is one ``getattr``."""
+        self.get, self.find = self._bind_and_get, self._bind_and_find
         if self.expected:
             self.get = self.find = functools.partial(getattr, *self.owner())
         else:
@@ -220,9 +242,14 @@ class Fields(Declaration):
     """
 
     def __init__(
-        self, place: str, names: str, *, added: Mapping[str, Release] | None = None
+        self,
+        place: str,
+        names: str,
+        *,
+        added: Mapping[str, Release] | None = None,
+        feature: str = "",
     ) -> None:
-        super().__init__(place)
+        super().__init__(place, feature=feature)
         self.names = tuple(names.split())
         self.added = dict(added or {})
 
@@ -240,9 +267,14 @@ class Shape(Fields):
     """A class or module of torch that is used as a protocol says, and in no other way."""
 
     def __init__(
-        self, place: str, protocol: type, *, added: Mapping[str, Release] | None = None
+        self,
+        place: str,
+        protocol: type,
+        *,
+        added: Mapping[str, Release] | None = None,
+        feature: str = "",
     ) -> None:
-        super().__init__(place, " ".join(_members(protocol)), added=added)
+        super().__init__(place, " ".join(_members(protocol)), added=added, feature=feature)
 
 
 def _members(protocol: type) -> list[str]:
@@ -293,8 +325,9 @@ class Words(Declaration):
         since: Release | None = None,
         until: Release | None = None,
         instead: str = "",
+        feature: str = "",
     ) -> None:
-        super().__init__(place, since=since, until=until, instead=instead)
+        super().__init__(place, since=since, until=until, instead=instead, feature=feature)
         self.words = tuple(words.split())
 
     def __iter__(self) -> Iterator[str]:

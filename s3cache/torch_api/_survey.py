@@ -16,10 +16,11 @@ from s3cache.torch_api._declare import (
     Words,
     declarations,
     installed_release,
+    installed_version,
     located,
 )
 
-__all__ = ["Row", "survey"]
+__all__ = ["Row", "check_names", "survey"]
 
 _ABSENT = object()
 
@@ -34,6 +35,7 @@ class Row:
         expected: whether the installed one is among them.
         present: whether the installed one has it.
         instead: what takes its place where it is not expected.
+        feature: what needs it, if the rest of s3cache does not.
     """
 
     name: str
@@ -41,11 +43,28 @@ class Row:
     expected: bool
     present: bool
     instead: str = ""
+    feature: str = ""
+
+
+def check_names() -> None:
+    """Check every name that the cache requires, also those that objects and functions have.
+
+    Raises:
+        UnsupportedTorchError: the installed torch lacks one of them.
+    """
+    lacking = [row for row in survey() if row.expected and not row.present and not row.feature]
+    if lacking:
+        names = ", ".join(row.name for row in lacking)
+        raise UnsupportedTorchError(f"torch {installed_version()} lacks {names}")
 
 
 def survey() -> list[Row]:
-    """A row for every name that was declared. Imports torch's compiler."""
-    return [row for declaration in declarations() for row in _rows(declaration)]
+    """Return a row for every name that was declared. Imports torch's compiler."""
+    return [
+        dataclasses.replace(row, feature=declaration.feature)
+        for declaration in declarations()
+        for row in _rows(declaration)
+    ]
 
 
 def _rows(declaration: Declaration) -> Iterator[Row]:

@@ -116,24 +116,45 @@ TORCH = "torch"
 
 logger = logger_of()
 
+# Features that fail alone: what they need of torch is declared with their names.
+
+#: Remove local entries when torch clears its caches.
+CLEARING = "removing local entries when torch clears its caches"
+#: Evaluate guards on sizes as a compile would, without the branches of Python's ``min``.
+GUARD_EXPRESSIONS = "evaluating guards on sizes without adding guards"
+KEY_LOGS = "showing key components in torch's logs"
+PROFILES = "sharing which sizes change (shape_profile)"
+WATCHING = "watching a program for s3cache check and warm"
+TORCH_KEY = "remembering torch's hash of its own source"
+TRACES = "showing lookups in torch's traces"
+#: These have a fallback of their own where they are used.
+BACKEND = 'backend="s3cache"'
+COMPILER_NAME = "naming the C++ compiler in entries"
+LOCKDOWN = "private directories for torch's own caches"
+RANKS = "hits where ranks must agree"
+
 _warned = False
 
 
 def is_supported() -> bool:
-    """Whether the installed torch is one that this was tried with; if not, one warning says so."""
+    """Return whether the installed torch is new enough; if not, one warning says so."""
     global _warned
-    if OLDEST <= installed_release() <= NEWEST:
+    if installed_release() >= OLDEST:
         return True
     if not _warned:
         logger.warning(
-            "torch %s is not supported (%d.%d to %d.%d are); it compiles without a cache %s",
+            "torch %s is not supported (%d.%d and later are); it compiles without a cache %s",
             installed_version(),
             *OLDEST,
-            *NEWEST,
             pointer("UnsupportedTorchError"),
         )
         _warned = True
     return False
+
+
+def is_untested() -> bool:
+    """Return whether the installed torch is newer than any release that was tried."""
+    return installed_release() > NEWEST
 
 
 @functools.cache
@@ -208,8 +229,10 @@ same: Internal[Callable[[object], object]] = Internal(f"{_CODE}:_ident")
 tensor_metadata: Internal[Callable[[Tensor], object]] = Internal(
     f"{_CODE}:extract_tensor_metadata_for_cache_key"
 )
-torch_key: Internal[Callable[[], bytes]] = Internal(f"{_CODE}:torch_key")
-_set_torch_key: Internal[Callable[[bytes], None]] = Internal(f"{_CODE}:torch_key.set")
+torch_key: Internal[Callable[[], bytes]] = Internal(f"{_CODE}:torch_key", feature=TORCH_KEY)
+_set_torch_key: Internal[Callable[[bytes], None]] = Internal(
+    f"{_CODE}:torch_key.set", feature=TORCH_KEY
+)
 Shape(_DETAILS, KeyDetails)
 Shape(_PICKLER, KeyPickler, added={"reducer_override": (2, 12)})
 Shape(f"{_AOT}.schemas:AOTConfig", AOTConfig)
@@ -245,8 +268,12 @@ WRAPPED, WRAPPED_HASH = Words(f"{_CACHE}:check_node_safe", "is_wrapped user_cach
 
 
 #: What empties torch's directory of entries; its remote caches stay as they are.
-clear_autograd_cache: Internal[Callable[[], None]] = Internal(f"{_CACHE}:AOTAutogradCache.clear")
-clear_fx_cache: Internal[Callable[[], None]] = Internal(f"{_CODE}:FxGraphCache.clear")
+clear_autograd_cache: Internal[Callable[[], None]] = Internal(
+    f"{_CACHE}:AOTAutogradCache.clear", feature=CLEARING
+)
+clear_fx_cache: Internal[Callable[[], None]] = Internal(
+    f"{_CODE}:FxGraphCache.clear", feature=CLEARING
+)
 
 
 def key_prefix() -> str:
@@ -387,7 +414,8 @@ iterate_over_candidates: Internal[Function[Iterator[tuple[object, bytes, bool]]]
 )
 evaluate_guards: Internal[Function[bool]] = Internal(f"{_ENTRIES}.evaluate_guards")
 evaluate_guards_expression: Internal[Function[bool]] = Internal(
-    "torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_guards_expression"
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_guards_expression",
+    feature=GUARD_EXPRESSIONS,
 )
 save: Internal[Function[None]] = Internal(f"{_ENTRIES}.save")
 write_to_local_cache: Internal[Callable[[str, bytes], None]] = Internal(
@@ -403,7 +431,7 @@ wrap_post_compile: Internal[Function[object]] = Internal(
 )
 miss_error: Internal[type[Exception]] = Internal(f"{_CACHE}:FXGraphCacheMiss")
 should_use_local_cache: Internal[Callable[[], bool]] = Internal(
-    "torch._functorch.aot_autograd:should_use_local_autograd_cache"
+    "torch._functorch.aot_autograd:should_use_local_autograd_cache", feature=WATCHING
 )
 #: What torch says of its option, and what is asked where graphs are looked up.
 uses_remote_cache: Internal[Callable[[], bool]] = Internal(
@@ -521,7 +549,7 @@ _fx_get_key: Internal[Callable[[KeyPickler, object], str]] = Internal(
 )
 _fx_get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_FX_PICKLER}.get_hash")
 fx_debug_lines: Internal[Callable[[KeyPickler, object], list[str]]] = Internal(
-    f"{_FX_PICKLER}.debug_lines"
+    f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS
 )
 fx_pickler: Internal[Callable[[GraphModule], KeyPickler]] = Internal(_FX_PICKLER)
 Shape(_FX_PICKLER, KeyPickler, added={"reducer_override": (2, 13)})
@@ -722,10 +750,12 @@ cache_dir: Internal[Callable[[], str]] = Internal(
     "torch._inductor.runtime.cache_dir_utils:cache_dir"
 )
 #: Has it forget what it has loaded from there, and where that was.
-clear_caches: Internal[Callable[[], None]] = Internal("torch._inductor.utils:clear_caches")
+clear_caches: Internal[Callable[[], None]] = Internal(
+    "torch._inductor.utils:clear_caches", feature=LOCKDOWN
+)
 #: What ``torch.compiler.load_cache_artifacts`` does with what it has read.
 populate_caches: Internal[Function[object]] = Internal(
-    "torch.compiler._cache:CacheArtifactManager.populate_caches"
+    "torch.compiler._cache:CacheArtifactManager.populate_caches", feature=LOCKDOWN
 )
 #: Whether it has no caches at all, of whatever kind.
 force_disable_caches: Internal[bool] = Internal("torch.compiler.config:force_disable_caches")
@@ -1073,9 +1103,9 @@ _reorders_overlap: Internal[bool] = Internal(
 )
 _traces_together: Internal[bool] = Internal("torch._dynamo.config:enable_compiler_collectives")
 default_store: Internal[Callable[[], SharedStore]] = Internal(
-    "torch.distributed.distributed_c10d:_get_default_store"
+    "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
 )
-Shape("torch._C._distributed_c10d:Store", SharedStore)
+Shape("torch._C._distributed_c10d:Store", SharedStore, feature=RANKS)
 
 
 def ranks_must_agree() -> bool:
@@ -1665,9 +1695,9 @@ compile_fx_inner: Internal[Function[CompiledGraph]] = Internal(
     "torch._inductor.compile_fx:_compile_fx_inner"
 )
 _event_log: Internal[Callable[[], EventLog]] = Internal(
-    "torch._dynamo.utils:get_chromium_event_logger"
+    "torch._dynamo.utils:get_chromium_event_logger", feature=TRACES
 )
-Shape("torch._dynamo.utils:ChromiumEventLogger", EventLog)
+Shape("torch._dynamo.utils:ChromiumEventLogger", EventLog, feature=TRACES)
 
 
 def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], None] | None:
@@ -1688,13 +1718,22 @@ def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], No
     return end
 
 
-_trace_log: Internal[Logger] = Internal("torch._logging._internal:trace_log")
-_trace: Internal[Function[None]] = Internal("torch._logging:trace_structured")
+_trace_log: Internal[Logger] = Internal("torch._logging._internal:trace_log", feature=TRACES)
+_trace: Internal[Function[None]] = Internal("torch._logging:trace_structured", feature=TRACES)
+
+_profiler_runs: Internal[bool] = Internal(
+    "torch.autograd.profiler:_is_profiler_enabled", feature=TRACES
+)
 
 
 def writes_trace() -> bool:
     """Whether torch writes the log that ``TORCH_TRACE`` asks for. Imports nothing."""
     return TORCH in sys.modules and bool(_trace_log.get().handlers)
+
+
+def is_traced() -> bool:
+    """Return whether torch shows events to somebody: in that log, or in a profiler's."""
+    return writes_trace() or bool(_profiler_runs.get())
 
 
 def trace_event(event: dict[str, object], *, lane: int) -> None:
@@ -1817,12 +1856,14 @@ _loaded_kernels: Internal[set[str]] = Internal(
     since=(2, 12),
     instead="kernels are not in sys.modules",
 )
-cpp_compiler: Internal[Callable[[], str]] = Internal("torch._inductor.cpp_builder:get_cpp_compiler")
+cpp_compiler: Internal[Callable[[], str]] = Internal(
+    "torch._inductor.cpp_builder:get_cpp_compiler", feature=COMPILER_NAME
+)
 compiler_version: Internal[Callable[[str], str]] = Internal(
-    "torch._inductor.cpp_builder:get_compiler_version_info"
+    "torch._inductor.cpp_builder:get_compiler_version_info", feature=COMPILER_NAME
 )
 inductor_backend: Internal[Function[Function[Function[object]]]] = Internal(
-    "torch:_TorchCompileInductorWrapper"
+    "torch:_TorchCompileInductorWrapper", feature=BACKEND
 )
 Shape("torch._inductor.output_code:CompiledFxGraph", CompiledGraph)
 Shape(f"{_CODE}:CppCodeCache", CppLibraries)
@@ -1843,18 +1884,22 @@ def loaded_kernels() -> set[str]:
 # -- Dynamo
 
 graph_break_reasons: Internal[list[CompileReason]] = Internal(
-    "torch._dynamo.utils:graph_break_reasons"
+    "torch._dynamo.utils:graph_break_reasons", feature=WATCHING
 )
 #: Entered for as long as Dynamo, or a backward that was left for later, compiles.
 while_compiling: Internal[Function[AbstractContextManager[None]]] = Internal(
-    "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks"
+    "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks", feature=WATCHING
 )
-optimized_module: Internal[type] = Internal("torch._dynamo.eval_frame:OptimizedModule")
-Shape("torch._dynamo.output_graph:GraphCompileReason", CompileReason)
-(ORIGINAL_CALLABLE,) = Words("torch._dynamo.eval_frame:innermost_fn", "_torchdynamo_orig_callable")
+optimized_module: Internal[type] = Internal(
+    "torch._dynamo.eval_frame:OptimizedModule", feature=WATCHING
+)
+Shape("torch._dynamo.output_graph:GraphCompileReason", CompileReason, feature=WATCHING)
+(ORIGINAL_CALLABLE,) = Words(
+    "torch._dynamo.eval_frame:innermost_fn", "_torchdynamo_orig_callable", feature=WATCHING
+)
 
 
-def told_break(reason: CompileReason) -> dict[str, str]:
+def describe_break(reason: CompileReason) -> dict[str, str]:
     """Why Dynamo ended a graph, in one line, and where in the user's program."""
     stack = reason.user_stack
     where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "an unknown place"
@@ -1866,18 +1911,20 @@ def told_break(reason: CompileReason) -> dict[str, str]:
 _PGO = "torch._dynamo.pgo"
 
 #: Where profiles are fetched from, and put to, if torch is to share them; or ``None``.
-remote_profiles: Internal[Function[object]] = Internal(f"{_PGO}:get_remote_cache")
+remote_profiles: Internal[Function[object]] = Internal(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
 update_automatic_dynamic: Internal[Function[ShapeState]] = Internal(
-    f"{_PGO}:update_automatic_dynamic"
+    f"{_PGO}:update_automatic_dynamic", feature=PROFILES
 )
 put_code_state: Internal[Callable[[], None]] = Internal(
-    "torch._dynamo.convert_frame:put_code_state"
+    "torch._dynamo.convert_frame:put_code_state", feature=PROFILES
 )
-automatic_dynamic_shapes: Internal[bool] = Internal("torch._dynamo.config:automatic_dynamic_shapes")
-cache_key_tag: Internal[str] = Internal("torch.compiler.config:cache_key_tag")
-_changes: Internal[object] = Internal(f"{_PGO}:auto_dynamic")
-Shape(f"{_PGO}:FrameStateSizeEntry", ShapeState)
-Shape("torch._dynamo.symbolic_convert:InstructionTranslatorBase", Translator)
+automatic_dynamic_shapes: Internal[bool] = Internal(
+    "torch._dynamo.config:automatic_dynamic_shapes", feature=PROFILES
+)
+cache_key_tag: Internal[str] = Internal("torch.compiler.config:cache_key_tag", feature=PROFILES)
+_changes: Internal[object] = Internal(f"{_PGO}:auto_dynamic", feature=PROFILES)
+Shape(f"{_PGO}:FrameStateSizeEntry", ShapeState, feature=PROFILES)
+Shape("torch._dynamo.symbolic_convert:InstructionTranslatorBase", Translator, feature=PROFILES)
 
 
 def changing(state: ShapeState) -> tuple[tuple[bool, ...] | None, tuple[bool, ...] | None]:

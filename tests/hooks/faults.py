@@ -1,4 +1,4 @@
-"""A job: mistakes in each seam, while programs compile."""
+"""A job: mistakes in each hook, while programs compile."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _broken(owner: Any, name: str) -> Iterator[None]:
         setattr(owner, name, old)
 
 
-def _seams() -> dict[str, tuple[Any, str]]:
-    """What to break in each seam."""
+def _hooks() -> dict[str, tuple[Any, str]]:
+    """What to break in each hook."""
     from s3cache.artifact import Artifact
     from s3cache.cache import Engine
-    from s3cache.hooks import _bundling, _conditions, _keys, _saves
+    from s3cache.hooks import _aot_graphs, _conditions, _keys, _state
 
     return {
         "key": (_keys, "unsafe_parts"),
@@ -42,15 +42,15 @@ def _seams() -> dict[str, tuple[Any, str]]:
         "candidate": (Artifact, "entry_of"),
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),
-        "describe": (_saves, "describe"),
+        "describe": (_aot_graphs, "describe"),
         "begin": (_conditions.Compile, "begun"),
-        "note half": (_bundling, "sees_places"),
-        "note": (_saves, "note_conditions"),
+        "note half": (_state, "sees_places"),
+        "note": (_aot_graphs, "note_conditions"),
     }
 
 
 def _faults(url: str, strict: bool) -> dict[str, Any]:
-    """For each seam: what a program sees of it, and the counts."""
+    """For each hook: what a program sees of it, and the counts."""
     import torch
 
     import s3cache
@@ -59,7 +59,7 @@ def _faults(url: str, strict: bool) -> dict[str, Any]:
     cache = s3cache.enable(url, strict=strict)
     counted = Counted(cache)
     found: dict[str, Any] = {}
-    for number, (name, (owner, attribute)) in enumerate(_seams().items()):
+    for number, (name, (owner, attribute)) in enumerate(_hooks().items()):
         size = 4 + number
         if name in ("lookup", "candidate", "rebuild"):
             assert compiled(size, grad=True)  # so that there is a hit to break

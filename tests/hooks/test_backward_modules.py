@@ -9,8 +9,9 @@ import torch
 from torch._functorch._aot_autograd.aot_autograd_result import serialize_graph_module
 from torch.fx import Graph, GraphModule
 
-from s3cache.hooks._backward_modules import BackwardModules
+from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import CompileState
 
 aten = torch.ops.aten
 
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def _installed() -> Iterator[None]:
     patches = Patches()
-    BackwardModules().install(patches)
+    Backwards(CompileState(), lambda _: None).install(patches)
     yield
     patches.undo()
 

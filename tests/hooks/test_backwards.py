@@ -75,7 +75,7 @@ def test_options_of_compile_are_no_other_settings(site: Site) -> None:
 
 
 @dense
-@pytest.mark.parametrize("fault", ["settings_digest", "_tracing_anew"])
+@pytest.mark.parametrize("fault", ["settings_digest", "_new_trace"])
 def test_a_backward_that_cannot_be_lowered_anew_still_runs(site: Site, fault: str) -> None:
     site.machine("first").run("relying:backward", site.url)
     strict = site.machine("alone").run("relying:backward", "memory://alone", True)

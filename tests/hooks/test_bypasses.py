@@ -8,7 +8,7 @@ import pytest
 
 from s3cache.cache import Engine
 from s3cache.graph import Unsafe
-from s3cache.hooks._bypasses import Bypasses
+from s3cache.hooks._records import Bypasses
 from tests.support.density import dense
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 import s3cache
 import tests.support.compiler  # noqa: F401
 from s3cache import Cache, Hit, Settings, frame
-from s3cache.hooks._clearing import Clearing
 from s3cache.hooks._patching import Patches
+from s3cache.hooks._session import Clearing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,11 +14,11 @@ from s3cache.hooks._conditions import (
     Compile,
     UnrecordedError,
     add_guards,
+    attach_fx_info,
+    conditions_hold,
     conditions_of,
     described,
-    hold,
     note_conditions,
-    note_half,
 )
 from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
 from tests.hooks.conditions import NOTHING
@@ -75,7 +75,7 @@ def compiling() -> Any:
 def _note(
     half: object, *, sees_places: bool = False, late: bool = False, lowered: str | None = None
 ) -> None:
-    note_half(
+    attach_fx_info(
         cast("CompiledGraph", half), {"sees_places": sees_places, "late": late, "lowered": lowered}
     )
 
@@ -118,13 +118,13 @@ def test_an_entry_is_for_inputs_that_overlap_as_its_own_did(
     compiling: Compiling, some: list[int], others: list[int], holds: bool
 ) -> None:
     conditions: Any = {**NOTHING, "guards": [("StorageOverlap", some, others)]}
-    assert hold(conditions, compiling.inputs) is holds
+    assert conditions_hold(conditions, compiling.inputs) is holds
 
 
 def test_an_entry_for_one_input_twice_is_for_nothing_else(compiling: Compiling) -> None:
     conditions: Any = {**NOTHING, "guards": [("DuplicateInputs", [0], [1])]}
-    assert not hold(conditions, compiling.inputs)
-    assert hold(conditions, [compiling.inputs[0]] * 2)
+    assert not conditions_hold(conditions, compiling.inputs)
+    assert conditions_hold(conditions, [compiling.inputs[0]] * 2)
 
 
 def test_places_are_noted_if_a_half_sees_them_and_must_be_equal(compiling: Compiling) -> None:
@@ -132,8 +132,8 @@ def test_places_are_noted_if_a_half_sees_them_and_must_be_equal(compiling: Compi
     _note(compiling.halves[0], sees_places=True)
     noted: Any = compiling.noted()
     assert noted["places"] == "0@0/48 1@2/48 2@8/48"
-    assert hold(noted, compiling.inputs)
-    assert not hold(noted, compiling.inputs[::-1])
+    assert conditions_hold(noted, compiling.inputs)
+    assert not conditions_hold(noted, compiling.inputs[::-1])
     other: Any = {**noted, "places": "0@1/48"}
     assert described(noted) != described(other)
 

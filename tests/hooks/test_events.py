@@ -14,7 +14,7 @@ import pytest
 import tests.support.compiler  # noqa: F401
 from s3cache import entries
 from s3cache._forks import call_in_child
-from s3cache.hooks._events import Events
+from s3cache.hooks._events import TraceEvents
 from s3cache.stats import Listener, Listeners, TransferEvent
 from s3cache.torch_api import internals
 from tests.support.waiting import LONG_S
@@ -59,8 +59,8 @@ def listeners() -> Listeners:
 
 
 @pytest.fixture
-def events(listeners: Listeners) -> Iterator[Events]:
-    opened = Events(listeners.add)
+def events(listeners: Listeners) -> Iterator[TraceEvents]:
+    opened = TraceEvents(listeners.add)
     yield opened
     opened.close()
 
@@ -79,7 +79,7 @@ def told(listeners: Listeners, *steps: TransferEvent) -> None:
 
 
 def test_a_transfer_is_written_by_who_comes_by_next(
-    trace: Trace, events: Events, listeners: Listeners
+    trace: Trace, events: TraceEvents, listeners: Listeners
 ) -> None:
     before = time.time()
     told(
@@ -100,7 +100,7 @@ def test_a_transfer_is_written_by_who_comes_by_next(
 
 
 def test_what_is_under_way_at_once_is_in_lanes_of_its_own_which_are_named(
-    trace: Trace, events: Events, listeners: Listeners
+    trace: Trace, events: TraceEvents, listeners: Listeners
 ) -> None:
     told(
         listeners,
@@ -121,7 +121,7 @@ def test_what_is_under_way_at_once_is_in_lanes_of_its_own_which_are_named(
 
 
 def test_the_last_ones_are_written_in_the_end(trace: Trace, listeners: Listeners) -> None:
-    events = Events(listeners.add)
+    events = TraceEvents(listeners.add)
     for number in range(3000):
         name = entries.first_name(f"k{number}")
         listeners.emit(TransferEvent("download", "started", name))
@@ -136,7 +136,7 @@ def test_the_last_ones_are_written_in_the_end(trace: Trace, listeners: Listeners
 
 
 def test_where_torch_writes_no_trace_nothing_is_kept(
-    trace: Trace, events: Events, listeners: Listeners
+    trace: Trace, events: TraceEvents, listeners: Listeners
 ) -> None:
     TRACE.handlers.clear()
     assert not internals.writes_trace()
@@ -149,7 +149,7 @@ def test_where_torch_writes_no_trace_nothing_is_kept(
 
 
 def test_a_trace_that_cannot_be_written_ends_nothing(
-    trace: Trace, events: Events, listeners: Listeners, monkeypatch: pytest.MonkeyPatch
+    trace: Trace, events: TraceEvents, listeners: Listeners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(record: Any) -> None:
         raise OSError("the disk is full")
@@ -180,7 +180,7 @@ def test_a_forked_child_shows_its_own_and_what_its_parent_noted_is_the_parents(
     trace: Trace,
 ) -> None:
     engines = Engines()
-    events = Events(engines.subscribe)
+    events = TraceEvents(engines.subscribe)
 
     def transferred(name: str) -> None:
         engines.listeners.emit(TransferEvent("upload", "started", name))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from s3cache.hooks._tree import listing_of, settled, state_of
+from s3cache.hooks._installation import listing_of, settled, state_of
 
 
 @pytest.fixture

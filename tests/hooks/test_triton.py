@@ -16,8 +16,10 @@ import pytest
 import tests.support.compiler  # noqa: F401
 from s3cache._problems import is_machines_trouble
 from s3cache.artifact import unpickled
+from s3cache.hooks._kernels import Kernels, check_triton_directory
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._triton import TritonSeam, check_triton_directory, portable
+from s3cache.hooks._portable import portable
+from s3cache.hooks._state import CompileState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,14 +50,16 @@ def bundled(files: dict[str, bytes], *static: Any) -> Any:
 
 
 def emit(bundle: Any = None, *, rebuilding: bool = True) -> None:
-    """What torch does with an entry that has a kernel, under the seam."""
+    """What torch does with an entry that has a kernel, under the hook."""
     from torch._inductor.triton_bundler import TritonBundler
 
     bundle = bundle or bundled({"kernel.cubin": b"verified"})
     patches = Patches()
-    TritonSeam(lambda: rebuilding).install(patches)
+    state = CompileState()
+    Kernels(state).install(patches)
     try:
-        TritonBundler.read_and_emit(bundle)
+        with state.changed(offered={} if rebuilding else None):
+            TritonBundler.read_and_emit(bundle)
     finally:
         patches.undo()
 
@@ -238,7 +242,7 @@ def test_every_kernel_of_an_autotuner_is_kept_where_another_kernel_was_chosen(ba
     digests = {name: name[0] * 64 for name in ("chosen", "only", "lost")}
     files = {name: triton_hash_to_path_key(digest) for name, digest in digests.items()}
     patches = Patches()
-    TritonSeam(lambda: False).install(patches)
+    Kernels(CompileState()).install(patches)
     try:
         TritonBundler.begin_compile()
         for file in files.values():

@@ -39,11 +39,11 @@ def lacking(url: str, place: str, content: str) -> dict[str, Any]:
 
 
 def unsupported(url: str, content: str) -> dict[str, Any]:
-    """The same, where this torch is newer than any that s3cache knows."""
+    """The same, where this torch is older than any that s3cache knows."""
     from s3cache.torch_api import internals
 
     _serve(content)
-    internals.NEWEST = internals.OLDEST
+    internals.OLDEST = (99, 0)
     return {**waving(url), "asked": len(_asked)}
 
 

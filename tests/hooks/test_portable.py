@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import frame
-from s3cache.hooks._sources import without_sources
+from s3cache.hooks._portable import without_sources
 from tests.hooks.telling import WORD
 from tests.support.density import dense
 
@@ -54,7 +54,7 @@ def test_lines_are_shared_where_that_is_asked_for(site: Site) -> None:
     site.machine("first", S3CACHE_SHARE_SOURCES="yes").run("telling:share", site.url, "some")
     said = _said(site)
     assert WORD.encode() in said
-    assert __file__.replace("test_sources", "telling").encode() in said
+    assert __file__.replace("test_portable", "telling").encode() in said
 
 
 TRACE = """  File "/home/me/train.py", line 7, in forward

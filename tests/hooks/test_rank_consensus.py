@@ -16,7 +16,7 @@ import torch._functorch.config as functorch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from s3cache.hooks._votes import Ballot
+from s3cache.hooks._rank_consensus import RankConsensus
 from s3cache.torch_api import internals
 from tests.support.density import dense
 
@@ -34,13 +34,15 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def vote(
-    store: SharedStore, ranks: Sequence[Callable[[Ballot], object]], timeout_s: float = 20
+    store: SharedStore, ranks: Sequence[Callable[[RankConsensus], object]], timeout_s: float = 20
 ) -> list[object]:
     """What each rank gets to know, all of them voting at once."""
     answers: list[object] = [None] * len(ranks)
 
     def run(index: int) -> None:
-        answers[index] = ranks[index](Ballot(store, "graph", len(ranks), timeout_s=timeout_s))
+        answers[index] = ranks[index](
+            RankConsensus(store, "graph", len(ranks), timeout_s=timeout_s)
+        )
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(ranks))]
     for thread in threads:
@@ -50,22 +52,22 @@ def vote(
     return answers
 
 
-def hits(ballot: Ballot) -> list[bool]:
+def hits(consensus: RankConsensus) -> list[bool]:
     """A rank that finds its entry and loads it, as far as it is let."""
-    answers = [ballot.all_hit()]
+    answers = [consensus.all_hit()]
     if answers[0]:
-        answers.append(ballot.all_hit())
-    ballot.close()
+        answers.append(consensus.all_hit())
+    consensus.close()
     return answers
 
 
-def misses(ballot: Ballot) -> None:
-    ballot.close()
+def misses(consensus: RankConsensus) -> None:
+    consensus.close()
 
 
-def cannot_load(ballot: Ballot) -> list[bool]:
-    answers = [ballot.all_hit()]
-    ballot.close()
+def cannot_load(consensus: RankConsensus) -> list[bool]:
+    answers = [consensus.all_hit()]
+    consensus.close()
     return answers
 
 
@@ -89,7 +91,7 @@ def test_one_that_never_comes_is_waited_for_in_bounded_time() -> None:
     started = time.monotonic()
     assert vote(store, [hits, lambda _: None], timeout_s=0.3) == [[False], None]
     assert 0.3 <= time.monotonic() - started < 60
-    assert not Ballot(store, "graph", 2).all_hit()
+    assert not RankConsensus(store, "graph", 2).all_hit()
 
 
 def test_one_that_takes_no_part_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,7 +111,7 @@ def test_one_that_takes_no_part_is_waited_for_once(caplog: pytest.LogCaptureFixt
 
     shared: Any = Waiting()
     for graph in range(20):
-        assert not Ballot(shared, f"graph {graph}", 2, timeout_s=0.2).all_hit()
+        assert not RankConsensus(shared, f"graph {graph}", 2, timeout_s=0.2).all_hit()
     graphs = Counter(waited)
     assert len(graphs) == 20
     assert max(graphs, key=lambda place: graphs[place]).startswith("graph 0/")
@@ -128,9 +130,9 @@ def test_whoever_is_late_all_come_to_the_same() -> None:
         store = HashStore()
         pauses = [delays.uniform(0, 0.06) for _ in range(3)]
 
-        def late(ballot: Ballot, pauses: list[float] = pauses) -> bool:
+        def late(consensus: RankConsensus, pauses: list[float] = pauses) -> bool:
             time.sleep(pauses.pop())
-            return ballot.all_hit()
+            return consensus.all_hit()
 
         answers = vote(store, [late] * 3, timeout_s=0.03)
         assert len(set(answers)) == 1, (seed, answers)
@@ -146,10 +148,10 @@ def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
         check = compare_set = add
 
     broken: Any = Broken()
-    assert not Ballot(broken, "graph", 2).all_hit()
-    Ballot(broken, "graph", 2).close()
+    assert not RankConsensus(broken, "graph", 2).all_hit()
+    RankConsensus(broken, "graph", 2).close()
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert not Ballot(None, "graph", 2).all_hit()
+    assert not RankConsensus(None, "graph", 2).all_hit()
 
 
 # -- jobs

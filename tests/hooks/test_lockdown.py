@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tests.support.compiler  # noqa: F401
+from s3cache.hooks._kernels import Kernels
+from s3cache.hooks._lockdown import TorchCacheLockdown, disable_torch_caches, own_directory
 from s3cache.hooks._patching import Patches
-from s3cache.hooks._triton import TritonSeam
-from s3cache.hooks._ways_around import WaysAround, own_directory, without_caches
+from s3cache.hooks._state import CompileState
 from s3cache.store import private_directory
 from s3cache.torch_api import internals
 from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, common, needs_users
@@ -39,7 +40,7 @@ def installed(torchs: Path) -> Iterator[Callable[[str], Patches]]:
 
     def install(policy: str) -> Patches:
         made.append(Patches())
-        WaysAround(policy).install(made[-1])
+        TorchCacheLockdown(policy).install(made[-1])
         return made[-1]
 
     yield install
@@ -58,9 +59,11 @@ def emitted() -> bytes:
 
     files = [TritonKernelArtifact("kernel.cubin", b"signed")]
     patches = Patches()
-    TritonSeam(lambda: True).install(patches)
+    state = CompileState()
+    Kernels(state).install(patches)
     try:
-        TritonBundler.read_and_emit(TritonBundle([TritonKernelArtifacts("HASH", 0, files)], []))
+        with state.changed(offered={}):
+            TritonBundler.read_and_emit(TritonBundle([TritonKernelArtifacts("HASH", 0, files)], []))
     finally:
         patches.undo()
     base = internals.triton_directory.get()(0)
@@ -182,7 +185,7 @@ def test_no_other_user_can_exchange_what_torch_is_given(
 
     def use() -> None:
         patches = Patches()
-        WaysAround("policy").install(patches)
+        TorchCacheLockdown("policy").install(patches)
         given = internals.triton_directory.get()(0) if triton else internals.cache_dir.get()()
         os.makedirs(given, exist_ok=True)
         for name in ("code", "given"):
@@ -271,7 +274,7 @@ def test_a_torch_that_cannot_be_got_behind_has_no_caches_and_a_directory_for_now
     monkeypatch.delenv("TRITON_CACHE_DIR")
     left(torchs / "inductor" / "triton" / "0")
     patches = Patches()
-    without_caches(patches)
+    disable_torch_caches(patches)
     made = [os.environ[variable] for variable in internals.DIRECTORIES]
     assert internals.force_disable_caches.get() is True
     assert os.environ[internals.NO_CACHES] == "1"  # processes that are started have none either

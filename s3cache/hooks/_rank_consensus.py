@@ -1,9 +1,9 @@
 """Ranks of a job decide together where compiling itself makes them wait for each other.
 
 Some options of torch have ranks exchange data while they compile (``internals.ranks_must_agree``).
-A rank that hits does not take part in that, and one that misses waits for it in vain: so there a
-hit is only used if all ranks hit. Each rank says what it has in the store of the default process
-group, which needs no collective: a rank that never comes does not stop the others.
+A rank that hits does not take part in that, and one that misses would wait for it for ever. So a
+hit is only used there if all ranks hit. Each rank says what it has in the store of the default
+process group, which needs no collective: a rank that never comes does not stop the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import SharedStore
 
-__all__ = ["Ballot", "ballot_on"]
+__all__ = ["RankConsensus", "consensus_for"]
 
 logger = logger_of("ranks")
 
@@ -42,11 +42,11 @@ _ROUNDS = ("found", "loaded")
 _mutex = threading.Lock()
 # Never forgotten, for the store outlives a session, and a process group.
 _occurrences: Counter[str] = Counter()
-# Stores in which a vote ran out of time: some rank takes no part. Others wait for it once.
-_silent: weakref.WeakSet[SharedStore] = weakref.WeakSet()
+# Stores in which ranks ran out of time: some rank takes no part. Others wait for it once.
+_timed_out: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
 
-class Ballot:
+class RankConsensus:
     """What all ranks say of one graph.
 
     The outcome is the same on all ranks, whichever of them is late, and each rank knows it in
@@ -69,7 +69,7 @@ class Ballot:
         self._rounds = [] if store is None else list(_ROUNDS)
 
     def all_hit(self) -> bool:
-        """This rank hits, so far: do all others? To be asked twice, see above.
+        """Say that this rank hits so far; return whether all others do. To be called twice.
 
         After a "no" there is nothing more to say.
         """
@@ -95,7 +95,7 @@ class Ballot:
             try:
                 self._store.compare_set(place, "", _MISS)
             except Exception:
-                logger.warning("a miss could not be told to other ranks", exc_info=True)
+                logger.warning("other ranks do not learn of a miss", exc_info=True)
 
     def _outcome(self, place: str) -> str:
         assert self._store is not None
@@ -103,24 +103,24 @@ class Ballot:
         if self._store.add(f"{place}/hits", 1) == self._ranks:
             proposed = _HIT
         else:
-            timeout_s = 0.0 if self._store in _silent else self._timeout_s
+            timeout_s = 0.0 if self._store in _timed_out else self._timeout_s
             deadline, pause_s = time.monotonic() + timeout_s, _POLL_S[0]
             while not (is_decided := self._store.check([place])) and time.monotonic() < deadline:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _POLL_S[1])
             if not is_decided and timeout_s:
-                _silent.add(self._store)
+                _timed_out.add(self._store)
                 logger.warning(
                     "not all %d ranks have looked a graph up within %.0f s: hits that they have to "
                     "agree on are misses from now on %s",
                     self._ranks, timeout_s, pointer("ranks"),
                 )  # fmt: skip
-        # Sets it where nobody has; gives what there is.
+        # Sets it where no rank has; returns what there is.
         return self._store.compare_set(place, "", proposed).decode()
 
 
-def ballot_on(gm: GraphModule, inputs: Sequence[object]) -> Ballot:
-    """A ballot on the graph that is looked up now, where ranks have to agree."""
+def consensus_for(gm: GraphModule, inputs: Sequence[object]) -> RankConsensus:
+    """Return the consensus on the graph that is looked up now, where ranks have to agree."""
     import torch.distributed as dist
 
     try:
@@ -129,10 +129,10 @@ def ballot_on(gm: GraphModule, inputs: Sequence[object]) -> Ballot:
         with _mutex:
             _occurrences[graph] += 1
             name = f"s3cache/{graph}/{_occurrences[graph]}"
-        return Ballot(internals.default_store.get()(), name, dist.get_world_size())
+        return RankConsensus(internals.default_store.get()(), name, dist.get_world_size())
     except Exception:
         logger.warning("ranks cannot decide together: a miss %s", pointer("ranks"), exc_info=True)
-        return Ballot(None, "", 0)
+        return RankConsensus(None, "", 0)
 
 
 def _lines(gm: GraphModule, inputs: Sequence[object]) -> list[str]:

@@ -1,11 +1,12 @@
-"""The seams at what torch keeps by itself, for where only what is signed may be used.
+"""Lock torch's own caches down, for where only what is signed may be used.
 
-Nobody signs what torch writes: the code of graphs, which it runs if there is a file under its name,
-libraries, kernels of Triton, profiles and graphs that it unpickles. In its directory these may be
-from an entry that was used when nobody asked for signatures, or from whoever could write there. So
-torch gets a directory of its own for as long as the policy is what it is; what is compiled there is
-found there again. Its remote profiles, and artifacts that programs load into its caches, are left
-alone. Where that is not possible, because this torch has other internals, it has no caches at all.
+What torch writes is not signed: the code of graphs, which it runs if there is a file under its
+name, libraries, kernels of Triton, profiles and graphs that it unpickles. In its directory these
+may be from an entry that was used before signatures were required, or from anybody who could write
+there. So torch gets a directory of its own for as long as the policy is what it is; what is
+compiled there is found there again. Its remote profiles, and artifacts that programs load into its
+caches, are left alone. Where that is not possible, because this torch has other internals, it has
+no caches at all.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function
 
-__all__ = ["WaysAround", "own_directory", "without_caches"]
+__all__ = ["TorchCacheLockdown", "disable_torch_caches", "own_directory"]
 
 logger = logger_of("trust")
 
 
-class WaysAround:
-    """Keeps torch from what was not signed.
+class TorchCacheLockdown:
+    """Keeps torch from using what was not signed.
 
     Args:
         policy: what tells the policy from every other.
@@ -66,8 +67,8 @@ class WaysAround:
     def _populator(self, original: Function[object]) -> Function[object]:
         def populate_caches(artifacts: object) -> object:
             logger.warning(
-                "trust is 'require', and nobody signs artifacts of "
-                "torch.compiler.load_cache_artifacts: none is loaded"
+                "trust is 'require', and artifacts of "
+                "torch.compiler.load_cache_artifacts are not signed: none is loaded"
             )
             return original({})
 
@@ -80,8 +81,8 @@ class WaysAround:
         return get_remote_cache
 
 
-def without_caches(patches: Patches) -> None:
-    """For a torch that :class:`WaysAround`, or the seams, cannot get behind: it keeps nothing.
+def disable_torch_caches(patches: Patches) -> None:
+    """Turn all of torch's caches off: for a torch that has other internals than we know.
 
     What it writes on its way goes to a directory that is removed in the end. Nothing but a public
     option and the environment are relied on; processes that this one starts inherit the latter.
@@ -110,7 +111,7 @@ def _put_back(variable: str, before: str | None, forget: Callable[[], None]) -> 
 
 
 def own_directory(path: str) -> tuple[str, Callable[[], None]]:
-    """A directory that nobody else can write to, nor exchange; and what to call in the end.
+    """Return a directory that no other user can write to or exchange, and what to call at the end.
 
     It is ``path``, which stays, unless others have, or could have, a hand in it.
 

@@ -1,0 +1,210 @@
+"""What entries leave out: files and lines of the program, and whatever is of one machine.
+
+torch's entries hold the text of each graph, with the line of the user's program that each node is
+from, the stack traces of these lines, and variables of the environment, for logs and for its
+profiler. None of it is run. Who may read a bucket need not be one who may read the source.
+
+An entry holds what is run of a Triton kernel: no file, no directory, no bound method. What a kernel
+needs of those is made on the machine that reads it (:func:`restore_kernel`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from s3cache.artifact import hidden_places
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import (
+        CachingAutotuner,
+        CudagraphInfo,
+        PlaceholderInfo,
+        TritonBundle,
+        TritonFile,
+        TritonKernel,
+    )
+
+__all__ = ["installed_in", "portable", "restore_kernel", "without_sources"]
+
+# In the text of a graph: "# File: /home/me/train.py:7 in forward, code: x = secret(x)", where other
+# notes of torch's may come first.
+_COMMENT = re.compile(r"^[ \t]*# (?:.*[ \t])?File: .*(?:\n|$)", re.MULTILINE)
+# As tracebacks have it, with the line below, and the marks below that.
+_LINE = r"[ \t]+{}.*(?:\n|$)"
+_FRAME = re.compile(
+    r'^[ \t]*File ".*", line \d+.*(?:\n|$)'
+    rf"""(?:{_LINE.format('(?!File ")')}(?:{_LINE.format("[~^]+")})?)?""",
+    re.MULTILINE,
+)
+# Nothing but stack traces. torch puts one of the last beside its message where a tangent is wrong.
+_TRACES = {"cache_linemap", "inductor_provenance_stack_traces_str", "tangent_source_stack_traces"}
+# A program that compiles the graph again, for reports to torch, with variables of the environment.
+_PROGRAM = "runnable_graph_str"
+_RUN = "source_code"
+# What its comments name of the machine: in which file a kernel was written out.
+_KERNEL_PATH = re.compile(r"(?<=# kernel path: ).*/")
+
+
+@contextlib.contextmanager
+def without_sources(*results: object) -> Iterator[None]:
+    """While the block runs, torch's entries and compiled graphs do not say where code is from.
+
+    What is set on them meanwhile stays.
+    """
+    changed: list[tuple[dict[str, object], str, object, object]] = []
+    for result in results:
+        fields = vars(result)
+        for name, value in [*fields.items()]:
+            hidden = _hidden(name, value)
+            if hidden is not value:
+                fields[name] = hidden
+                changed.append((fields, name, value, hidden))
+    try:
+        yield
+    finally:
+        for fields, name, value, hidden in changed:
+            if fields.get(name) is hidden:
+                fields[name] = value
+
+
+def _hidden(name: str, value: object) -> object:
+    if name in _TRACES:
+        return None
+    if name == _PROGRAM:
+        return ""
+    if name == "cudagraph_info" and value is not None:
+        return _without_traces(cast("CudagraphInfo", value))
+    if not isinstance(value, str):
+        return value
+    return _KERNEL_PATH.sub("", value) if name == _RUN else _text(value)
+
+
+def _without_traces(info: CudagraphInfo) -> CudagraphInfo:
+    return dataclasses.replace(
+        info,
+        placeholders=[_placeholder(each) for each in info.placeholders],
+        stack_traces=[None] * len(info.stack_traces),
+        cudagraph_fail_reasons=[_text(each) for each in info.cudagraph_fail_reasons],
+    )
+
+
+def _placeholder(info: PlaceholderInfo) -> PlaceholderInfo:
+    users = [_placeholder(user) for user in info.users]
+    return dataclasses.replace(info, stack_trace=None, mutating_use_stack_trace=None, users=users)
+
+
+def _text(text: str) -> str:
+    return _FRAME.sub("", _COMMENT.sub("", text))
+
+
+@functools.cache
+def installed_in() -> tuple[str, ...]:
+    """Directories that compiled code may name: what is below them is torch's and Python's."""
+    import torch
+
+    found = {str(Path(torch.__file__).parent.parent), sys.prefix, sys.base_prefix}
+    return tuple(sorted(found - {"/", "/usr", "/usr/local"}, key=len, reverse=True))
+
+
+# -- kernels of Triton
+
+# What Triton compiles a kernel through, before it is what the device runs. It can do without
+# (TRITON_STORE_BINARY_ONLY); each names the files that the kernel is from.
+_STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
+_GROUP = "__grp__"  # begins the name of the file that lists the others
+#: Of a kernel in an entry: under which digest its fastest configuration is remembered.
+_CONFIGS = "s3cache_configs"
+
+
+@contextlib.contextmanager
+def portable(graphs: Iterable[object], *, share_sources: bool) -> Iterator[None]:
+    """While the block runs, Triton kernels of compiled graphs hold what any machine can use.
+
+    torch alone can use them as well, but does not remember the fastest configuration then.
+
+    Args:
+        share_sources: whether messages of a kernel may name the file that it is from.
+    """
+    places = () if share_sources else (*installed_in(), internals.cache_dir.get()())
+    changed = []
+    try:
+        for graph in graphs:
+            fields = vars(graph)
+            bundle: TritonBundle | None = fields.get(internals.TRITON_BUNDLE)
+            if bundle:
+                changed.append((fields, bundle))
+                fields[internals.TRITON_BUNDLE] = dataclasses.replace(
+                    bundle,
+                    kernel_artifacts=[_binary(each, places) for each in bundle.kernel_artifacts],
+                    static_autotuners=[
+                        dataclasses.replace(each, kernel=_without_process(each.kernel))
+                        for each in bundle.static_autotuners
+                    ],
+                )
+        yield
+    finally:
+        for fields, bundle in changed:
+            fields[internals.TRITON_BUNDLE] = bundle
+
+
+def _binary(kernel: TritonKernel, places: Sequence[str]) -> TritonKernel:
+    files = [each for each in kernel.artifacts if not each.filename.endswith(_STAGES)]
+    names = {each.filename for each in files}
+    return dataclasses.replace(
+        kernel,
+        artifacts=[
+            dataclasses.replace(each, payload=hidden_places(_payload(each, names), *places))
+            for each in files
+        ],
+    )
+
+
+def _payload(file: TritonFile, names: set[str]) -> bytes:
+    if not file.filename.startswith(_GROUP):
+        return file.payload
+    group = json.loads(file.payload)  # a newer Triton takes it for none if a file is not there
+    group["child_paths"] = {
+        name: path for name, path in group["child_paths"].items() if name in names
+    }
+    return json.dumps(group).encode()
+
+
+def _without_process(kernel: CachingAutotuner) -> CachingAutotuner:
+    """Return a copy without what belongs to this process; torch refuses to pickle a loaded one."""
+    bare, function = object.__new__(type(kernel)), object.__new__(type(kernel.fn))
+    vars(function).update(vars(kernel.fn))
+    vars(function)[internals.BINDERS] = None
+    if internals.FILE in vars(function):
+        vars(function)[internals.FILE] = ""
+    vars(bare).update(vars(kernel), fn=function, filename=None, save_cache_hook=None)
+    vars(bare).update({internals.LAUNCHERS: [], internals.RELOAD: None})
+    cache = getattr(kernel.save_cache_hook, "__self__", None)
+    if isinstance(cache, internals.autotune_cache.get()):
+        vars(bare)[_CONFIGS] = cache.configs_hash
+    return bare
+
+
+def restore_kernel(kernel: CachingAutotuner) -> None:
+    """Give a kernel what belongs to this process, as if it had been compiled here."""
+    if kernel.filename is not None or not kernel.kernel_hash:
+        return  # torch has made it
+    kernel.filename = internals.path_of_module.get()(kernel.kernel_hash, "py")[2]
+    vars(kernel.fn)[internals.BINDERS] = defaultdict(kernel.fn.create_binder)
+    if internals.FILE in vars(kernel.fn):
+        vars(kernel.fn)[internals.FILE] = kernel.filename
+    configs = vars(kernel).pop(_CONFIGS, None)
+    if configs is not None:
+        cache = internals.autotune_cache.get().create(
+            kernel.inductor_meta, kernel.filename, configs
+        )
+        kernel.save_cache_hook = cache and cache.save

@@ -1,0 +1,82 @@
+"""Jobs: a torch that lacks one of the names that s3cache uses, or that is newer than any known."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any
+
+from tests.hooks.jobs import account
+
+
+def product(x: Any, y: Any) -> Any:
+    """A graph that Inductor compiles without a C++ compiler."""
+    return (x @ y).t()
+
+
+class Warnings(logging.Handler):
+    """The warnings of s3cache."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+        logging.getLogger("s3cache").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _compiled(url: str, **options: Any) -> dict[str, Any]:
+    """Whether the graph does as eager does, and what its lookup came to."""
+    import torch
+
+    import s3cache
+
+    torch.compiler.reset()
+    x = torch.arange(9.0).reshape(3, 3)
+    with s3cache.enabled(url, **options) as cache:
+        is_right = torch.allclose(torch.compile(product)(x, x), product(x, x))
+        return {**account(cache), "right": is_right}
+
+
+def names(url: str, step: int) -> list[dict[str, Any]]:
+    """What becomes of a hit without each name, of which there are ``step`` from one to the next."""
+    from s3cache.errors import UnsupportedTorchError
+    from s3cache.settings import WATCHED
+    from s3cache.torch_api import Internal, declarations
+
+    os.environ[WATCHED] = "1"  # every feature is in use
+    warnings = Warnings()
+    _compiled(url)
+    internals = [each for each in declarations() if isinstance(each, Internal) and each.expected]
+    optional = [each for each in internals if each.feature]
+    found = []
+    for internal in [*optional, *(each for each in internals if not each.feature)][::step]:
+        place, internal.place = internal.place, "torch._guards:nonsense"
+        with contextlib.suppress(UnsupportedTorchError):
+            internal.bind()
+        warnings.messages.clear()
+        try:
+            ran = _compiled(url, shape_profile=True)
+            became = {"hits": sum(ran["hits"].values()), "right": ran["right"]}
+        except Exception as exc:
+            became = {"raised": repr(exc)}
+        finally:
+            internal.place = place
+            internal.bind()
+        warned = list(warnings.messages)
+        found.append({"name": place, "feature": internal.feature, "warned": warned, **became})
+    return found
+
+
+def newer(url: str, lacks: str = "") -> dict[str, Any]:
+    """A release after the newest that was tried; objects of one class lack an attribute."""
+    from s3cache.torch_api import Fields, internals
+
+    warnings = Warnings()
+    internals.NEWEST = internals.OLDEST
+    if lacks:
+        Fields("torch._guards:Guard", lacks)
+    _compiled(url)
+    return {**_compiled(url), "warned": warnings.messages}

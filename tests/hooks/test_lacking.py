@@ -1,0 +1,73 @@
+"""A torch that lacks a name: the cache is on without a feature, or off; no program fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache.torch_api import internals
+from tests.support.density import dense
+
+if TYPE_CHECKING:
+    from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(900)
+
+# Those of which every process with the settings of the job needs the names.
+USED = {
+    internals.CLEARING,
+    internals.GUARD_EXPRESSIONS,
+    internals.KEY_LOGS,
+    internals.PROFILES,
+    internals.WATCHING,
+    internals.TORCH_KEY,
+    internals.TRACES,
+}
+
+
+def check(found: dict[str, Any]) -> None:
+    """A required name turns the cache off, with one warning; any other only its feature."""
+    assert found.get("right"), found
+    if not found["feature"]:
+        (warning,) = found["warned"]
+        assert "it compiles without a cache" in warning, found
+        assert found["hits"] == 0, found
+    else:
+        off = [f"{found['feature']} is off: "] if found["feature"] in USED else []
+        assert [each.partition("torch ")[0] for each in found["warned"]] == off, found
+        assert found["hits"] == 1, found
+
+
+def test_without_some_of_the_names_a_feature_or_the_cache_is_off(site: Site) -> None:
+    ran = site.machine("one").run("lacking:names", site.url, 9)
+    assert {bool(each["feature"]) for each in ran} == {True, False}
+    for found in ran:
+        check(found)
+
+
+@dense
+def test_without_any_of_the_names_a_feature_or_the_cache_is_off(site: Site) -> None:
+    ran = site.machine("one").run("lacking:names", site.url, 1)
+    assert {each["feature"] for each in ran} >= {"", *USED}
+    for found in ran:
+        check(found)
+
+
+def test_a_newer_torch_is_tried(site: Site) -> None:
+    """It hits, and says once that this release is untested."""
+    ran = site.machine("one").run("lacking:newer", site.url)
+    assert ran["right"]
+    assert sum(ran["hits"].values()) == 1
+    (warning,) = ran["warned"]
+    assert "is newer than any release that was tried" in warning
+
+
+@dense
+def test_a_newer_torch_that_lacks_something_compiles_without_a_cache(site: Site) -> None:
+    """Also where it is an attribute that is lacking, which a known release is not asked for."""
+    ran = site.machine("one").run("lacking:newer", site.url, "nonsense")
+    assert ran["right"]
+    assert sum(ran["hits"].values()) == 0
+    assert all("it compiles without a cache" in each for each in ran["warned"])
+    assert "lacks torch._guards:Guard .nonsense" in ran["stderr"]
