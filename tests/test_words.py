@@ -10,7 +10,7 @@ from s3cache._words import counted
 ROOT = Path(__file__).resolve().parents[1]
 # A number that is put right before a noun in the plural, whatever it is.
 _ANY = re.compile(
-    r"\{[^{}]+\} (?:entries|graphs|faults|warnings|files|keys|hints|objects|lookups|hits)\b"
+    r"\{[^{}]+\} (?:entries|graphs|faults|warnings|files|keys|objects|lookups|hits)\b"
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from s3cache import entries, hints
+from s3cache import entries
 from s3cache.catalog._items import Item, read_about, read_head
 from s3cache.entries import Replaceable, publish
 from s3cache.errors import (
@@ -156,7 +156,6 @@ class Tally:
         present: entries that needed nothing, as they were there already.
         gone: entries that somebody removed meanwhile.
         kept: entries that were left alone: nobody else has them yet, or they are sound after all.
-        hints: those beside entries that were copied with them.
         failed: how many could not be, with the first hundred and why.
     """
 
@@ -165,7 +164,6 @@ class Tally:
     present: int = 0
     gone: int = 0
     kept: int = 0
-    hints: int = 0
     failed: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
 
@@ -217,7 +215,7 @@ async def remove(
     admit: Judge | None = None,
     advance: _Advance = bool,
 ) -> Tally:
-    """Remove each entry, but those whose names are to be kept; and the hints that lead to them.
+    """Remove each entry, but those whose names are to be kept.
 
     What was chosen because it could not be used is read again: it may have been the network.
 
@@ -228,7 +226,6 @@ async def remove(
         StoreError: the store refuses, or cannot answer; what was removed by then stays so.
     """
     tally = Tally()
-    removed: set[str] = set()
 
     async def one(item: Item) -> None:
         if item.name in keep:
@@ -241,12 +238,10 @@ async def remove(
                 tally.gone += again is None
                 return
         await store.delete(item.name)
-        removed.add(item.key)
         tally.done += 1
         tally.size += item.size
 
     await _each(batches, one, advance)
-    await hints.remove(store, removed)
     return tally
 
 
@@ -256,8 +251,6 @@ async def copy(
     batches: AsyncIterator[list[Item]],
     *,
     admit: Judge | None = None,
-    write_hints: bool = False,
-    few: bool = False,
     advance: _Advance = bool,
 ) -> Tally:
     """Have each entry in ``target`` too, verified on its way; done again it does what is left.
@@ -266,22 +259,13 @@ async def copy(
     is a local tier: what is damaged, or not admitted, is replaced. Another entry of the same
     variant stays in a remote that a local tier is copied to, and where a trusted key has signed it;
     else nothing tells it from a forged one, and it is replaced. In a local tier an entry keeps its
-    name; in a remote one it is published as if it were saved there. Between remotes the hints
-    beside entries go with them.
-
-    Args:
-        write_hints: leave hints in a remote target beside what is copied, also where there are
-            none.
-        few: look for the hints of each entry, rather than list those of all.
+    name; in a remote one it is published as if it were saved there.
 
     Raises:
         StoreError: a store refuses for good. What a server merely fails to do is counted.
     """
     tally, budget = Tally(), Budget(_MAX_BYTES)
-    is_remote = not isinstance(target, TierStore)
-    is_mirror = is_remote and not isinstance(source, TierStore)
-    in_both: set[str] = set()
-    hinted: set[str] = set()
+    is_mirror = not isinstance(target, TierStore) and not isinstance(source, TierStore)
 
     async def one(item: Item) -> None:
         await budget.take(item.size)
@@ -289,8 +273,6 @@ async def copy(
             head = await read_head(source, item.name, admit)
             if head is not None and await _has(target, item.place, head, admit, source):
                 tally.present += 1
-                in_both.add(item.key)
-                hinted.update(hints.names_of(head.header))
                 return
             entry = await _verified(source, item, admit)
             if entry is None:
@@ -301,10 +283,6 @@ async def copy(
                 tally.size += item.size
             else:
                 tally.present += 1
-            in_both.add(item.key)
-            hinted.update(hints.names_of(entry.header))
-            if write_hints and is_remote:
-                await hints.write(target, entry)
         except (CorruptError, UntrustedError, TransientError) as exc:
             tally.fail(item.name, exc)
         except AccessDeniedError as exc:
@@ -315,8 +293,6 @@ async def copy(
             budget.give(item.size)
 
     await _each(batches, one, advance)
-    if is_mirror:
-        tally.hints = await hints.copy(source, target, in_both, hinted if few else None)
     return tally
 
 

@@ -64,8 +64,7 @@ def push(
 ) -> None:
     """Copy what this machine has of the remote's entries into the remote, each verified.
 
-    First comes what programs have saved and not uploaded, whatever is chosen. With S3CACHE_HINTS=1
-    hints are left beside what is copied.
+    First comes what programs have saved and not uploaded, whatever is chosen.
     """
     from s3cache.cache import Cache
     from s3cache.catalog import open_place
@@ -147,8 +146,7 @@ def mirror(
 
     Done again, it copies what is new, and what the target has otherwise than the source: it reads
     all that is there, and replaces what is damaged, what is not trusted and, where no trusted key
-    has signed it, what differs. Nothing is removed from the target. Hints beside entries go with
-    them, and are written again where S3CACHE_HINTS=1.
+    has signed it, what differs. Nothing is removed from the target.
     """
     from s3cache.catalog import open_place
 
@@ -170,8 +168,6 @@ def _copy(out: Output, source: Place, target: Place, selection: Selection) -> Ta
                 target.store,
                 entries_in(source, selection, absent),
                 admit=source.policy.judge,
-                write_hints=target.settings.hints,
-                few=selection.named is not None,
                 advance=advance,
             )
         )
@@ -186,10 +182,9 @@ def _show_copied(out: Output, tally: Tally) -> None:
     else:
         for name, why in tally.failures:
             out.line(f"{name}: {why}")
-        hints = f", {counted(tally.hints, 'hint')} beside them" if tally.hints else ""
         out.line(
             f"{tally.done} copied ({size_text(tally.size)}), {tally.present} were there, "
-            f"{tally.failed} failed{hints}"
+            f"{tally.failed} failed"
         )
     raise typer.Exit(1 if tally.failed else 0)
 

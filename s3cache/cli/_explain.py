@@ -59,15 +59,15 @@ def explain(
         Optional[str],
         typer.Option("-m", metavar="MODULE", help="The last run of that module, which -m ran."),
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Ask the remote for nothing.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Do not read the remote.")] = False,
     url: Url = None,
 ) -> int:
     """Say why lookups missed: the nearest entry, and what its key differs in; or what a code means.
 
     Of the last process on this machine that looked something up, unless told otherwise. What was
     looked up is recorded in the local tier (S3CACHE_RECORD=0: it is not). It is compared with what
-    was looked up before, and with what hints in the remote lead to, which nobody has signed. Exits
-    with 1 if anything missed or was bypassed.
+    was looked up before, and with entries in the local tier and in the remote. Exits with 1 if
+    anything missed or was bypassed.
 
     Of a code (a reason, that of a bypass, the name of an error, a check of doctor) it shows,
     offline, the section that the documentation has on it. What is a code, or on record as the

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["GRAPH", "Described", "Difference", "differences", "likeness", "unlikeness"]
+__all__ = ["GRAPH", "Difference", "KeyDescription", "differences", "likeness", "unlikeness"]
 
 #: The component that is the graph itself.
 GRAPH = "gm"
@@ -17,7 +17,7 @@ _DIFF_LINES = 200
 
 
 @dataclass(frozen=True)
-class Described:
+class KeyDescription:
     """What a key is made of.
 
     Attributes:
@@ -58,7 +58,7 @@ class Difference:
         return {name: value for name, value in vars(self).items() if value}
 
 
-def differences(old: Described, new: Described) -> list[Difference]:
+def differences(old: KeyDescription, new: KeyDescription) -> list[Difference]:
     """Each thing in which the key of an entry, ``old``, and that of a lookup differ.
 
     What another difference brings about comes last: another torch has other options.
@@ -77,13 +77,13 @@ def differences(old: Described, new: Described) -> list[Difference]:
     return sorted(found, key=lambda each: each.follows)
 
 
-def likeness(old: Described, new: Described) -> tuple[bool, int]:
+def likeness(old: KeyDescription, new: KeyDescription) -> tuple[bool, int]:
     """How near two keys are: the same graph before all, then the most components in common."""
     common = sum(digest == _digest(old, name) for name, (digest, _) in new.components.items())
     return _digest(old, GRAPH) == _digest(new, GRAPH), common
 
 
-def unlikeness(old: Described, new: Described) -> tuple[bool, int]:
+def unlikeness(old: KeyDescription, new: KeyDescription) -> tuple[bool, int]:
     """In how many of their parts components other than the graph differ.
 
     Before that whether it is not known, as one side lacks the parts that the other has.
@@ -98,7 +98,7 @@ def unlikeness(old: Described, new: Described) -> tuple[bool, int]:
     return is_unknown, sum(counts)
 
 
-def _digest(of: Described, name: str) -> str:
+def _digest(of: KeyDescription, name: str) -> str:
     return of.components.get(name, ("", ""))[0]
 
 
@@ -179,7 +179,7 @@ def _is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text.strip("'")) is not None
 
 
-def _in_general(name: str, old: Described, new: Described) -> Iterator[Difference]:
+def _in_general(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
     """By parts, by ``name=value`` in a text, or as a whole."""
     label = _label(name)
     before, now = old.text_of(name), new.text_of(name)
@@ -201,7 +201,7 @@ def _in_general(name: str, old: Described, new: Described) -> Iterator[Differenc
         yield Difference(name, _arrow(called, one, other), one, other)
 
 
-def _options(name: str, old: Described, new: Described) -> Iterator[Difference]:
+def _options(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
     """Options of torch: their parts are those that are not the default, with the default."""
     before, now = old.parts.get(name, {}), new.parts.get(name, {})
     told = False
@@ -222,7 +222,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{32})?")
 _DIGESTED = re.compile(rf"(\S+?)(?:: |=)({_DIGEST.pattern})(?=[\s;,]|$)")
 
 
-def _definitions(name: str, old: Described, new: Described) -> Iterator[Difference]:
+def _definitions(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
     """Names with digests of what they stand for: people's own functions, operators, classes."""
     label = _label(name)
     before, now = (dict(_DIGESTED.findall(each.text_of(name))) for each in (old, new))
@@ -241,7 +241,7 @@ def _definitions(name: str, old: Described, new: Described) -> Iterator[Differen
 _SETS = ("amx_tile", "avx512f", "avx2", "avx", "sse4_2", "sve2", "sve", "asimd")
 
 
-def _instructions(name: str, old: Described, new: Described) -> Iterator[Difference]:
+def _instructions(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
     before, now = old.text_of(name).split(), new.text_of(name).split()
     lacks = [each for each in before if each not in now]
     has = [each for each in now if each not in before]
@@ -259,7 +259,7 @@ def _instructions(name: str, old: Described, new: Described) -> Iterator[Differe
     )
 
 
-def _code(name: str, old: Described, new: Described) -> Iterator[Difference]:
+def _code(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
     before, now = (each.parts.get(name, {}).get("code", "") for each in (old, new))
     one, other = old.components.get(name, ("", ""))[1], new.components.get(name, ("", ""))[1]
     if not (before and now):
@@ -282,7 +282,7 @@ def _code(name: str, old: Described, new: Described) -> Iterator[Difference]:
     )
 
 
-def _input_names(of: Described) -> dict[str, str]:
+def _input_names(of: KeyDescription) -> dict[str, str]:
     """What the program calls each input, by its number."""
     sources = of.parts.get("aot_config", {}).get("aot_autograd_arg_pos_to_source", "")
     return {str(number): source for number, source in enumerate(items_of(sources))}
@@ -293,7 +293,7 @@ _OF_SHAPE = ("stride", "storage_bytes", "memory_format")
 _OF_TENSORS = "TensorMetadata("
 
 
-def _inputs(name: str, old: Described, new: Described) -> Iterator[Difference]:
+def _inputs(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
     before, now = old.parts.get(name, {}), new.parts.get(name, {})
     if not (before and now):
         yield from _in_general(name, old, new)
@@ -355,7 +355,7 @@ def _is_fixed(shape: str) -> bool:
 
 
 _OF_DEFINITIONS = ("graph.operators", "graph.functions", "graph.subclasses", "torch.overrides")
-_WORDS: dict[str, Callable[[str, Described, Described], Iterator[Difference]]] = {
+_WORDS: dict[str, Callable[[str, KeyDescription, KeyDescription], Iterator[Difference]]] = {
     **dict.fromkeys(_OF_DEFINITIONS, _definitions),
     "inductor_config": _options,
     "autograd_config": _options,

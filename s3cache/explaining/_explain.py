@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from s3cache._notebooks import code, table, text
 from s3cache._pages import footer
 from s3cache._words import printable
+from s3cache.catalog import Place, open_place
 from s3cache.errors import ConfigError
-from s3cache.explaining._differences import Described, Difference, differences
-from s3cache.explaining._hinted import Hinted
-from s3cache.explaining._nearest import Kept, Known, nearest
+from s3cache.explaining._differences import Difference, KeyDescription, differences
+from s3cache.explaining._nearest import EntrySource, Neighbor, nearest
 from s3cache.explaining._runs import Runs, url_of
 from s3cache.records import Record, Run, folded, ranks_in_words
 from s3cache.settings import Settings
@@ -161,7 +163,7 @@ class Explained:
         hits: how many lookups hit.
         explanations: of the others, the oldest first.
         complete: whether all its lookups were recorded.
-        unasked: why the remote could not be asked, if so.
+        unasked: why the remote could not be read, or not completely.
     """
 
     run: str
@@ -209,7 +211,7 @@ class Explained:
         if not self.complete:
             yield "there were more lookups than are recorded of one process"
         if self.unasked:
-            yield f"the remote could not be asked: {self.unasked}"
+            yield f"the remote could not be read: {self.unasked}"
         if more := footer(code for each in self.explanations for code in each.codes):
             yield more
 
@@ -224,12 +226,11 @@ def explain(
     remote: bool = True,
     **options: Unpack[Options],
 ) -> Explained:
-    """Why lookups missed or were bypassed: those of this process, else of the last that recorded.
+    """Explain why lookups missed or were bypassed: in this process, else in the last recorded one.
 
-    For each the nearest entry that this machine has looked up before or has in its local tier (of
-    the 256 that it used last), or that hints in the remote lead to, and what its key differs in.
-    What hints say is signed by nobody. torch is not needed. Of a job of several processes on this
-    machine all are explained together.
+    Each miss is compared with the nearest entry among those that this machine has looked up, the
+    256 last used ones in its local tier, and the 256 latest of the first 8,000 in the remote.
+    torch is not needed. The processes of one job on this machine are explained together.
 
     Args:
         run: the name of a run, or the beginning of one.
@@ -238,7 +239,7 @@ def explain(
             at that path.
         module: the same of a program that was run by ``-m``.
         url: of the remote, where neither this process nor the environment names it.
-        remote: whether to ask it, if there is one: a few small requests for each miss.
+        remote: False to leave the remote alone.
         options: settings that say where records and the remote are, such as ``local_dir``.
 
     Raises:
@@ -249,28 +250,40 @@ def explain(
             "what to explain", "is said twice", "give a run, a key, a script or a module"
         )
     settings, _ = Settings.load(url, **options)
-    hinted = Hinted(options, url_of(settings) if remote else None)
     is_here = run is None and script is None and module is None and not options
     runs = Runs(settings, with_this_process=is_here)
-    kept = Kept(settings, options)
+    remote_url = url_of(settings) if remote else None
+
+    def tier() -> Place:
+        return open_place(in_tier=True, of_all=True, **options)
+
+    has_tier = settings.local and os.path.isdir(settings.local_dir)
+    local = EntrySource("the local tier", tier if has_tier else None)
+    shared = EntrySource(
+        "the remote",
+        None if remote_url is None else functools.partial(open_place, remote_url, **options),
+    )
     try:
         if key is not None:
-            return _of_key(key, runs.latest, _Around(_known(runs.latest), kept, hinted))
+            return _of_key(
+                key, runs.latest, _NeighborSources(_recorded(runs.latest), local, shared)
+            )
         if script is None and module is None:
             chosen = runs.named(run or "")
         else:
             chosen = runs.of_program(script or "", module or "")
         job = runs.job_of(chosen)
-        known = _known({each.name: each for each in (*job, *runs.latest)}.values())
-        return _of_job(job, _Around(known, kept, hinted))
+        recorded = _recorded({each.name: each for each in (*job, *runs.latest)}.values())
+        return _of_job(job, _NeighborSources(recorded, local, shared))
     finally:
-        kept.close()
+        local.close()
+        shared.close()
 
 
-def _of_job(job: Sequence[Run], around: _Around) -> Explained:
+def _of_job(job: Sequence[Run], sources: _NeighborSources) -> Explained:
     explanations = tuple(
         replace(
-            _explained(each.record, around),
+            _explained(each.record, sources),
             processes=ranks_in_words(each.runs) if len(job) > 1 else "",
             times=len(each.runs),
         )
@@ -284,12 +297,12 @@ def _of_job(job: Sequence[Run], around: _Around) -> Explained:
         hits=sum(record.outcome == "hit" for each in job for record in each.records),
         explanations=explanations,
         complete=all(each.complete for each in job),
-        unasked=around.hinted.problem,
+        unasked=sources.remote.problem,
         processes=ranks_in_words(job) if len(job) > 1 else "",
     )
 
 
-def _of_key(key: str, runs: Iterable[Run], around: _Around) -> Explained:
+def _of_key(key: str, runs: Iterable[Run], sources: _NeighborSources) -> Explained:
     records = [record for run in runs for record in run.records if record.key.startswith(key)]
     last = max(records, key=lambda each: (each.outcome != "hit", each.time), default=None)
     if last is None or not key:
@@ -299,55 +312,58 @@ def _of_key(key: str, runs: Iterable[Run], around: _Around) -> Explained:
             "s3cache ls --key finds entries",
         )
     hits = sum(each.outcome == "hit" for each in records)
-    explanations = () if last.outcome == "hit" else (_explained(last, around),)
-    return Explained("", "", hits, explanations, unasked=around.hinted.problem)
+    explanations = () if last.outcome == "hit" else (_explained(last, sources),)
+    return Explained("", "", hits, explanations, unasked=sources.remote.problem)
 
 
-def _explained(record: Record, around: _Around) -> Explanation:
+def _explained(record: Record, sources: _NeighborSources) -> Explanation:
     if record.outcome == "bypass":
         return Explanation(record, "it cannot be cached as it is")
     why = _REASONS.get(record.reason, "")
     if record.reason != "absent" or not record.components:
         return Explanation(record, why)
-    found = around.nearest(record)
+    found = sources.nearest(record)
     if found is None:
         return Explanation(record, f"{why}; there is no entry to compare it with")
-    wanted = Described(record.components, record.parts)
+    wanted = KeyDescription(record.components, record.parts)
     differing = tuple(differences(found.described, wanted))
     return Explanation(record, why, found.key, found.where, differing)
 
 
-# -- what there is to compare with
+# -- what lookups are compared with
 
 
 @dataclass(frozen=True)
-class _Around:
-    """What lookups are compared with: what is on record, in the local tier and in the remote."""
+class _NeighborSources:
+    """Records of this machine, its local tier and the remote, in the order of preference."""
 
-    known: Sequence[Known]
-    kept: Kept
-    hinted: Hinted
+    recorded: Sequence[Neighbor]
+    local: EntrySource
+    remote: EntrySource
 
-    def nearest(self, missed: Record) -> Known | None:
-        recorded = {(each.level, each.key) for each in self.known}
-        candidates = [*self.known, *self.kept.known(recorded), *self.hinted.near(missed)]
-        return nearest(missed, candidates, self.kept.complete)
+    def nearest(self, missed: Record) -> Neighbor | None:
+        found: dict[tuple[str, str], Neighbor] = {}
+        for each in (*self.recorded, *self.local.neighbors, *self.remote.neighbors):
+            found.setdefault((each.level, each.key), each)
+        return nearest(missed, found.values(), self._complete)
+
+    def _complete(self, neighbor: Neighbor) -> Neighbor:
+        return self.remote.complete(self.local.complete(neighbor))
 
 
-def _known(runs: Iterable[Run]) -> list[Known]:
-    """What was looked up before; of a hit, the miss that led to it says what its parts are."""
-    found: dict[tuple[str, str], Known] = {}
+def _recorded(runs: Iterable[Run]) -> list[Neighbor]:
+    """Return what was looked up; the parts of a hit are those of the miss that led to it."""
+    found: dict[tuple[str, str], Neighbor] = {}
     for run in runs:
         for record in run.records:
             if not record.components:
                 continue
-            described = Described(record.components, record.parts)
+            described = KeyDescription(record.components, record.parts)
             where = f"run {run.name}" if run.name else "this process"
-            new = Known(record.key, record.level, described, where, record.time)
+            new = Neighbor(record.key, record.level, described, where, record.time)
             old = found.get((record.level, record.key))
             if old is not None:
-                parts = old.described.parts or record.parts
-                described = replace(described, parts=parts)
+                described = replace(described, parts=old.described.parts or record.parts)
                 new = replace(old, described=described, time=min(old.time, record.time))
             found[record.level, record.key] = new
     return list(found.values())

@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import difflib
 import functools
 import heapq
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from s3cache import entries, frame
 from s3cache.artifact import Artifact
-from s3cache.catalog import Place, open_place, read_head
-from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
-from s3cache.explaining._differences import GRAPH, Described, likeness, unlikeness
-from s3cache.frame import Frame, Header
+from s3cache.catalog import Place, read_head
+from s3cache.errors import CorruptError, S3CacheError, UntrustedError
+from s3cache.explaining._differences import GRAPH, KeyDescription, likeness, unlikeness
+from s3cache.frame import Header
 from s3cache.records import Record
-from s3cache.settings import Options, Settings
-from s3cache.store import listing
-from s3cache.transfer import background
+from s3cache.store import ObjectInfo, listing
+from s3cache.transfer import background, cancel_all
 
-__all__ = ["Kept", "Known", "nearest"]
+__all__ = ["EntrySource", "Neighbor", "nearest"]
 
-# Of so many that are equally near, the latest ones, parts and code are compared.
+_T = TypeVar("_T")
+
+# Parts and code are compared of so many entries that are equally near, the latest ones.
 _COMPARED = 16
 _COMPARED_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True)
-class Known:
-    """An entry that this machine has looked up, or has.
+class Neighbor:
+    """An entry that a missed lookup is compared with.
 
     Attributes:
-        where: it is known from, in words.
-        time: Unix time since when.
+        where: how it is known, in words.
+        time: Unix time at which it was saved or looked up.
     """
 
     key: str
     level: str
-    described: Described
+    described: KeyDescription
     where: str
     time: float
 
 
 def nearest(
-    missed: Record, known: Iterable[Known], complete: Callable[[Known], Known]
-) -> Known | None:
-    """That with the same graph, else with the most components in common.
+    missed: Record, neighbors: Iterable[Neighbor], complete: Callable[[Neighbor], Neighbor]
+) -> Neighbor | None:
+    """Return the one with the same graph, else the one with the most components in common.
 
-    Of several it is the one whose other components differ in the fewest of their parts, else the
-    latest. Only what was there before counts.
+    Among several, choose the one whose other components differ in the fewest of their parts, else
+    the latest. Only entries older than the miss count.
 
     Args:
-        complete: gives what is known with the parts that are not at hand.
+        complete: adds the parts of a neighbor's components, where they can be read.
     """
-    wanted = Described(missed.components, missed.parts)
+    wanted = KeyDescription(missed.components, missed.parts)
     ranked = sorted(
         (
             (likeness(each.described, wanted), each.time, index, each)
-            for index, each in enumerate(known)
+            for index, each in enumerate(neighbors)
             if each.level == missed.level and each.key != missed.key and each.time < missed.time
         ),
         reverse=True,
@@ -69,12 +72,12 @@ def nearest(
     if not ranked:
         return None
     (is_same, common), *_ = ranked[0]
-    # Of another graph parts cannot say as much as its code: one that is as near otherwise counts.
+    # The code of another graph says more than components: let near ones compete by their code.
     least = common if is_same else common - 2
     equals = [each for near, *_, each in ranked if near >= (is_same, least)][:_COMPARED]
     code = "" if is_same else _code(wanted)
 
-    def nearness(each: Known) -> tuple[object, ...]:
+    def nearness(each: Neighbor) -> tuple[object, ...]:
         alike = 0.0 if is_same else _ratio(_code(each.described), code)
         is_unknown, count = unlikeness(each.described, wanted)
         return alike, likeness(each.described, wanted), not is_unknown, -count, each.time
@@ -82,7 +85,7 @@ def nearest(
     return max(map(complete, equals), key=nearness)
 
 
-def _code(of: Described) -> str:
+def _code(of: KeyDescription) -> str:
     return of.parts.get(GRAPH, {}).get("code", "")[:_COMPARED_CHARACTERS]
 
 
@@ -90,94 +93,121 @@ def _ratio(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one.splitlines(), other.splitlines(), False).ratio()
 
 
-# -- the entries of the local tier
+# -- entries that lie somewhere
 
-
-# Headers are read of so many, those that were used last: some megabytes.
-_HEADERS_AT_MOST = 256
-# Of so many one reads, for all misses of a run together, what components consist of; none larger.
-_WHOLE_AT_MOST = 64
-_WHOLE_BYTES = 64 << 20
+# A listing ends after so many names; a page of S3 has a thousand.
+_MAX_NAMES = 8000
+# Headers are read of so many entries, the latest ones: some megabytes.
+_MAX_HEADERS = 256
+_CONCURRENCY = 16
+# For all misses of a run together, so many entries are read whole, each up to this size.
+_MAX_WHOLE = 64
+_MAX_WHOLE_BYTES = 64 << 20
+# For everything that is read of one place.
 _TIMEOUT_S = 20.0
-_WHERE = "the local tier"
 
 
-@dataclass
-class _Found:
-    names: dict[str, str] = field(default_factory=dict)
-    known: list[Known] = field(default_factory=list)
+class EntrySource:
+    """Find neighbors among the entries of the local tier or of the remote, by their headers.
 
+    Nothing is read before it is needed, reading does not count as use, and nothing more is read
+    after the first failure. Entries that are damaged or not trusted are skipped.
 
-class Kept:
-    """Reads the local tier, until it fails once; what is not trusted or damaged is passed over.
+    Args:
+        where: the place, in words.
+        open_place: opens it; None if there is nothing to read.
 
-    Nothing is read before it is asked for, and nothing that is read counts as used.
+    Attributes:
+        problem: why the place could not be read, or not completely.
     """
 
-    def __init__(self, settings: Settings, options: Options) -> None:
-        self._options: Options = {**options}
-        self._is_there = settings.local and os.path.isdir(settings.local_dir)
+    def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
+        self._where = where
+        self._open = open_place
+        self._place: Place | None = None
+        self._deadline = 0.0
+        self._names: dict[str, str] = {}
         self._parts: dict[str, Mapping[str, Mapping[str, str]]] = {}
-
-    def known(self, but: Collection[tuple[str, str]]) -> list[Known]:
-        """The entries used last, without those of these levels and keys, and without parts."""
-        return [each for each in self._found.known if (each.level, each.key) not in but]
-
-    def complete(self, known: Known) -> Known:
-        """``known``, with what its components consist of, if its entry is there and says so."""
-        if known.described.parts:
-            return known
-        if known.key not in self._parts and len(self._parts) < _WHOLE_AT_MOST:
-            self._parts[known.key] = self._parts_of(known.key)
-        parts = self._parts.get(known.key, {})
-        return replace(known, described=replace(known.described, parts=parts))
-
-    @functools.cached_property
-    def _place(self) -> Place:
-        return open_place(in_tier=True, of_all=True, **self._options)
+        self.problem = ""
 
     def close(self) -> None:
-        """Let go of the tier."""
-        if "_place" in vars(self):
+        """Close the place."""
+        if self._place is not None:
             with contextlib.suppress(S3CacheError):
                 self._place.close()
 
     @functools.cached_property
-    def _found(self) -> _Found:
-        found = _Found()
-        if self._is_there:
-            with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
-                background().wait(self._look(self._place, found), _TIMEOUT_S)
+    def neighbors(self) -> Sequence[Neighbor]:
+        """The latest entries, without parts."""
+        found: list[Neighbor] = []
+        if self._open is not None:
+            self._deadline = time.monotonic() + _TIMEOUT_S
+            try:
+                self._place = self._open()
+                self._wait(self._look(self._place, found))
+            except S3CacheError as exc:
+                self.problem = str(exc)
         return found
 
-    async def _look(self, place: Place, found: _Found) -> None:
-        async with listing(place.store, "") as objects:
-            infos = [info async for info in objects]
-        found.names.update((entries.key_of(info.key), info.key) for info in infos)
-        for info in heapq.nlargest(_HEADERS_AT_MOST, infos, key=attrgetter("modified")):
-            with contextlib.suppress(CorruptError, UntrustedError, ConfigError):
-                head = await read_head(place.store, info.key, place.policy.judge)
-                if head is not None and (known := _known(head.header)) is not None:
-                    found.known.append(known)
+    def complete(self, neighbor: Neighbor) -> Neighbor:
+        """Return ``neighbor`` with the parts of its components, if its entry is here and has them.
 
-    def _parts_of(self, key: str) -> Mapping[str, Mapping[str, str]]:
-        name = self._found.names.get(key)
-        if name is None:
-            return {}
-        with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
-            return background().wait(self._read(self._place, name), _TIMEOUT_S)
-        return {}
+        Whatever else the neighbor has stays as it is.
+        """
+        name = self._names.get(neighbor.key)
+        if neighbor.described.parts or name is None or self._place is None:
+            return neighbor
+        if name not in self._parts and len(self._parts) < _MAX_WHOLE and not self.problem:
+            self._parts[name] = {}
+            with contextlib.suppress(CorruptError, UntrustedError):
+                self._parts[name] = self._wait(self._read(self._place, name)) or {}
+        parts = self._parts.get(name, {})
+        return replace(neighbor, described=replace(neighbor.described, parts=parts))
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Return its result, or None with :attr:`problem` set if it fails or time is over."""
+        try:
+            return background().wait(work, max(0.0, self._deadline - time.monotonic()))
+        except concurrent.futures.TimeoutError:
+            self.problem = f"not all of it was read within {_TIMEOUT_S:g} s"
+        except S3CacheError as exc:
+            self.problem = str(exc)
+        return None
+
+    async def _look(self, place: Place, found: list[Neighbor]) -> None:
+        infos: list[ObjectInfo] = []
+        # A local tier has the entries of each remote in a directory of their own.
+        async with listing(place.store, "" if place.is_local else entries.NAMES) as objects:
+            async for info in objects:
+                infos.append(info)
+                if len(infos) == _MAX_NAMES and not place.is_local:
+                    break
+        self._names.update((entries.key_of(info.key), info.key) for info in infos)
+        limit = asyncio.Semaphore(_CONCURRENCY)
+
+        async def read(name: str) -> None:
+            async with limit:
+                with contextlib.suppress(CorruptError, UntrustedError):
+                    head = await read_head(place.store, name, place.policy.judge)
+                    if head is not None and (one := _neighbor(head.header, self._where)):
+                        found.append(one)
+
+        latest = heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified"))
+        reads = [asyncio.ensure_future(read(info.key)) for info in latest]
+        try:
+            await asyncio.gather(*reads)
+        finally:
+            await cancel_all(reads)
 
     async def _read(self, place: Place, name: str) -> Mapping[str, Mapping[str, str]]:
-        data = await place.store.get(name, lambda size: size <= _WHOLE_BYTES)
+        data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
         if not isinstance(data, (bytes, bytearray, memoryview)):
             return {}
-        entry: Frame = frame.decode(data, admit=place.policy.judge)
-        return Artifact.parts_of(entry)
+        return Artifact.parts_of(frame.decode(data, admit=place.policy.judge))
 
 
-def _known(header: Header) -> Known | None:
-    """What the header of an entry says, if its key is made of components."""
+def _neighbor(header: Header, where: str) -> Neighbor | None:
+    """Return what the header of an entry says, if its key is made of components."""
     pairs = header.meta.get("components")
     components = {
         str(name): (str(pair[0]), str(pair[1]))
@@ -187,4 +217,4 @@ def _known(header: Header) -> Known | None:
     if not components:
         return None
     created = header.created_ns / 1e9
-    return Known(header.key, header.kind, Described(components), _WHERE, created)
+    return Neighbor(header.key, header.kind, KeyDescription(components), where, created)

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from s3cache.explaining import Described, Difference, differences
+from s3cache.explaining import Difference, KeyDescription, differences
 
 TENSOR = (
     "TensorMetadata(dtype=torch.float32, shape=torch.Size([{shape}]), stride=({stride}), "
@@ -21,7 +21,7 @@ def tensor(
     return TENSOR.format(shape=shape, stride=stride, device=device, grad=grad)
 
 
-def described(parts: dict[str, dict[str, str]] | None = None, **values: str) -> Described:
+def described(parts: dict[str, dict[str, str]] | None = None, **values: str) -> KeyDescription:
     """Components of these values (``__`` is a dot in a name), and of these parts."""
     texts = {name.replace("__", "."): value for name, value in values.items()}
     contents = {**texts, **{name: str(each) for name, each in (parts or {}).items()}}
@@ -29,10 +29,10 @@ def described(parts: dict[str, dict[str, str]] | None = None, **values: str) -> 
         name: (hashlib.sha256(content.encode()).hexdigest()[:32], texts.get(name, ""))
         for name, content in contents.items()
     }
-    return Described(components, parts or {})
+    return KeyDescription(components, parts or {})
 
 
-def texts(old: Described, new: Described) -> list[str]:
+def texts(old: KeyDescription, new: KeyDescription) -> list[str]:
     return [each.text for each in differences(old, new)]
 
 
@@ -95,7 +95,7 @@ def test_options_are_told_by_name_with_the_default(
 
 def test_options_that_differ_unseen_are_told_to_differ() -> None:
     old, new = described(inductor_config="defaults"), described(inductor_config="defaults")
-    new = Described({"inductor_config": ("another digest", "defaults")})
+    new = KeyDescription({"inductor_config": ("another digest", "defaults")})
     (text,) = texts(old, new)
     assert text.startswith("inductor options, whose defaults")
 
@@ -142,8 +142,8 @@ def test_a_graph_is_told_by_the_lines_that_differ() -> None:
 
 def test_a_graph_that_reads_the_same_is_told_to_differ_in_what_it_holds() -> None:
     code = {"gm": {"code": "def f(x): ..."}}
-    (text,) = texts(Described({"gm": ("a", "graph of 3 nodes")}, code),
-                    Described({"gm": ("b", "graph of 3 nodes")}, code))  # fmt: skip
+    (text,) = texts(KeyDescription({"gm": ("a", "graph of 3 nodes")}, code),
+                    KeyDescription({"gm": ("b", "graph of 3 nodes")}, code))  # fmt: skip
     assert text.startswith("graph: the same code")
 
 
@@ -193,7 +193,7 @@ def test_a_digest_is_not_shown_to_people() -> None:
 
 
 def test_inputs_of_another_count_are_compared_by_name() -> None:
-    def of(names: str, *inputs: str) -> Described:
+    def of(names: str, *inputs: str) -> KeyDescription:
         given = {str(number): each for number, each in enumerate(inputs)}
         sources = {"aot_autograd_arg_pos_to_source": names}
         return described({"aot_config": sources, "example_inputs": given})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 from operator import methodcaller
 from types import SimpleNamespace
@@ -13,15 +15,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import Cache, Graph, GraphBreak, Report, Saved, explain, frame
+from s3cache.catalog import Place
+from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
+from s3cache.explaining._nearest import EntrySource
 from s3cache.graph import Unsafe
 from s3cache.records import Record, Recorder
-from s3cache.trust import generate
+from s3cache.settings import Settings
+from s3cache.store import MemoryStore, WrapperStore
+from s3cache.trust import generate, policy_of
+from tests.support.shelves import Shelf
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
+
+    from s3cache.store import ObjectInfo
 
 
 def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Record:
@@ -35,6 +45,7 @@ def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Reco
 
 
 def write(root: Path, *records: Record) -> str:
+    root.mkdir(exist_ok=True)
     recorder = Recorder(str(root))
     for record in records:
         recorder.add(record)
@@ -102,18 +113,22 @@ def test_of_equals_the_one_in_which_the_fewest_parts_differ(tmp_path: Path) -> N
 # -- entries of the local tier
 
 
-def keep(root: Path, like: Record, *, parts: Mapping[str, Mapping[str, str]]) -> None:
-    """An entry in the local tier, under the key that was looked up."""
-    entry = frame.encode(
+def entry(like: Record, *, parts: Mapping[str, Mapping[str, str]] | None = None) -> bytes:
+    """Return an entry under the key that was looked up."""
+    return frame.encode(
         kind=like.level,
         key=like.key,
         schema=2,
-        sections={"entry": b"x", "parts": json.dumps(parts).encode()},
+        sections={"entry": b"x", "parts": json.dumps(parts or {}).encode()},
         meta={"components": {name: list(pair) for name, pair in like.components.items()}},
         created_ns=int(like.time * 1e9),
     )
+
+
+def keep(root: Path, like: Record, *, parts: Mapping[str, Mapping[str, str]]) -> None:
+    """Put an entry into the local tier, under the key that was looked up."""
     with Cache.open(local_dir=str(root)) as cache:
-        assert isinstance(cache.save(like.key, entry), Saved)
+        assert isinstance(cache.save(like.key, entry(like, parts=parts)), Saved)
 
 
 MAX = {"max_autotune": "False → True"}
@@ -175,6 +190,78 @@ def test_only_those_used_last_are_read(tmp_path: Path) -> None:
     (file,) = (path for path in tmp_path.glob("objects/**/ab*") if path.is_file())
     os.utime(file, (1.0, 1.0))
     assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
+
+
+# -- entries of the remote
+
+
+def test_an_entry_of_the_remote_is_compared_with(tmp_path: Path) -> None:
+    """It is read through the trust policy, and not at all where the caller says so."""
+    remote, local = Shelf(tmp_path / "remote"), str(tmp_path / "local")
+    write(tmp_path / "local", lookup("c", 2, of={"inductor_config": "as ever"}))
+    remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
+    found = explain(url=remote.url, local_dir=local)
+    (one,) = found.explanations
+    assert (one.entry, one.known_from, found.unasked) == ("ab", "the remote", "")
+    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
+    assert explain(url=remote.url, local_dir=local, remote=False).explanations[0].entry == ""
+    keys = f"team={generate('mine').public_text()}"
+    signed = explain(url=remote.url, local_dir=local, trust="require", trusted_keys=keys)
+    assert signed.explanations[0].entry == ""
+
+
+def test_an_entry_of_the_remote_gives_parts_to_what_is_on_record(tmp_path: Path) -> None:
+    remote = Shelf(tmp_path / "remote")
+    write(tmp_path / "local", TUNED, lookup("c", 2, of={"inductor_config": "as ever"}))
+    remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
+    (one,) = explain(url=remote.url, local_dir=str(tmp_path / "local")).explanations
+    assert one.known_from.startswith("run ")
+    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
+
+
+async def test_a_remote_of_any_size_takes_few_requests() -> None:
+    """As the page says: 8 pages of a listing, and 256 headers."""
+    store = CountingStore(MemoryStore())
+    for number in range(20_000):
+        if number == 7_999:
+            await store.inner.put(first_name(TUNED.key), entry(TUNED))
+        await store.inner.put(f"{NAMES}fff/a{number:064x}.0", b"")
+    place = Place(store, False, Settings(), policy_of(None, "", "", audience=""))
+    source = EntrySource("the remote", lambda: place)
+    neighbors = await asyncio.to_thread(lambda: source.neighbors)
+    assert [each.key for each in neighbors] == [TUNED.key]
+    assert source.problem == ""
+    assert store.counts == {"list": 8, "get_range": 256}
+
+
+def test_a_remote_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
+    write(tmp_path / "local", lookup("c", 2))
+    found = explain(url=f"file://{tmp_path}/absent", local_dir=str(tmp_path / "local"))
+    assert found.explanations[0].entry == ""
+    assert found.unasked
+    assert f"the remote could not be read: {found.unasked}" in str(found)
+
+
+class CountingStore(WrapperStore):
+    """Counts requests as S3 has them: a listing takes one for each thousand names."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.counts: Counter[str] = Counter()
+
+    async def _around(self, verb: str, key: str, call: Any) -> Any:
+        self.counts[verb] += 1
+        return await call()
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        seen = 0
+        async for info in self.inner.list(prefix):
+            self.counts["list"] += seen % 1000 == 0
+            seen += 1
+            yield info
+
+
+# -- what is told of a run
 
 
 def test_what_came_later_or_is_of_the_other_level_is_no_entry_for_it(tmp_path: Path) -> None:
