@@ -1,8 +1,11 @@
-"""``s3cache check``, ``warm`` and ``bench``: run a program, and say how it went."""
+"""``s3cache run``, ``check``, ``warm`` and ``bench``: run a program, and say how it went."""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -19,9 +22,106 @@ if TYPE_CHECKING:
     from s3cache.benching import Bench, Times
     from s3cache.checking import Checked, CheckedGraph
 
-__all__ = ["bench", "check", "warm"]
+__all__ = ["bench", "check", "run", "warm"]
 
 # ruff: noqa: UP045 - see _options.py
+
+Program = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."
+    ),
+]
+Module = Annotated[bool, typer.Option("-m", help="A module, not a script.")]
+Command = Annotated[bool, typer.Option("-c", help="Code, not a script.")]
+
+
+def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
+    """Return the arguments by which Python runs a program.
+
+    Raises:
+        ConfigError: there is no such script, or two kinds of program are asked for.
+    """
+    if module and command:
+        raise ConfigError("option -c", "is given beside -m", "leave one of them out")
+    kind = ["-m"] if module else ["-c"] if command else []
+    if not kind and program[0] != "-" and not os.path.exists(program[0]):
+        raise ConfigError(f"script {program[0]}", "is not there", "name another, or give -m or -c")
+    return [*kind, *program]
+
+
+# -- run
+
+
+@grouped()
+def run(
+    program: Program,
+    url: Url = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with an object of JSON in place of a line.")
+    ] = False,
+    module: Module = False,
+    command: Command = False,
+) -> None:
+    """Run a Python program with s3cache turned on, unchanged.
+
+    A program is what python runs: a script, a .pyc, a directory or zip file with a __main__, - for
+    standard input, a module or code. What follows its name is the program's. Python runs it in this
+    process, with the environment that turns s3cache on, in the processes that it starts too. Each
+    process that compiles ends with one line of what hit and missed (S3CACHE_SUMMARY=0: none).
+    """
+    from s3cache.catalog import trust_of
+    from s3cache.records import JOB, job_here
+    from s3cache.settings import Settings
+    from s3cache.store import parse_url
+
+    arguments = _arguments(program, module=module, command=command)
+    settings, of_store = Settings.load(url)
+    if settings.url is not None:
+        parse_url(settings.url, **of_store)
+    trust_of(settings)
+    _check_autoload()
+    environment = {**os.environ, "S3CACHE_AUTOLOAD": "1"}
+    if url is not None:
+        environment["S3CACHE_URL"] = url
+    if as_json:
+        environment["S3CACHE_SUMMARY"] = "json"
+    environment.setdefault("S3CACHE_SUMMARY", "1")
+    if not job_here():  # then each rank is one of a job already
+        environment[JOB] = secrets.token_hex(4)
+    os.execve(  # noqa: S606 - it is what it was asked to run
+        sys.executable, [sys.executable, *_interpreter_options(), *arguments], environment
+    )
+
+
+def _check_autoload() -> None:
+    """Raise ConfigError if ``import torch`` in the program would not turn s3cache on."""
+    from importlib.metadata import entry_points
+
+    switch = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    if os.environ.get(switch, "1") != "1":
+        raise ConfigError(
+            f"environment variable {switch}",
+            f"is {os.environ[switch]!r}, and torch then loads no s3cache",
+            "unset it, or call s3cache.enable() in the program",
+        )
+    if not entry_points(group="torch.backends", name="s3cache"):
+        raise ConfigError(
+            "s3cache",
+            "is not installed, only on the path: torch does not find it",
+            "install it (pip install torch-s3cache), or call s3cache.enable() in the program",
+        )
+
+
+def _interpreter_options() -> list[str]:
+    """Return the options that Python itself was started with, such as ``-u`` and ``-X``."""
+    *options, command = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if command != sys.argv[0]:  # not a script, but the argument of -m: `-u -m s3cache`
+        last = re.match("-([A-Za-z]*?)[cm]", command if command[0] == "-" else options.pop())
+        if last is not None and last[1]:
+            options.append(f"-{last[1]}")
+    return options
+
 
 # -- check
 
@@ -40,14 +140,9 @@ _KEY_DIGITS = 12
 @grouped(out=Output)
 def check(
     out: Output,
-    program: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."
-        ),
-    ],
-    module: Annotated[bool, typer.Option("-m", help="A module, not a script.")] = False,
-    command: Annotated[bool, typer.Option("-c", help="Code, not a script.")] = False,
+    program: Program,
+    module: Module = False,
+    command: Command = False,
     quiet: Annotated[
         str,
         typer.Option(metavar="TIME", help="End it when it compiled nothing for so long; 0: never."),
@@ -72,13 +167,8 @@ def check(
     """
     from s3cache.checking import Limits, check_program
 
-    if module and command:
-        raise ConfigError("option -c", "is given beside -m", "leave one of them out")
-    kind = ["-m"] if module else ["-c"] if command else []
-    if not kind and program[0] != "-" and not os.path.exists(program[0]):
-        raise ConfigError(f"script {program[0]}", "is not there", "name another, or give -m or -c")
     found = check_program(
-        [*kind, *program],
+        _arguments(program, module=module, command=command),
         Limits(
             quiet_s=duration_s("--quiet", quiet) or None,
             steps=steps,
