@@ -37,10 +37,8 @@ if TYPE_CHECKING:
         UntrustedError,
     )
     from s3cache.explaining import Difference, Explained, Explanation, explain
+    from s3cache.graph import Graph, GraphBreak, Report
     from s3cache.hooks import (
-        Graph,
-        GraphBreak,
-        Report,
         active,
         check,
         disable,
@@ -65,7 +63,8 @@ else:
         "ReadOnlyError S3CacheError StoreError TransientError TruncatedError UnsupportedTorchError "
         "UntrustedError",
         explaining="Difference Explained Explanation explain",
-        hooks="Graph GraphBreak Report active check disable enable enabled register_cacheable",
+        graph="Graph GraphBreak Report",
+        hooks="active check disable enable enabled register_cacheable",
         settings="Mode Options Settings",
         stats="CacheStats Listener Reason TransferEvent",
         store="FileLocation MemoryLocation S3Options StoreOptions",

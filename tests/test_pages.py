@@ -65,6 +65,12 @@ def test_the_text_of_a_section_is_that_of_the_page() -> None:
     assert page.partition("### denied\n\n")[2].startswith(f"{section.text}\n\n### full\n")
 
 
+def test_the_page_of_reasons_says_each_in_the_words_of_explain() -> None:
+    page = (ROOT / "docs" / "reasons.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\(#\1\) \| (.+) \|$", page, re.MULTILINE)
+    assert rows == [(str(reason), reason.text) for reason in Reason]
+
+
 def test_causes_of_distrust_are_told() -> None:
     (section,) = sections_on("untrusted")
     assert re.findall(r"^\| `([\w-]+)` \|", section.text, re.MULTILINE) == list(get_args(Cause))

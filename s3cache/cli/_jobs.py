@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from s3cache._pages import footer
 from s3cache._words import counted
 from s3cache.cli._options import Steps, Url, duration_s, grouped, size_bytes
 from s3cache.cli._output import Output, size_text
@@ -20,7 +19,7 @@ from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from s3cache.benching import Bench, Times
-    from s3cache.checking import Checked, CheckedGraph
+    from s3cache.graph import Report
 
 __all__ = ["bench", "check", "run", "warm"]
 
@@ -134,7 +133,6 @@ _CHECK_ENDS = {
     "timeout": "the program was ended: its time was over (--timeout)",
     "interrupted": "the program was ended: interrupted",
 }
-_KEY_DIGITS = 12
 
 
 @grouped(out=Output)
@@ -181,49 +179,18 @@ def check(
         out.record(found.as_dict())
     else:
         _show_check(out, found)
-    if found.end == "interrupted":
+    if found.program["end"] == "interrupted":
         return 130
     return 0 if found.cacheable else 1
 
 
-def _show_check(out: Output, found: Checked) -> None:
-    code = f" with {found.exit_code}" if found.exit_code else ""
-    out.note(f"{_CHECK_ENDS[found.end]}{code}")
-    if not found.graphs:
-        out.line("no graph: the program called nothing that torch.compile compiles by Inductor")
-        return
-    good = sum(graph.cacheable for graph in found.graphs)
-    out.line(f"{good} of {counted(len(found.graphs), 'graph')} can be cached")
-    for index, graph in enumerate(found.graphs):
-        out.line(f"graph {index}: {_verdict(graph)}")
-        for reason in graph.reasons:
-            where = reason.get("line") or reason.get("node") or ""
-            text = f"{reason.get('message', '')} [{reason.get('code', '')}]"
-            out.line(f"  {where}: {text}" if where else f"  {text}")
-            if reason.get("fix"):
-                out.line(f"    fix: {reason['fix']}")
-    for place in found.breaks:
-        out.line(f"graph break at {place['where']}: {place['reason']}")
-    if not found.complete:
-        out.line("and more: so many lookups are not recorded")
-    if more := footer(each.get("code", "") for graph in found.graphs for each in graph.reasons):
-        out.line(more)
-
-
-def _verdict(graph: CheckedGraph) -> str:
-    parts = [graph.nodes] if graph.nodes else []
-    if graph.where is not None:
-        file, line, function = graph.where
-        parts.append(f"{file}:{line} in {function}")
-    if graph.times > 1:
-        parts.append(f"{graph.times} times")
-    if graph.cacheable:
-        parts.append(f"key {graph.key[:_KEY_DIGITS]}")
-    elif graph.in_halves:
-        parts.append("cannot be cached as a whole, its halves can")
+def _show_check(out: Output, found: Report) -> None:
+    code = found.program["exit_code"]
+    out.note(f"{_CHECK_ENDS[str(found.program['end'])]}{f' with {code}' if code else ''}")
+    if found.graphs:
+        out.text(str(found))
     else:
-        parts.append("cannot be cached")
-    return ", ".join(parts)
+        out.line("no graph: the program called nothing that torch.compile compiles by Inductor")
 
 
 # -- warm

@@ -18,6 +18,7 @@ from s3cache.explaining._nearest import EntrySource, Neighbor, nearest
 from s3cache.explaining._runs import Runs, url_of
 from s3cache.records import Record, Run, folded, ranks_in_words
 from s3cache.settings import Settings
+from s3cache.stats import Reason
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,24 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explained", "Explanation", "explain"]
 
-_REASONS = {
-    "absent": "nobody has saved it under this key",
-    "guard": "there are entries under this key, whose guards on sizes or memory do not hold here",
-    "corrupt": "what was there was damaged or could not be used, and was set aside",
-    "untrusted": "what was there is signed by nobody who is trusted here",
-    "timeout": "the remote did not answer within lookup_timeout_s",
-    "unavailable": "the store could not be reached",
-    "denied": "credentials are missing, or not allowed to read",
-    "full": "there was no room",
-    "machine": "this machine had no room, memory or descriptors for it",
-    "device": "the driver of the accelerator would not load its kernels",
-    "ranks": "another rank of the job missed, and all compile together",
-    "disabled": "the mode does not look anything up",
-    "forced": "recache=True asks to compile anew",
-    "error": "s3cache made a mistake: its log has more",
-}
-
-
+_REASONS = {str(reason): reason.text for reason in Reason}
 # Of the table that a notebook shows.
 _COLUMNS = ("outcome", "where", "why", "what differs")
 

@@ -3,7 +3,6 @@
 ``_keys`` → ``_lookups`` (``_kernels``) → ``_bundling`` → ``_saves``; ``_session`` puts them in.
 """
 
-from s3cache.hooks._check import Graph, GraphBreak, Report
 from s3cache.hooks._session import (
     active,
     check,
@@ -15,9 +14,6 @@ from s3cache.hooks._session import (
 )
 
 __all__ = [
-    "Graph",
-    "GraphBreak",
-    "Report",
     "active",
     "check",
     "disable",

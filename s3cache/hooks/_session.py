@@ -19,11 +19,12 @@ from s3cache._pages import pointer
 from s3cache._problems import code_of
 from s3cache.cache import Cache, Engine, announce, cache_over, latest
 from s3cache.errors import S3CacheError
+from s3cache.graph import Report
 from s3cache.hooks._backward_modules import BackwardModules
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._bundling import Bundling
 from s3cache.hooks._bypasses import Bypasses
-from s3cache.hooks._check import Report, checked
+from s3cache.hooks._check import checked
 from s3cache.hooks._clearing import Clearing
 from s3cache.hooks._events import Events
 from s3cache.hooks._fx_graphs import FxGraphSeam
