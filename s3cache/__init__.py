@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         UnsupportedTorchError,
         UntrustedError,
     )
-    from s3cache.explaining import Difference, Explained, Explanation, explain
     from s3cache.graph import Graph, GraphBreak, Report
     from s3cache.hooks import (
         active,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         enabled,
         register_cacheable,
     )
+    from s3cache.insight import Difference, Explained, Explanation, explain
     from s3cache.settings import Mode, Options, Settings
     from s3cache.stats import CacheStats, Listener, Reason, TransferEvent
     from s3cache.store import FileLocation, MemoryLocation, S3Options, StoreOptions
@@ -62,7 +62,7 @@ else:
         "DownloadTimeoutError MissingContainerError NoSpaceError PermanentError PreconditionError "
         "ReadOnlyError S3CacheError StoreError TransientError TruncatedError UnsupportedTorchError "
         "UntrustedError",
-        explaining="Difference Explained Explanation explain",
+        insight="Difference Explained Explanation explain",
         graph="Graph GraphBreak Report",
         hooks="active check disable enable enabled register_cacheable",
         settings="Mode Options Settings",

@@ -85,7 +85,7 @@ class Reason(str, Enum):
         return member
 
     def __str__(self) -> str:
-        return self.value
+        return str(self.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import pytest
 
 from s3cache import _pages, errors
 from s3cache._pages import command, footer, pointer, sections, sections_on
-from s3cache.doctor import Check, Name
 from s3cache.graph import Code, Unsafe
+from s3cache.insight import Check, Name
 from s3cache.stats import Reason
 from s3cache.trust import Cause
 

@@ -24,7 +24,7 @@ def test_no_command_tells_of_one_entries() -> None:
     assert _ANY.search('f"{shown} entries"')
     shown = {
         f"{path.name}: {found}"
-        for room in ("cli", "doctor", "explaining")
+        for room in ("cli", "insight", "manage")
         for path in (ROOT / "s3cache" / room).glob("*.py")
         for found in _ANY.findall(path.read_text(encoding="utf-8"))
     }

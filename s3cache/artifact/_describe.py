@@ -247,7 +247,8 @@ def _typed(cls: type[M], parts: Mapping[str, Value]) -> M:
 
 def _fits(hint: Any, value: Value) -> bool:
     """Return whether ``value`` is of the type that a field has."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin: Any = get_origin(hint)
+    arguments = get_args(hint)
     if origin in (Union, types.UnionType):
         return Thing in arguments or any(_fits(each, value) for each in arguments)
     if origin is Literal:
@@ -278,7 +279,7 @@ _MAX_DEPTH = 32
 _MAX_TEXT = 4000
 _MAX_SHOWN_TEXT = 200
 # Objects that one value is taken apart into; the rest are digests. Shared parts count each time.
-_MAX_THINGS = 5000
+_MAX_THINGS = 20_000
 # Their text says all there is to say of them.
 _SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
 _SCHEMAS = "torch._functorch._aot_autograd."

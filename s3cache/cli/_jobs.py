@@ -18,8 +18,8 @@ from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.benching import Bench, Times
     from s3cache.graph import Report
+    from s3cache.manage.bench import Bench, Times
 
 __all__ = ["bench", "check", "run", "warm"]
 
@@ -69,7 +69,7 @@ def run(
     process, with the environment that turns s3cache on, in the processes that it starts too. Each
     process that compiles ends with one line of what hit and missed (S3CACHE_SUMMARY=0: none).
     """
-    from s3cache.catalog import trust_of
+    from s3cache.manage import trust_of
     from s3cache.records import JOB, job_here
     from s3cache.settings import Settings
     from s3cache.store import parse_url
@@ -163,7 +163,7 @@ def check(
     is after the first steps of training that takes days, which then saves nothing. Exits with 1 if
     a graph cannot be cached as a whole, or nothing was compiled.
     """
-    from s3cache.checking import Limits, check_program
+    from s3cache.manage.check import Limits, check_program
 
     found = check_program(
         _arguments(program, module=module, command=command),
@@ -231,7 +231,7 @@ def warm(
     Exits with 1 if the time was over, the job failed, something is not uploaded, or it compiled
     nothing at all.
     """
-    from s3cache.warming import warm as warmed
+    from s3cache.manage.warm import warm as warmed
 
     done = warmed(
         command,
@@ -291,7 +291,7 @@ def bench(
     s3cache-bench-..., and removed in the end; where the credentials may not delete it is said what
     stays. Exits with 1 if the warm start did not hit.
     """
-    from s3cache.benching import Bench
+    from s3cache.manage.bench import Bench
 
     with out.progress("measured", Bench.tries(0 if storage_only else rounds)) as advance:
         running = Bench(

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from s3cache._notebooks import code, table, text
 from s3cache._pages import footer
-from s3cache._words import counted, printable
+from s3cache._words import code, counted, printable, table, text
 from s3cache.graph._safety import Unsafe
 from s3cache.graph._stable import Component
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LOOKS_UP = """
 import atexit, os, sys, time
 from s3cache.records import Record, Recorder
+os.makedirs(os.environ["S3CACHE_LOCAL_DIR"], 0o700, exist_ok=True)
 recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
 atexit.register(recorder.close, 60)
 def look_up(outcome, key="", **more):

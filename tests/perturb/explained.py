@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from s3cache import Difference, Graph, Report
-from s3cache.explaining import KeyDescription, differences
+from s3cache.insight import KeyDescription, differences
 from tests.perturb.changes import all_bases, all_changes
 from tests.perturb.program import Change, Program, report_of
 
