@@ -4,54 +4,40 @@
 the storage engine by itself. Stores and their wrappers are in :mod:`s3cache.store`, the format of
 entries is in :mod:`s3cache.frame`; :mod:`s3cache.errors` draws the tree of errors.
 
-Importing this package costs next to nothing: each name but the errors is loaded when it is first
-used.
+Importing this package costs next to nothing: each name is loaded when it is first used.
 """
 
-from __future__ import annotations
-
-import sys
-
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("s3cache", "-ms3cache"):
-    # For `python -m s3cache run`, before anything is imported that may lie in this directory too.
-    from s3cache._programs import leave_directory
-
-    leave_directory()
-
-from typing import TYPE_CHECKING
-
-from s3cache import errors
+# No module of the standard library is imported here: a file of that name may lie in the current
+# directory, which `python -m s3cache` has on its path until `__main__.py` takes it from there.
 from s3cache._lazy import lazy_exports
 from s3cache._version import __version__
-from s3cache.errors import (
-    AccessDeniedError,
-    CircuitOpenError,
-    ClosedError,
-    ConfigError,
-    CorruptError,
-    DownloadTimeoutError,
-    MissingContainerError,
-    NoSpaceError,
-    PermanentError,
-    PreconditionError,
-    ReadOnlyError,
-    S3CacheError,
-    StoreError,
-    TransientError,
-    TruncatedError,
-    UnsupportedTorchError,
-    UntrustedError,
-)
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from s3cache import frame, store
+    from s3cache import errors, frame, store
     from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
     from s3cache.checkpoints import flush_at_checkpoint
-    from s3cache.explaining import Difference, Explained, Explanation, explain
+    from s3cache.errors import (
+        AccessDeniedError,
+        CircuitOpenError,
+        ClosedError,
+        ConfigError,
+        CorruptError,
+        DownloadTimeoutError,
+        MissingContainerError,
+        NoSpaceError,
+        PermanentError,
+        PreconditionError,
+        ReadOnlyError,
+        S3CacheError,
+        StoreError,
+        TransientError,
+        TruncatedError,
+        UnsupportedTorchError,
+        UntrustedError,
+    )
+    from s3cache.graph import Graph, GraphBreak, Report
     from s3cache.hooks import (
-        Graph,
-        GraphBreak,
-        Report,
         active,
         check,
         disable,
@@ -59,6 +45,7 @@ if TYPE_CHECKING:
         enabled,
         register_cacheable,
     )
+    from s3cache.insight import Difference, Explained, Explanation, explain
     from s3cache.settings import Mode, Options, Settings
     from s3cache.stats import CacheStats, Listener, Reason, TransferEvent
     from s3cache.store import FileLocation, MemoryLocation, S3Options, StoreOptions
@@ -66,12 +53,18 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
+        "errors",
         "frame",
         "store",
         cache="Cache Hit Miss NotSaved Saved",
         checkpoints="flush_at_checkpoint",
-        explaining="Difference Explained Explanation explain",
-        hooks="Graph GraphBreak Report active check disable enable enabled register_cacheable",
+        errors="AccessDeniedError CircuitOpenError ClosedError ConfigError CorruptError "
+        "DownloadTimeoutError MissingContainerError NoSpaceError PermanentError PreconditionError "
+        "ReadOnlyError S3CacheError StoreError TransientError TruncatedError UnsupportedTorchError "
+        "UntrustedError",
+        insight="Difference Explained Explanation explain",
+        graph="Graph GraphBreak Report",
+        hooks="active check disable enable enabled register_cacheable",
         settings="Mode Options Settings",
         stats="CacheStats Listener Reason TransferEvent",
         store="FileLocation MemoryLocation S3Options StoreOptions",

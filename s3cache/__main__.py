@@ -1,21 +1,20 @@
 """``python -m s3cache`` and the installed command ``s3cache``: one program, see ``s3cache.cli``."""
 
-from __future__ import annotations
-
+import os
 import sys
-
-from s3cache.cli import main
 
 __all__ = ["command"]
 
 
 def command() -> None:
-    """The installed command: its directory is not where programs import from."""
-    from s3cache._programs import leave_script
+    """Run the command line and exit."""
+    from s3cache.cli import main
 
-    leave_script()
     sys.exit(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # `-m` has put the current directory first: a json.py there is not the one that we import.
+    if sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]
+    command()

@@ -4,8 +4,6 @@ aioboto3 alone takes half a second to import, and torch several: whoever imports
 for what is then used of it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib import import_module

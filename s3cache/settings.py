@@ -108,8 +108,6 @@ class Settings:
             ``{pid}`` and ``{rank}`` become the process's number and rank.
         record: keep what was looked up in the local tier, for ``s3cache explain``; none of it
             leaves this machine.
-        hints: upload two small objects beside each entry, by which ``s3cache explain`` finds the
-            entry that is nearest to what missed, also where this machine has never seen it.
         shape_profile: share which sizes of tensors turned out to change, and start with those
             dynamic. A program that only compiles with constant sizes can fail for it.
         share_sources: leave in entries which lines of the program an operation is from, with the
@@ -154,7 +152,6 @@ class Settings:
     summary: bool | str = option(False, flag_or("json"))
     metrics_file: str | None = option(None)
     record: bool = option(True, FLAG)
-    hints: bool = option(False, FLAG)
     shape_profile: bool = option(False, FLAG)
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
@@ -234,7 +231,6 @@ class Options(StoreOptions, total=False):
     summary: bool | str | None
     metrics_file: str | os.PathLike[str] | None
     record: bool | str | None
-    hints: bool | str | None
     shape_profile: bool | str | None
     share_sources: bool | str | None
     trust: Trust | None

@@ -52,25 +52,40 @@ logger = logger_of("storage")
 
 
 class Reason(str, Enum):
-    """Why a lookup missed, or why an entry was not saved."""
+    """Why a lookup missed, or why an entry was not saved.
 
-    ABSENT = "absent"  # nobody has saved it
-    GUARD = "guard"  # there are entries, but the caller accepted none
-    CORRUPT = "corrupt"  # the bytes were damaged or forged; they were set aside
-    UNTRUSTED = "untrusted"  # there are entries, and nobody whom we trust has signed one
-    TIMEOUT = "timeout"  # no answer within the time a lookup may take
-    UNAVAILABLE = "unavailable"  # the store cannot be reached, or not now
-    DENIED = "denied"  # credentials are missing or not allowed to
-    FULL = "full"  # no room on the disk or in the upload queue
-    MACHINE = "machine"  # it is sound, and this machine has no room, memory or descriptors for it
-    DEVICE = "device"  # it is sound, and the driver of the accelerator here would not load it
-    RANKS = "ranks"  # another rank of the job has missed, and all have to compile together
-    DISABLED = "disabled"  # the mode does not allow it
-    FORCED = "forced"  # the user asked to compile anew
-    ERROR = "error"  # a mistake in s3cache
+    ``docs/reasons.md`` has a section on each, with what to do about it.
+
+    Attributes:
+        text: the same in words.
+    """
+
+    text: str
+
+    ABSENT = "absent", "no entry has been saved under this key"
+    GUARD = "guard", "no entry under this key has guards on sizes or memory that hold here"
+    CORRUPT = "corrupt", "the entry was damaged or could not be used, and was set aside"
+    UNTRUSTED = "untrusted", "no entry under this key is signed by a signer that is trusted here"
+    TIMEOUT = "timeout", "the remote did not answer within lookup_timeout_s"
+    UNAVAILABLE = "unavailable", "the store could not be reached"
+    DENIED = "denied", "credentials are missing, or not allowed to do it"
+    FULL = "full", "there was no room on the disk or in the queue of uploads"
+    MACHINE = "machine", "this machine had no room, memory or file descriptors for it"
+    DEVICE = "device", "the driver of the accelerator would not load its kernels"
+    RANKS = "ranks", "another rank of the job missed, and all ranks compile together"
+    DISABLED = "disabled", "the mode does not allow it"
+    FORCED = "forced", "recache=True asks to compile again"
+    ERROR = "error", "s3cache made a mistake: its log has more"
+
+    def __new__(cls, code: str, text: str) -> Reason:
+        """Return the member that is equal to its code."""
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.text = text
+        return member
 
     def __str__(self) -> str:
-        return self.value
+        return str(self.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ PICTURES = {
     ("docs/architecture.md", "torch's compiler"): "a diagram",
     ("docs/compile-cache.md", "torch.compile ── a graph"): "a diagram",
     ("docs/compile-cache.md", "s3cache: a graph is not"): "a message; tests/hooks/test_bypasses.py",
-    ("docs/explaining-misses.md", "run 20261123"): "what is printed; tests/explaining",
+    ("docs/explaining-misses.md", "run 20261123"): "what is printed; tests/insight",
     ("docs/explaining-misses.md", "miss: graph a98"): "the same; tests/hooks/test_rejected.py",
     ("docs/storage.md", "lookup(key)"): "a diagram",
     ("docs/storage.md", "objects/"): "names in a directory",

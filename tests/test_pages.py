@@ -13,8 +13,8 @@ import pytest
 
 from s3cache import _pages, errors
 from s3cache._pages import command, footer, pointer, sections, sections_on
-from s3cache.doctor import Check, Name
 from s3cache.graph import Code, Unsafe
+from s3cache.insight import Check, Name
 from s3cache.stats import Reason
 from s3cache.trust import Cause
 
@@ -63,6 +63,12 @@ def test_the_text_of_a_section_is_that_of_the_page() -> None:
     assert after.startswith(f"{section.text}\n\n## ")
     (section,) = sections_on("denied")
     assert page.partition("### denied\n\n")[2].startswith(f"{section.text}\n\n### full\n")
+
+
+def test_the_page_of_reasons_says_each_in_the_words_of_explain() -> None:
+    page = (ROOT / "docs" / "reasons.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\(#\1\) \| (.+) \|$", page, re.MULTILINE)
+    assert rows == [(str(reason), reason.text) for reason in Reason]
 
 
 def test_causes_of_distrust_are_told() -> None:

@@ -10,7 +10,7 @@ from s3cache._words import counted
 ROOT = Path(__file__).resolve().parents[1]
 # A number that is put right before a noun in the plural, whatever it is.
 _ANY = re.compile(
-    r"\{[^{}]+\} (?:entries|graphs|faults|warnings|files|keys|hints|objects|lookups|hits)\b"
+    r"\{[^{}]+\} (?:entries|graphs|faults|warnings|files|keys|objects|lookups|hits)\b"
 )
 
 
@@ -24,7 +24,7 @@ def test_no_command_tells_of_one_entries() -> None:
     assert _ANY.search('f"{shown} entries"')
     shown = {
         f"{path.name}: {found}"
-        for room in ("cli", "doctor", "explaining")
+        for room in ("cli", "insight", "manage")
         for path in (ROOT / "s3cache" / room).glob("*.py")
         for found in _ANY.findall(path.read_text(encoding="utf-8"))
     }

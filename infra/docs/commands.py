@@ -36,19 +36,6 @@ Progress is shown on a terminal only. No command unpickles an entry or loads a k
 `run` ends as the program ends that it runs.
 """
 
-_RUN = """
-## s3cache run
-
-```
-s3cache run [--url URL] [--json] [-m | -c] PROGRAM [ARGUMENT]...
-```
-
-Run a Python program with s3cache turned on, unchanged: a script, a `.pyc`, a directory or zip file
-with a `__main__`, `-` for standard input, with `-m` a module, with `-c` code. What follows its name
-is the program's. The processes that it starts have the cache too. Each process that compiles ends
-with one line of what hit and missed (`S3CACHE_SUMMARY=0`: none; `--json`: an object of JSON).
-"""
-
 
 def reference() -> str:
     """``docs/commands.md``."""
@@ -57,8 +44,7 @@ def reference() -> str:
     parts = [_HEAD]
     for command in app.registered_commands:
         assert command.name is not None
-        is_run = command.name == "run"
-        parts.append(_RUN if is_run else _section(command.name, command.callback))
+        parts.append(_section(command.name, command.callback))
     return "".join(parts)
 
 

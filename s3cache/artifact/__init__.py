@@ -6,7 +6,7 @@ from s3cache.artifact._artifact import (
     Artifact,
     variant_of,
 )
-from s3cache.artifact._describe import describe, description, packed, unpacked
+from s3cache.artifact._describe import describe, description, packed, to_plain, unpacked
 from s3cache.artifact._images import check_image, hidden_places, without_places
 from s3cache.artifact._metadata import (
     AOTConfig,
@@ -23,15 +23,16 @@ from s3cache.artifact._metadata import (
     Source,
     SubclassCreationMeta,
     SubclassMeta,
+    Thing,
     TorchName,
     TypeName,
+    Value,
     ViewAndMutationMeta,
     ViewMeta,
     ViewMetaSequence,
 )
 from s3cache.artifact._profile import Changing, ShapeProfile
 from s3cache.artifact._unpickling import UnreadableError, check_readable, unpickled
-from s3cache.artifact._values import Thing, Value, to_plain
 
 __all__ = [
     "CONDITIONS",

@@ -1,17 +1,36 @@
-"""From torch's objects to their descriptions, from there to the header of an entry, and back.
+"""From torch's objects to their descriptions, by field name; as bytes in a header, and back.
 
-What is described of an object is not listed: each of its attributes is, in the field of that name
-where its type is the one that the field has, else in ``extra``. Nothing is rebuilt from this:
+No field is listed here: each attribute of torch's object is described, in the field of that name if
+it is of the field's type, else in ``extra``. Two entries with different metadata never describe
+alike, but for whether a sequence is a list or a tuple. Nothing is rebuilt from a description:
 torch's own objects are in the entry.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import pickle
+import sys
+import types
 import zlib
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args, get_origin
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -20,71 +39,75 @@ from s3cache.artifact._metadata import (
     AOTConfig,
     Backward,
     GraphDescription,
+    InputAliasInfo,
+    MemberName,
     Meta,
-    OpaqueMeta,
-    PlainTensorMeta,
     Source,
-    SubclassCreationMeta,
     SubclassMeta,
+    Thing,
     TorchName,
     TypeName,
-    ViewAndMutationMeta,
-    ViewMeta,
-)
-from s3cache.artifact._values import (
     Value,
-    from_plain,
-    hints_of,
-    is_short,
-    is_union,
-    is_value,
-    name_of_type,
-    to_plain,
-    value_of,
+    ViewMeta,
 )
 from s3cache.errors import CorruptError
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from s3cache.frame import Header
     from s3cache.torch_api.protocols import AOTResult
 
-__all__ = ["describe", "described", "description", "packed", "unpacked"]
+__all__ = ["describe", "described", "description", "packed", "to_plain", "unpacked"]
 
 M = TypeVar("M", bound=Meta)
+
+# -- as bytes
 
 # Fifty times what a GPT of 6 layers takes.
 _MAX_PACKED_BYTES = 256 << 10
 _MAX_BYTES = 64 << 20
 # See MAX_ITEMS of the frame: no graph has that many inputs.
 _MAX_ITEMS = 1 << 16
+_MALFORMED = (
+    *(zlib.error, msgpack.UnpackException, RecursionError),
+    *(AttributeError, KeyError, TypeError, ValueError),  # not as _to_wire() writes it
+)
 
 
 def describe(entry: AOTResult) -> GraphDescription:
-    """All that torch's result for one graph says of it, but for its code."""
-    parts = {name: getattr(entry, name, None) for name in internals.ENTRY_DESCRIPTION.names}
-    subclasses, config = parts.pop("maybe_subclass_meta"), parts.pop("sanitized_aot_config")
-    bulk = {*internals.ENTRY_BULK.names, *internals.ENTRY_DESCRIPTION.names, CONDITIONS}
-    extra = {name: value_of(part) for name, part in _attributes(entry).items() if name not in bulk}
+    """Return all that torch's result for one graph says of it, but for its code."""
+    bulk = {*internals.ENTRY_BULK.names, CONDITIONS}
+    parts = {name: part for name, part in _attributes(entry).items() if name not in bulk}
+    subclasses, config = parts.pop("maybe_subclass_meta", None), parts.pop(_CONFIG, None)
     half = entry.compiled_bw
-    return GraphDescription(
-        runtime_metadata=described(ViewAndMutationMeta, entry.runtime_metadata),
+    names = [name for name in Backward.__dataclass_fields__ if hasattr(half, name)]
+    theirs = {
+        **parts,
+        "runtime_metadata": entry.runtime_metadata,
+        "indices_of_inps_to_detach": parts.get("indices_of_inps_to_detach") or (),
+        "dispatch_wrappers": list(entry.dispatch_wrappers),
+        "has_backward_module": entry.serialized_bw_module is not None,
+        CONDITIONS: getattr(entry, CONDITIONS, None),
+    }
+    return replace(
+        _typed(GraphDescription, {name: _value_of(part) for name, part in theirs.items()}),
         aot_config=None if config is None else described(AOTConfig, config),
         maybe_subclass_meta=None if subclasses is None else described(SubclassMeta, subclasses),
-        num_fw_outs_saved_for_bw=cast("int | None", parts["num_fw_outs_saved_for_bw"]),
-        indices_of_inps_to_detach=tuple(
-            cast("list[int]", parts["indices_of_inps_to_detach"] or ())
-        ),
-        dispatch_wrappers=tuple(value_of(wrapper) for wrapper in entry.dispatch_wrappers),
-        backward=None if half is None else _backward(half),
-        has_backward_module=entry.serialized_bw_module is not None,
-        s3cache_conditions=value_of(getattr(entry, CONDITIONS, None)),
-        extra=extra,
+        backward=None
+        if half is None
+        else _typed(Backward, {name: _value_of(getattr(half, name)) for name in names}),
     )
 
 
+def described(cls: type[M], theirs: object) -> M:
+    """Return what ``cls`` says of the object of torch that it stands for."""
+    return _typed(cls, {name: _value_of(part) for name, part in _attributes(theirs).items()})
+
+
 def description(header: Header) -> GraphDescription | None:
-    """What the header of an entry says of its graph; ``None`` if it says nothing.
+    """Return what the header of an entry says of its graph; ``None`` if it says nothing.
 
     Neither torch nor the entry's sections are needed, and nothing is unpickled.
 
@@ -99,23 +122,22 @@ def description(header: Header) -> GraphDescription | None:
     return unpacked(runtime)
 
 
-# -- as bytes
-
-
 def packed(description: GraphDescription) -> bytes | None:
-    """What goes into a header: zlib over msgpack; ``None`` if that is too large for one.
+    """Return what goes into a header, zlib over msgpack; ``None`` if that is too large for one.
 
     Equal descriptions give equal bytes, different ones different bytes.
     """
-    content = zlib.compress(msgpack.packb(to_plain(description), use_bin_type=True))
+    content = zlib.compress(msgpack.packb(_to_wire(description), use_bin_type=True))
     return content if len(content) <= _MAX_PACKED_BYTES else None
 
 
 def unpacked(content: bytes) -> GraphDescription:
-    """The description that :func:`packed` made into ``content``.
+    """Return the description that :func:`packed` made into ``content``.
+
+    What does not fit is in ``extra``: a newer s3cache, or a newer torch, may say more.
 
     Raises:
-        CorruptError: it has not.
+        CorruptError: it is no description.
     """
     try:
         inflating = zlib.decompressobj()
@@ -123,121 +145,298 @@ def unpacked(content: bytes) -> GraphDescription:
         if not inflating.eof or inflating.unused_data:
             raise CorruptError("runtime", "is too large, cut short, or followed by something")
         limits = dict.fromkeys(("max_array_len", "max_map_len"), _MAX_ITEMS)
-        return from_plain(
-            GraphDescription,
-            msgpack.unpackb(plain, raw=False, strict_map_key=True, max_ext_len=0, **limits),
+        found = _from_wire(
+            msgpack.unpackb(plain, raw=False, strict_map_key=True, max_ext_len=0, **limits)
         )
-    except (zlib.error, ValueError, TypeError, RecursionError, msgpack.UnpackException) as exc:
+    except _MALFORMED as exc:
         raise CorruptError("runtime", f"is no description ({exc!r})") from None
+    if not isinstance(found, GraphDescription):
+        raise CorruptError("runtime", f"describes {type(found).__name__}")
+    return found
 
 
-# -- torch's objects
+def _to_wire(value: Value) -> object:
+    """Return what msgpack holds: whatever is no scalar or tuple is a map with its ``type``."""
+    if isinstance(value, tuple):
+        return list(map(_to_wire, value))
+    if isinstance(value, _NAMES):
+        return {"type": type(value).__name__, "text": str(value)}
+    if isinstance(value, frozenset):
+        return {"type": "set", "items": list(map(_to_wire, _in_order(value)))}
+    if isinstance(value, Mapping):
+        return {"type": "map", "fields": _wire_fields(value)}
+    if isinstance(value, Meta):
+        parts = {name: part for name, part in vars(value).items() if part is not None}
+        del parts["extra"]
+        parts.pop("kind", None)
+        return {"type": type(value).__name__, "fields": _wire_fields({**parts, **value.extra})}
+    if isinstance(value, Thing):
+        items = None if value.items is None else list(map(_to_wire, value.items))
+        parts = None if value.fields is None else _wire_fields(value.fields)
+        return {"type": value.type, "text": value.text, "digest": value.digest} | {
+            "items": items,
+            "fields": parts,
+        }
+    return value
 
 
-def described(cls: type[M], theirs: object) -> M:
-    """What ``cls`` says of the object of torch that it stands for."""
-    hints = hints_of(cls)
-    known: dict[str, object] = {}
+def _from_wire(plain: Any) -> Value:
+    """Return what :func:`_to_wire` made into ``plain``."""
+    if isinstance(plain, list):
+        return tuple(map(_from_wire, plain))
+    if not isinstance(plain, dict):
+        return cast("Value", plain)
+    kind, text, items = str(plain["type"]), plain.get("text"), plain.get("items")
+    parts = {name: _from_wire(part) for name, part in (plain.get("fields") or {}).items()}
+    if kind in _MIRRORS:
+        return _typed(_MIRRORS[kind], parts)
+    if kind == "set":
+        return frozenset(map(_from_wire, items))
+    if kind == "map":
+        return parts
+    for cls in _NAMES:
+        if kind == cls.__name__:
+            return cls(text)
+    return Thing(
+        kind,
+        text,
+        plain.get("digest"),
+        None if items is None else tuple(map(_from_wire, items)),
+        None if plain.get("fields") is None else parts,
+    )
+
+
+def to_plain(value: object) -> object:
+    """Return a described object, or part of one, as maps, arrays and scalars, for JSON.
+
+    A dataclass is a map of those of its fields that are not ``None``.
+    """
+    if is_dataclass(value):
+        named = ((field.name, getattr(value, field.name)) for field in fields(value))
+        return {
+            name: to_plain(part)
+            for name, part in named
+            if part is not None and not (name == "extra" and not part)
+        }
+    if isinstance(value, frozenset):
+        return list(map(to_plain, _in_order(value)))
+    if isinstance(value, tuple):
+        return list(map(to_plain, value))
+    if isinstance(value, Mapping):
+        return {name: to_plain(part) for name, part in value.items()}
+    return value
+
+
+# -- by field name
+
+_CONFIG = "sanitized_aot_config"
+_NAMES = (TypeName, TorchName, MemberName)
+_MIRRORS: dict[str, type[Meta]] = {cls.__name__: cls for cls in Meta.__subclasses__()}
+
+
+def _typed(cls: type[M], parts: Mapping[str, Value]) -> M:
+    """Return the object of ``cls`` with these fields; ``extra`` has what does not fit."""
+    hints = _hints_of(cls)
+    known: dict[str, Value] = {}
     extra: dict[str, Value] = {}
-    for name, part in {**_attributes(theirs), **_computed(cls, theirs)}.items():
-        try:
-            if name not in hints or name in ("extra", "kind"):
-                raise _UnfitError
-            known[name] = _fitted(hints[name], part)
-        except _UnfitError:
-            extra[name] = value_of(part)
+    for name, part in parts.items():
+        is_known = name in hints and name not in ("extra", "kind") and _fits(hints[name], part)
+        (known if is_known else extra)[name] = part
     return cls(**known, extra=extra)
 
 
-class _UnfitError(Exception):
-    """Something is not of the type that is known here."""
+def _fits(hint: Any, value: Value) -> bool:
+    """Return whether ``value`` is of the type that a field has."""
+    origin: Any = get_origin(hint)
+    arguments = get_args(hint)
+    if origin in (Union, types.UnionType):
+        return Thing in arguments or any(_fits(each, value) for each in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin in (tuple, frozenset):
+        return isinstance(value, origin) and all(_fits(arguments[0], part) for part in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_fits(arguments[1], v) for v in value.values())
+    return isinstance(value, hint) and isinstance(value, bool) is (hint is bool)
+
+
+@functools.cache
+def _hints_of(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _wire_fields(parts: Mapping[str, Value]) -> dict[str, object]:
+    return {name: _to_wire(part) for name, part in parts.items()}
+
+
+def _in_order(values: Iterable[Value]) -> list[Value]:
+    return sorted(values, key=lambda each: f"{each:020}" if type(each) is int else repr(each))
+
+
+# -- from torch's objects
+
+_MAX_DEPTH = 32
+_MAX_TEXT = 4000
+_MAX_SHOWN_TEXT = 200
+# Objects that one value is taken apart into; the rest are digests. Shared parts count each time.
+_MAX_THINGS = 20_000
+# Their text says all there is to say of them.
+_SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
+_SCHEMAS = "torch._functorch._aot_autograd."
+
+
+def _value_of(value: object) -> Value:
+    """Return ``value`` as data; nothing of it is called but to pickle it."""
+    return _Describer().value(value, 0)
+
+
+class _Describer:
+    def __init__(self) -> None:
+        self._left = _MAX_THINGS
+
+    def value(self, value: Any, depth: int) -> Value:
+        kind = type(value)
+        if value is None or kind in (bool, float) or _is_short(value):
+            return cast("Value", value)
+        if kind is int and -(1 << 63) <= value < 1 << 63:
+            return int(value)
+        if isinstance(value, type):
+            return TypeName(_name_of_type(value))
+        if isinstance(value, Enum):
+            return MemberName(value.name)
+        if kind.__module__ == "torch" and kind.__name__ in _SAID_BY_TEXT:
+            return TorchName(value)
+        if depth >= _MAX_DEPTH:
+            return _opaque(value)
+        if kind.__name__ in _MIRRORS and kind.__module__.startswith(_SCHEMAS):
+            parts = _attributes(value)
+            return _typed(_MIRRORS[kind.__name__], self._values(parts, depth + 1))
+        if kind.__name__.endswith("ViewMeta"):
+            return self._view(value, depth + 1)
+        if kind in (list, tuple) or kind.__name__ == "Size":
+            return tuple(self.value(item, depth + 1) for item in value)
+        if kind in (dict, OrderedDict) and all(type(k) is str and _is_short(k) for k in value):
+            return self._values(value, depth + 1)
+        if kind in (set, frozenset):
+            members = [self.value(item, depth + 1) for item in value]
+            with contextlib.suppress(TypeError):  # of a described object that has mappings
+                return frozenset(members)
+        self._left -= 1
+        return _opaque(value) if self._left < 0 else self._thing(value, depth + 1)
+
+    def _values(self, parts: Mapping[str, object], depth: int) -> dict[str, Value]:
+        return {name: self.value(part, depth) for name, part in parts.items()}
+
+    def _thing(self, value: object, depth: int) -> Value:
+        kind = _name_of_type(type(value))
+        if isinstance(value, internals.source.get()):
+            name = internals.name_of_source(value)
+            named = {each: getattr(value, each) for each in _names_of_fields(value)}
+            said = Thing(kind, fields=self._values(named, depth))
+            return Source(name=name if _is_short(name) else None, description=said)
+        if isinstance(value, (list, tuple)):
+            return Thing(kind, items=tuple(self.value(item, depth) for item in value))
+        if isinstance(value, (set, frozenset)):
+            items = (self.value(item, depth) for item in value)
+            return Thing(kind, items=tuple(sorted(items, key=repr)))
+        if isinstance(value, Mapping):
+            pairs = ((self.value(k, depth), self.value(v, depth)) for k, v in value.items())
+            return Thing(kind, items=tuple(pairs))
+        if (tensor := self._tensor(value, depth)) is not None:
+            return tensor
+        if _is_its_attributes(value):
+            return Thing(kind, fields=self._values(_attributes(value), depth))
+        return _opaque(value)
+
+    def _view(self, view: object, depth: int) -> ViewMeta:
+        as_tuple = getattr(view, "as_tuple", None)  # not every kind of view has it
+        if as_tuple is None:
+            return ViewMeta(type=type(view).__name__, extra={"view": _opaque(view)})
+        return ViewMeta(type=type(view).__name__, arguments=self.value(as_tuple(), depth))
+
+    def _tensor(self, value: object, depth: int) -> Thing | None:
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(value, torch.Tensor):
+            return None
+        tensor: Tensor = value
+        known: dict[str, Value] = {}
+        for name in ("shape", "stride", "dtype", "device", "requires_grad"):
+            try:
+                part: object = tensor.stride() if name == "stride" else getattr(tensor, name)
+                known[name] = self.value(part, depth)
+            except Exception:  # noqa: BLE001 - whatever a subclass makes of it
+                known[name] = None
+        return Thing(_name_of_type(type(tensor)), digest=_pickled(tensor), fields=known)
 
 
 def _attributes(theirs: object) -> dict[str, object]:
+    named = {name: getattr(theirs, name) for name in _names_of_fields(theirs)}
+    computed = internals.COMPUTED if type(theirs).__name__ == InputAliasInfo.__name__ else ()
+    return {
+        **named,
+        **getattr(theirs, "__dict__", {}),
+        **{name: getattr(theirs, name) for name in computed if hasattr(theirs, name)},
+    }
+
+
+def _names_of_fields(theirs: object) -> list[str]:
     names = [field.name for field in fields(theirs)] if is_dataclass(theirs) else []
-    known = {name: getattr(theirs, name) for name in names if hasattr(theirs, name)}
-    return {**known, **getattr(theirs, "__dict__", {})}
+    return [name for name in names if hasattr(theirs, name)]
 
 
-def _computed(cls: type, theirs: object) -> dict[str, object]:
-    """Properties of torch's object that are told like attributes."""
-    names = internals.COMPUTED if "mutation_type" in hints_of(cls) else ()
-    return {name: getattr(theirs, name) for name in names if hasattr(theirs, name)}
+def _name_of_type(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _fitted(hint: object, theirs: object) -> object:
-    """``theirs`` as ``hint`` has it, if nothing of it gets lost.
-
-    Raises:
-        _UnfitError: it would.
-    """
-    if is_value(hint):
-        return value_of(theirs)
-    if is_union(hint):
-        return _one_of(get_args(hint), theirs)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal and isinstance(theirs, Enum) and theirs.name in arguments:
-        return theirs.name
-    if origin is tuple and isinstance(theirs, (list, tuple)):
-        return tuple(_fitted(arguments[0], part) for part in theirs)
-    if origin is frozenset and isinstance(theirs, (set, frozenset)):
-        return frozenset(_fitted(arguments[0], part) for part in theirs)
-    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(theirs, Mapping):
-        if all(type(name) is str and is_short(name) for name in theirs):
-            return {name: _fitted(arguments[1], part) for name, part in theirs.items()}
-        raise _UnfitError
-    return _single(hint, theirs)
+def _is_short(text: object) -> bool:
+    """Return whether text or bytes are described by themselves."""
+    if type(text) is bytes:
+        return len(text) <= _MAX_TEXT
+    is_text = type(text) is str and len(text) <= _MAX_TEXT
+    return is_text and text.encode(errors="replace").decode() == text
 
 
-def _single(hint: object, theirs: object) -> object:
-    if hint is TypeName and isinstance(theirs, type):
-        return name_of_type(theirs)
-    if hint is TorchName and type(theirs).__module__ == "torch":
-        return str(theirs)
-    if hint is Source:
-        return _source(theirs)
-    if hint is ViewMeta:
-        return _view(theirs)
-    if isinstance(hint, type) and issubclass(hint, Meta):
-        if type(theirs).__name__ != hint.__name__:
-            raise _UnfitError
-        return described(hint, theirs)
-    if type(theirs) is hint and value_of(theirs) is theirs:
-        return theirs
-    raise _UnfitError
+def _is_its_attributes(value: object) -> bool:
+    """Return whether an object is only its attributes: it has no way of its own to pickle."""
+    cls = type(value)
+    if isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType)) or (
+        cls.__reduce_ex__ is not object.__reduce_ex__
+        or cls.__reduce__ is not object.__reduce__
+        or getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
+    ):
+        return False
+    slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+    return is_dataclass(value) if slots else hasattr(value, "__dict__")
 
 
-def _one_of(hints: tuple[object, ...], theirs: object) -> object:
-    if theirs is None and type(None) in hints:
+def _opaque(value: object) -> Thing:
+    kind = _name_of_type(type(value))
+    if type(value) is str:
+        content = value.encode(errors="surrogatepass")
+        return Thing(
+            kind, value[:_MAX_SHOWN_TEXT].encode(errors="replace").decode(), _digest(content)
+        )
+    if type(value) is bytes:
+        return Thing(kind, digest=_digest(value))
+    name = getattr(value, "__qualname__", None)
+    text = f"{getattr(value, '__module__', '')}.{name}" if isinstance(name, str) else _text(value)
+    digest = _pickled(value) or _digest(_text(value).encode(errors="surrogatepass"))
+    return Thing(kind, text[:_MAX_SHOWN_TEXT].encode(errors="replace").decode(), digest)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - whatever a user's class does
+        return ""
+
+
+def _pickled(value: object) -> str | None:
+    try:
+        return _digest(pickle.dumps(value))
+    except Exception:  # noqa: BLE001 - many things cannot be pickled, each with its own error
         return None
-    some = [hint for hint in hints if hint is not type(None)]
-    if len(some) > 1:
-        some = [_CREATION[name] for name in _CREATION if name == type(theirs).__name__]
-    if not some:
-        raise _UnfitError
-    return _fitted(some[0], theirs)
 
 
-_CREATION: dict[str, type[Meta]] = {
-    cls.__name__: cls for cls in (PlainTensorMeta, SubclassCreationMeta, OpaqueMeta)
-}
-
-
-def _view(view: object) -> ViewMeta:
-    as_tuple = getattr(view, "as_tuple", None)  # not every kind of view has it
-    if as_tuple is None:
-        return ViewMeta(type=type(view).__name__, extra={"view": value_of(view)})
-    return ViewMeta(type=type(view).__name__, arguments=value_of(as_tuple()))
-
-
-def _source(source: object) -> Source:
-    name = internals.name_of_source(source)
-    if name is not None and not is_short(name):
-        name = None  # its description says it
-    return Source(name=name, description=value_of(source, records=(internals.source.get(),)))
-
-
-def _backward(half: object) -> Backward:
-    names = [name for name in hints_of(Backward) if hasattr(half, name) and name != "extra"]
-    known = {name: _fitted(hints_of(Backward)[name], getattr(half, name)) for name in names}
-    return Backward(**known)  # type: ignore[arg-type]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]

@@ -1,23 +1,19 @@
 """What a compiled graph does to its inputs and outputs, as typed data.
 
-Each class here stands for one of AOTAutograd's (``torch/_functorch/_aot_autograd/schemas.py``),
-whose names of classes and fields it has; what a field means is said there at length. They are made
-of the header of an entry: torch need not be installed, and nothing is unpickled.
+Each dataclass here stands for one of AOTAutograd's (``torch/_functorch/_aot_autograd/schemas.py``)
+and has its names of class and fields; torch's docstrings say what a field means. They are read from
+the header of an entry: torch need not be installed, and nothing is unpickled.
 
-Every field may be ``None``, or empty: then that torch has no such field, or the entry was written
-before it was described, or ``extra`` has it. ``extra`` holds, by name, each attribute of torch's
-object that is not known here, or not of the type that is known here. So nothing is ever lost: two
-entries with different metadata never describe alike, but for whether a sequence is a list or a
-tuple.
+Every field may be ``None``, or empty: that torch has no such field, or the entry was written before
+it was described, or ``extra`` has it. ``extra`` holds, by name, each attribute of torch's object
+that is not known here, or not of the type that is known here: what a newer torch adds is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NewType, TypeAlias
-
-from s3cache.artifact._values import Value
+from typing import Literal, TypeAlias, Union
 
 __all__ = [
     "AOTConfig",
@@ -25,6 +21,7 @@ __all__ = [
     "BackwardSignature",
     "GraphDescription",
     "InputAliasInfo",
+    "MemberName",
     "MemoryFormatMeta",
     "Meta",
     "MutationType",
@@ -35,12 +32,83 @@ __all__ = [
     "Source",
     "SubclassCreationMeta",
     "SubclassMeta",
+    "Thing",
     "TorchName",
     "TypeName",
+    "Value",
     "ViewAndMutationMeta",
     "ViewMeta",
     "ViewMetaSequence",
 ]
+
+# -- any value as data
+
+
+class TypeName(str):
+    """A class, as ``module.name``."""
+
+    __slots__ = ()
+
+
+class TorchName(str):
+    """A device, dtype, layout or memory format as torch writes it: ``"cuda:0"``."""
+
+    __slots__ = ()
+
+
+class MemberName(str):
+    """A member of an enumeration."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object that is no plain value: its class, and as much of it as data can say.
+
+    Attributes:
+        type: its class, as ``module.name``.
+        text: what people would call it: the name of a function, the beginning of a long text;
+            ``None`` where items or fields say it.
+        digest: of its pickled form, or of all of a long text, where the rest does not tell it from
+            every other.
+        items: of a sequence or set; of a mapping its pairs.
+        fields: attributes of an object, by name.
+    """
+
+    type: str
+    text: str | None = None
+    digest: str | None = None
+    items: tuple[Value, ...] | None = None
+    fields: Mapping[str, Value] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """Base of the classes that stand for torch's; ``extra`` holds the attributes they lack."""
+
+    extra: Mapping[str, Value] = field(default_factory=dict)
+
+
+#: None, a bool, number, short text or bytes; a tuple, set or mapping of values; a described object,
+#: or a :class:`Thing` for any other. Values that differ have descriptions that differ, but for
+#: whether a sequence is a list or a tuple: what is not taken apart has a digest.
+Value: TypeAlias = Union[  # noqa: UP007 - it contains itself
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+    tuple["Value", ...],
+    frozenset["Value"],
+    Mapping[str, "Value"],
+    Meta,
+    Thing,
+    None,
+]
+
+
+# -- torch's metadata
 
 #: What an output is to the inputs, to other outputs and to intermediates of the graph.
 OutputType: TypeAlias = Literal[
@@ -58,18 +126,6 @@ _WITH_TANGENTS = ("non_alias", "unsafe_view_alias", "custom_function_view")
 #: Whether an input is mutated, and whether the compiled code does so or the code around it.
 Slice: TypeAlias = "slice[int, int | None, None]"
 MutationType: TypeAlias = Literal["NOT_MUTATED", "MUTATED_IN_GRAPH", "MUTATED_OUT_GRAPH"]
-
-#: A class, as ``module.name``.
-TypeName = NewType("TypeName", str)
-#: A device or memory format, as torch writes it: ``"cuda:0"``, ``"torch.channels_last"``.
-TorchName = NewType("TorchName", str)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Meta:
-    """What all of them have: ``extra``, see the module."""
-
-    extra: Mapping[str, Value] = field(default_factory=dict)
 
 
 # -- inputs and outputs

@@ -1,9 +1,8 @@
 """The command line: ``s3cache ...`` and ``python -m s3cache ...``.
 
-What the commands do is done in the rooms above; here it is asked for and shown. Commands are
-functions, some to a module, registered in ``_app.py``; ``run`` alone is parsed by itself, so that a
-program that is started by it has neither Typer nor Rich in its process. :func:`main` is where each
-command begins, and where its errors end: in one line, and an exit code.
+Commands are functions, several to a module, registered in ``_app.py``. They parse arguments and
+show results; the rooms above do the work. :func:`main` is where each command begins and where its
+errors end: in one line, and an exit code.
 """
 
 from __future__ import annotations
@@ -20,16 +19,11 @@ _FOUND, _USAGE, _STORE, _INTERRUPTED = 1, 2, 3, 130
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say; returns the exit code, and raises nothing but what ``run`` does.
+    """Do what the arguments say, and return the exit code.
 
     Codes: 0 all is well; 1 something was found, or not all could be done; 2 the arguments or
     settings cannot be used; 3 the store or the disk cannot do it; 130 interrupted.
     """
-    if arguments[:1] == ["run"]:
-        from s3cache.cli._run import run
-
-        run(arguments)
-        return 0
     from s3cache.cli._app import app
     from s3cache.cli._output import error_text, redacted, show_retries
     from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError

@@ -12,7 +12,7 @@ from s3cache.cli._changes import clear, gc, mirror, prefetch, pull, push, rm
 from s3cache.cli._entries import du, ls, verify
 from s3cache.cli._explain import explain, report
 from s3cache.cli._inspect import inspect
-from s3cache.cli._jobs import bench, check, warm
+from s3cache.cli._jobs import bench, check, run, warm
 from s3cache.cli._setup import doctor, keygen, show_version, stats
 
 __all__ = ["app"]
@@ -52,17 +52,11 @@ def _root(
     pass
 
 
-@app.command("run", add_help_option=False, context_settings={"ignore_unknown_options": True})
-def _run(program: list[str]) -> None:
-    """Run a Python program with s3cache turned on (see s3cache run --help)."""
-    from s3cache.cli._run import run
+# What follows the name of a program is the program's.
+_OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
-    run(["run", *program])
-
-
-app.command(
-    "check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)(check)
+app.command("run", context_settings=_OF_A_PROGRAM)(run)
+app.command("check", context_settings=_OF_A_PROGRAM)(check)
 app.command("warm")(warm)
 app.command("version")(show_version)
 app.command("doctor")(doctor)

@@ -23,7 +23,7 @@ from s3cache.cli._output import Output, size_text
 from s3cache.errors import AccessDeniedError, ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.catalog import Place, Selection, Tally
+    from s3cache.manage import Place, Selection, Tally
 
 __all__ = ["clear", "gc", "mirror", "prefetch", "pull", "push", "rm"]
 
@@ -44,7 +44,7 @@ def pull(selection: Selection, out: Output, url: Url = None) -> None:
     What is there already stays; what was interrupted goes on where it was. The local tier keeps
     its bounds: what was used longest ago makes room.
     """
-    from s3cache.catalog import open_place
+    from s3cache.manage import open_place
 
     with ExitStack() as stack:
         remote = stack.enter_context(open_place(url))
@@ -64,11 +64,10 @@ def push(
 ) -> None:
     """Copy what this machine has of the remote's entries into the remote, each verified.
 
-    First comes what programs have saved and not uploaded, whatever is chosen. With S3CACHE_HINTS=1
-    hints are left beside what is copied.
+    First comes what programs have saved and not uploaded, whatever is chosen.
     """
     from s3cache.cache import Cache
-    from s3cache.catalog import open_place
+    from s3cache.manage import open_place
 
     with ExitStack() as stack:
         remote = stack.enter_context(open_place(url, to_fill=True))
@@ -147,10 +146,9 @@ def mirror(
 
     Done again, it copies what is new, and what the target has otherwise than the source: it reads
     all that is there, and replaces what is damaged, what is not trusted and, where no trusted key
-    has signed it, what differs. Nothing is removed from the target. Hints beside entries go with
-    them, and are written again where S3CACHE_HINTS=1.
+    has signed it, what differs. Nothing is removed from the target.
     """
-    from s3cache.catalog import open_place
+    from s3cache.manage import open_place
 
     with ExitStack() as stack:
         here = stack.enter_context(open_place(source))
@@ -160,18 +158,16 @@ def mirror(
 
 
 def _copy(out: Output, source: Place, target: Place, selection: Selection) -> Tally:
-    from s3cache import catalog
+    from s3cache import manage
 
     with out.progress("copied") as advance:
         absent: list[str] = []
         tally = until_done(
-            catalog.copy(
+            manage.copy(
                 source.store,
                 target.store,
                 entries_in(source, selection, absent),
                 admit=source.policy.judge,
-                write_hints=target.settings.hints,
-                few=selection.named is not None,
                 advance=advance,
             )
         )
@@ -186,10 +182,9 @@ def _show_copied(out: Output, tally: Tally) -> None:
     else:
         for name, why in tally.failures:
             out.line(f"{name}: {why}")
-        hints = f", {counted(tally.hints, 'hint')} beside them" if tally.hints else ""
         out.line(
             f"{tally.done} copied ({size_text(tally.size)}), {tally.present} were there, "
-            f"{tally.failed} failed{hints}"
+            f"{tally.failed} failed"
         )
     raise typer.Exit(1 if tally.failed else 0)
 
@@ -216,8 +211,8 @@ def rm(
 
     Needs credentials that may delete. Machines that have an entry keep it in their local tiers.
     """
-    from s3cache.catalog import Selection
     from s3cache.entries import check_key
+    from s3cache.manage import Selection
 
     _remove(out, where, Selection(named=frozenset(map(check_key, keys))), dry_run=dry_run)
 
@@ -232,7 +227,7 @@ def clear(
 
     Without --yes it only says what would go. Needs credentials that may delete.
     """
-    from s3cache.catalog import Selection
+    from s3cache.manage import Selection
 
     _remove(out, where, Selection(), dry_run=not yes, how="give --yes")
 
@@ -269,7 +264,7 @@ def _remove(
     dry_run: bool,
     how: str = "leave --dry-run out",
 ) -> None:
-    from s3cache import catalog
+    from s3cache import manage
 
     with where.open() as place, out.progress("removed") as advance:
         if selection.untrusted and place.policy.level == "off":
@@ -283,7 +278,7 @@ def _remove(
         keep = until_done(place.to_upload())
         try:
             tally = until_done(
-                catalog.remove(
+                manage.remove(
                     place.store,
                     entries_in(place, selection, absent),
                     keep=keep,

@@ -26,7 +26,7 @@ from s3cache.cli._output import Output, age, size_text
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.catalog import Item, Place, Selection
+    from s3cache.manage import Item, Place, Selection
 
 __all__ = ["du", "ls", "verify"]
 
@@ -255,13 +255,13 @@ def verify(selection: Selection, where: Where, out: Output) -> None:
     Exit code 1 if anything is damaged, out of place or not trusted. To remove that: s3cache gc
     --unreadable --untrusted --delete.
     """
-    from s3cache import catalog
+    from s3cache import manage
 
     with where.open() as place, out.progress("verified") as advance:
         absent: list[str] = []
         batches = entries_in(place, selection, absent)
         tally = until_done(
-            catalog.verify(place.store, batches, admit=place.policy.judge, advance=advance)
+            manage.verify(place.store, batches, admit=place.policy.judge, advance=advance)
         )
         for name in absent:
             tally.fail(name, NOT_THERE)

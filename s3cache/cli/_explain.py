@@ -59,15 +59,15 @@ def explain(
         Optional[str],
         typer.Option("-m", metavar="MODULE", help="The last run of that module, which -m ran."),
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Ask the remote for nothing.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Do not read the remote.")] = False,
     url: Url = None,
 ) -> int:
     """Say why lookups missed: the nearest entry, and what its key differs in; or what a code means.
 
     Of the last process on this machine that looked something up, unless told otherwise. What was
     looked up is recorded in the local tier (S3CACHE_RECORD=0: it is not). It is compared with what
-    was looked up before, and with what hints in the remote lead to, which nobody has signed. Exits
-    with 1 if anything missed or was bypassed.
+    was looked up before, and with entries in the local tier and in the remote. Exits with 1 if
+    anything missed or was bypassed.
 
     Of a code (a reason, that of a bypass, the name of an error, a check of doctor) it shows,
     offline, the section that the documentation has on it. What is a code, or on record as the
@@ -79,7 +79,7 @@ def explain(
         for section in [section for word in words for section in _sections_on(word)]:
             _show_section(out, section)
         return 0
-    from s3cache.explaining import explain as explained
+    from s3cache.insight import explain as explained
 
     found = explained(
         run,
@@ -100,7 +100,7 @@ def _target(word: str) -> dict[str, str]:
     """What a word is, if it is no code: a ``key`` or a ``script``."""
     if _pages.sections_on(word):
         return {}
-    from s3cache.explaining import meaning
+    from s3cache.insight import meaning
 
     return meaning(word) or ({"key": word} if _KEY.fullmatch(word) else {})
 
@@ -170,10 +170,10 @@ def report(
     s3cache run or whoever sets S3CACHE_JOB has started. Processes record it in the local tier
     (S3CACHE_RECORD=0: none).
     """
+    from s3cache.insight import is_counted, name_of, page, sum_up
+    from s3cache.insight import manifest as listed
+    from s3cache.insight import trace as traced
     from s3cache.records import ranks_in_words
-    from s3cache.report import is_counted, name_of, page, sum_up
-    from s3cache.report import manifest as listed
-    from s3cache.report import trace as traced
 
     jobs = _selected_jobs(run or [], last)
     runs = [each for job in jobs for each in job]
@@ -230,7 +230,7 @@ def _write(path: Path, text: str, out: Output) -> None:
 
 def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
     """Says what a miss or a bypass is due to, as ``s3cache explain`` does, in a line."""
-    from s3cache.explaining import explain
+    from s3cache.insight import explain
 
     words: dict[tuple[str, float], str] = {}
     for job in jobs:

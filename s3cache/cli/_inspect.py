@@ -18,8 +18,8 @@ from s3cache.errors import ConfigError, TruncatedError, UntrustedError
 
 if TYPE_CHECKING:
     from s3cache.artifact import GraphDescription
-    from s3cache.catalog import Place
     from s3cache.frame import Head
+    from s3cache.manage import Place
     from s3cache.trust import Policy
 
 __all__ = ["inspect"]
@@ -47,7 +47,7 @@ def inspect(
     Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks
     the rest.
     """
-    from s3cache.catalog import open_place
+    from s3cache.manage import open_place
 
     is_found = _OBJECT.fullmatch(target)
     if "://" not in target and (os.sep in target or os.path.isfile(target)):
@@ -70,7 +70,7 @@ def inspect(
 
 
 def _policy() -> Policy:
-    from s3cache.catalog import trust_of
+    from s3cache.manage import trust_of
     from s3cache.settings import Settings
 
     return trust_of(Settings.load()[0])
@@ -78,7 +78,7 @@ def _policy() -> Policy:
 
 def _names_of(place: Place, key: str) -> list[str]:
     """Of all entries under a key, or of the only one that begins so."""
-    from s3cache.catalog import Selection, scan
+    from s3cache.manage import Selection, scan
 
     names: list[str] = []
     keys: set[str] = set()
@@ -102,7 +102,7 @@ def _names_of(place: Place, key: str) -> list[str]:
 
 
 def _show_all(out: Output, place: Place, names: list[str], target: str) -> None:
-    from s3cache.catalog import read_head
+    from s3cache.manage import read_head
 
     if not names:
         raise _absent(f"key {target!r}: there is no entry")

@@ -1,27 +1,126 @@
-"""``s3cache check``, ``warm`` and ``bench``: run a program, and say how it went."""
+"""``s3cache run``, ``check``, ``warm`` and ``bench``: run a program, and say how it went."""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from s3cache._pages import footer
 from s3cache._words import counted
 from s3cache.cli._options import Steps, Url, duration_s, grouped, size_bytes
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.benching import Bench, Times
-    from s3cache.checking import Checked, CheckedGraph
+    from s3cache.graph import Report
+    from s3cache.manage.bench import Bench, Times
 
-__all__ = ["bench", "check", "warm"]
+__all__ = ["bench", "check", "run", "warm"]
 
 # ruff: noqa: UP045 - see _options.py
+
+Program = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."
+    ),
+]
+Module = Annotated[bool, typer.Option("-m", help="A module, not a script.")]
+Command = Annotated[bool, typer.Option("-c", help="Code, not a script.")]
+
+
+def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
+    """Return the arguments by which Python runs a program.
+
+    Raises:
+        ConfigError: there is no such script, or two kinds of program are asked for.
+    """
+    if module and command:
+        raise ConfigError("option -c", "is given beside -m", "leave one of them out")
+    kind = ["-m"] if module else ["-c"] if command else []
+    if not kind and program[0] != "-" and not os.path.exists(program[0]):
+        raise ConfigError(f"script {program[0]}", "is not there", "name another, or give -m or -c")
+    return [*kind, *program]
+
+
+# -- run
+
+
+@grouped()
+def run(
+    program: Program,
+    url: Url = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with an object of JSON in place of a line.")
+    ] = False,
+    module: Module = False,
+    command: Command = False,
+) -> None:
+    """Run a Python program with s3cache turned on, unchanged.
+
+    A program is what python runs: a script, a .pyc, a directory or zip file with a __main__, - for
+    standard input, a module or code. What follows its name is the program's. Python runs it in this
+    process, with the environment that turns s3cache on, in the processes that it starts too. Each
+    process that compiles ends with one line of what hit and missed (S3CACHE_SUMMARY=0: none).
+    """
+    from s3cache.manage import trust_of
+    from s3cache.records import JOB, job_here
+    from s3cache.settings import Settings
+    from s3cache.store import parse_url
+
+    arguments = _arguments(program, module=module, command=command)
+    settings, of_store = Settings.load(url)
+    if settings.url is not None:
+        parse_url(settings.url, **of_store)
+    trust_of(settings)
+    _check_autoload()
+    environment = {**os.environ, "S3CACHE_AUTOLOAD": "1"}
+    if url is not None:
+        environment["S3CACHE_URL"] = url
+    if as_json:
+        environment["S3CACHE_SUMMARY"] = "json"
+    environment.setdefault("S3CACHE_SUMMARY", "1")
+    if not job_here():  # then each rank is one of a job already
+        environment[JOB] = secrets.token_hex(4)
+    os.execve(  # noqa: S606 - it is what it was asked to run
+        sys.executable, [sys.executable, *_interpreter_options(), *arguments], environment
+    )
+
+
+def _check_autoload() -> None:
+    """Raise ConfigError if ``import torch`` in the program would not turn s3cache on."""
+    from importlib.metadata import entry_points
+
+    switch = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    if os.environ.get(switch, "1") != "1":
+        raise ConfigError(
+            f"environment variable {switch}",
+            f"is {os.environ[switch]!r}, and torch then loads no s3cache",
+            "unset it, or call s3cache.enable() in the program",
+        )
+    if not entry_points(group="torch.backends", name="s3cache"):
+        raise ConfigError(
+            "s3cache",
+            "is not installed, only on the path: torch does not find it",
+            "install it (pip install torch-s3cache), or call s3cache.enable() in the program",
+        )
+
+
+def _interpreter_options() -> list[str]:
+    """Return the options that Python itself was started with, such as ``-u`` and ``-X``."""
+    *options, command = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if command != sys.argv[0]:  # not a script, but the argument of -m: `-u -m s3cache`
+        last = re.match("-([A-Za-z]*?)[cm]", command if command[0] == "-" else options.pop())
+        if last is not None and last[1]:
+            options.append(f"-{last[1]}")
+    return options
+
 
 # -- check
 
@@ -34,20 +133,14 @@ _CHECK_ENDS = {
     "timeout": "the program was ended: its time was over (--timeout)",
     "interrupted": "the program was ended: interrupted",
 }
-_KEY_DIGITS = 12
 
 
 @grouped(out=Output)
 def check(
     out: Output,
-    program: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."
-        ),
-    ],
-    module: Annotated[bool, typer.Option("-m", help="A module, not a script.")] = False,
-    command: Annotated[bool, typer.Option("-c", help="Code, not a script.")] = False,
+    program: Program,
+    module: Module = False,
+    command: Command = False,
     quiet: Annotated[
         str,
         typer.Option(metavar="TIME", help="End it when it compiled nothing for so long; 0: never."),
@@ -70,15 +163,10 @@ def check(
     is after the first steps of training that takes days, which then saves nothing. Exits with 1 if
     a graph cannot be cached as a whole, or nothing was compiled.
     """
-    from s3cache.checking import Limits, check_program
+    from s3cache.manage.check import Limits, check_program
 
-    if module and command:
-        raise ConfigError("option -c", "is given beside -m", "leave one of them out")
-    kind = ["-m"] if module else ["-c"] if command else []
-    if not kind and program[0] != "-" and not os.path.exists(program[0]):
-        raise ConfigError(f"script {program[0]}", "is not there", "name another, or give -m or -c")
     found = check_program(
-        [*kind, *program],
+        _arguments(program, module=module, command=command),
         Limits(
             quiet_s=duration_s("--quiet", quiet) or None,
             steps=steps,
@@ -91,49 +179,18 @@ def check(
         out.record(found.as_dict())
     else:
         _show_check(out, found)
-    if found.end == "interrupted":
+    if found.program["end"] == "interrupted":
         return 130
     return 0 if found.cacheable else 1
 
 
-def _show_check(out: Output, found: Checked) -> None:
-    code = f" with {found.exit_code}" if found.exit_code else ""
-    out.note(f"{_CHECK_ENDS[found.end]}{code}")
-    if not found.graphs:
-        out.line("no graph: the program called nothing that torch.compile compiles by Inductor")
-        return
-    good = sum(graph.cacheable for graph in found.graphs)
-    out.line(f"{good} of {counted(len(found.graphs), 'graph')} can be cached")
-    for index, graph in enumerate(found.graphs):
-        out.line(f"graph {index}: {_verdict(graph)}")
-        for reason in graph.reasons:
-            where = reason.get("line") or reason.get("node") or ""
-            text = f"{reason.get('message', '')} [{reason.get('code', '')}]"
-            out.line(f"  {where}: {text}" if where else f"  {text}")
-            if reason.get("fix"):
-                out.line(f"    fix: {reason['fix']}")
-    for place in found.breaks:
-        out.line(f"graph break at {place['where']}: {place['reason']}")
-    if not found.complete:
-        out.line("and more: so many lookups are not recorded")
-    if more := footer(each.get("code", "") for graph in found.graphs for each in graph.reasons):
-        out.line(more)
-
-
-def _verdict(graph: CheckedGraph) -> str:
-    parts = [graph.nodes] if graph.nodes else []
-    if graph.where is not None:
-        file, line, function = graph.where
-        parts.append(f"{file}:{line} in {function}")
-    if graph.times > 1:
-        parts.append(f"{graph.times} times")
-    if graph.cacheable:
-        parts.append(f"key {graph.key[:_KEY_DIGITS]}")
-    elif graph.in_halves:
-        parts.append("cannot be cached as a whole, its halves can")
+def _show_check(out: Output, found: Report) -> None:
+    code = found.program["exit_code"]
+    out.note(f"{_CHECK_ENDS[str(found.program['end'])]}{f' with {code}' if code else ''}")
+    if found.graphs:
+        out.text(str(found))
     else:
-        parts.append("cannot be cached")
-    return ", ".join(parts)
+        out.line("no graph: the program called nothing that torch.compile compiles by Inductor")
 
 
 # -- warm
@@ -174,7 +231,7 @@ def warm(
     Exits with 1 if the time was over, the job failed, something is not uploaded, or it compiled
     nothing at all.
     """
-    from s3cache.warming import warm as warmed
+    from s3cache.manage.warm import warm as warmed
 
     done = warmed(
         command,
@@ -234,7 +291,7 @@ def bench(
     s3cache-bench-..., and removed in the end; where the credentials may not delete it is said what
     stays. Exits with 1 if the warm start did not hit.
     """
-    from s3cache.benching import Bench
+    from s3cache.manage.bench import Bench
 
     with out.progress("measured", Bench.tries(0 if storage_only else rounds)) as advance:
         running = Bench(

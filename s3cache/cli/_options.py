@@ -20,7 +20,7 @@ from s3cache._words import printable
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.catalog import Place
+    from s3cache.manage import Place
 
 __all__ = [
     "NOT_THERE",
@@ -129,7 +129,7 @@ class Where:
 
     def open(self) -> Place:
         """Open the place that is meant: of the tier, what is there of all remotes."""
-        from s3cache.catalog import open_place
+        from s3cache.manage import open_place
 
         return open_place(self.url, in_tier=self.local, of_all=True)
 
@@ -163,7 +163,7 @@ async def entries_in(
         absent: gets each name that the selection has and nothing lies under, in the end.
         heads: read headers even where nothing is chosen by them.
     """
-    from s3cache.catalog import Seen, scan
+    from s3cache.manage import Seen, scan
 
     seen = Seen(selection)
     batches = scan(
@@ -237,7 +237,7 @@ def chosen(
     ] = False,
 ) -> Any:
     """The selection that the options make."""
-    from s3cache.catalog import Selection
+    from s3cache.manage import Selection
 
     return Selection(
         keys=tuple(key or ()),
@@ -281,7 +281,7 @@ def named_in(manifest: str) -> list[str]:
     Raises:
         ConfigError: it cannot be read, or a line names no entry.
     """
-    from s3cache.catalog import read_manifest
+    from s3cache.manage import read_manifest
 
     try:
         if manifest == "-":

@@ -38,7 +38,7 @@ def doctor(
     Each check has a verdict, and where it is not well a fix and the command that says more of it.
     Exit code 1 if any is a fault. Nothing is waited for without bound.
     """
-    from s3cache.doctor import examine
+    from s3cache.insight import examine
 
     faults = warnings = 0
     for check in examine(url, may_write=write, programs=programs, timeout_s=timeout):
@@ -67,7 +67,7 @@ def stats(where: Where, out: Output) -> None:
     With --local, of the local tier only. What hit and missed is counted by each process that
     compiles: S3CACHE_SUMMARY=1 has it said at its end.
     """
-    from s3cache.catalog import open_place
+    from s3cache.manage import open_place
     from s3cache.settings import Settings
 
     found: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def stats(where: Where, out: Output) -> None:
 
 
 def _tier_totals(place: Any) -> dict[str, int]:
-    from s3cache.catalog import scan
+    from s3cache.manage import scan
 
     entries = size = firsts = 0
     here: set[str] = set()

@@ -7,6 +7,7 @@ from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._registered import forget_kernels, record_kernel
 from s3cache.graph._registries import forget_registered, record_registered
+from s3cache.graph._report import Graph, GraphBreak, Report
 from s3cache.graph._safety import (
     Code,
     Unsafe,
@@ -26,7 +27,10 @@ __all__ = [
     "ORIGINAL",
     "Code",
     "Component",
+    "Graph",
+    "GraphBreak",
     "Key",
+    "Report",
     "Unsafe",
     "also_safe",
     "begin_recording",

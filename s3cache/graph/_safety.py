@@ -103,6 +103,7 @@ class Unsafe:
         node: name of the graph's node, or ``""`` for the graph as a whole.
         target: what the node calls, qualified.
         module: the (sub)graph the node is in, ``""`` for the outermost.
+        line: of the program, where a report knows it.
     """
 
     code: Code
@@ -111,6 +112,7 @@ class Unsafe:
     node: str = ""
     target: str = ""
     module: str = ""
+    line: str = ""
 
     @property
     def in_any_form(self) -> bool:
@@ -118,7 +120,7 @@ class Unsafe:
         return self.code in _IN_ANY_FORM
 
     def __str__(self) -> str:
-        where = f"{self.module}.{self.node}".strip(".")
+        where = self.line or f"{self.module}.{self.node}".strip(".")
         return f"{where}: {self.message}" if where else self.message
 
     def as_dict(self) -> dict[str, str]:

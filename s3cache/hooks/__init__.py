@@ -5,7 +5,6 @@ through the entries under it and saves what is compiled: whole graphs in ``_aot_
 and backward by themselves in ``_fx_graphs``.
 """
 
-from s3cache.hooks._check import Graph, GraphBreak, Report
 from s3cache.hooks._session import (
     active,
     check,
@@ -17,9 +16,6 @@ from s3cache.hooks._session import (
 )
 
 __all__ = [
-    "Graph",
-    "GraphBreak",
-    "Report",
     "active",
     "check",
     "disable",

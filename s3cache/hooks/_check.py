@@ -1,19 +1,17 @@
-"""What of a program can be cached, before it runs for real.
+"""``s3cache.check``: find out what of a function can be cached, without compiling it.
 
-torch traces the program as ever. Where it would look a graph up, the graph gets a key, and goes on
-uncompiled.
+It installs the hook of keys alone. torch traces the function as usual; where it would look a graph
+up, the graph is keyed and then runs uncompiled.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from s3cache._notebooks import code, table, text
-from s3cache._pages import footer
-from s3cache.graph import Component, Unsafe, remember_pristine
+from s3cache.graph import Graph, GraphBreak, Report, Unsafe, remember_pristine
 from s3cache.hooks._keys import KeySeam, Registry
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._state import CacheCall, CompileState
@@ -24,137 +22,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import AOTConfig, Function
 
-__all__ = ["Graph", "GraphBreak", "Report", "checked"]
-
-
-class Printer(Protocol):
-    """What IPython writes what it shows with."""
-
-    def text(self, text: str, /) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """One graph that ``torch.compile`` would compile.
-
-    Attributes:
-        nodes: how many it has.
-        key: the key it would be looked up under, or ``None`` if it has none.
-        components: what the key is made of.
-        reasons: why it cannot be cached as a whole; empty if it can.
-        entry: what the cache that is enabled has under the key: ``local`` or ``remote``, or the
-            reason why nothing would be used, such as ``absent`` or ``untrusted (1 unsigned)``;
-            ``None`` where there is no cache or no key.
-    """
-
-    nodes: int
-    key: str | None
-    components: dict[str, Component]
-    reasons: tuple[Unsafe, ...]
-    entry: str | None = None
-
-    @property
-    def cacheable(self) -> bool:
-        """Whether it can be cached as a whole."""
-        return not self.reasons
-
-    @property
-    def in_halves(self) -> bool:
-        """Whether, if not as a whole, its forward and backward are shared by themselves."""
-        return bool(self.reasons) and not any(reason.in_any_form for reason in self.reasons)
-
-    @property
-    def verdict(self) -> str:
-        """The key, or that there is none, and what the cache has under it, in words."""
-        verdict = f"key {self.key}" if self.cacheable else "cannot be cached"
-        if self.in_halves:
-            verdict = "cannot be cached as a whole, its halves can"
-        return verdict if self.entry is None else f"{verdict}, {self.entry}"
-
-
-@dataclass(frozen=True, slots=True)
-class GraphBreak:
-    """Where Dynamo ends one graph and begins the next."""
-
-    reason: str
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What :func:`s3cache.check` found."""
-
-    graphs: tuple[Graph, ...]
-    breaks: tuple[GraphBreak, ...]
-
-    @property
-    def cacheable(self) -> bool:
-        """Whether there is something to cache, and all of it can be."""
-        return bool(self.graphs) and all(graph.cacheable for graph in self.graphs)
-
-    def as_dict(self) -> dict[str, object]:
-        """The report as plain data."""
-        return {
-            "cacheable": self.cacheable,
-            "graphs": [
-                {
-                    "nodes": graph.nodes,
-                    "cacheable": graph.cacheable,
-                    "in_halves": graph.in_halves,
-                    "key": graph.key,
-                    "entry": graph.entry,
-                    "components": {
-                        name: {"digest": component.digest, "value": component.value}
-                        for name, component in graph.components.items()
-                    },
-                    "reasons": [reason.as_dict() for reason in graph.reasons],
-                }
-                for graph in self.graphs
-            ],
-            "breaks": [{"reason": place.reason, "where": place.where} for place in self.breaks],
-        }
-
-    def _repr_pretty_(self, printer: Printer, _: bool) -> None:
-        """What IPython shows at a terminal."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        rows = [
-            [
-                text(f"graph {index}"),
-                text(f"{graph.nodes} nodes"),
-                text(graph.verdict),
-                "".join(
-                    text(f"{reason} [{reason.code}]") + (code(reason.fix) or "<br>")
-                    for reason in graph.reasons
-                ),
-            ]
-            for index, graph in enumerate(self.graphs)
-        ]
-        rows += [
-            [text("graph break"), text(place.where), text(place.reason), ""]
-            for place in self.breaks
-        ]
-        return table(self._summary(), ["", "", "verdict", "why not, and what to do"], rows)
-
-    def _summary(self) -> str:
-        good = sum(graph.cacheable for graph in self.graphs)
-        return f"{good} of {len(self.graphs)} graphs can be cached"
-
-    def __str__(self) -> str:
-        lines = [self._summary()]
-        for index, graph in enumerate(self.graphs):
-            lines.append(f"graph {index}: {graph.nodes} nodes, {graph.verdict}")
-            for reason in graph.reasons:
-                lines.append(f"  {reason} [{reason.code}]")
-                if reason.fix:
-                    lines.append(f"    {reason.fix}")
-        for place in self.breaks:
-            lines.append(f"graph break at {place.where}: {place.reason}")
-        if more := footer(reason.code for graph in self.graphs for reason in graph.reasons):
-            lines.append(more)
-        return "\n".join(lines)
+__all__ = ["checked"]
 
 
 def checked(

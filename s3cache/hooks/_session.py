@@ -20,9 +20,10 @@ from s3cache._pages import pointer
 from s3cache._problems import code_of
 from s3cache.cache import Cache, Engine, announce, cache_over, latest
 from s3cache.errors import S3CacheError
+from s3cache.graph import Report
 from s3cache.hooks._aot_graphs import AOTGraphs
 from s3cache.hooks._backwards import Backwards
-from s3cache.hooks._check import Report, checked
+from s3cache.hooks._check import checked
 from s3cache.hooks._conditions import install_guard_expressions
 from s3cache.hooks._events import Progress, TraceEvents
 from s3cache.hooks._fx_graphs import FxGraphs

@@ -10,12 +10,12 @@ import atexit
 import importlib
 import json
 import os
+import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
+from types import ModuleType
 from typing import Any
-
-from s3cache._programs import leave_directory, run_module, run_path
 
 _report: dict[str, Any] = {"result": None, "stats": None}
 
@@ -27,9 +27,18 @@ def _main(path: str, how: str, *program: str) -> None:
         function, arguments = program
         _report["result"] = _call(function, json.loads(arguments))
     else:
-        leave_directory()
-        run = run_module if how == "module" else run_path
-        run([*program])
+        sys.argv = [*program]
+        # It stays when the program has ended: what is pickled or runs at exit looks there.
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__dict__["__builtins__"] = __builtins__
+        if how == "module":
+            runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
+            return
+        sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
+        main.__file__ = program[0]
+        with open(program[0], "rb") as file:
+            code = compile(file.read(), program[0], "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # noqa: S102 - it is what we were asked to run
 
 
 def _call(name: str, arguments: list[Any]) -> object:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from s3cache import entries, frame, hints
+from s3cache import entries, frame
 from s3cache._problems import Problems
 from s3cache.entries import Replaceable
 from s3cache.errors import (
@@ -122,7 +122,6 @@ class RemoteTier:
         self._arrival = _Arrival(disk, replaceable, counters, admit)
         self._disk = disk
         self._may_upload = settings.mode not in ("off", "read-only")
-        self._hints = settings.hints
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAdmitted | None]] = {}
         self._stopped = False
@@ -354,9 +353,6 @@ class RemoteTier:
         for failed in await asyncio.gather(*map(remove, names), return_exceptions=True):
             if failed is not None:
                 raise failed
-        await hints.remove(
-            self._writer, None if prefix == entries.NAMES else {*map(entries.key_of, names)}
-        )
         return names
 
     async def _stop(self) -> None:
@@ -377,8 +373,6 @@ class RemoteTier:
             writer, entry, replaceable=self._replaceable, admit=self._admit
         )
         self._in_vain.end()
-        if is_written and self._hints:
-            await hints.write(writer, entry)
         return is_written
 
     def _writer_as(self, note: bytes) -> Store:

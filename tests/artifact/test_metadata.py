@@ -18,9 +18,9 @@ from s3cache.artifact import (
     InputAliasInfo,
     OutputAliasInfo,
     SubclassMeta,
+    Thing,
     ViewAndMutationMeta,
     packed,
-    to_plain,
     unpacked,
 )
 from s3cache.artifact._describe import described
@@ -136,11 +136,17 @@ def test_what_a_newer_torch_adds_is_kept_by_name(data: st.DataObject) -> None:
 
 
 def test_what_a_newer_s3cache_writes_is_kept_by_name() -> None:
-    plain: Any = to_plain(GraphDescription(runtime_metadata=ViewAndMutationMeta(num_outputs=2)))
-    plain["later"] = {"one": [1]}
-    plain["runtime_metadata"]["input_info"] = [{"is_leaf": True, "warm": 1.5}]
+    info = {"type": "InputAliasInfo", "fields": {"is_leaf": True, "warm": 1.5}}
+    metadata = {"num_outputs": 2, "input_info": [info], "later": {"type": "New", "fields": {}}}
+    plain = {
+        "type": "GraphDescription",
+        "fields": {
+            "runtime_metadata": {"type": "ViewAndMutationMeta", "fields": metadata},
+            "later": [1],
+        },
+    }
     read = unpacked(zlib.compress(msgpack.packb(plain)))
     assert read.runtime_metadata.num_outputs == 2
-    (info,) = read.runtime_metadata.input_info
-    assert info == InputAliasInfo(is_leaf=True, extra={"warm": 1.5})
-    assert set(read.extra) == {"later"}
+    assert read.runtime_metadata.input_info == (InputAliasInfo(is_leaf=True, extra={"warm": 1.5}),)
+    assert read.runtime_metadata.extra == {"later": Thing("New", fields={})}
+    assert read.extra == {"later": (1,)}

@@ -47,20 +47,42 @@ def test_other_bytes_are_refused(content: bytes) -> None:
         unpacked(content)
 
 
+METADATA = {"type": "ViewAndMutationMeta", "fields": {}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"num_outputs": "two"},
-        {"input_info": [{"mutation_type": "MUTATED"}]},
-        {"input_info": {"is_leaf": True}},
-        {"subclass_inp_meta": [{"kind": "plane"}]},
-        {"subclass_inp_meta": [{"unwrapped_idx": 1}]},
-        {"extra": [1]},
+        {"num_outputs": True},
+        {"input_info": [{"type": "OutputAliasInfo", "fields": {}}]},
+        {"input_info": {"type": "InputAliasInfo", "fields": {}}},
+        {"subclass_inp_meta": [{"type": "map", "fields": {}}]},
+        {"static_input_indices": {"type": "set", "items": [1]}},
+        {"graphsafe_rng_device": "cpu"},
     ],
 )
-def test_a_field_of_another_type_is_refused(change: dict[str, Any]) -> None:
+def test_a_field_of_another_type_is_in_extra(change: dict[str, Any]) -> None:
+    """So that each field is of the type that it is declared with, whatever wrote it."""
+    metadata = {**METADATA, "fields": change}
+    plain = {"type": "GraphDescription", "fields": {"runtime_metadata": metadata}}
+    read = unpacked(written(plain)).runtime_metadata
+    assert set(read.extra) == set(change)
+    assert ViewAndMutationMeta(extra=read.extra) == read
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        METADATA,
+        {"type": "GraphDescription", "fields": [1]},
+        {"type": "GraphDescription", "fields": {"later": {"of": "no type"}}},
+        {"type": "GraphDescription", "fields": {"later": {"type": "set", "items": 5}}},
+    ],
+)
+def test_what_is_malformed_is_refused(plain: dict[str, Any]) -> None:
     with pytest.raises(CorruptError):
-        unpacked(written({"runtime_metadata": change}))
+        unpacked(written(plain))
 
 
 def test_what_claims_to_be_enormous_is_refused_and_not_read() -> None:

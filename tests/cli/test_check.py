@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LOOKS_UP = """
 import atexit, os, sys, time
 from s3cache.records import Record, Recorder
+os.makedirs(os.environ["S3CACHE_LOCAL_DIR"], 0o700, exist_ok=True)
 recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
 atexit.register(recorder.close, 60)
 def look_up(outcome, key="", **more):
@@ -107,7 +108,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     assert done.code == 1
     assert done.out.splitlines() == [
         "1 of 3 graphs can be cached",
-        "graph 0: train.py:7 in step, 2 times, key aaaaaaaaaaaa",
+        f"graph 0: train.py:7 in step, 2 times, key {'a' * 65}",
         "graph 1: train.py:8 in step, cannot be cached as a whole, its halves can",
         "  a.py:3: f(x): calls f [function]",
         "    fix: vouch for f",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import Cache, frame
-from s3cache.entries import digest_of
 from s3cache.trust import SigningKey, generate, pack, sign
 from tests.support.shelves import Shelf
 
@@ -181,27 +180,6 @@ def test_what_was_pulled_is_hit_without_the_remote(call: Call, shelf: Shelf) -> 
     with Cache.open(shelf.url) as cache:
         for key in keys:
             assert getattr(cache.lookup(key), "tier", None) == "local"
-
-
-def test_hints_are_left_where_the_setting_asks_for_them_and_go_along(
-    call: Call, shelf: Shelf, other: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digest = "0" * 32
-    key = "a" + digest_of({"gm": digest})
-    data = frame.encode(
-        kind="aot", key=key, sections={"s": b"abc"}, meta={"components": {"gm": [digest, "graph"]}}
-    )
-    with Cache.open(shelf.url) as cache:
-        cache.save(key, data)
-    shutil.rmtree(shelf.root)
-    monkeypatch.setenv("S3CACHE_HINTS", "1")
-    assert call("push", "--url", shelf.url).code == 0
-    (hint,) = (name for name in shelf.names if name.startswith("index/"))
-    monkeypatch.setenv("S3CACHE_HINTS", "0")
-    done = call("mirror", shelf.url, other.url)
-    assert "1 hint beside them" in done.out
-    assert hint in other.names
-    assert other.names == shelf.names
 
 
 def test_what_this_machine_has_is_pushed(call: Call, shelf: Shelf) -> None:

@@ -159,7 +159,7 @@ def remote_alone(url: str) -> dict[str, Any]:
 
     import s3cache
 
-    with s3cache.enabled(url, hints=False) as cache:
+    with s3cache.enabled(url) as cache:
         tiers = Tiers(cache)
         with (
             functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=True),

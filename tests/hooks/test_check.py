@@ -75,7 +75,7 @@ def test_a_module_that_trains_has_one_graph_and_its_key() -> None:
     assert graph.key is not None
     assert graph.nodes == 6  # input, weight, bias, linear, gelu, output
     assert graph.components["gm"].value == "graph of 6 nodes"
-    assert str(report).startswith("1 of 1 graphs can be cached\n")
+    assert str(report).startswith("1 of 1 graph can be cached\n")
 
 
 def test_the_key_is_the_one_that_is_looked_up_under(

@@ -73,9 +73,9 @@ def test_each_lookup_is_recorded(site: Site) -> None:
 
 
 @dense
-def test_a_machine_that_knows_nothing_is_told_by_hints(site: Site) -> None:
-    """It compares with what another one has saved; asked for nothing, the remote says nothing."""
-    site.machine("one", S3CACHE_HINTS="1").run("records:compiled", site.url, 4)
+def test_a_machine_without_records_compares_with_entries_of_the_remote(site: Site) -> None:
+    """It compares with what another one has saved, unless ``--local`` forbids to look there."""
+    site.machine("one").run("records:compiled", site.url, 4)
     second = site.machine("two")
     second.run("records:compiled", site.url, 5)
     for options, expected in (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from s3cache import Difference, Graph, Report
-from s3cache.explaining import Described, differences
+from s3cache.insight import KeyDescription, differences
 from tests.perturb.changes import all_bases, all_changes
 from tests.perturb.program import Change, Program, report_of
 
@@ -82,7 +82,7 @@ def sample(count: int) -> dict[str, Any]:
     return explained(all_bases(), chosen)
 
 
-def _nearest(base: Report, graph: Graph) -> Described:
+def _nearest(base: Report, graph: Graph) -> KeyDescription:
     def common(of: Graph) -> int:
         mine = graph.components
         return sum(name in mine and mine[name] == one for name, one in of.components.items())
@@ -90,8 +90,8 @@ def _nearest(base: Report, graph: Graph) -> Described:
     return _described(max((each for each in base.graphs if each.key), key=common))
 
 
-def _described(graph: Graph) -> Described:
-    return Described(
+def _described(graph: Graph) -> KeyDescription:
+    return KeyDescription(
         {name: (one.digest, one.value) for name, one in graph.components.items()},
         {name: one.parts for name, one in graph.components.items() if one.parts},
     )

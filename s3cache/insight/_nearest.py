@@ -1,0 +1,220 @@
+"""Find the entry with the key nearest to one that missed, of those that this machine knows."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import difflib
+import functools
+import heapq
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from s3cache import entries, frame
+from s3cache.artifact import Artifact
+from s3cache.errors import CorruptError, S3CacheError, UntrustedError
+from s3cache.frame import Header
+from s3cache.insight._differences import GRAPH, KeyDescription, likeness, unlikeness
+from s3cache.manage import Place, read_head
+from s3cache.records import Record
+from s3cache.store import ObjectInfo, listing
+from s3cache.transfer import background, cancel_all
+
+__all__ = ["EntrySource", "Neighbor", "nearest"]
+
+_T = TypeVar("_T")
+
+# Parts and code are compared of so many entries that are equally near, the latest ones.
+_COMPARED = 16
+_COMPARED_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """An entry that a missed lookup is compared with.
+
+    Attributes:
+        where: how it is known, in words.
+        time: Unix time at which it was saved or looked up.
+    """
+
+    key: str
+    level: str
+    described: KeyDescription
+    where: str
+    time: float
+
+
+def nearest(
+    missed: Record, neighbors: Iterable[Neighbor], complete: Callable[[Neighbor], Neighbor]
+) -> Neighbor | None:
+    """Return the one with the same graph, else the one with the most components in common.
+
+    Among several, choose the one whose other components differ in the fewest of their parts, else
+    the latest. Only entries older than the miss count.
+
+    Args:
+        complete: adds the parts of a neighbor's components, where they can be read.
+    """
+    wanted = KeyDescription(missed.components, missed.parts)
+    ranked = sorted(
+        (
+            (likeness(each.described, wanted), each.time, index, each)
+            for index, each in enumerate(neighbors)
+            if each.level == missed.level and each.key != missed.key and each.time < missed.time
+        ),
+        reverse=True,
+    )
+    if not ranked:
+        return None
+    (is_same, common), *_ = ranked[0]
+    # The code of another graph says more than components: let near ones compete by their code.
+    least = common if is_same else common - 2
+    equals = [each for near, *_, each in ranked if near >= (is_same, least)][:_COMPARED]
+    code = "" if is_same else _code(wanted)
+
+    def nearness(each: Neighbor) -> tuple[object, ...]:
+        alike = 0.0 if is_same else _ratio(_code(each.described), code)
+        is_unknown, count = unlikeness(each.described, wanted)
+        return alike, likeness(each.described, wanted), not is_unknown, -count, each.time
+
+    return max(map(complete, equals), key=nearness)
+
+
+def _code(of: KeyDescription) -> str:
+    return of.parts.get(GRAPH, {}).get("code", "")[:_COMPARED_CHARACTERS]
+
+
+def _ratio(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one.splitlines(), other.splitlines(), False).ratio()
+
+
+# -- entries that lie somewhere
+
+# A listing ends after so many names; a page of S3 has a thousand.
+_MAX_NAMES = 8000
+# Headers are read of so many entries, the latest ones: some megabytes.
+_MAX_HEADERS = 256
+_CONCURRENCY = 16
+# For all misses of a run together, so many entries are read whole, each up to this size.
+_MAX_WHOLE = 64
+_MAX_WHOLE_BYTES = 64 << 20
+# For everything that is read of one place.
+_TIMEOUT_S = 20.0
+
+
+class EntrySource:
+    """Find neighbors among the entries of the local tier or of the remote, by their headers.
+
+    Nothing is read before it is needed, reading does not count as use, and nothing more is read
+    after the first failure. Entries that are damaged or not trusted are skipped.
+
+    Args:
+        where: the place, in words.
+        open_place: opens it; None if there is nothing to read.
+
+    Attributes:
+        problem: why the place could not be read, or not completely.
+    """
+
+    def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
+        self._where = where
+        self._open = open_place
+        self._place: Place | None = None
+        self._deadline = 0.0
+        self._names: dict[str, str] = {}
+        self._parts: dict[str, Mapping[str, Mapping[str, str]]] = {}
+        self.problem = ""
+
+    def close(self) -> None:
+        """Close the place."""
+        if self._place is not None:
+            with contextlib.suppress(S3CacheError):
+                self._place.close()
+
+    @functools.cached_property
+    def neighbors(self) -> Sequence[Neighbor]:
+        """The latest entries, without parts."""
+        found: list[Neighbor] = []
+        if self._open is not None:
+            self._deadline = time.monotonic() + _TIMEOUT_S
+            try:
+                self._place = self._open()
+                self._wait(self._look(self._place, found))
+            except S3CacheError as exc:
+                self.problem = str(exc)
+        return found
+
+    def complete(self, neighbor: Neighbor) -> Neighbor:
+        """Return ``neighbor`` with the parts of its components, if its entry is here and has them.
+
+        Whatever else the neighbor has stays as it is.
+        """
+        name = self._names.get(neighbor.key)
+        if neighbor.described.parts or name is None or self._place is None:
+            return neighbor
+        if name not in self._parts and len(self._parts) < _MAX_WHOLE and not self.problem:
+            self._parts[name] = {}
+            with contextlib.suppress(CorruptError, UntrustedError):
+                self._parts[name] = self._wait(self._read(self._place, name)) or {}
+        parts = self._parts.get(name, {})
+        return replace(neighbor, described=replace(neighbor.described, parts=parts))
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Return its result, or None with :attr:`problem` set if it fails or time is over."""
+        try:
+            return background().wait(work, max(0.0, self._deadline - time.monotonic()))
+        except concurrent.futures.TimeoutError:
+            self.problem = f"not all of it was read within {_TIMEOUT_S:g} s"
+        except S3CacheError as exc:
+            self.problem = str(exc)
+        return None
+
+    async def _look(self, place: Place, found: list[Neighbor]) -> None:
+        infos: list[ObjectInfo] = []
+        # A local tier has the entries of each remote in a directory of their own.
+        async with listing(place.store, "" if place.is_local else entries.NAMES) as objects:
+            async for info in objects:
+                infos.append(info)
+                if len(infos) == _MAX_NAMES and not place.is_local:
+                    break
+        self._names.update((entries.key_of(info.key), info.key) for info in infos)
+        limit = asyncio.Semaphore(_CONCURRENCY)
+
+        async def read(name: str) -> None:
+            async with limit:
+                with contextlib.suppress(CorruptError, UntrustedError):
+                    head = await read_head(place.store, name, place.policy.judge)
+                    if head is not None and (one := _neighbor(head.header, self._where)):
+                        found.append(one)
+
+        latest = heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified"))
+        reads = [asyncio.ensure_future(read(info.key)) for info in latest]
+        try:
+            await asyncio.gather(*reads)
+        finally:
+            await cancel_all(reads)
+
+    async def _read(self, place: Place, name: str) -> Mapping[str, Mapping[str, str]]:
+        data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            return {}
+        return Artifact.parts_of(frame.decode(data, admit=place.policy.judge))
+
+
+def _neighbor(header: Header, where: str) -> Neighbor | None:
+    """Return what the header of an entry says, if its key is made of components."""
+    pairs = header.meta.get("components")
+    components = {
+        str(name): (str(pair[0]), str(pair[1]))
+        for name, pair in (pairs.items() if isinstance(pairs, Mapping) else ())
+        if isinstance(pair, (list, tuple)) and len(pair) == 2
+    }
+    if not components:
+        return None
+    created = header.created_ns / 1e9
+    return Neighbor(header.key, header.kind, KeyDescription(components), where, created)

@@ -1,0 +1,277 @@
+"""What a user's own bucket gives: how fast it answers, and what a first step costs warm and cold.
+
+All objects are below one prefix of this run's own, ``s3cache-bench-…/`` below the URL's, and are
+removed in the end if the credentials may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from s3cache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingContainerError,
+    TransientError,
+)
+from s3cache.manage._work import open_place
+from s3cache.settings import Settings
+from s3cache.store import FileLocation, MemoryLocation, listing, parse_url
+from s3cache.transfer import background
+
+__all__ = ["PREFIX", "Bench", "Times"]
+
+_T = TypeVar("_T")
+
+#: What the names of all objects begin with that a benchmark writes.
+PREFIX = "s3cache-bench-"
+
+_SMALL_BYTES = 4 << 10
+_SMALL_TRIES = 20
+_LARGE_TRIES = 3
+_CLOSE_S = 30.0
+
+# What a process on an empty machine does first, and what it says of it.
+_FIRST_STEP = """
+import json, sys, time
+import torch
+import s3cache
+cache = s3cache.enable()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+layers = [torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.LayerNorm(128)]
+model = torch.nn.Sequential(*layers, torch.nn.Linear(128, 8)).to(device)
+batch = torch.ones(16, 64, device=device)
+started = time.perf_counter()
+torch.compile(model)(batch).square().sum().backward()
+if device == "cuda":
+    torch.cuda.synchronize()
+step_s = time.perf_counter() - started
+report = cache.flush(60)
+stats = cache.stats()
+print(json.dumps({
+    "step_s": step_s, "device": device, "hits": sum(stats.hits.values()),
+    "misses": {str(reason): count for reason, count in stats.misses.items()},
+    "bypasses": dict(stats.bypass_reasons), "to_upload": report.remaining,
+}), file=sys.__stdout__)
+"""
+
+
+@dataclass
+class Times:
+    """What some equal operations took, in seconds, and how many bytes each moved."""
+
+    seconds: list[float] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def mb_s(self) -> float:
+        """Of the median one, in MB/s."""
+        return self.size / max(self.median_s, 1e-9) / 1e6
+
+    def as_dict(self) -> dict[str, object]:
+        """As plain data, with what follows from it."""
+        found: dict[str, object] = {"median_s": self.median_s, "seconds": self.seconds}
+        return {**found, "bytes": self.size, "mb_s": self.mb_s} if self.size else found
+
+
+class Bench:
+    """One benchmark of a remote, in bounded time.
+
+    Attributes:
+        prefix: what the names of all objects that it writes begin with.
+
+    Args:
+        url: the remote; as settings have it if it is left out.
+        size: bytes of a large object.
+        timeout_s: the longest that all of it takes; tries that no longer fit are left out.
+        advance: called after each try.
+
+    Raises:
+        ConfigError: the settings name no remote.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        *,
+        size: int,
+        timeout_s: float,
+        advance: Callable[[int], object] = bool,
+    ) -> None:
+        settings, _ = Settings.load(url)
+        if settings.url is None:
+            raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
+        self.prefix = f"{PREFIX}{secrets.token_hex(6)}/"
+        self._url = _below(settings.url, self.prefix)
+        self.store = open_place(self._url, to_fill=True).store
+        self._size = size
+        self._deadline = time.monotonic() + timeout_s
+        self._advance = advance
+
+    @staticmethod
+    def tries(rounds: int) -> int:
+        """How many tries there are at most, of storage and of that many rounds."""
+        return 3 * _SMALL_TRIES + 2 * _LARGE_TRIES + 2 * rounds
+
+    def close(self) -> None:
+        """Let go of the store."""
+        background().wait(self.store.aclose(), _CLOSE_S)
+
+    def storage(self) -> dict[str, Times]:
+        """Small puts and gets, gets of what is not there, large puts and gets, one by one.
+
+        Raises:
+            StoreError: the store refuses, or does not answer in time.
+        """
+        small, large = os.urandom(_SMALL_BYTES), os.urandom(self._size)
+        store = self.store
+        plans: dict[str, tuple[int, int, Callable[[int], Awaitable[object]]]] = {
+            "small_put": (_SMALL_TRIES, 0, lambda i: store.put(f"bench/small-{i}", small)),
+            "small_get": (_SMALL_TRIES, 0, lambda i: store.get(f"bench/small-{i}")),
+            "miss": (_SMALL_TRIES, 0, lambda i: store.get(f"bench/absent-{i}")),
+            "large_put": (_LARGE_TRIES, self._size, lambda i: store.put(f"bench/large-{i}", large)),
+            "large_get": (_LARGE_TRIES, self._size, lambda i: store.get(f"bench/large-{i}")),
+        }
+        self._wait(store.get("bench/first"))  # which connects, and finds credentials
+        return {name: self._timed(*plan) for name, plan in plans.items()}
+
+    def _timed(self, tries: int, size: int, call: Callable[[int], Awaitable[object]]) -> Times:
+        """At least one try, and more only while each of them leaves time for others."""
+        times = Times(size=size)
+        for number in range(tries):
+            if times.seconds and self._left_s() < 10 * times.seconds[-1]:
+                break
+            started = time.perf_counter()
+            self._wait(call(number))
+            times.seconds.append(time.perf_counter() - started)
+            self._advance(1)
+        return times
+
+    def warm_start(self, rounds: int) -> dict[str, object]:
+        """The first step of a small model in fresh processes on empty disks: compiled, then hit.
+
+        Raises:
+            ConfigError: a process ended badly, or not in time.
+        """
+        cold: list[dict[str, object]] = []
+        warm: list[dict[str, object]] = []
+        for number in range(rounds):
+            started = time.monotonic()
+            cold.append(self._first_step(S3CACHE_RECACHE="1"))
+            warm.append(self._first_step(S3CACHE_RECACHE="0"))
+            if number + 1 < rounds and self._left_s() < 1.5 * (time.monotonic() - started):
+                break
+        cold_s, warm_s = ([float(str(each["step_s"])) for each in runs] for runs in (cold, warm))
+        last = warm[-1]
+        return {
+            "device": last["device"],
+            "cold": Times(cold_s).as_dict(),
+            "warm": Times(warm_s).as_dict(),
+            "ratio": median(cold_s) / median(warm_s),
+            "hits": last["hits"],
+            "misses": last["misses"],
+            "bypasses": last["bypasses"],
+            "to_upload": cold[-1]["to_upload"],
+        }
+
+    def _first_step(self, **environment: str) -> dict[str, object]:
+        with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as empty:
+            ours = {
+                "S3CACHE_URL": self._url,
+                "S3CACHE_LOCAL_DIR": str(Path(empty) / "local"),
+                "S3CACHE_MODE": "read-write",
+                "S3CACHE_SHAPE_PROFILE": "0",
+                "TORCHINDUCTOR_CACHE_DIR": str(Path(empty) / "inductor"),
+                "TRITON_CACHE_DIR": str(Path(empty) / "triton"),
+                **environment,
+            }
+            try:
+                done = subprocess.run(  # noqa: S603 - ourselves
+                    [sys.executable, "-W", "ignore", "-c", _FIRST_STEP],
+                    env={**os.environ, **ours},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=max(self._left_s(), 1.0),
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise TransientError(
+                    "the first step did not end in time: raise --timeout"
+                ) from None
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ConfigError("the first step", f"cannot be made ({last})", "see s3cache doctor")
+        self._advance(1)
+        found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+        return found
+
+    def clean(self) -> tuple[int, int]:
+        """Remove what was written, as far as the credentials may: objects gone, and left.
+
+        Raises:
+            StoreError: the store cannot answer.
+        """
+        names: list[str] = self._wait(self._names(), _CLOSE_S)
+        gone = 0
+        try:
+            for name in names:
+                self._wait(self.store.delete(name), _CLOSE_S)
+                gone += 1
+        except AccessDeniedError:
+            return gone, len(names) - gone
+        location = parse_url(self._url)
+        if isinstance(location, FileLocation):
+            shutil.rmtree(location.path, ignore_errors=True)
+        return gone, 0
+
+    async def _names(self) -> list[str]:
+        async with listing(self.store, "") as objects:
+            return [info.key async for info in objects]
+
+    def _left_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _wait(self, work: Awaitable[_T], timeout_s: float | None = None) -> _T:
+        limit_s = max(self._left_s(), 1.0) if timeout_s is None else timeout_s
+
+        async def bounded() -> _T:
+            try:
+                return await asyncio.wait_for(work, limit_s)
+            except asyncio.TimeoutError:
+                raise TransientError("the store does not answer in time", op="bench") from None
+
+        return background().wait(bounded(), None)
+
+
+def _below(url: str, prefix: str) -> str:
+    """The URL of a place below that of ``url``, which has to be there."""
+    location = parse_url(url)
+    if isinstance(location, MemoryLocation):
+        raise ConfigError("the store", "is of this process alone", "give the URL of a bucket")
+    parts = urlsplit(url)
+    path = f"{parts.path.rstrip('/')}/{prefix.rstrip('/')}"
+    if isinstance(location, FileLocation):
+        if not (location.create or os.path.isdir(location.path)):
+            raise MissingContainerError(f"there is no directory {location.path}", op="bench")
+        return parts._replace(path=path, query="create=true").geturl()
+    return parts._replace(path=path).geturl()

@@ -1,0 +1,379 @@
+"""Which entry a miss is compared with, and what is said of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+from operator import methodcaller
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import Cache, Graph, GraphBreak, Report, Saved, explain, frame
+from s3cache.entries import NAMES, first_name
+from s3cache.errors import ConfigError
+from s3cache.graph import Unsafe
+from s3cache.insight._nearest import EntrySource
+from s3cache.manage import Place
+from s3cache.records import Record, Recorder
+from s3cache.settings import Settings
+from s3cache.store import MemoryStore, WrapperStore
+from s3cache.trust import generate, policy_of
+from tests.support.shelves import Shelf
+from tests.support.waiting import LONG_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from s3cache.store import ObjectInfo
+
+
+def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Record:
+    values = {"gm": "g", "torch.version": "2.12.1", "grad_enabled": "True", **changes.pop("of", {})}
+    components = {
+        name: (hashlib.sha256(value.encode()).hexdigest()[:32], value)
+        for name, value in values.items()
+    }
+    given = {"reason": "absent", "components": components, "level": "aot", **changes}
+    return Record(outcome=outcome, key=key, time=time, **given)
+
+
+def write(root: Path, *records: Record) -> str:
+    root.mkdir(exist_ok=True)
+    recorder = Recorder(str(root))
+    for record in records:
+        recorder.add(record)
+    recorder.close(LONG_S)
+    return recorder.run
+
+
+def nearest(root: Path) -> str:
+    (last,) = explain(local_dir=str(root)).explanations[-1:]
+    return last.entry
+
+
+def test_the_same_graph_comes_first(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        lookup("a", 1, of={"torch.version": "2.11.0", "grad_enabled": "False"}),
+        lookup("b", 2, of={"gm": "another"}),
+        lookup("c", 3),
+    )
+    assert nearest(tmp_path) == "a"
+
+
+def test_then_the_most_components_in_common(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        lookup("a", 1, of={"torch.version": "2.11.0", "grad_enabled": "False"}),
+        lookup("b", 2, of={"torch.version": "2.11.0"}),
+        lookup("c", 3, of={"torch.version": "2.10.0", "grad_enabled": "False"}),
+        lookup("d", 4),
+    )
+    assert nearest(tmp_path) == "b"
+
+
+def test_of_other_graphs_the_one_most_like_it(tmp_path: Path) -> None:
+    def of(code: str) -> dict[str, Any]:
+        return {"of": {"gm": code}, "parts": {"gm": {"code": code}}}
+
+    write(
+        tmp_path,
+        lookup("a", 1, **of("a = x\nb = y\nc = z")),
+        lookup("b", 2, **of("k = l\nm = n")),
+        lookup("c", 3, **of("a = x\nb = y\nc = z + 1")),
+    )
+    assert nearest(tmp_path) == "a"
+
+
+def test_of_equals_the_one_in_which_the_fewest_parts_differ(tmp_path: Path) -> None:
+    """The latest is no nearer than others, unless nothing else tells them apart."""
+
+    def of(**options: str) -> dict[str, Any]:
+        return {"of": {"inductor_config": str(options)}, "parts": {"inductor_config": options}}
+
+    write(
+        tmp_path,
+        lookup("a", 1, **of(x="1 → 2", y="1 → 2", z="1 → 2")),
+        lookup("b", 2, **of(x="1 → 2", y="1 → 2")),
+        lookup("c", 3, **of(x="1 → 2", z="1 → 2")),
+        lookup("d", 4, **of(x="1 → 3", y="1 → 3", z="1 → 3")),
+        lookup("e", 5, of={"inductor_config": "of another release"}),
+        lookup("f", 6, **of(x="1 → 2")),
+    )
+    assert nearest(tmp_path) == "c"
+
+
+# -- entries of the local tier
+
+
+def entry(like: Record, *, parts: Mapping[str, Mapping[str, str]] | None = None) -> bytes:
+    """Return an entry under the key that was looked up."""
+    return frame.encode(
+        kind=like.level,
+        key=like.key,
+        schema=2,
+        sections={"entry": b"x", "parts": json.dumps(parts or {}).encode()},
+        meta={"components": {name: list(pair) for name, pair in like.components.items()}},
+        created_ns=int(like.time * 1e9),
+    )
+
+
+def keep(root: Path, like: Record, *, parts: Mapping[str, Mapping[str, str]]) -> None:
+    """Put an entry into the local tier, under the key that was looked up."""
+    with Cache.open(local_dir=str(root)) as cache:
+        assert isinstance(cache.save(like.key, entry(like, parts=parts)), Saved)
+
+
+MAX = {"max_autotune": "False → True"}
+TUNED = lookup("ab", 1, "hit", reason="local", of={"inductor_config": "tuned"})
+
+
+def test_of_a_hit_the_entry_says_what_it_is_made_of(tmp_path: Path) -> None:
+    """Records of hits do not."""
+    keep(tmp_path, TUNED, parts={"inductor_config": MAX})
+    write(tmp_path, TUNED, lookup("c", 2, of={"inductor_config": "as ever"}))
+    (one,) = explain(local_dir=str(tmp_path)).explanations
+    assert one.entry == "ab"
+    assert one.known_from.startswith("run ")
+    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
+
+
+def test_an_entry_of_which_nothing_is_on_record_is_compared_with(tmp_path: Path) -> None:
+    keep(tmp_path, TUNED, parts={"inductor_config": MAX})
+    write(
+        tmp_path,
+        lookup("b", 1, of={"inductor_config": "x", "grad_enabled": "False"}),
+        lookup("c", 2, of={"inductor_config": "as ever"}),
+    )
+    one = explain(local_dir=str(tmp_path)).explanations[-1]
+    assert (one.entry, one.known_from) == ("ab", "the local tier")
+    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
+    assert explain(local_dir=str(tmp_path), local=False).explanations[-1].entry == "b"
+
+
+def test_an_entry_that_is_damaged_not_trusted_or_newer_is_none(tmp_path: Path) -> None:
+    keep(tmp_path, TUNED, parts={})
+    miss = lookup("c", 2, of={"inductor_config": "as ever"})
+    write(tmp_path, miss)
+    signer = generate("mine")
+    trusted = explain(
+        local_dir=str(tmp_path), trust="require", trusted_keys=f"team={signer.public_text()}"
+    )
+    assert trusted.explanations[0].entry == ""
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == "ab"
+    (file,) = (path for path in tmp_path.glob("objects/**/ab*") if path.is_file())
+    data = bytearray(file.read_bytes())
+    data[70] ^= 1
+    file.write_bytes(data)
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
+    file.unlink()
+    keep(tmp_path, replace(TUNED, time=3.0), parts={})
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
+
+
+def test_only_those_used_last_are_read(tmp_path: Path) -> None:
+    """As the page says, 256 of them."""
+    with Cache.open(local_dir=str(tmp_path)) as cache:
+        for number in range(256):
+            key = f"e{number:03x}"
+            cache.save(key, frame.encode(kind="other", key=key, sections={}))
+    keep(tmp_path, TUNED, parts={})
+    write(tmp_path, lookup("c", 2, of={"inductor_config": "as ever"}))
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == "ab"
+    (file,) = (path for path in tmp_path.glob("objects/**/ab*") if path.is_file())
+    os.utime(file, (1.0, 1.0))
+    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
+
+
+# -- entries of the remote
+
+
+def test_an_entry_of_the_remote_is_compared_with(tmp_path: Path) -> None:
+    """It is read through the trust policy, and not at all where the caller says so."""
+    remote, local = Shelf(tmp_path / "remote"), str(tmp_path / "local")
+    write(tmp_path / "local", lookup("c", 2, of={"inductor_config": "as ever"}))
+    remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
+    found = explain(url=remote.url, local_dir=local)
+    (one,) = found.explanations
+    assert (one.entry, one.known_from, found.unasked) == ("ab", "the remote", "")
+    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
+    assert explain(url=remote.url, local_dir=local, remote=False).explanations[0].entry == ""
+    keys = f"team={generate('mine').public_text()}"
+    signed = explain(url=remote.url, local_dir=local, trust="require", trusted_keys=keys)
+    assert signed.explanations[0].entry == ""
+
+
+def test_an_entry_of_the_remote_gives_parts_to_what_is_on_record(tmp_path: Path) -> None:
+    remote = Shelf(tmp_path / "remote")
+    write(tmp_path / "local", TUNED, lookup("c", 2, of={"inductor_config": "as ever"}))
+    remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
+    (one,) = explain(url=remote.url, local_dir=str(tmp_path / "local")).explanations
+    assert one.known_from.startswith("run ")
+    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
+
+
+async def test_a_remote_of_any_size_takes_few_requests() -> None:
+    """As the page says: 8 pages of a listing, and 256 headers."""
+    store = CountingStore(MemoryStore())
+    for number in range(20_000):
+        if number == 7_999:
+            await store.inner.put(first_name(TUNED.key), entry(TUNED))
+        await store.inner.put(f"{NAMES}fff/a{number:064x}.0", b"")
+    place = Place(store, False, Settings(), policy_of(None, "", "", audience=""))
+    source = EntrySource("the remote", lambda: place)
+    neighbors = await asyncio.to_thread(lambda: source.neighbors)
+    assert [each.key for each in neighbors] == [TUNED.key]
+    assert source.problem == ""
+    assert store.counts == {"list": 8, "get_range": 256}
+
+
+def test_a_remote_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
+    write(tmp_path / "local", lookup("c", 2))
+    found = explain(url=f"file://{tmp_path}/absent", local_dir=str(tmp_path / "local"))
+    assert found.explanations[0].entry == ""
+    assert found.unasked
+    assert f"the remote could not be read: {found.unasked}" in str(found)
+
+
+class CountingStore(WrapperStore):
+    """Counts requests as S3 has them: a listing takes one for each thousand names."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.counts: Counter[str] = Counter()
+
+    async def _around(self, verb: str, key: str, call: Any) -> Any:
+        self.counts[verb] += 1
+        return await call()
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        seen = 0
+        async for info in self.inner.list(prefix):
+            self.counts["list"] += seen % 1000 == 0
+            seen += 1
+            yield info
+
+
+# -- what is told of a run
+
+
+def test_what_came_later_or_is_of_the_other_level_is_no_entry_for_it(tmp_path: Path) -> None:
+    write(tmp_path, lookup("a", 5, level="fx"), lookup("b", 4), lookup("c", 9, "hit"))
+    (first, second) = explain(local_dir=str(tmp_path)).explanations
+    assert first.entry == second.entry == ""
+    assert "no entry to compare it with" in second.why
+
+
+def test_other_runs_of_the_machine_are_compared_with(tmp_path: Path) -> None:
+    first = write(tmp_path, lookup("a", 1, of={"torch.version": "2.11.0"}))
+    second = write(tmp_path, lookup("b", 2))
+    for run in (second, None):
+        found = (
+            explain(run, local_dir=str(tmp_path))
+            if run
+            else explain(key="b", local_dir=str(tmp_path))
+        )
+        (one,) = found.explanations
+        assert (one.entry, one.known_from) == ("a", f"run {first}")
+        assert [each.text for each in one.differences] == ["torch 2.11.0 → 2.12.1"]
+    (one,) = explain(first, local_dir=str(tmp_path)).explanations
+    assert one.entry == ""
+
+
+def test_halves_of_a_graph_that_missed_are_not_told_again(tmp_path: Path) -> None:
+    write(tmp_path, lookup("a", 1), lookup("b", 2, level="fx", of_whole=True))
+    assert [each.record.key for each in explain(local_dir=str(tmp_path)).explanations] == ["a"]
+
+
+def test_a_notebook_shows_what_print_does(tmp_path: Path) -> None:
+    write(tmp_path, lookup("a", 1))
+    found = explain(local_dir=str(tmp_path))
+    for each in (found, *found.explanations, Report((), ())):
+        shown: list[str] = []
+        methodcaller("_repr_pretty_", SimpleNamespace(text=shown.append), False)(each)  # IPython
+        assert shown == [str(each)]
+
+
+def test_a_notebook_shows_a_table_that_believes_nothing_of_what_it_tells(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    where = (hostile, 3, "step")
+    write(
+        tmp_path,
+        lookup("a", 1, of={"gm": hostile}),
+        lookup("b", 2, where=where, rejected=(hostile,)),
+        lookup("c", 3, "bypass", reasons=({"message": hostile, "code": "x", "fix": hostile},)),
+    )
+    found = explain(local_dir=str(tmp_path))
+    page: str = methodcaller("_repr_html_")(found)
+    assert page.count("<tr>") == 1 + len(found.explanations) == 4
+    assert str(found).splitlines()[0] in page.replace("&gt;", ">")
+    assert hostile not in page
+    assert page.count("&lt;script&gt;") >= 5
+    for each in found.explanations:
+        assert methodcaller("_repr_html_")(each).count("<tr>") == 2
+
+
+def test_a_notebook_shows_what_can_be_cached_as_a_table() -> None:
+    unsafe = Unsafe("function", "calls <b>", fix="import x")
+    graphs = (Graph(3, "abc", {}, (), "local"), Graph(2, None, {}, (unsafe,)))
+    page: str = methodcaller("_repr_html_")(Report(graphs, (GraphBreak("print", "x.py:1"),)))
+    for told in ("1 of 2 graphs", "key abc, local", "calls &lt;b&gt;", "import x", "x.py:1"):
+        assert told in page
+    assert "<b>" not in page
+
+
+def test_hits_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, lookup("a", 1, "hit", reason="local"), lookup("b", 2))
+    found = explain(local_dir=str(tmp_path))
+    assert found.hits == 1
+    assert str(found).splitlines()[0].endswith(": 1 hit, 1 missed, 0 bypassed")
+    assert explain(key="a", local_dir=str(tmp_path)).explanations == ()
+
+
+@pytest.mark.parametrize("reason", ["guard", "timeout", "untrusted"])
+def test_where_the_key_is_not_why_nothing_is_compared(tmp_path: Path, reason: str) -> None:
+    write(tmp_path, lookup("a", 1, of={"gm": "h"}), lookup("b", 2, reason=reason))
+    one = explain(local_dir=str(tmp_path)).explanations[-1]
+    assert one.why
+    assert not one.differences
+
+
+def test_a_bypass_has_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
+    reason = {
+        "code": "function",
+        "message": "calls mine",
+        "fix": "vouch",
+        "node": "mine",
+        "line": "m.py:3",
+    }
+    write(
+        tmp_path,
+        Record(
+            "aot",
+            "bypass",
+            reason="function",
+            time=1.0,
+            where=("t.py", 7, "main"),
+            reasons=(reason,),
+        ),
+    )
+    text = str(explain(local_dir=str(tmp_path)))
+    for words in ("t.py:7 in main", "mine: calls mine (function)", "m.py:3", "fix: vouch"):
+        assert words in text
+
+
+def test_where_nothing_is_recorded_it_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run a program"):
+        explain(local_dir=str(tmp_path))
+    write(tmp_path, lookup("a", 1))
+    with pytest.raises(ConfigError, match="no"):
+        explain("19990101", local_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="records"):
+        explain(key="b", local_dir=str(tmp_path))

@@ -1,0 +1,182 @@
+"""The page stands by itself, shows what was looked up, and believes nothing of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import re
+from pathlib import Path
+
+import pytest
+
+from s3cache.insight import page, sum_up
+from s3cache.insight._totals import AS_IT_SHOULD_BE
+from s3cache.records import Event, Record, Run
+from tests.support.runs import BEGAN, HOSTILE, hostile, two_ranks
+
+# Elements that HTML ends by itself.
+_VOID = {"meta", "br"}
+_MAY_NAME = {"http-equiv", "content", "charset", "name", "lang", "class", "style", "data-label"}
+
+
+class Elements(html.parser.HTMLParser):
+    """What a page consists of; fails where it is not well formed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in _VOID and self.get_starttag_text()[-2:] != "/>":  # type: ignore[index]
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_numbers_are_those_of_the_records() -> None:
+    totals = sum_up(two_ranks())
+    assert (totals.hits, totals.misses, totals.bypasses) == (2, 2, 1)
+    assert totals.hit_rate == 0.5
+    assert totals.spared_s == 87
+    assert totals.waited_s == pytest.approx(0.621)
+    assert totals.outcomes == {
+        ("miss", "absent"): 1,
+        ("bypass", "custom-operator"): 1,
+        ("miss", "guard"): 1,
+        ("hit", "remote"): 1,
+        ("hit", "local"): 1,
+    }
+    assert not totals.complete
+    assert sum_up([]).hit_rate is None
+
+
+def test_a_half_that_misses_after_its_whole_is_no_other_miss() -> None:
+    """It is drawn, as it took its time; one that hits counts, as it spares something."""
+    run, _ = two_ranks()
+    whole, *_ = run.records
+    half = dataclasses.replace(whole, level="fx", key="f" * 64, of_whole=True)
+    hit = dataclasses.replace(half, outcome="hit", reason="local", saved_s=1.0)
+    told = dataclasses.replace(run, records=(whole, half, hit))
+    totals = sum_up([told])
+    assert (totals.hits, totals.misses, totals.hit_rate) == (1, 1, 0.5)
+    assert totals.outcomes == {("miss", "absent"): 1, ("hit", "local"): 1}
+    assert totals.waited_s == pytest.approx(0.6)
+    drawn = Elements(page([told]))
+    assert drawn.names.count("rect") == 3
+    assert drawn.names.count("tr") == 3
+    alone = dataclasses.replace(half, of_whole=False)
+    assert sum_up([dataclasses.replace(run, records=(alone,))]).misses == 1
+
+
+def test_all_of_it_is_shown() -> None:
+    text = "\n".join(Elements(page(two_ranks())).text)
+    for shown in (
+        "/job/train.py",
+        "2 processes",
+        "50%",
+        "1.4 min",
+        "hit: remote",
+        "miss: absent",
+        "bypass: custom-operator",
+        "half of a graph",
+        "mine.op has no formula. train.py:7: op(x)",
+        "rank 1",
+        "looked up more than is on record",
+        "read on: s3cache explain custom-operator",
+    ):
+        assert shown in text, shown
+
+
+def test_what_is_as_it_should_be_is_so_on_its_page() -> None:
+    """About no other miss would one read on in vain."""
+    reasons = Path(__file__).resolve().parents[2] / "docs" / "reasons.md"
+    part = reasons.read_text(encoding="utf-8").partition("## What is as it should be\n")[2]
+    assert {*re.findall(r"^### (\S+)$", part.partition("\n## ")[0], re.MULTILINE)} == (
+        AS_IT_SHOULD_BE
+    )
+    hit = sum_up([Run("hit", (Record("aot", "hit", reason="local"),))])
+    assert (hit.codes, "read on" in page([])) == ([], False)
+
+
+def test_a_lane_for_each_process_and_a_mark_for_each_lookup() -> None:
+    drawn = Elements(page(two_ranks()))
+    assert drawn.names.count("svg") == 1
+    assert drawn.names.count("line") == 2
+    assert drawn.names.count("rect") == 5
+    at = [float(value) for tag, name, value in drawn.attributes if (tag, name) == ("rect", "x")]
+    assert at[:3] == sorted(at[:3])
+    assert at[3:] == sorted(at[3:])
+    assert all(110 <= x <= 960 for x in at)
+
+
+def test_compiles_and_transfers_are_drawn_in_the_lane_of_their_process() -> None:
+    first, second = two_ranks()
+    events = (
+        Event("compile", BEGAN + 3.9, 2.5, "key"),
+        Event("download", BEGAN + 3.0, 0.4, HOSTILE, 7, "failed"),
+        Event("save", BEGAN + 4.0, 0.1, "key"),  # short, and where the compile ends
+    )
+    text = page([first, dataclasses.replace(second, events=events)])
+    drawn = Elements(text)
+    assert drawn.names.count("rect") == 7
+    assert sum("compile key; at 1.40 s, 2.500 s" in each for each in drawn.text) == 1
+    assert sum("failed; at 2.60 s" in each for each in drawn.text) == 1
+    assert "script" not in drawn.names
+
+
+def test_why_is_what_whoever_explains_says() -> None:
+    text = "\n".join(Elements(page(two_ranks(), lambda run, record: f"{run.rank}!")).text)
+    assert text.count("0!") == 3
+    assert "1!" not in text  # its lookups hit
+
+
+def test_nothing_of_the_records_is_believed() -> None:
+    text = page(hostile(), lambda *_: HOSTILE, title=HOSTILE)
+    shown = Elements(text)
+    assert "script" not in shown.names
+    assert HOSTILE in "".join(shown.text)
+    for _, name, value in shown.attributes:
+        assert HOSTILE not in value or name == "aria-label"
+        assert not name.startswith("on")
+
+
+def test_it_loads_nothing() -> None:
+    text = page(two_ranks())
+    assert {
+        name
+        for tag, name, _ in Elements(text).attributes
+        if tag not in ("svg", "rect", "line", "text")
+    } <= _MAY_NAME
+    assert not re.search(r"url\(|@import|https?://|src=|href=", text)
+    assert "default-src 'none'" in text
+
+
+def test_of_nothing_there_is_a_page_too() -> None:
+    empty = [dataclasses.replace(run, records=()) for run in two_ranks()]
+    for runs in ([], empty):
+        assert "Nothing was looked up" in "".join(Elements(page(runs)).text)
+
+
+def test_a_very_long_run_is_cut_and_says_so() -> None:
+    [run, _] = two_ranks()
+    long = dataclasses.replace(run, records=run.records * 1_000)
+    shown = Elements(page([long]))
+    assert shown.names.count("tr") == 2_001
+    assert "1,000 more are left out here" in "".join(shown.text)
+    assert sum_up([long]).misses == 2_000

@@ -1,0 +1,149 @@
+"""Which runs are those of a program that somebody names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from s3cache import explain
+from s3cache.errors import ConfigError
+from s3cache.insight import meaning
+from s3cache.records import read_head, run_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORDS = """
+import os, sys
+from s3cache.records import Record, Recorder
+recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
+os.chdir("/")  # wherever it has gone since
+recorder.add(Record("aot", "miss", key="k" + sys.argv[1], reason="absent", time=1.0))
+recorder.close(60)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where programs lie that leave a record of one lookup, whose key has their argument."""
+    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local").mkdir(mode=0o700)
+    for name in ("train.py", "other/train.py", "package/job.py", "package/__main__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(RECORDS)
+    return tmp_path
+
+
+def run(home: Path, *program: str) -> None:
+    # Names of runs have seconds alone, and the latest comes first: give each one a second.
+    before = len(run_names(str(home / "local")))
+    subprocess.run([sys.executable, *program], cwd=home, check=True)
+    names = run_names(str(home / "local"))
+    assert len(names) == before + 1
+    new = max(names, key=lambda name: (home / "local/records" / f"{name}.jsonl").stat().st_ctime_ns)
+    file = home / "local/records" / f"{new}.jsonl"
+    file.rename(file.with_name(f"2026010{before + 1}-{file.name}"))
+
+
+def keys(**asked: str) -> list[str]:
+    return [each.record.key for each in explain(**asked).explanations]  # type: ignore[arg-type]
+
+
+def test_the_last_run_of_a_script_is_explained(home: Path) -> None:
+    """However it was called, and wherever the program itself went."""
+    run(home, "train.py", "1")
+    run(home, str(home / "train.py"), "2")
+    run(home, "other/train.py", "3")
+    (home / "link.py").symlink_to("train.py")
+    for name in ("train.py", "./train.py", "other/../train.py", str(home / "train.py"), "link.py"):
+        assert keys(script=name) == ["k2"], name
+    assert keys(script="other/train.py") == ["k3"]
+    assert keys() == ["k3"]
+
+
+def test_a_module_and_a_directory_are_found_too(home: Path) -> None:
+    run(home, "-m", "package.job", "1")
+    run(home, "-m", "package", "2")
+    run(home, "package", "3")
+    assert keys(module="package.job") == keys(script="package/job.py") == ["k1"]
+    assert keys(module="package") == ["k2"]
+    assert keys(script="package") == ["k3"]
+
+
+def test_from_elsewhere_the_end_of_the_path_is_enough(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(home, "train.py", "1")
+    run(home, "package/job.py", "2")
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
+    assert keys(script="train.py") == ["k1"]
+    assert keys(script="package/job.py") == ["k2"]
+    run(home, "other/train.py", "3")
+    with pytest.raises(ConfigError, match="is the end of several") as caught:
+        explain(script="train.py")
+    assert f"{home}/other/train.py, {home}/train.py" in str(caught.value)
+    with pytest.raises(ConfigError):  # it is no end of a name
+        explain(script="rain.py")
+
+
+def test_a_script_that_is_there_is_no_other_of_that_name(home: Path) -> None:
+    run(home, "other/train.py", "1")
+    with pytest.raises(ConfigError, match="no run of it is on record") as caught:
+        explain(script="train.py")
+    assert f"only of {home}/other/train.py;" in str(caught.value)
+    assert "s3cache run train.py" in str(caught.value)
+    assert "s3cache check train.py" in str(caught.value)
+    with pytest.raises(ConfigError, match="s3cache run -m none"):
+        explain(module="none")
+
+
+def test_where_nothing_is_on_record_it_says_so(home: Path) -> None:
+    with pytest.raises(ConfigError, match="nor any other"):
+        explain(script="train.py")
+
+
+def test_records_of_before_have_what_a_program_was_called_by(home: Path) -> None:
+    for number, called in enumerate(("train.py", str(home / "other/train.py"), "package/job.py")):
+        run(home, "train.py", str(number))
+        file = max((home / "local/records").iterdir())
+        head, *lines = file.read_text().splitlines(keepends=True)
+        old = {**json.loads(head), "program": called}
+        del old["file"]
+        file.write_text("".join([json.dumps(old) + "\n", *lines]))
+        assert read_head(str(home / "local"), file.stem).file == ""
+    assert keys(script="other/train.py") == ["k1"]
+    assert keys(module="package.job") == ["k2"]
+    assert keys(script=str(home / "package/job.py")) == ["k2"]
+
+
+def test_what_is_given_twice_is_refused(home: Path) -> None:
+    run(home, "train.py", "1")
+    with pytest.raises(ConfigError, match="said twice"):
+        explain(key="k1", script="train.py")
+
+
+def test_a_word_is_a_key_before_a_script(home: Path) -> None:
+    run(home, "train.py", "1")
+    assert meaning("k1") == {"key": "k1"}
+    (home / "k1").write_text("")
+    assert meaning("k1") == {"key": "k1"}
+    assert meaning("./k1") == {"script": "./k1"}
+    assert meaning("train.py") == {"script": "train.py"}
+    assert meaning("absent.py") == {"script": "absent.py"}
+    assert meaning("nonsense") == {}
+    (home / "nonsense").write_text("")
+    assert meaning("nonsense") == {"script": "nonsense"}
+
+
+def test_long_names_are_left_out_of_records(home: Path) -> None:
+    code = f"import sys; sys.modules['__main__'].__file__ = '/' + 5000 * 'x'\n{RECORDS}"
+    (home / "train.py").write_text(code)
+    run(home, "train.py", "1")
+    (name,) = run_names(str(home / "local"))
+    assert read_head(str(home / "local"), name).file == ""

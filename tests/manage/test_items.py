@@ -1,0 +1,173 @@
+"""Entries are listed in memory that does not grow, with what they say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import entries
+from s3cache.errors import CorruptError, TransientError, UntrustedError
+from s3cache.manage import Item, Selection, scan
+from s3cache.store import FileStore, MemoryStore, WrapperStore
+
+if TYPE_CHECKING:
+    from tests.support.shelves import Shelf
+
+
+def found(shelf: Shelf, selection: Selection | None = None, **how: Any) -> dict[str, Item]:
+    store = FileStore(shelf.root, create=False)
+
+    async def listed() -> dict[str, Item]:
+        batches = scan(store, selection, **how)
+        return {item.name: item async for batch in batches for item in batch}
+
+    return asyncio.run(listed())
+
+
+def test_every_entry_is_listed_with_its_key_and_size(shelf: Shelf) -> None:
+    names = {shelf.add(f"key{number}") for number in range(40)}
+    names.add(shelf.add("key1", variant="v", first=False))
+    shelf.put("elsewhere/key.0", b"none of ours")
+    items = found(shelf)
+    assert set(items) == names
+    assert {item.key for item in items.values()} == {f"key{number}" for number in range(40)}
+    assert all(item.size > 100 and item.about is None for item in items.values())
+
+
+def test_headers_say_kind_release_and_tag(shelf: Shelf) -> None:
+    name = shelf.add("k", kind="fx", torch="2.12.1+cu130", tag="mine", variant="v")
+    about = found(shelf, heads=True)[name].about
+    assert about is not None
+    assert (about.kind, about.torch, about.tag) == ("fx", "2.12.1+cu130", "mine")
+    assert (about.variant, about.signers) == ("v", ())
+
+
+def test_what_cannot_be_used_is_listed_with_the_reason(shelf: Shelf) -> None:
+    damaged, cut, moved = (shelf.add(key) for key in ("damaged", "cut", "moved"))
+    shelf.damage(damaged, at=70)
+    shelf.put(cut, (shelf.files.read(cut) or b"")[:-1])
+    strange = shelf.put(entries.first_name("strange"), shelf.files.read(moved) or b"")
+    items = found(shelf, heads=True)
+    for name in (damaged, cut, strange):
+        assert isinstance(items[name].problem, CorruptError)
+        assert items[name].about is None
+    assert items[moved].problem is None
+
+
+def test_nothing_of_what_is_not_trusted_is_parsed(shelf: Shelf) -> None:
+    name = shelf.add("k")
+
+    def admit(digest: bytes, block: bytes) -> None:
+        raise UntrustedError("unsigned", "nobody signed it")
+
+    item = found(shelf, heads=True, admit=admit)[name]
+    assert isinstance(item.problem, UntrustedError)
+    assert item.about is None
+
+
+class _Counting(WrapperStore):
+    """A store of many objects, that notes how many of their headers it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.asked = 0
+        self.listings = 0
+        self.listed = 0
+
+    async def list(self, prefix: str = "") -> Any:
+        self.listings += 1
+        async for info in super().list(prefix):
+            self.listed += 1
+            yield info
+
+    async def get_range(self, key: str, start: int, length: int) -> Any:
+        self.asked += 1
+        return await super().get_range(key, start, length)
+
+
+async def test_it_goes_as_it_is_asked_for() -> None:
+    """Whoever stops early has not made it read all."""
+    store = _Counting()
+    for number in range(600):
+        await store.put(f"v1/000/{number}.0", b"nothing")
+    batches = scan(store, heads=True)
+    first = await anext(batches)
+    await batches.aclose()
+    assert len(first) == store.asked == 256
+
+
+async def test_what_is_named_is_found_without_a_listing_of_the_rest() -> None:
+    """Ten of 100,000 objects: ten listings, of one object each."""
+    store = _Counting()
+    for number in range(100_000):
+        await store.put(entries.first_name(f"k{number}"), b"nothing")
+    names = frozenset(f"k{number}" for number in range(0, 100, 10)) | {"gone"}
+    absent: list[str] = []
+    batches = scan(store, Selection(named=names), absent=absent.append)
+    found = [item.key async for batch in batches for item in batch]
+    assert {*found, "gone"} == names
+    assert absent == ["gone"]
+    assert (store.listings, store.listed) == (11, 10)
+
+
+class _Slow(WrapperStore):
+    """A store whose listings all wait for one another, and notes how many do so at once."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.under_way = 0
+        self.at_once = 0
+        self.refused = ""
+
+    async def list(self, prefix: str = "") -> Any:
+        self.under_way += 1
+        self.at_once = max(self.at_once, self.under_way)
+        try:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            if self.refused and prefix.endswith(self.refused):
+                raise TransientError("is busy")
+            async for info in super().list(prefix):
+                yield info
+        finally:
+            self.under_way -= 1
+
+
+async def _slow(*keys: str) -> _Slow:
+    store = _Slow()
+    for key in keys:
+        await store.put(entries.first_name(key), b"nothing")
+    return store
+
+
+async def test_what_is_named_is_listed_several_at_once_and_comes_in_one_order() -> None:
+    """The order is that in which a bucket lists everything."""
+    keys = [f"k{number}" for number in range(300)]
+    store = await _slow(*keys)
+    named = scan(store, Selection(named=frozenset(keys)))
+    found = [item.name async for batch in named for item in batch]
+    assert found == sorted(map(entries.first_name, keys))
+    assert 1 < store.at_once <= 16
+
+
+async def test_nothing_is_under_way_when_a_listing_has_failed_or_nobody_reads_on() -> None:
+    keys = [f"k{number}" for number in range(300)]
+    store = await _slow(*keys)
+    batches = scan(store, Selection(named=frozenset(keys)))
+    await anext(batches)
+    assert store.under_way == 0
+    await batches.aclose()
+    store.refused = "/k7."
+    with pytest.raises(TransientError):
+        await anext(scan(store, Selection(named=frozenset(keys[:100]))))
+    assert store.under_way == 0
+
+
+async def test_without_headers_nothing_is_read() -> None:
+    store = _Counting()
+    for number in range(20):
+        await store.put(f"v1/000/{number}.0", b"nothing")
+    assert [len(batch) async for batch in scan(store, Selection(keys=("1",)))] == [11]
+    assert store.asked == 0
