@@ -30,7 +30,13 @@ from s3cache.store._base import (
 )
 
 if TYPE_CHECKING:
-    from s3cache.store._directory import Directory, check_way, make_parents, private_directory
+    from s3cache.store._directory import (
+        Directory,
+        check_way,
+        is_writable_by_others,
+        make_parents,
+        private_directory,
+    )
     from s3cache.store._file import FileStore, ObjectFiles, Staged, mark_used
     from s3cache.store._memory import MemoryStore
     from s3cache.store._patience import Patience
@@ -58,7 +64,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
-        _directory="Directory check_way make_parents private_directory",
+        _directory="Directory check_way is_writable_by_others make_parents private_directory",
         _file="FileStore ObjectFiles Staged mark_used",
         _memory="MemoryStore",
         _patience="Patience",
@@ -105,6 +111,7 @@ __all__ = [
     "check_range",
     "check_way",
     "is_key",
+    "is_writable_by_others",
     "listing",
     "make_parents",
     "mark_used",
