@@ -17,7 +17,7 @@ from s3cache._importing import when_imported
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
 from s3cache._problems import code_of
-from s3cache.cache import Cache, Engine, announce, cache_over, latest
+from s3cache.cache import Cache, Engine, announce, latest
 from s3cache.errors import S3CacheError
 from s3cache.hooks._backward_modules import BackwardModules
 from s3cache.hooks._backwards import Backwards
@@ -73,7 +73,7 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.cache = cache_over(engine)
+        self.cache: Cache = engine
         self.inquire = engine.inquire
         self._events = Events(engine.subscribe)
         self._patches = Patches()
@@ -165,7 +165,7 @@ class Abstention:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.cache = cache_over(engine)
+        self.cache: Cache = engine
         self._engine = engine
         self._ways = Patches()
         self._withdraw = (

@@ -17,7 +17,9 @@ from s3cache.store._base import (
     MAX_KEY_BYTES,
     Admit,
     Buffer,
+    ConnectingStore,
     NotAdmitted,
+    NotedStore,
     ObjectInfo,
     PutMode,
     Store,
@@ -30,6 +32,7 @@ from s3cache.store._base import (
 )
 
 if TYPE_CHECKING:
+    from s3cache.store._deadline import DeadlineExecutor
     from s3cache.store._directory import (
         Directory,
         check_way,
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     )
     from s3cache.store._file import FileStore, ObjectFiles, Staged, mark_used
     from s3cache.store._memory import MemoryStore
-    from s3cache.store._patience import Patience
     from s3cache.store._resilience import (
         BreakerPolicy,
         BreakerState,
@@ -67,7 +69,7 @@ else:
         _directory="Directory check_way is_writable_by_others make_parents private_directory",
         _file="FileStore ObjectFiles Staged mark_used",
         _memory="MemoryStore",
-        _patience="Patience",
+        _deadline="DeadlineExecutor",
         _resilience="BreakerPolicy BreakerState BreakingStore MeteredStore RetryPolicy "
         "RetryingStore",
         _url="STORE_OPTIONS FileLocation Location MemoryLocation StoreOptions open_store "
@@ -84,6 +86,8 @@ __all__ = [
     "BreakerState",
     "BreakingStore",
     "Buffer",
+    "ConnectingStore",
+    "DeadlineExecutor",
     "Directory",
     "FileLocation",
     "FileStore",
@@ -94,9 +98,9 @@ __all__ = [
     "MemoryStore",
     "MeteredStore",
     "NotAdmitted",
+    "NotedStore",
     "ObjectFiles",
     "ObjectInfo",
-    "Patience",
     "PutMode",
     "ReadOnlyStore",
     "RetryPolicy",

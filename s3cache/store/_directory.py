@@ -1,7 +1,7 @@
-"""Directories that are held by their descriptors: whatever becomes of their names, they stay.
+"""Directories that are held open by descriptor, so that renaming them leads nowhere else.
 
 A directory was checked when it was opened, as were those it was come by, so what is done in it by
-its descriptor (``openat`` and its kin) is done where nobody else may write: a directory that is
+its descriptor (``openat`` and its kin) is done where no other user may write: a directory that is
 renamed, or replaced by a symbolic link, does not lead elsewhere.
 """
 
@@ -110,7 +110,7 @@ class Directory:
         with self.scan() as entries:
             return [entry.name for entry in entries]
 
-    def open_own(self, name: str, flags: int) -> int:
+    def open_private(self, name: str, flags: int) -> int:
         """Open a file that only this user's caches write; ``close_unshared`` closes it.
 
         What others planted, while they could write in the directory, is removed: a link would lead
@@ -217,8 +217,8 @@ def _check_above(path: str) -> None:
 def check_way(path: str) -> None:
     """Refuse a path that others could lead elsewhere, for code that works by names.
 
-    Whoever owns a directory, or may write to it, may rename what is in it, but with the sticky bit
-    only what is theirs; whoever owns a symbolic link may replace it where they may write.
+    A user who owns a directory or may write to it may rename what is in it (with the sticky bit,
+    only files of their own); the owner of a symbolic link may replace it where they may write.
 
     Raises:
         ConfigError: a directory or link on the way to ``path`` belongs neither to us nor to root,
@@ -262,7 +262,7 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
             at = os.path.dirname(at)
             continue
         if not rest:
-            return  # for whoever opens it to judge
+            return  # the caller opens and checks it
         inner = os.path.join(at, name)
         status = os.lstat(inner)
         if stat.S_ISLNK(status.st_mode):
@@ -277,7 +277,7 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def private_directory() -> tuple[str, Callable[[], None]]:
-    """A directory for this process alone that nobody can exchange; and what removes it.
+    """Make a directory for this process alone that no other user can replace; and what removes it.
 
     In the temporary one where that is safe, and else in the next best place.
 
