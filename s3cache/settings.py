@@ -28,7 +28,7 @@ from s3cache._options import (
     size,
 )
 from s3cache.errors import StoreError
-from s3cache.store import STORE_OPTIONS, Patience, StoreOptions
+from s3cache.store import STORE_OPTIONS, DeadlineExecutor, StoreOptions
 from s3cache.trust import AUDIENCE, Signer, for_audience
 
 if TYPE_CHECKING:
@@ -58,15 +58,15 @@ def _default_local_dir() -> str:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     if cache in _hanging:
         return _temporary_local_dir()
-    patience = Patience.of(cache)
+    executor = DeadlineExecutor.of(cache)
     try:
-        is_good = patience.call(lambda: _is_home(cache if os.path.isdir(cache) else home))
+        is_good = executor.call(lambda: _is_home(cache if os.path.isdir(cache) else home))
     except StoreError as exc:
         _hanging.add(cache)
         logger.warning("the local tier goes to %s: %s", _temporary_local_dir(), exc)
         is_good = False
     finally:
-        patience.release()
+        executor.release()
     return os.path.join(cache, "s3cache") if is_good else _temporary_local_dir()
 
 

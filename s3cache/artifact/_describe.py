@@ -9,7 +9,6 @@ torch's own objects are in the entry.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import pickle
 import sys
@@ -22,7 +21,6 @@ from enum import Enum
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import (
     TYPE_CHECKING,
-    Any,
     Literal,
     TypeVar,
     Union,
@@ -171,27 +169,29 @@ def _to_wire(value: Value) -> object:
         parts.pop("kind", None)
         return {"type": type(value).__name__, "fields": _wire_fields({**parts, **value.extra})}
     if isinstance(value, Thing):
-        items = None if value.items is None else list(map(_to_wire, value.items))
-        parts = None if value.fields is None else _wire_fields(value.fields)
-        return {"type": value.type, "text": value.text, "digest": value.digest} | {
-            "items": items,
-            "fields": parts,
+        return {
+            "type": value.type,
+            "text": value.text,
+            "digest": value.digest,
+            "items": None if value.items is None else list(map(_to_wire, value.items)),
+            "fields": None if value.fields is None else _wire_fields(value.fields),
         }
     return value
 
 
-def _from_wire(plain: Any) -> Value:
+def _from_wire(plain: object) -> Value:
     """Return what :func:`_to_wire` made into ``plain``."""
     if isinstance(plain, list):
         return tuple(map(_from_wire, plain))
     if not isinstance(plain, dict):
         return cast("Value", plain)
-    kind, text, items = str(plain["type"]), plain.get("text"), plain.get("items")
+    kind, text = str(plain["type"]), plain.get("text")
+    items = tuple(map(_from_wire, plain.get("items") or ()))
     parts = {name: _from_wire(part) for name, part in (plain.get("fields") or {}).items()}
     if kind in _MIRRORS:
         return _typed(_MIRRORS[kind], parts)
     if kind == "set":
-        return frozenset(map(_from_wire, items))
+        return frozenset(items)
     if kind == "map":
         return parts
     for cls in _NAMES:
@@ -201,7 +201,7 @@ def _from_wire(plain: Any) -> Value:
         kind,
         text,
         plain.get("digest"),
-        None if items is None else tuple(map(_from_wire, items)),
+        None if plain.get("items") is None else items,
         None if plain.get("fields") is None else parts,
     )
 
@@ -236,7 +236,7 @@ _MIRRORS: dict[str, type[Meta]] = {cls.__name__: cls for cls in Meta.__subclasse
 
 def _typed(cls: type[M], parts: Mapping[str, Value]) -> M:
     """Return the object of ``cls`` with these fields; ``extra`` has what does not fit."""
-    hints = _hints_of(cls)
+    hints: dict[str, object] = get_type_hints(cls)
     known: dict[str, Value] = {}
     extra: dict[str, Value] = {}
     for name, part in parts.items():
@@ -245,24 +245,23 @@ def _typed(cls: type[M], parts: Mapping[str, Value]) -> M:
     return cls(**known, extra=extra)
 
 
-def _fits(hint: Any, value: Value) -> bool:
+def _fits(hint: object, value: Value) -> bool:
     """Return whether ``value`` is of the type that a field has."""
-    origin: Any = get_origin(hint)
+    origin: object = get_origin(hint)
     arguments = get_args(hint)
     if origin in (Union, types.UnionType):
         return Thing in arguments or any(_fits(each, value) for each in arguments)
     if origin is Literal:
         return value in arguments
-    if origin in (tuple, frozenset):
-        return isinstance(value, origin) and all(_fits(arguments[0], part) for part in value)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(arguments[0], part) for part in value)
+    if origin is frozenset:
+        return isinstance(value, frozenset) and all(_fits(arguments[0], part) for part in value)
     if origin is Mapping:
         return isinstance(value, Mapping) and all(_fits(arguments[1], v) for v in value.values())
+    if not isinstance(hint, type):
+        return False
     return isinstance(value, hint) and isinstance(value, bool) is (hint is bool)
-
-
-@functools.cache
-def _hints_of(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
 
 
 def _wire_fields(parts: Mapping[str, Value]) -> dict[str, object]:
@@ -294,12 +293,12 @@ class _Describer:
     def __init__(self) -> None:
         self._left = _MAX_THINGS
 
-    def value(self, value: Any, depth: int) -> Value:
+    def value(self, value: object, depth: int) -> Value:
         kind = type(value)
         if value is None or kind in (bool, float) or _is_short(value):
             return cast("Value", value)
-        if kind is int and -(1 << 63) <= value < 1 << 63:
-            return int(value)
+        if isinstance(value, int) and kind is int and -(1 << 63) <= value < 1 << 63:
+            return value
         if isinstance(value, type):
             return TypeName(_name_of_type(value))
         if isinstance(value, Enum):
@@ -313,11 +312,12 @@ class _Describer:
             return _typed(_MIRRORS[kind.__name__], self._values(parts, depth + 1))
         if kind.__name__.endswith("ViewMeta"):
             return self._view(value, depth + 1)
-        if kind in (list, tuple) or kind.__name__ == "Size":
+        if isinstance(value, (list, tuple)) and kind.__name__ in ("list", "tuple", "Size"):
             return tuple(self.value(item, depth + 1) for item in value)
-        if kind in (dict, OrderedDict) and all(type(k) is str and _is_short(k) for k in value):
+        is_plain = kind in (dict, OrderedDict, set, frozenset)
+        if is_plain and isinstance(value, dict) and all(map(_is_name, value)):
             return self._values(value, depth + 1)
-        if kind in (set, frozenset):
+        if is_plain and isinstance(value, (set, frozenset)):
             members = [self.value(item, depth + 1) for item in value]
             with contextlib.suppress(TypeError):  # of a described object that has mappings
                 return frozenset(members)
@@ -392,8 +392,13 @@ def _is_short(text: object) -> bool:
     """Return whether text or bytes are described by themselves."""
     if type(text) is bytes:
         return len(text) <= _MAX_TEXT
-    is_text = type(text) is str and len(text) <= _MAX_TEXT
-    return is_text and text.encode(errors="replace").decode() == text
+    if type(text) is not str or len(text) > _MAX_TEXT:
+        return False
+    return text.encode(errors="replace").decode() == text
+
+
+def _is_name(key: object) -> bool:
+    return type(key) is str and _is_short(key)
 
 
 def _is_its_attributes(value: object) -> bool:

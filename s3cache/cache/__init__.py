@@ -3,12 +3,12 @@
 Below this package what a caller waits for raises; here an error becomes a :class:`Miss` with its
 reason, a count and one warning, or, with ``strict``, is raised after all.
 
-:class:`Cache` is for everybody, :class:`Engine` for what is built on it: ``cache_over(engine)``
-shows an engine to its users, and :func:`latest` is the one that torch.compile was given last.
+:class:`Cache` is for everybody. :class:`Engine` is a cache with what torch's hooks need beside,
+and :func:`latest` the one that torch.compile was given last.
 """
 
-from s3cache.cache._cache import Cache, announce, cache_over, latest, recorded, with_each
-from s3cache.cache._engine import Engine
+from s3cache.cache._cache import Cache, Engine
+from s3cache.cache._latest import announce, latest, recorded, with_each
 from s3cache.cache._lookup import Hit, JudgedLookup, Miss, NotSaved, Saved
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "NotSaved",
     "Saved",
     "announce",
-    "cache_over",
     "latest",
     "recorded",
     "with_each",

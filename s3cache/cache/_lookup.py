@@ -12,16 +12,16 @@ from s3cache._problems import Problems, is_devices_trouble, is_machines_trouble,
 from s3cache.errors import CorruptError, UntrustedError
 from s3cache.frame import Frame
 from s3cache.stats import Counters, Reason, TierName
-from s3cache.tier import RemoteTier, RestingDisk
+from s3cache.tier import LocalTier, RemoteTier
 
 __all__ = ["Hit", "JudgedLookup", "Miss", "NotSaved", "Saved"]
 
 _T = TypeVar("_T")
 
-# Whoever may write can put any number of entries under a key. So many are fetched at most that
-# cannot be used, and so many in all; usual keys have one, those of dynamic shapes a few.
-_VAIN_AT_MOST = 32
-_FETCHED_AT_MOST = 256
+# A writer can put any number of entries under a key. At most so many are fetched that cannot be
+# used, and so many in all; usual keys have one entry, those of dynamic shapes a few.
+_MAX_REJECTED = 32
+_MAX_FETCHED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class JudgedLookup:
         key: str,
         *,
         skip: Reason | None,
-        disk: RestingDisk | None,
+        disk: LocalTier | None,
         remote: Callable[[], RemoteTier | None],
         set_aside: Callable[[Frame, Exception], None],
         counters: Counters,
@@ -119,7 +119,7 @@ class JudgedLookup:
         self._reason = skip or Reason.ABSENT
         self._error: Exception | None = None  # the first thing that went wrong
         self._last_error: Exception | None = None
-        self._vain = 0  # refused, or damaged
+        self._rejected = 0  # refused, or damaged
         self._accepted: Hit | None = None
         self._elapsed_s = 0.0
         self._closed = False
@@ -203,17 +203,17 @@ class JudgedLookup:
         remote = self._guard(self._open_remote)
         if remote is not None:
             yield from self._elsewhere(remote)
-        elif self._reason is Reason.ABSENT and disk is not None and disk.unread is not None:
+        elif self._reason is Reason.ABSENT and disk is not None and (error := disk.read_error):
             # It may be there.
-            self._error, self._reason = disk.unread, reason_for(disk.unread)
+            self._error, self._reason = error, reason_for(error)
 
-    def _here(self, disk: RestingDisk) -> Iterator[tuple[Frame, TierName]]:
+    def _here(self, disk: LocalTier) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; a directory is only read for the others.
         usual = [self._first, entries.variant_name(self._key, "")]
         found = self._guard(lambda: disk.search(self._key, usual))
         if found is not None and found.name:
             yield from self._read(
-                found.name, lambda: disk.verify(found.name, found.data, found.judge)
+                found.name, lambda: disk.verify(found.name, found.data, found.check_trust)
             )
             for name in usual[usual.index(found.name) + 1 :]:
                 yield from self._on_disk(disk, name)
@@ -224,7 +224,7 @@ class JudgedLookup:
             if name not in usual:
                 yield from self._on_disk(disk, name)
 
-    def _on_disk(self, disk: RestingDisk, name: str) -> Iterator[tuple[Frame, TierName]]:
+    def _on_disk(self, disk: LocalTier, name: str) -> Iterator[tuple[Frame, TierName]]:
         return self._read(name, lambda: disk.load(name))
 
     def _read(
@@ -248,7 +248,7 @@ class JudgedLookup:
                 return  # it is absent, and the others with it, or the remote does not answer
         fetched = 0
         for name in self._guard(lambda: remote.names(self._key, self._left_s())) or ():
-            if self._vain >= _VAIN_AT_MOST or fetched >= _FETCHED_AT_MOST:
+            if self._rejected >= _MAX_REJECTED or fetched >= _MAX_FETCHED:
                 return
             # What this machine has under that name has been offered already.
             if name not in self._offered:
@@ -258,8 +258,8 @@ class JudgedLookup:
                     yield from self._offer("remote", entry)
 
     def _fetch(self, remote: RemoteTier, name: str) -> Frame | None:
-        # Where one was of no use, of the others it is first asked whose they are.
-        suspect = self._vain > 0
+        # After one that was rejected, the signatures of the others are checked first.
+        suspect = self._rejected > 0
         return self._guard(lambda: remote.load(name, self._left_s(), suspect=suspect))
 
     def _offer(self, tier: TierName, entry: Frame) -> Iterator[tuple[Frame, TierName]]:
@@ -280,13 +280,13 @@ class JudgedLookup:
         except UntrustedError as exc:
             # No failure, whatever anybody leaves in a bucket: as if it were not there.
             self._last_error = exc
-            self._vain += 1
+            self._rejected += 1
             self._counters.refused(exc.cause)
             if self._error is None:
                 self._reason = Reason.UNTRUSTED
             self._problems.warn("trust", "an entry is not used", exc)
             return None
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._vain += isinstance(exc, CorruptError)
+            self._rejected += isinstance(exc, CorruptError)
             self.fail(exc)
             return None

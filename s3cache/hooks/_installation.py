@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias, TypeVar, cast
 
 from s3cache.errors import ConfigError, StoreError
-from s3cache.store import Directory, Patience
+from s3cache.store import DeadlineExecutor, Directory
 from s3cache.torch_api import internals
 
 __all__ = ["Listing", "listing_of", "remember_installation", "settled", "state_of"]
@@ -73,17 +73,17 @@ def remember_installation(directory: str) -> None:
 @contextlib.contextmanager
 def _patiently(directory: str) -> Iterator[Callable[[Callable[[], _T]], _T | None]]:
     """A function that makes a call of the disk; ``None`` where that fails, or takes too long."""
-    patience = Patience.of(os.path.abspath(directory))  # the tier's, which need not wait again
+    executor = DeadlineExecutor.of(os.path.abspath(directory))
 
     def call(work: Callable[[], _T]) -> _T | None:
         with contextlib.suppress(OSError, ConfigError, StoreError):
-            return patience.call(work)
+            return executor.call(work)
         return None
 
     try:
         yield call
     finally:
-        patience.release()
+        executor.release()
 
 
 def _read(directory: str) -> dict[str, object]:

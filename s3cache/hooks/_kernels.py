@@ -37,7 +37,7 @@ from s3cache.errors import ConfigError, CorruptError
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._portable import installed_in, restore_kernel
 from s3cache.hooks._state import CompileState
-from s3cache.store import Buffer, Directory, check_way, make_parents
+from s3cache.store import Buffer, Directory, check_way, is_writable_by_others, make_parents
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
@@ -55,8 +55,6 @@ __all__ = [
 LoadLibrary: TypeAlias = Function[Callable[[], object]]
 LoadModule: TypeAlias = Function[object]
 Emit: TypeAlias = Function[object]
-
-_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 # What generated code may load through async_compile and an entry can carry: C++ as images, Triton
 # as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
@@ -338,31 +336,31 @@ def check_triton_directory(base: str, kernel: str) -> None:
         # Where no other user gets in, it does not matter what the umask left open within.
         is_private = not os.fstat(directory.fd).st_mode & 0o077
         with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
-            _check_files(directory, kernel, 0 if is_private else _BY_OTHERS)
+            _check_files(directory, kernel, is_private=is_private)
     except ConfigError as exc:
         raise PermissionError(
             errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
         ) from exc
 
 
-def _check_files(base: Directory, kernel: str, forbidden: int) -> None:
+def _check_files(base: Directory, kernel: str, *, is_private: bool) -> None:
     place = f"{base.path}/{kernel}"
     status = os.stat(kernel, dir_fd=base.fd, follow_symlinks=False)
-    _check_ours(status, stat.S_ISDIR, forbidden, place)
+    _check_ours(status, stat.S_ISDIR, is_private, place)
     fd = os.open(kernel, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base.fd)
     try:
         for name in os.listdir(fd):
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            _check_ours(status, stat.S_ISREG, forbidden, f"{place}/{name}")
+            _check_ours(status, stat.S_ISREG, is_private, f"{place}/{name}")
     finally:
         os.close(fd)
 
 
 def _check_ours(
-    status: os.stat_result, is_kind: Callable[[int], bool], forbidden: int, place: str
+    status: os.stat_result, is_kind: Callable[[int], bool], is_private: bool, place: str
 ) -> None:
     is_ours = is_kind(status.st_mode) and status.st_uid == os.geteuid()
-    if not is_ours or status.st_mode & forbidden:
+    if not is_ours or (not is_private and is_writable_by_others(status)):
         raise ConfigError(
             place,
             "is not this user's alone",

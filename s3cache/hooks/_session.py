@@ -18,7 +18,7 @@ from s3cache._importing import when_imported
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
 from s3cache._problems import code_of
-from s3cache.cache import Cache, Engine, announce, cache_over, latest
+from s3cache.cache import Cache, Engine, announce, latest
 from s3cache.errors import S3CacheError
 from s3cache.graph import Report
 from s3cache.hooks._aot_graphs import AOTGraphs
@@ -78,7 +78,7 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.cache = cache_over(engine)
+        self.cache: Cache = engine
         self.inquire = engine.inquire
         self._events = TraceEvents(engine.subscribe)
         self._patches = Patches()
@@ -193,7 +193,7 @@ class DisabledSession:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.cache = cache_over(engine)
+        self.cache: Cache = engine
         self._engine = engine
         self._locked = Patches()
         self._withdraw = (

@@ -19,8 +19,8 @@ from s3cache._words import counted
 from s3cache.errors import ConfigError, StoreError, TransientError
 from s3cache.manage import trust_of
 from s3cache.settings import Settings, unknown_variables
-from s3cache.store import Patience, parse_url
-from s3cache.tier import PatientDiskTier
+from s3cache.store import DeadlineExecutor, parse_url
+from s3cache.tier import DiskTier
 from s3cache.trust import VerifyKey, signing_key_of
 
 __all__ = [
@@ -221,7 +221,7 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         return
     path = settings.local_dir
     try:
-        tier = PatientDiskTier(
+        tier = DiskTier(
             path, max_bytes=settings.local_max_bytes, max_files=settings.local_max_files
         )
     except ConfigError as exc:
@@ -274,11 +274,11 @@ def check_disk(path: str, max_bytes: int, statvfs: _Statvfs = os.statvfs) -> Ite
 
 def _about(path: str, statvfs: _Statvfs) -> os.statvfs_result:
     """What the file system of ``path`` says of itself, if it does in time."""
-    patience = Patience.of(path)
+    executor = DeadlineExecutor.of(path)
     try:
-        return patience.call(lambda: statvfs(path))
+        return executor.call(lambda: statvfs(path))
     finally:
-        patience.release()
+        executor.release()
 
 
 def check_execution(

@@ -34,7 +34,7 @@ from s3cache.store import (
     parse_url,
     store_identity,
 )
-from s3cache.tier import PatientDiskTier, TierStore
+from s3cache.tier import DiskTier, TierStore
 from s3cache.transfer import Budget, background
 from s3cache.trust import Policy, check_name, policy_of
 
@@ -116,7 +116,7 @@ def open_place(
     if in_tier:
         identity = "" if settings.url is None else store_identity(settings.url, **of_store)
         namespace = "" if of_all else hashlib.sha256(identity.encode()).hexdigest()[:16]
-        tier = PatientDiskTier(
+        tier = DiskTier(
             settings.local_dir,
             namespace=namespace,
             max_bytes=settings.local_max_bytes,

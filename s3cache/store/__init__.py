@@ -17,7 +17,9 @@ from s3cache.store._base import (
     MAX_KEY_BYTES,
     Admit,
     Buffer,
+    ConnectingStore,
     NotAdmitted,
+    NotedStore,
     ObjectInfo,
     PutMode,
     Store,
@@ -30,10 +32,16 @@ from s3cache.store._base import (
 )
 
 if TYPE_CHECKING:
-    from s3cache.store._directory import Directory, check_way, make_parents, private_directory
+    from s3cache.store._deadline import DeadlineExecutor
+    from s3cache.store._directory import (
+        Directory,
+        check_way,
+        is_writable_by_others,
+        make_parents,
+        private_directory,
+    )
     from s3cache.store._file import FileStore, ObjectFiles, Staged, mark_used
     from s3cache.store._memory import MemoryStore
-    from s3cache.store._patience import Patience
     from s3cache.store._resilience import (
         BreakerPolicy,
         BreakerState,
@@ -58,10 +66,10 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
-        _directory="Directory check_way make_parents private_directory",
+        _directory="Directory check_way is_writable_by_others make_parents private_directory",
         _file="FileStore ObjectFiles Staged mark_used",
         _memory="MemoryStore",
-        _patience="Patience",
+        _deadline="DeadlineExecutor",
         _resilience="BreakerPolicy BreakerState BreakingStore MeteredStore RetryPolicy "
         "RetryingStore",
         _url="STORE_OPTIONS FileLocation Location MemoryLocation StoreOptions open_store "
@@ -78,6 +86,8 @@ __all__ = [
     "BreakerState",
     "BreakingStore",
     "Buffer",
+    "ConnectingStore",
+    "DeadlineExecutor",
     "Directory",
     "FileLocation",
     "FileStore",
@@ -88,9 +98,9 @@ __all__ = [
     "MemoryStore",
     "MeteredStore",
     "NotAdmitted",
+    "NotedStore",
     "ObjectFiles",
     "ObjectInfo",
-    "Patience",
     "PutMode",
     "ReadOnlyStore",
     "RetryPolicy",
@@ -105,6 +115,7 @@ __all__ = [
     "check_range",
     "check_way",
     "is_key",
+    "is_writable_by_others",
     "listing",
     "make_parents",
     "mark_used",

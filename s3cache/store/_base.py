@@ -29,7 +29,9 @@ __all__ = [
     "MAX_KEY_BYTES",
     "Admit",
     "Buffer",
+    "ConnectingStore",
     "NotAdmitted",
+    "NotedStore",
     "ObjectInfo",
     "PutMode",
     "Store",
@@ -164,6 +166,20 @@ class Store(Protocol):
     async def aclose(self) -> None:
         """Release connections and files. Calling it twice does nothing."""
         ...
+
+
+@runtime_checkable
+class ConnectingStore(Protocol):
+    """What a store may have beside: it connects before the first call needs it."""
+
+    async def connect(self) -> None: ...
+
+
+@runtime_checkable
+class NotedStore(Protocol):
+    """What a store may have beside: it writes objects as a note of another process says."""
+
+    def written_as(self, note: bytes) -> Store: ...
 
 
 class WrapperStore:

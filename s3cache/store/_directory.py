@@ -1,7 +1,7 @@
-"""Directories that are held by their descriptors: whatever becomes of their names, they stay.
+"""Directories that are held open by descriptor, so that renaming them leads nowhere else.
 
 A directory was checked when it was opened, as were those it was come by, so what is done in it by
-its descriptor (``openat`` and its kin) is done where nobody else may write: a directory that is
+its descriptor (``openat`` and its kin) is done where no other user may write: a directory that is
 renamed, or replaced by a symbolic link, does not lead elsewhere.
 """
 
@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterator
 from s3cache._forks import close_unshared, open_unshared
 from s3cache.errors import ConfigError
 
-__all__ = ["Directory", "check_way", "make_parents", "private_directory"]
+__all__ = [
+    "Directory",
+    "check_way",
+    "is_writable_by_others",
+    "make_parents",
+    "private_directory",
+]
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A link, a directory, a pipe or socket that nothing listens at.
@@ -46,8 +52,8 @@ class Directory:
         """The directory at ``path``, made with mode 0700 if it is missing.
 
         Raises:
-            ConfigError: it is a symbolic link, no directory, another user's, or writable by group
-                or others; or anybody may rename what is in a directory above it.
+            ConfigError: it is a symbolic link, no directory, another user's, or writable by
+                others; or anybody may rename what is in a directory above it.
         """
         if make:
             with contextlib.suppress(FileExistsError):
@@ -67,7 +73,7 @@ class Directory:
         """The directory called ``name`` in this one, made with mode 0700 if it is missing.
 
         Raises:
-            ConfigError: it is a symbolic link, another user's, or writable by group or others.
+            ConfigError: it is a symbolic link, another user's, or writable by others.
         """
         if make:
             with contextlib.suppress(FileExistsError):
@@ -104,7 +110,7 @@ class Directory:
         with self.scan() as entries:
             return [entry.name for entry in entries]
 
-    def open_own(self, name: str, flags: int) -> int:
+    def open_private(self, name: str, flags: int) -> int:
         """Open a file that only this user's caches write; ``close_unshared`` closes it.
 
         What others planted, while they could write in the directory, is removed: a link would lead
@@ -142,6 +148,37 @@ class Directory:
         return not os.fstat(self.fd).st_nlink
 
 
+def is_writable_by_others(status: os.stat_result) -> bool:
+    """Return whether anybody but the owner may write there: others, or a group with members.
+
+    A user's private group (the default of useradd, which goes with umask 002) has that user's
+    number and no other members.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status)
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    if status.st_gid != status.st_uid:
+        return False
+    import grp  # rarely needed: few directories may be written by a group
+
+    try:
+        members = grp.getgrgid(status.st_gid).gr_mem
+    except KeyError:
+        return True  # the number is the user's alone
+    return all(member == _name_of(status.st_uid) for member in members)
+
+
+def _name_of(user: int) -> str | None:
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(user).pw_name
+    return None
+
+
 def make_parents(path: str) -> None:
     """Make the directories that ``path`` is to lie in, which others may never write."""
     missing = itertools.takewhile(lambda above: not os.path.isdir(above), _above(path))
@@ -159,7 +196,7 @@ def _check(status: os.stat_result, path: str) -> None:
     elif status.st_uid != os.geteuid():
         problem = f"belongs to user id {status.st_uid}, not to {os.geteuid()}"
         fix = "give a directory of your own"
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    elif is_writable_by_others(status):
         problem = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
         fix = f"run: chmod go-w {path}"
     if problem:
@@ -180,8 +217,8 @@ def _check_above(path: str) -> None:
 def check_way(path: str) -> None:
     """Refuse a path that others could lead elsewhere, for code that works by names.
 
-    Whoever owns a directory, or may write to it, may rename what is in it, but with the sticky bit
-    only what is theirs; whoever owns a symbolic link may replace it where they may write.
+    A user who owns a directory or may write to it may rename what is in it (with the sticky bit,
+    only files of their own); the owner of a symbolic link may replace it where they may write.
 
     Raises:
         ConfigError: a directory or link on the way to ``path`` belongs neither to us nor to root,
@@ -192,13 +229,15 @@ def check_way(path: str) -> None:
     owners = {os.geteuid(), 0, os.lstat("/").st_uid}
     for each, status in _way(os.path.join(os.getcwd(), path)):
         mode = stat.S_IMODE(status.st_mode)
-        # The group of a user's own (useradd's default, and umask 002) has that user's number.
-        others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
         problem = fix = ""
         if status.st_uid not in owners:
             problem = f"belongs to user id {status.st_uid}"
             fix = "give a directory that lies in none of theirs"
-        elif stat.S_ISDIR(status.st_mode) and mode & others and not mode & stat.S_ISVTX:
+        elif (
+            stat.S_ISDIR(status.st_mode)
+            and not mode & stat.S_ISVTX
+            and is_writable_by_others(status)
+        ):
             problem = f"can be written by others (mode {mode:04o})"
             fix = f"run: chmod go-w {each}, or chmod +t {each}"
         if problem:
@@ -223,7 +262,7 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
             at = os.path.dirname(at)
             continue
         if not rest:
-            return  # for whoever opens it to judge
+            return  # the caller opens and checks it
         inner = os.path.join(at, name)
         status = os.lstat(inner)
         if stat.S_ISLNK(status.st_mode):
@@ -238,7 +277,7 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def private_directory() -> tuple[str, Callable[[], None]]:
-    """A directory for this process alone that nobody can exchange; and what removes it.
+    """Make a directory for this process alone that no other user can replace; and what removes it.
 
     In the temporary one where that is safe, and else in the next best place.
 

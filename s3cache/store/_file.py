@@ -46,8 +46,8 @@ from s3cache.store._base import (
     is_key,
     os_errors,
 )
+from s3cache.store._deadline import DeadlineExecutor
 from s3cache.store._directory import Directory, make_parents
-from s3cache.store._patience import Patience
 
 __all__ = ["FileStore", "ObjectFiles", "Staged", "mark_used"]
 
@@ -141,7 +141,7 @@ class ObjectFiles:
         return directory
 
     def _forget_removed(self) -> bool:
-        """Whether a directory that is held was removed under us; it is looked for anew then."""
+        """Whether a directory that is held was removed under us; it is looked for again then."""
         removed = [names for names, held in [*self._held.items()] if held.is_removed()]
         for names in removed:
             self._held.pop(names, None)
@@ -312,7 +312,7 @@ class ObjectFiles:
         with os_errors("put", self.url, key):
             try:
                 staged = self._open_staged()
-            except FileNotFoundError:  # the root was removed under us: begin anew
+            except FileNotFoundError:  # the root was removed: make it again
                 self._forget_removed()
                 self.ensure()
                 staged = self._open_staged()
@@ -412,7 +412,7 @@ class Staged:
 
 def mark_used(fd: int) -> None:
     """Have the file's time of last change say now."""
-    # Not by leaving it to the kernel, whose clock for files ticks every few milliseconds.
+    # The kernel's own clock for files ticks only every few milliseconds.
     now = time.time_ns()
     os.utime(fd, ns=(now, now))
 
@@ -432,12 +432,12 @@ class FileStore:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
-        self._patience = Patience.of(os.path.abspath(os.fspath(root)))
+        self._deadline = DeadlineExecutor.of(os.path.abspath(os.fspath(root)))
         self._is_closed = False
         try:
-            self._files = self._patience.call(lambda: _opened(root, create))
+            self._files = self._deadline.call(lambda: _opened(root, create))
         except BaseException:
-            self._patience.release()
+            self._deadline.release()
             raise
 
     def __repr__(self) -> str:
@@ -492,15 +492,15 @@ class FileStore:
         """Nothing is held open but idle threads."""
         if not self._is_closed:
             self._is_closed = True
-            self._patience.release()
+            self._deadline.release()
 
     async def _within(self, work: Callable[[], _T], *, size: int = 0) -> _T:
         """What ``work`` gives, on another thread, where it may hang: none waits for it for long.
 
         The loop has few threads, and others need them.
         """
-        more_s = (_TIMES - 1) * self._patience.limit_s + min(size / _BYTES_A_SECOND, _LONGEST_S)
-        return await asyncio.to_thread(self._patience.call, work, more_s=more_s)
+        more_s = (_TIMES - 1) * self._deadline.limit_s + min(size / _BYTES_A_SECOND, _LONGEST_S)
+        return await asyncio.to_thread(self._deadline.call, work, more_s=more_s)
 
 
 def _opened(root: str | os.PathLike[str], create: bool) -> ObjectFiles:
@@ -519,7 +519,7 @@ def _names(key: str) -> _Names:
 
 def _open_to_read(directory: Directory, name: str) -> int:
     try:
-        # Whatever it is that somebody put there: nobody waits for the other end of a pipe.
+        # Whatever was put there: do not wait for the other end of a pipe.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         return os.open(name, flags, dir_fd=directory.fd)
     except OSError as exc:
@@ -672,7 +672,7 @@ def _remove_unlocked(name: str, directory: Directory) -> int:
     fd = os.open(name, flags, dir_fd=directory.fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # its writer lives, or nobody can tell
+    except OSError:  # its writer lives, or that cannot be found out
         return 0
     else:
         os.unlink(name, dir_fd=directory.fd)

@@ -191,7 +191,7 @@ class RetryingStore(WrapperStore):
     ``put(mode="create")`` whose answer was lost finds its own object when it tries again. After a
     failed attempt, then, an object that is there with the same bytes counts as written; one with
     other bytes raises :class:`~s3cache.errors.PreconditionError`. Two writers of the same bytes
-    may so both be told they succeeded.
+    may so both succeed.
 
     ``list`` yields each object once, whatever fails: it begins again and passes over the keys it
     has seen, which it remembers. ``policy`` bounds each batch of 1,000 objects, not the whole

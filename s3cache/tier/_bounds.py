@@ -1,18 +1,19 @@
-"""Bounds on a directory that many processes change: exact accounts, and who goes when it is full.
+"""Bounds on a directory that many processes change: exact accounts, and LRU eviction when full.
 
 The file ``usage`` holds one record of :data:`_RECORD` layout (little-endian)::
 
     magic[8]  bytes:i64  files:i64  old_size:i64  name_len:u16  crc32:u32  name[name_len]
 
 ``name`` is empty, or names the object that is being changed, with ``old_size`` its size before
-(-1: it was not there). Settling means: look at what is there now, book the difference, clear the
-name. A writer settles after its change; if it was killed, the next one to take the lock does.
+(-1: it was not there). To settle is to look at what is there now, book the difference, and clear
+the name. A writer settles after its change; if it was killed, the next process that takes the lock
+does.
 
-An object's modification time is its last use. Where there are a thousand objects or fewer, they are
-evicted in exactly that order: a scan of all finds the oldest tenth, which lasts for as many
-evictions. Where there are more, a writer that needs room looks at a thousand, drawn at random, and
-evicts of their oldest tenth; trimming in the background looks at all, and keeps writers from having
-to. Nobody scans with the lock held, but where the books prove wrong.
+An object's modification time is its last use. Up to a thousand objects are evicted in exactly that
+order: one scan finds the oldest tenth, which serves as many evictions. With more, a writer that
+needs room draws a thousand at random and evicts from their oldest tenth. Trimming in the background
+looks at all of them, so that writers seldom have to. No process scans with the lock held, unless
+the books prove wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MAGIC = b"s3cuse1\n"
 _MAX_RECORD = 2048
 _ABSENT = -1
 _NAME = "usage"
-_CANDIDATES = "usage.victims"
+_CANDIDATES = "usage.next"
 _MAX_CANDIDATE = 8_192  # bytes of a line: a name has 900 at most, each six in JSON at most
 LOCK_TIMEOUT_S = 4.0
 
@@ -51,17 +52,17 @@ _LOW_WATER = 0.90
 _SCAN_YIELDS_AT_LEAST = 64
 # Trimming is due after this part of a bound has been written.
 _TRIM_EVERY = 0.02
-# A trim counts anew where what it found is off the books by this fraction of a bound.
+# A trim recounts if what it found differs from the books by this fraction of a bound.
 _TOLERANCE = 0.05
 # A writer without room looks at so many objects, and evicts the oldest tenth of them, one by one:
-# with 50,000 of them, looking at all took it a second.
+# to look at 50,000 took a second.
 _SAMPLE = 1_024
-# ... which others wait for, so long at a time, and in all.
+# Others wait for that search, so long at a time, and in all.
 _SEARCH_S = 0.005
 _SEARCH_AT_MOST_S = 0.5
-# After each object that it removes, a trim lets the others go on: it is in no hurry.
+# A trim pauses after each object, so that others get the lock.
 _TRIM_PAUSE_S = 0.0005
-# No more than this part of a sample goes, or it would take what is not old.
+# At most this part of a sample is evicted, as the rest is not old.
 _OLD_PART = 4
 
 
@@ -78,10 +79,10 @@ class Accounts:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Books]:
-        """The settled books, for the only thread of the only process that has them now.
+        """Lock the accounts, and give the settled books.
 
         Raises:
-            TransientError: somebody held the lock for :data:`LOCK_TIMEOUT_S`.
+            TransientError: another thread or process held the lock for :data:`LOCK_TIMEOUT_S`.
             OSError: the file cannot be opened or written.
         """
         mutex = self._mutex  # a child forked in the block has another one
@@ -95,8 +96,8 @@ class Accounts:
             mutex.release()
 
     @contextlib.contextmanager
-    def alone(self, task: str) -> Iterator[bool]:
-        """Whether this process is the only one that is at ``task``, until the end of the block."""
+    def try_exclusive(self, task: str) -> Iterator[bool]:
+        """Return whether this process alone does ``task``, until the end of the block."""
         fd = self._open(f"{_NAME}.{task}")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +113,7 @@ class Accounts:
             close_unshared(fd)
 
     def _forget(self) -> None:
-        # The lock is the parent's, whose thread may hold it.
+        # A thread of the parent may hold the lock.
         self._mutex = threading.Lock()
 
     @contextlib.contextmanager
@@ -136,15 +137,15 @@ class Accounts:
             except BaseException:
                 close_unshared(fd)
                 raise
-            close_unshared(fd)  # removed while we waited: others use another one by now
+            close_unshared(fd)  # removed while we waited: others use a new one
 
     def _open(self, name: str = _NAME) -> int:
         flags = os.O_RDWR | os.O_CREAT
         try:
-            return self._files.directory().open_own(name, flags)
-        except FileNotFoundError:  # the root was removed under us: begin anew
+            return self._files.directory().open_private(name, flags)
+        except FileNotFoundError:  # the root was removed: make it again
             self._files.ensure()
-            return self._files.directory().open_own(name, flags)
+            return self._files.directory().open_private(name, flags)
 
     def _lock(self, fd: int, deadline: float) -> None:
         pause_s = 0.0001
@@ -179,7 +180,7 @@ class Books:
         return Usage(self.bytes, self.files)
 
     def load(self) -> None:
-        """Read the record and settle what a killed writer left; count anew if there is none."""
+        """Read the record and settle what a killed writer left; recount if there is none."""
         record = _parse(os.pread(self._fd, _MAX_RECORD, 0))
         if record is None:
             self.count()
@@ -189,7 +190,7 @@ class Books:
             self._settle(name, before, self.size_of(name))
 
     def count(self) -> list[ObjectInfo]:
-        """Book what is there now, whatever was booked before; returns it."""
+        """Book what is there now, in place of what was booked; return it."""
         infos = list(self._files.walk())
         self.bytes, self.files = sum(info.size for info in infos), len(infos)
         self._store("", None)
@@ -211,7 +212,7 @@ class Books:
         self._settle(name, before, after)
 
     def size_of(self, name: str) -> int | None:
-        """Bytes of object ``name``, or ``None``: it is not there."""
+        """Return the size of object ``name``, or ``None`` if it is not there."""
         info = self._files.stat(name)
         return None if info is None else info.size
 
@@ -269,13 +270,13 @@ class Bounds:
         return self._accounts.locked()
 
     @contextlib.contextmanager
-    def room(self, name: str, size: int) -> Iterator[tuple[Books, int | None]]:
-        """The books, locked, with room for object ``name``; and how many bytes it has now.
+    def reserve(self, name: str, size: int) -> Iterator[tuple[Books, int | None]]:
+        """Make room for object ``name``; give the locked books, and the bytes it has now.
 
-        Who goes is found out while others may have the lock.
+        What to evict is looked for without the lock.
 
         Raises:
-            NoSpaceError: evicting everything that may go were not enough.
+            NoSpaceError: it does not fit even if everything that may go is evicted.
         """
         wanted = _SAMPLE
         sample: _Sample | None = None
@@ -292,20 +293,20 @@ class Bounds:
                     yield books, self._book_written(books, name, size)
                     return
             self._searched = True
-            with self._accounts.alone("search") as chosen:
-                searches = chosen or time.monotonic() > waits_until  # who does may be stopped
+            with self._accounts.try_exclusive("search") as chosen:
+                searches = chosen or time.monotonic() > waits_until  # the other may be stopped
                 sample = _Sample(*self._files.sample(wanted)) if searches else None
-            if sample is None:  # somebody else searches, for all
+            if sample is None:  # another process searches, for all
                 time.sleep(_SEARCH_S)
 
-    def room_at_hand(self, books: Books, name: str, size: int) -> tuple[bool, int | None]:
-        """Like :meth:`room`, if that takes no search: whether there is room, and its bytes now."""
+    def try_reserve(self, books: Books, name: str, size: int) -> tuple[bool, int | None]:
+        """Do as :meth:`reserve`, if that takes no search; return whether there is room."""
         if not self.has_room(books, name, size):
             return False, None
         return True, self._book_written(books, name, size)
 
     def has_room(self, books: Books, name: str, size: int) -> bool:
-        """Evict what was chosen until object ``name`` fits; false where more have to be chosen."""
+        """Evict what was chosen until object ``name`` fits; return False if more must be chosen."""
         growth = self._growth(books, name, size)
         while not self._fits(books.usage, growth):
             candidate = self._candidates.pop()
@@ -324,9 +325,9 @@ class Bounds:
         return Usage(size, 1) if before is None else Usage(size - before, 0)
 
     def is_trim_due(self) -> bool:
-        """Whether a good part of a bound was written here since this was last true.
+        """Return whether much was written here since this was last true, or a writer had to search.
 
-        Or a writer had to search for who goes, which a trim in time spares all of them.
+        A trim in time spares writers the search.
         """
         due = self._searched or self._is_above(self._written, _TRIM_EVERY)
         if due:
@@ -334,7 +335,7 @@ class Bounds:
         return due
 
     def trim(self) -> int:
-        """Evict down to the low-water mark if above the high one; returns how many objects.
+        """Evict down to the low-water mark if above the high one; return how many objects.
 
         For a background thread: the scan it takes then does not happen in a writer. Of several
         processes that would, one does.
@@ -342,7 +343,7 @@ class Bounds:
         with self.locked() as books:
             if not self._is_above(books.usage, _HIGH_WATER):
                 return 0
-        with self._accounts.alone("trim") as chosen:
+        with self._accounts.try_exclusive("trim") as chosen:
             return self._trim() if chosen else 0
 
     def _trim(self) -> int:
@@ -354,7 +355,7 @@ class Bounds:
             above = self._is_above(books.usage, _HIGH_WATER)
             candidates = self._evictable(present) if above else []
         while candidates:
-            # Not one long hold of the lock: writers get their turns in between.
+            # Release the lock after each object: writers get it in between.
             with self.locked() as books:
                 if not self._is_above(books.usage, _LOW_WATER):
                     break
@@ -368,10 +369,10 @@ class Bounds:
     def _choose_candidates(self, books: Books, sample: _Sample, name: str, size: int) -> bool:
         """Pick enough candidates for object ``name`` to fit, and for some time to come.
 
-        False, and none, where the sample is too small to tell who has not been used for long.
+        Return False, and pick none, where the sample is too small to find what is old.
 
         Raises:
-            NoSpaceError: evicting everything that may go were not enough.
+            NoSpaceError: it does not fit even if everything that may go is evicted.
         """
         present = sample.objects
         if sample.is_all and sample.usage != books.usage:
@@ -408,7 +409,7 @@ class Bounds:
         )
 
     def _evictable(self, present: list[ObjectInfo]) -> list[ObjectInfo]:
-        """Those of the objects present that may go, in the same order.
+        """Return which of the objects present may be evicted, in the same order.
 
         With the accounts locked no record of what is pinned moves from one owner to another. What
         was pinned after ``present`` was made has a later time than it says.
@@ -458,9 +459,9 @@ def _parse(data: bytes) -> tuple[int, int, str, int | None] | None:
 
 
 class _Candidates:
-    """Which objects go next, for all processes that share a directory: one search serves all.
+    """The objects to evict next, for all processes that share a directory: one search serves all.
 
-    The file ``usage.victims`` has a line for each, the next one last::
+    The file ``usage.next`` has a line for each, the next one last::
 
         ["name", bytes, time of last use]
 
@@ -511,7 +512,7 @@ class _Candidates:
             close_unshared(fd)
 
     def _open(self, flags: int) -> int:
-        return self._files.directory().open_own(_CANDIDATES, flags)
+        return self._files.directory().open_private(_CANDIDATES, flags)
 
 
 def _parse_candidate(line: bytes) -> ObjectInfo | None:

@@ -1,4 +1,4 @@
-"""Records of what is still to be uploaded: they survive their process and get exactly one heir.
+"""Records of pending uploads: they survive their process, and exactly one other claims them.
 
 Each process has a directory ``pending/<owner>/`` and holds a lock on the file ``.lock`` in it for
 as long as it lives. One file beside the lock is one record; its name is the object's,
@@ -32,7 +32,7 @@ __all__ = ["Pending"]
 _LOCK = ".lock"
 # What a note begins with, and no frame does.
 _NOTE = b"s3cache note\n"
-# For a note that was cut short: nobody can read it, and do other than its writer wanted.
+# Stands for a note that was cut short: no uploader accepts it.
 _CUT = b"a note that was cut short"
 _MAX_NOTE_BYTES = 64 << 10
 # A pipe is not waited at for somebody to write.
@@ -60,7 +60,8 @@ class Pending:
 
     Args:
         open_root: gives the directory at ``root``, made if it is missing and the argument says so.
-        note: kept in each record made here, for whoever uploads the object; a link has none.
+        note: kept in each record made here, for the process that uploads the object; a link has
+            none.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Pending:
         call_in_child(self._forget)
 
     def add(self, name: str, file: Staged | str) -> bool:
-        """Record ``name`` as ours to upload, with a link to ``file``; false if it was already."""
+        """Record ``name`` as ours to upload, with a link to ``file``; return False if it was."""
         owner = self._own().directory
         try:
             try:
@@ -95,7 +96,7 @@ class Pending:
                 os.close(os.open(_record(name), flags, 0o600, dir_fd=owner.fd))
         except FileExistsError:
             if self.note_of(name) != self.note:
-                # Another one's, adopted: who saves it last says how it is to be uploaded.
+                # It was adopted: the last save decides how it is uploaded.
                 os.unlink(_record(name), dir_fd=owner.fd)
                 self.add(name, file)
             return False
@@ -116,7 +117,7 @@ class Pending:
             os.unlink(staged, dir_fd=owner.fd)
 
     def note_of(self, name: str) -> bytes | None:
-        """The note in our record of ``name``; empty if it has none, ``None`` without a record."""
+        """Return the note in our record of ``name``: empty if none, ``None`` without a record."""
         owner = self._owner
         if owner is None:
             return None
@@ -147,16 +148,16 @@ class Pending:
                 os.unlink(_record(name), dir_fd=owner.directory.fd)
 
     def mine(self, prefix: str) -> list[str]:
-        """Names starting with ``prefix`` that this process is to upload."""
+        """List the names with ``prefix`` that this process is to upload."""
         owner = self._owner
         return [] if owner is None else list(_records(owner.directory, prefix))
 
-    def everybodys(self) -> set[str]:
-        """Names that any process, living or dead, has recorded."""
+    def all_pending(self) -> set[str]:
+        """Return the names that any process, living or dead, has recorded."""
         return {name for _, directory in self._owners() for name in _records(directory, "")}
 
     def adopt(self, prefix: str, limit: int | None = None, but: Container[str] = ()) -> list[str]:
-        """Take over the records of dead owners; returns the names that became ours.
+        """Take over the records of dead owners; return the names that became ours.
 
         Any number of processes may try at once: each record goes to exactly one of them.
 
@@ -191,7 +192,7 @@ class Pending:
             except OSError:
                 if not adopted:
                     raise
-                break  # whoever asked must hear of what became ours
+                break  # the caller must learn what became ours
             finally:
                 close_unshared(fd)
         return adopted
@@ -200,8 +201,8 @@ class Pending:
         """Move our record of ``name``, if there is one, to where another process adopts it."""
         owner = self._owner
         while owner is not None:
-            # As of an owner that is gone: whoever looks may take the lock. One who does before the
-            # record is there removes the directory.
+            # The directory of an owner that is gone: any process may lock it. One that does before
+            # the record is there removes it.
             other = secrets.token_hex(8)
             directory = self._make(other)
             fd = self._try_lock(other, directory)
@@ -224,7 +225,7 @@ class Pending:
             close_unshared(owner.fd)
 
     def close(self) -> None:
-        """Let the records go for good: an adoption that is under way takes nothing any more."""
+        """Let the records go for good: an adoption under way takes nothing more."""
         with self._mutex:
             self._closed = True
         self.release()
@@ -243,7 +244,7 @@ class Pending:
             return self._owner
 
     def _make(self, owner: str) -> Directory:
-        """An owner's directory, with a lock that nobody holds yet."""
+        """Make an owner's directory, with a lock that no process holds yet."""
         directory = self._open_root(True).enter(owner, make=True)
         with contextlib.suppress(FileNotFoundError):
             flags = os.O_CREAT | os.O_CLOEXEC
@@ -251,7 +252,7 @@ class Pending:
         return directory
 
     def _owners(self) -> Iterator[tuple[str, Directory]]:
-        """All directories of owners; what else lies there, or is somebody else's, is none."""
+        """Give the directories of owners, and nothing else that lies there."""
         with contextlib.suppress(FileNotFoundError):
             root = self._open_root(False)
             for name in root.names():
@@ -274,7 +275,7 @@ class Pending:
     def _try_lock(self, owner: str, directory: Directory) -> int | None:
         """Lock the owner's directory, or ``None``: it lives, or it is gone or not ready."""
         try:
-            fd = directory.open_own(_LOCK, os.O_RDWR)
+            fd = directory.open_private(_LOCK, os.O_RDWR)
         except FileNotFoundError:
             with contextlib.suppress(OSError):
                 if time.time() - os.fstat(directory.fd).st_mtime > _GRACE_S:

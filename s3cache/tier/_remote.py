@@ -31,14 +31,16 @@ from s3cache.store import (
     BreakerPolicy,
     BreakingStore,
     Buffer,
+    ConnectingStore,
     MeteredStore,
     NotAdmitted,
+    NotedStore,
     RetryingStore,
     RetryPolicy,
     Store,
     listing,
 )
-from s3cache.tier._disk import RestingDisk
+from s3cache.tier._local import LocalTier
 from s3cache.transfer import (
     SMALL_BYTES,
     Batches,
@@ -63,9 +65,9 @@ _REMOVED_AT_ONCE = 16
 _PROBE_WAIT_S = 0.5
 # A server that has not answered for so long in all costs this process no more than such moments.
 SILENCE_AT_MOST_S = 20.0
-# Of what is larger it is first asked whose it is; hardly any entry is.
+# The signature of a larger entry is read first; few entries are larger.
 _USUAL_BYTES = 8 << 20
-# Whoever may write can put any number of objects under a key.
+# A writer can put any number of objects under a key.
 _LISTED_AT_MOST = 10_000
 # From so many downloads at once on, small ones land a few at a time, so many seconds late.
 _MANY = 4
@@ -82,7 +84,7 @@ class RemoteTier:
         store: the bare store; this object closes it.
         disk: where downloads land, and where uploads are recorded.
         replaceable: what an upload may overwrite; damage found here is added.
-        admit: decides whose entries are used; what is not admitted does not land.
+        admit: checks signatures; an entry that is not trusted does not land.
 
     Attributes:
         uploads: what is saved here goes there.
@@ -93,7 +95,7 @@ class RemoteTier:
         store: Store,
         settings: Settings,
         *,
-        disk: RestingDisk,
+        disk: LocalTier,
         replaceable: Replaceable,
         counters: Counters,
         listeners: Listeners,
@@ -119,13 +121,13 @@ class RemoteTier:
         self._writer = RetryingStore(
             self._metered, _policy(settings, settings.upload_timeout_s, settings.upload_timeout_s)
         )
-        self._arrival = _Arrival(disk, replaceable, counters, admit)
+        self._landing = _Landing(disk, replaceable, counters, admit)
         self._disk = disk
         self._may_upload = settings.mode not in ("off", "read-only")
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAdmitted | None]] = {}
         self._stopped = False
-        self._in_vain = _InVain()
+        self._silence = _SilenceTimer()
         self._prefetches = Prefetches(
             self._loop,
             self._join,
@@ -136,7 +138,7 @@ class RemoteTier:
         self.uploads = Uploads(
             self._loop,
             self._publish,
-            disk=disk.tier,
+            disk=disk.disk,
             limits=UploadLimits(
                 settings.upload_concurrency,
                 settings.upload_queue_max_count,
@@ -161,16 +163,15 @@ class RemoteTier:
 
     def connect_soon(self) -> None:
         """Open the store's client in the background, so that the first call does not pay for it."""
-        connect = getattr(self._store, "connect", None)
-        if connect is not None:
+        if isinstance(self._store, ConnectingStore):
             with contextlib.suppress(ClosedError):
-                self._loop.submit(_connect_quietly(connect))
+                self._loop.submit(_connect_quietly(self._store.connect))
 
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
         """The verified entry at ``name``, from a download under way if there is one.
 
-        Where it matters whose it is, no more than its head is read before that is known: of what
-        is large, and of all that is ``suspect``.
+        Where signatures matter, only the head of an entry that is large or ``suspect`` is read
+        before they are checked.
 
         After ``timeout_s`` the caller is let go, but the download goes on and lands.
 
@@ -182,7 +183,7 @@ class RemoteTier:
             StoreError: the remote cannot answer.
             RuntimeError: called on the loop's own thread.
         """
-        return self._wait(self._insist(name, suspect=suspect), name, timeout_s)
+        return self._wait(self._load_verified(name, suspect=suspect), name, timeout_s)
 
     def names(self, key: str, timeout_s: float) -> list[str]:
         """Names of all entries under ``key`` but the first, the newest first.
@@ -200,13 +201,13 @@ class RemoteTier:
         """
         return self._prefetches.start(names)
 
-    def exit_patience_s(self, at_most: float) -> float:
-        """How long leaving the process waits for this server: less where it has been in vain."""
-        left_s = SILENCE_AT_MOST_S - self._in_vain.seconds
+    def exit_wait_s(self, at_most: float) -> float:
+        """Return how long the exit waits for this server: less if it has been silent."""
+        left_s = SILENCE_AT_MOST_S - self._silence.seconds
         return min(at_most, max(left_s, _PROBE_WAIT_S))
 
     def remove(self, prefix: str) -> list[str]:
-        """Delete all objects whose names begin with ``prefix``; returns the names.
+        """Delete all objects with ``prefix``; return their names.
 
         Raises:
             StoreError: the remote refuses, or cannot do it; what was deleted by then stays so.
@@ -223,14 +224,14 @@ class RemoteTier:
             self._loop.wait(self._store.aclose(), over.left_s)
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
-        if self.breaker != "closed":  # the server was down: the next probe holds up nobody
+        if self.breaker != "closed":  # the server was down: do not wait long for the next probe
             timeout_s = min(timeout_s, _PROBE_WAIT_S)
         began = time.monotonic()
         try:
             return self._loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
-            self._in_vain.add(began)
-            # A server that never answers costs each try minutes: whoever waits cannot.
+            self._silence.add(began)
+            # A try at a server that never answers takes minutes, longer than a caller waits.
             with contextlib.suppress(ClosedError):
                 self._loop.call(self._reader.give_up)
             raise DownloadTimeoutError(
@@ -239,8 +240,8 @@ class RemoteTier:
 
     # -- on the loop: downloads
 
-    async def _insist(self, name: str, *, suspect: bool) -> Frame | None:
-        """For whoever waits, memory is no reason to put a download off."""
+    async def _load_verified(self, name: str, *, suspect: bool) -> Frame | None:
+        """Download what a caller waits for, however much memory downloads take already."""
         if self._admit is not None:
             answer = None if suspect else await self._join(name, _is_usual)
             if not (suspect or isinstance(answer, NotAdmitted)):
@@ -280,7 +281,7 @@ class RemoteTier:
         if task is None:
             task = self._downloads[name] = asyncio.ensure_future(self._download(name, admit))
             task.add_done_callback(lambda _: self._downloads.pop(name, None))
-            # With every waiter gone nobody would ask for the error: that is no mistake here.
+            # With every waiter gone the error is not asked for, which is no mistake.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([task])  # unlike awaiting it, leaves it alone when cancelled
         return task.result()
@@ -290,8 +291,8 @@ class RemoteTier:
         data: Buffer | NotAdmitted | None = None
         try:
             data = await self._reader.get(name, admit)
-            self._in_vain.end()
-            if isinstance(data, NotAdmitted):  # it will be started anew
+            self._silence.end()
+            if isinstance(data, NotAdmitted):  # it will be started again
                 return data
             entry = None if data is None else await self._arrive(name, data)
         except Exception as exc:
@@ -323,8 +324,8 @@ class RemoteTier:
     async def _arrive(self, name: str, data: Buffer) -> Frame:
         # The digest of a large one is worth a thread; a single one need not wait for others.
         if memoryview(data).nbytes > SMALL_BYTES or len(self._downloads) < _MANY:
-            return await asyncio.to_thread(self._arrival.land, name, data)
-        return await self._arrival.land_with_others((name, data))
+            return await asyncio.to_thread(self._landing.land, name, data)
+        return await self._landing.land_with_others((name, data))
 
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
@@ -336,7 +337,7 @@ class RemoteTier:
                     present.append(info)
                 if len(present) >= _LISTED_AT_MOST:
                     break
-        self._in_vain.end()
+        self._silence.end()
         present.sort(key=lambda info: info.modified, reverse=True)
         return [info.key for info in present if info.key != first]
 
@@ -349,7 +350,7 @@ class RemoteTier:
             async with limit:
                 await self._writer.delete(name)
 
-        # All of them end before the first error is told: nothing goes on behind the caller's back.
+        # All of them end before the first error is raised: nothing goes on after that.
         for failed in await asyncio.gather(*map(remove, names), return_exceptions=True):
             if failed is not None:
                 raise failed
@@ -363,8 +364,8 @@ class RemoteTier:
     # -- on the loop: uploads
 
     async def _publish(self, name: str, data: Buffer, note: bytes | None) -> bool:
-        # What this process saved is its own to answer for, whomever it trusts: a job may sign for
-        # others what it does not use. Of what others left not even the header is looked at before.
+        # What this process saved is uploaded whether it trusts it or not: a job may sign for others
+        # what it does not use. What others left is parsed only after its signature was checked.
         verify = partial(entries.verify, name, data, admit=None if note is None else self._admit)
         is_small = memoryview(data).nbytes <= SMALL_BYTES
         entry = verify() if is_small else await asyncio.to_thread(verify)
@@ -372,7 +373,7 @@ class RemoteTier:
         is_written = await entries.publish(
             writer, entry, replaceable=self._replaceable, admit=self._admit
         )
-        self._in_vain.end()
+        self._silence.end()
         return is_written
 
     def _writer_as(self, note: bytes) -> Store:
@@ -381,11 +382,10 @@ class RemoteTier:
         Raises:
             ConfigError: that is not possible here.
         """
-        written_as = getattr(self._store, "written_as", None)
-        if written_as is None:
+        if not isinstance(self._store, NotedStore):
             return self._writer
         metered = copy.copy(self._metered)  # the counts are shared
-        metered.inner = written_as(note)
+        metered.inner = self._store.written_as(note)
         return RetryingStore(metered, self._writer.policy)
 
     def _upload_failed(self, error: Exception) -> None:
@@ -393,8 +393,8 @@ class RemoteTier:
         self._problems.warn("upload", "an upload failed", error)
 
 
-class _InVain:
-    """For how long this process has waited for a server since it answered the last time.
+class _SilenceTimer:
+    """How long this process has waited for a server since its last answer.
 
     Two threads that wait at once wait as long as one. Any thread may call any method.
     """
@@ -405,7 +405,7 @@ class _InVain:
         self.seconds = 0.0
 
     def add(self, began: float) -> None:
-        """Somebody has given up just now."""
+        """Note that a caller that began to wait then has given up now."""
         with self._mutex:
             now = time.monotonic()
             self.seconds += now - max(began, self._until)
@@ -416,12 +416,12 @@ class _InVain:
         self.seconds = 0.0
 
 
-class _Arrival:
-    """What becomes of downloaded bytes, on a worker thread: verified, kept, and told if damaged."""
+class _Landing:
+    """Verify downloaded bytes and keep them on the disk, on a worker thread."""
 
     def __init__(
         self,
-        disk: RestingDisk,
+        disk: LocalTier,
         replaceable: Replaceable,
         counters: Counters,
         admit: Judge | None,
@@ -459,7 +459,7 @@ class _Arrival:
                 landed.append(exc)
         try:
             self._disk.keep(sound)
-        except Exception as exc:  # noqa: BLE001 - strict: whoever asked for them is told
+        except Exception as exc:  # noqa: BLE001 - strict: it is the callers'
             return [exc if isinstance(entry, Frame) else entry for entry in landed]
         return landed
 

@@ -1,4 +1,4 @@
-"""What is still to be uploaded: objects on record on the disk, bytes in memory, and their order."""
+"""Pending uploads: objects with a record on the disk, bytes in memory, and their order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RecordingDisk(Protocol):
 
     def put_pending(self, name: str, data: Buffer) -> None: ...
     def peek(self, name: str) -> bytes | None: ...
-    def objects(self) -> Iterator[ObjectInfo]: ...
+    def objects(self) -> Iterable[ObjectInfo]: ...
     def delete(self, name: str) -> None: ...
     def quarantine(self, name: str) -> None: ...
     def uploaded(self, name: str) -> None: ...
@@ -52,8 +52,8 @@ class Backlog:
         # Of objects with a record, as many as fit: those need not be read back from the disk.
         self._fresh = _HeldBytes(max_count=max_count, max_bytes=int(_FRESH_PART * max_bytes))
         # Held while an object and its record change together, which takes as long as the disk:
-        # one lock for all would have every upload that ends wait for whoever saves. The version
-        # tells the end of an upload that the object was replaced while it was under way.
+        # with one lock, every upload that ends would wait for each save. By the version, the end
+        # of an upload knows whether the object was replaced meanwhile.
         self._record_locks = [threading.Lock() for _ in range(_RECORD_LOCKS)]
         self._versions: Counter[str] = Counter()  # of all objects put here and not uploaded
         self._arriving: set[str] = set()  # being put: who puts them hands them over, too
@@ -131,7 +131,7 @@ class Backlog:
         self._versions.update({*names})
 
     def take_back(self, name: str) -> None:
-        """Forget the object and remove it, where nobody uploads it.
+        """Forget the object and remove it, if no upload of it is under way.
 
         Raises:
             StoreError: the disk fails.
@@ -153,7 +153,7 @@ class Backlog:
         self.finish(name, version, data)
 
     def known(self) -> set[str]:
-        """Names of what this process has put here and not uploaded yet; asks nobody."""
+        """Return what this process has put here and not uploaded yet; asks no disk."""
         return {*self._versions, *self._held.names()}
 
     def recorded(self) -> set[str]:
@@ -214,7 +214,7 @@ class Backlog:
         return self._versions[name] > 0 or name in self._held
 
     def note(self, name: str) -> bytes | None:
-        """What our record says to whoever uploads the object; ``None`` if we have no record.
+        """Return the note in our record of the object; ``None`` if we have no record.
 
         Raises:
             StoreError: the disk fails.
@@ -227,10 +227,10 @@ class Backlog:
         What hangs on the disk for so long may still come to its end, and then is on record too.
         """
         end = time.monotonic() + timeout_s
-        with contextlib.ExitStack() as nobody_puts:
+        with contextlib.ExitStack() as no_puts:
             for lock in self._record_locks:
                 if lock.acquire(timeout=max(end - time.monotonic(), 0)):
-                    nobody_puts.callback(lock.release)
+                    no_puts.callback(lock.release)
             self._closed = True
 
     def _sized(self, names: list[str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -16,7 +17,7 @@ from s3cache._logs import logger_of
 from s3cache.errors import ClosedError
 
 if TYPE_CHECKING:
-    from s3cache.transfer._workers import Workers
+    from concurrent.futures import ThreadPoolExecutor
 
 __all__ = [
     "SMALL_BYTES",
@@ -52,11 +53,11 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         # Held while something is handed to the loop: whatever came before stop() is also cancelled
-        # by it, so nobody waits for a coroutine that will never run.
+        # by it, so that no caller waits for a coroutine that will never run.
         self._mutex = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._workers: Workers | None = None
+        self._workers: ThreadPoolExecutor | None = None
         self._stopped = False
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
@@ -106,9 +107,7 @@ class BackgroundLoop:
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
         if self._workers is not None:
-            from s3cache.transfer._workers import abandon
-
-            abandon(self._workers)
+            _abandon(self._workers)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._stopped:
@@ -119,10 +118,7 @@ class BackgroundLoop:
                 loop = new_event_loop()
                 loop.set_exception_handler(_tell)
                 threads_are_greenlets()  # or become so too late
-                # Here, for it cannot be imported for the first time while the interpreter exits.
-                from s3cache.transfer._workers import Workers
-
-                workers = Workers(thread_name_prefix="s3cache")
+                workers = _new_workers()
                 loop.set_default_executor(workers)
                 ready = threading.Event()
                 thread = threading.Thread(
@@ -138,7 +134,42 @@ class BackgroundLoop:
         return self._loop
 
 
-def _run(loop: asyncio.AbstractEventLoop, workers: Workers, ready: threading.Event) -> None:
+def _new_workers() -> ThreadPoolExecutor:
+    """Make threads for files and name lookups, which still serve when no more can be started.
+
+    From Python 3.12 none can once the interpreter exits, which is when the last uploads are waited
+    for. What comes then waits for a thread that is there; the loop starts the first one early.
+
+    Raises:
+        RuntimeError: the interpreter exits, and what is needed was never imported.
+    """
+    from concurrent.futures.thread import ThreadPoolExecutor
+
+    class Workers(ThreadPoolExecutor):
+        def _adjust_thread_count(self) -> None:
+            try:
+                super()._adjust_thread_count()
+            except RuntimeError:
+                if not getattr(self, "_threads", ()):
+                    raise
+
+    return Workers(thread_name_prefix="s3cache")
+
+
+def _abandon(workers: ThreadPoolExecutor) -> None:
+    """Have the interpreter exit without waiting for these threads.
+
+    One may hang in a name lookup or on a dead mount. They are daemons, as is the thread that
+    started them, but concurrent.futures joins what is in this private table all the same.
+    """
+    queues = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", {})
+    for thread in getattr(workers, "_threads", ()):
+        queues.pop(thread, None)
+
+
+def _run(
+    loop: asyncio.AbstractEventLoop, workers: ThreadPoolExecutor, ready: threading.Event
+) -> None:
     # From this thread, a daemon: the worker is then one too, and no exit waits for it.
     with contextlib.suppress(RuntimeError):  # so late that there is none
         workers.submit(bool)
@@ -154,7 +185,7 @@ def _run(loop: asyncio.AbstractEventLoop, workers: Workers, ready: threading.Eve
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what nobody waits for, but memory that is wanting: whoever waits is told of that."""
+    """Log errors that no caller waits for, except a lack of memory, which their callers see."""
     if isinstance(context.get("exception"), MemoryError):
         time.sleep(_BREATHE_S)  # the loop tries again at once
     else:
@@ -177,7 +208,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         done, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
         for task in done:
             if not task.cancelled():
-                task.exception()  # nobody else will ask for it
+                task.exception()  # else it is logged
 
 
 class Deadline:
@@ -309,7 +340,7 @@ class Batches(Generic[_T, _R]):
                     else:
                         done.set_result(result)
         except BaseException:
-            # Cancelled, or no threads at exit: whoever waits must hear of it.
+            # Cancelled, or no threads at exit: the callers must learn of it.
             for _, done in [*wanted, *self._waiting]:
                 done.cancel()
             self._waiting = []

@@ -95,20 +95,20 @@ class Uploads:
     :meth:`put` and :meth:`put_in_memory` never wait for the network.
 
     What other processes have left is adopted a few at a time until an upload proves that this one
-    may write, and given back where it turns out that it may not: whoever can upload it shall.
-    What they have left and nobody signed whom we trust is theirs to upload, or for who trusts them.
+    may write, and given back if it turns out that it may not, for a process that may. What they
+    have left without a signature that we trust is left to them, and to processes that trust it.
 
     Args:
         publish: uploads the bytes of the object of that name, with the note of its record if this
             process adopted it; says whether it wrote anything, or found all there.
         disk: holds bytes and records; ``None`` if there is no local tier.
-        on_problem: told, on the loop's thread, of each error that ends an attempt.
+        on_problem: called on the loop's thread with each error that ends an attempt.
 
     Attributes:
         backlog: what is still to upload.
         pause_s: how long the last failure that may pass made uploads pause; each one in a row
             doubles it.
-        retry_s: how long what was refused waits to be tried again; doubled by each time in vain.
+        retry_s: how long what was refused waits to be tried again; each refusal doubles it.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Uploads:
         )
         # Any thread appends, and wakes the loop up unless that has been done; the loop takes.
         self._handed_over: deque[tuple[str, int]] = deque()
-        self._told = False
+        self._is_woken = False
         # What is not to be uploaded yet, with its size. Whoever takes a name out decides about it.
         self._held_back: dict[str, int] = {}
 
@@ -258,12 +258,12 @@ class Uploads:
     def _hand_over(self, name: str, size: int) -> None:
         """Have the loop queue it. Waking the loop is slow, so one wake-up serves all that wait."""
         self._handed_over.append((name, size))
-        if not self._told:
-            self._told = True
+        if not self._is_woken:
+            self._is_woken = True
             try:
                 self._loop.call(self._take_over)
             except BaseException:
-                self._told = False  # the next one tries again
+                self._is_woken = False  # the next one tries again
                 raise
 
     def _wait_for(self, work: Coroutine[Any, Any, None], timeout_s: float | None) -> FlushReport:
@@ -286,7 +286,9 @@ class Uploads:
     # -- on the loop: the queue
 
     def _take_over(self) -> None:
-        self._told = False  # first: what is appended from now on may come too late for this round
+        self._is_woken = (
+            False  # first: what is appended from now on may come too late for this round
+        )
         self._keep_records()
         while self._handed_over:
             name, size = self._handed_over.popleft()
@@ -394,7 +396,7 @@ class Uploads:
             self._fail("retried", name, exc)
             return
         except UntrustedError as exc:
-            logger.debug("%s is left to those who trust whose it is: %s", name, exc)
+            logger.debug("%s is left to processes that trust its signer: %s", name, exc)
             self._untrusted.add(name)
             with contextlib.suppress(S3CacheError):  # the disk fails: then it stays ours
                 await asyncio.to_thread(self.backlog.give_back, name)
@@ -433,7 +435,7 @@ class Uploads:
                 if await self._publish(name, data, note):
                     self._may_write = True
             except CorruptError:
-                # Damaged on our own disk: nobody may get it, and there is nothing to try again.
+                # Damaged on our own disk: it is not uploaded, nor tried again.
                 await asyncio.to_thread(self.backlog.set_aside, name, version, data)
                 raise
         await self._finish((name, version, data))
@@ -468,7 +470,7 @@ class Uploads:
     # -- on the loop: what was refused
 
     async def _refused(self, name: str, error: Exception) -> None:
-        """Keep for later what is ours to upload, and leave to others what was theirs."""
+        """Keep what is ours to upload for later; give back what was adopted."""
         if not isinstance(error, ConfigError):  # which is about one object
             self._may_write = False
         if self._is_adopted(name):

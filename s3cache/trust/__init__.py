@@ -3,12 +3,15 @@
 from s3cache.trust._keys import Signer, SigningKey, VerifyKey, generate, read_secret, sign
 from s3cache.trust._policy import (
     AUDIENCE,
+    MACHINE_FILE,
     Cause,
     Level,
     Policy,
     Trusted,
     for_audience,
     parse_trusted,
+    policy_of,
+    signing_key_of,
 )
 from s3cache.trust._signatures import (
     MAX_SIGNATURES,
@@ -19,8 +22,7 @@ from s3cache.trust._signatures import (
     pack,
     unpack,
 )
-from s3cache.trust._sources import MACHINE_FILE, policy_of, signing_key_of
-from s3cache.trust._timely import TimelySigner
+from s3cache.trust._signing_service import TimeLimitedSigner
 
 __all__ = [
     "AUDIENCE",
@@ -34,7 +36,7 @@ __all__ = [
     "Signer",
     "SigningKey",
     "Statement",
-    "TimelySigner",
+    "TimeLimitedSigner",
     "Trusted",
     "VerifyKey",
     "check_name",

@@ -50,7 +50,7 @@ _MAX_FILE_BYTES: Final = 4096
 class Signer(Protocol):
     """What signs: a key that is here, or one that a service keeps.
 
-    ``sign`` may take long and may fail, see :class:`~s3cache.trust.TimelySigner`.
+    ``sign`` may take long and may fail, see :class:`~s3cache.trust.TimeLimitedSigner`.
     """
 
     @property

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.cache import Cache, Engine, Hit, Saved, cache_over
+from s3cache.cache import Cache, Engine, Hit, Saved
 from s3cache.errors import TransientError
 from s3cache.settings import Settings
 from s3cache.store import WrapperStore, open_store, store_identity
@@ -94,7 +94,7 @@ class Site:
         settings = Settings(**{**quick, "local_dir": str(self.root / machine), **changes})
         identity = store_identity(self.url, **self.options())
         engine = Engine(settings, open_remote=self._store, identity=identity)
-        self.caches.append(cache_over(engine))
+        self.caches.append(engine)
         return self.caches[-1]
 
     def strike(self, error: Callable[[], Exception] | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.hooks._installation import remember_installation
-from s3cache.store import Patience
+from s3cache.store import DeadlineExecutor
 from s3cache.torch_api import internals
 from tests.support.hanging import dead_mount
 
@@ -171,7 +171,7 @@ def test_nothing_is_kept_where_others_may_write(
 def test_a_disk_that_hangs_is_not_waited_for(
     tmp_path: Path, given: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "limit_s", 0.3)
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", 0.3)
     (dead := tmp_path / "dead").mkdir()
     with dead_mount(dead):
         remember_installation(str(dead))  # hangs here if it waits

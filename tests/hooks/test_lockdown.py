@@ -121,7 +121,7 @@ def test_a_process_that_inherits_it_makes_none_within(
     assert internals.cache_dir.get()() == place
 
 
-@pytest.mark.parametrize(("mode", "above"), [(0o777, 0o755), (0o770, 0o755), (0o700, 0o777)])
+@pytest.mark.parametrize(("mode", "above"), [(0o777, 0o755), (0o707, 0o755), (0o700, 0o777)])
 def test_what_others_could_write_or_exchange_is_not_used(
     tmp_path: Path, mode: int, above: int
 ) -> None:

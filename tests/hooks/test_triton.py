@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KERNEL = "KERNELHASH"
+SHARED_GROUP = 12_003
 
 
 @pytest.fixture
@@ -71,14 +72,20 @@ def planted(base: Path, change: str) -> None:
         above.chmod(0o755)
     (place / "kernel.cubin").write_bytes(b"planted")
     (place / "kernel.cubin").chmod(0o644)
-    if change == "a directory that others may write":
+    if change == "a directory that a shared group may write":
+        os.chown(base, -1, SHARED_GROUP)
         base.chmod(0o775)
+    elif change == "a directory that others may write":
+        base.chmod(0o757)
     elif change == "one above that anybody may rename in":
         base.parent.chmod(0o777)
     elif change == "a kernel's directory that others may write":
         place.chmod(0o777)
-    elif change == "a file that others may write":
+    elif change == "a file that a shared group may write":
+        os.chown(place / "kernel.cubin", -1, SHARED_GROUP)
         (place / "kernel.cubin").chmod(0o664)
+    elif change == "a file that others may write":
+        (place / "kernel.cubin").chmod(0o646)
     elif change == "a file that is a link":
         (place / "kernel.cubin").rename(base.parent / "theirs")
         (place / "kernel.cubin").symlink_to(base.parent / "theirs")
@@ -90,17 +97,17 @@ def planted(base: Path, change: str) -> None:
         os.chown(place / "kernel.cubin", 12_002, 12_002)
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 CHANGES: list[Any] = [
+    pytest.param("a directory that a shared group may write", marks=needs_root),
     "a directory that others may write",
     "one above that anybody may rename in",
     "a kernel's directory that others may write",
+    pytest.param("a file that a shared group may write", marks=needs_root),
     "a file that others may write",
     "a file that is a link",
     "a directory that is a link",
-    pytest.param(
-        "a file of another user",
-        marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
-    ),
+    pytest.param("a file of another user", marks=needs_root),
 ]
 
 
@@ -137,6 +144,18 @@ def test_what_this_users_torch_has_compiled_is_taken(base: Path) -> None:
     emit()
     check_triton_directory(str(base), KERNEL)
     assert (base / KERNEL / "kernel.cubin").read_bytes() == b"planted"
+
+
+@pytest.mark.skipif(os.getegid() != os.geteuid(), reason="this user has no private group")
+def test_what_this_users_triton_made_with_umask_002_is_taken(base: Path) -> None:
+    """The group that may write is the user's own, and has no other members."""
+    (base / KERNEL).mkdir(parents=True)
+    (base / KERNEL / "kernel.cubin").write_bytes(b"compiled here")
+    modes = [path.stat().st_mode & 0o777 for path in (base, base / KERNEL)]
+    assert modes == [0o775, 0o775]
+    assert (base / KERNEL / "kernel.cubin").stat().st_mode & 0o777 == 0o664
+    emit()
+    assert (base / KERNEL / "kernel.cubin").read_bytes() == b"compiled here"
 
 
 class Function:

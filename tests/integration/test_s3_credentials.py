@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.errors import AccessDeniedError, ConfigError
+from s3cache.errors import AccessDeniedError
 from s3cache.store import S3Options, S3Store
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 from tests.support.waiting import LONG_S, eventually
@@ -87,30 +87,6 @@ async def test_calls_that_began_with_the_old_keys_are_not_cut_off(
     keys(tmp_path, GOOD)
     await s3.put("key", b"data")
     await under_way
-
-
-@pytest.mark.parametrize("planted", ["a pipe", "no end"])
-@pytest.mark.parametrize("what", ["token", "sso/cache/x.json"])
-async def test_what_botocore_would_read_for_ever_is_refused(
-    store: Callable[..., S3Store],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    what: str,
-    planted: str,
-) -> None:
-    """... and read on the loop, which would stand still."""
-    place = tmp_path / ".aws" / what
-    place.parent.mkdir(parents=True)
-    if planted == "a pipe":
-        os.mkfifo(place)
-    else:
-        place.touch()
-        os.truncate(place, 100 << 30)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    role = f"role_arn = arn:aws:iam::123456789012:role/r\nweb_identity_token_file = {place}"
-    s3 = store(role if what == "token" else "sso_start_url = https://sso.example")
-    with pytest.raises(ConfigError, match=f"{place}.*(no regular file|bytes, more than)"):
-        await s3.put("key", b"data")
 
 
 def _is_gone(process: int) -> bool:

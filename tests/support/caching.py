@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from s3cache import frame
-from s3cache.cache import Cache, Engine, cache_over
+from s3cache.cache import Cache, Engine
 from s3cache.settings import Settings
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ def open_engine(local_dir: Path | None, store: Store | None, **changes: Any) -> 
 
 
 def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
-    """The cache that shows such an engine."""
-    return cache_over(open_engine(local_dir, store, **changes))
+    """Such an engine, as its users see it."""
+    return open_engine(local_dir, store, **changes)

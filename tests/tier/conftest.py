@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from s3cache.store import DeadlineExecutor
 from s3cache.tier import DiskTier
+from tests.support.waiting import LONG_S
 from tests.tier.disks import MANY
 from tests.tier.processes import PRELUDE, REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call of the disk take as long as it takes where many tests run at once."""
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", LONG_S)
 
 
 @pytest.fixture

@@ -31,13 +31,13 @@ DEFAULT_FILES = Settings().local_max_files
 SCRIPT = """
     import json, os, random, sys
     from s3cache import Cache, Hit, Saved
-    from s3cache.store import Patience
+    from s3cache.store import DeadlineExecutor
     from s3cache.tier import _bounds
     from tests.support.worker import entry, keys
 
     # A disk that takes seconds is done without. With so many on few cores any may: what is told
     # here is not how long things take.
-    Patience.limit_s = _bounds.LOCK_TIMEOUT_S = 120.0
+    DeadlineExecutor.limit_s = _bounds.LOCK_TIMEOUT_S = 120.0
 
     options, children, saves, size = json.loads(sys.argv[1])
 

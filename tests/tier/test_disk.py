@@ -15,7 +15,7 @@ import pytest
 
 from s3cache.errors import MissingContainerError
 from s3cache.stats import Usage
-from s3cache.tier import DiskTier, PatientDiskTier
+from s3cache.tier import DiskTier
 from tests.support.moments import before_call
 from tests.tier.disks import MANY, exact, names, use
 
@@ -146,10 +146,8 @@ def test_all_that_is_made_is_private(open_tier: OpenTier, root: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-@pytest.mark.parametrize("patient", [True, False])
-def test_of_a_large_object_the_head_comes_while_it_is_read(patient: bool, root: Path) -> None:
-    kind = PatientDiskTier if patient else DiskTier
-    tier = kind(root, max_bytes=MANY, max_files=MANY)
+def test_of_a_large_object_the_head_comes_while_it_is_read(root: Path) -> None:
+    tier = DiskTier(root, max_bytes=MANY, max_files=MANY)
     large = os.urandom(300_000)
     tier.put("v1/large", large)
     tier.put("v1/small", b"small")

@@ -337,7 +337,7 @@ def test_a_list_of_victims_that_cannot_be_read_is_made_anew(
     tier = open_tier(max_files=100)
     for i in range(101):
         tier.put(f"{i:03d}", b"x")
-    (root / "usage.victims").write_bytes(damage)
+    (root / "usage.next").write_bytes(damage)
     tier.put("new", b"x")
     assert names(tier) == sorted([*(f"{i:03d}" for i in range(2, 101)), "new"])
 
@@ -348,9 +348,9 @@ def test_processes_share_what_one_of_them_found(open_tier: OpenTier, root: Path)
     for i in range(100):
         one.put(f"{i:03d}", b"x")
     one.put("a", b"x")
-    listed = (root / "usage.victims").read_bytes().count(b"\n")
+    listed = (root / "usage.next").read_bytes().count(b"\n")
     other.get("001")
     other.put("b", b"x")
-    assert (root / "usage.victims").read_bytes().count(b"\n") == listed - 2
+    assert (root / "usage.next").read_bytes().count(b"\n") == listed - 2
     assert "001" in names(one)
     assert "002" not in names(one)

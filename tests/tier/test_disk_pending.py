@@ -136,18 +136,3 @@ def test_namespaces_share_a_root_and_its_bounds_and_nothing_else(root: Path) -> 
     assert heir.adopt() == ["b"]
     heir.close()
     one.close()
-
-
-def test_whoever_lists_hides_nothing_from_whoever_counts(open_tier: OpenTier) -> None:
-    """Else there were more than the bounds allow, and what is to be uploaded were evicted."""
-    tier, other = open_tier(max_files=8), open_tier(max_files=8)
-    for i in range(3):
-        tier.put_pending(f"pending{i}", b"x")
-    other.put_pending("theirs", b"x")
-    for i in range(40):
-        listing = tier.objects()
-        next(listing)
-        tier.put(f"{i}", b"x")
-        assert exact(tier)
-        assert tier.usage().files <= 8
-    assert {"pending0", "pending1", "pending2", "theirs"} <= {*names(tier)}

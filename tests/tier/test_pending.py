@@ -98,13 +98,13 @@ def test_what_is_added_is_mine_until_it_is_removed(pending: Pending) -> None:
 @pytest.mark.parametrize("name", [*ODD_KEYS, *NAMES_THAT_COULD_CLASH])
 def test_any_name_goes_from_owner_to_heir(pending: Pending, another: Another, name: str) -> None:
     assert add(pending, name)
-    assert pending.everybodys() == {name}
+    assert pending.all_pending() == {name}
     pending.release()
     heir = another()
     assert heir.adopt("") == [name]
     assert heir.mine("") == [name]
     heir.remove(name)
-    assert heir.everybodys() == set()
+    assert heir.all_pending() == set()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -131,7 +131,7 @@ def test_a_live_owner_keeps_its_records(pending: Pending, another: Another) -> N
     assert heir.adopt("") == []
     assert pending.adopt("") == []
     assert (pending.mine(""), heir.mine("")) == (["a"], ["b"])
-    assert pending.everybodys() == {"a", "b"}
+    assert pending.all_pending() == {"a", "b"}
 
 
 def test_namespaces_are_adopted_apart(pending: Pending, another: Another) -> None:
@@ -238,7 +238,7 @@ def test_what_others_put_there_is_no_owner_and_no_record(
     add(pending, "a")
     (root / "stray").write_bytes(b"x")
     (next(path for path in root.iterdir() if path.is_dir()) / ".nfs0001").write_bytes(b"")
-    assert pending.everybodys() == {"a"}
+    assert pending.all_pending() == {"a"}
     pending.release()
     assert another().adopt("") == ["a"]
 

@@ -15,7 +15,7 @@ from s3cache.entries import Replaceable
 from s3cache.errors import AccessDeniedError, ClosedError, CorruptError, DownloadTimeoutError
 from s3cache.stats import Counters, LevelStats, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
-from s3cache.tier import DiskTier, RemoteTier, RestingDisk
+from s3cache.tier import DiskTier, LocalTier, RemoteTier
 from s3cache.tier import _remote as module
 from s3cache.transfer import background
 from tests.support.caching import broken, entry, open_cache, payload, settings
@@ -43,7 +43,7 @@ class Remote:
         self.tier = RemoteTier(
             store,
             settings(None, **changes),
-            disk=RestingDisk(disk, self.counters, problems),
+            disk=LocalTier(disk, self.counters, problems),
             replaceable=self.replaceable,
             counters=self.counters,
             listeners=listeners,
@@ -328,19 +328,19 @@ def test_a_server_that_was_waited_for_in_vain_is_waited_for_less(
     """Twenty seconds, by default, for all that a process does, its exit too, until it answers."""
     monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 10.0)
     remote = open_remote(breaker_failures=100)
-    assert remote.tier.exit_patience_s(8.0) == 8.0
+    assert remote.tier.exit_wait_s(8.0) == 8.0
     gated.is_open = False
     for _ in range(4):
         with pytest.raises(DownloadTimeoutError):
             remote.tier.load(ONE, 0.05)
-    left = remote.tier.exit_patience_s(1000.0)
+    left = remote.tier.exit_wait_s(1000.0)
     assert 0.5 <= left < 10.0 - 4 * 0.05
     monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 0.1)
-    assert remote.tier.exit_patience_s(1000.0) == 0.5
+    assert remote.tier.exit_wait_s(1000.0) == 0.5
     gated.is_open = True
     assert remote.tier.load(ONE, 20) is None
     monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 10.0)
-    assert remote.tier.exit_patience_s(1000.0) == 10.0
+    assert remote.tier.exit_wait_s(1000.0) == 10.0
 
 
 def test_the_end_of_a_cache_does_not_wait_for_it_either(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
+import pwd
 import shutil
 import stat
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +21,7 @@ from s3cache.cache import Cache, Hit, Saved
 from s3cache.cli import main
 from s3cache.errors import ConfigError, StoreError
 from s3cache.settings import Settings
-from s3cache.store import Directory, ObjectFiles
+from s3cache.store import Directory, ObjectFiles, check_way
 from s3cache.tier import DiskTier
 from tests.support.caching import KEY, entry
 from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, needs_users
@@ -104,13 +107,60 @@ def test_a_root_that_is_a_symbolic_link_is_refused_and_not_followed(tmp_path: Pa
     assert os.listdir(tmp_path / "target") == []
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o720, 0o707, 0o702, 0o1777])
+SHARED_GROUP = 12_003
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *(pytest.param(mode, marks=needs_users) for mode in (0o770, 0o720)),
+        0o707,
+        0o702,
+        0o1777,
+    ],
+)
 def test_a_root_that_others_can_write_is_refused(root: Path, mode: int) -> None:
     root.mkdir()
+    if mode & 0o020:
+        os.chown(root, -1, SHARED_GROUP)
     root.chmod(mode)
     with pytest.raises(ConfigError, match="chmod go-w"):
         ObjectFiles(root)
     assert os.listdir(root) == []
+
+
+@needs_users
+@pytest.mark.parametrize(
+    ("members", "is_taken"), [(None, True), ([], True), (["victim"], True), (["other"], False)]
+)
+def test_a_root_that_the_users_private_group_can_write_is_taken(
+    common: Path, monkeypatch: pytest.MonkeyPatch, members: list[str] | None, is_taken: bool
+) -> None:
+    """useradd gives each user a group of that number, and umask 002 goes with it."""
+
+    def group_of(number: int) -> object:
+        if members is None:
+            raise KeyError(number)
+        return SimpleNamespace(gr_mem=members)
+
+    monkeypatch.setattr(grp, "getgrgid", group_of)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_name="victim"))
+    os.chown(common, 0, 0)
+    root = common / "root"
+    root.mkdir()
+    os.chown(root, VICTIM, VICTIM)
+    root.chmod(0o775)
+
+    def use() -> None:
+        if is_taken:
+            ObjectFiles(root).write("a/key", b"x")
+            check_way(str(root / "objects"))
+        else:
+            for refuse in (lambda: ObjectFiles(root), lambda: check_way(str(root / "objects"))):
+                with pytest.raises(ConfigError, match="can be written by others"):
+                    refuse()
+
+    as_user(VICTIM, use)
 
 
 @needs_users
@@ -275,7 +325,7 @@ PLANTED: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["usage", "usage.victims", "usage.search", "usage.trim"])
+@pytest.mark.parametrize("name", ["usage", "usage.next", "usage.search", "usage.trim"])
 @pytest.mark.parametrize("planted", PLANTED)
 def test_what_is_planted_where_the_accounts_are_gives_way(
     root: Path, tmp_path: Path, name: str, planted: str

@@ -19,8 +19,8 @@ import pytest
 from s3cache.cache import Cache, Hit, Miss, Saved
 from s3cache.errors import ConfigError, S3CacheError
 from s3cache.settings import Settings
-from s3cache.store import FileStore, MemoryStore, Patience
-from s3cache.tier import DiskTier, PatientDiskTier
+from s3cache.store import DeadlineExecutor, FileStore, MemoryStore, ObjectFiles
+from s3cache.tier import DiskTier
 from tests.support.caching import KEY, OTHER, entry, open_cache
 from tests.support.density import cases
 from tests.support.hanging import FreezableDisk, dead_mount
@@ -40,7 +40,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreezableDisk]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience, "limit_s", 0.3)
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", 0.3)
 
 
 # All that a tier does, in an order in which each finds something to do.
@@ -97,19 +97,16 @@ def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> N
     public = {name for name, value in vars(DiskTier).items() if callable(value) and name[0] != "_"}
     assert OPERATIONS.keys() == public
     made: list[DiskTier] = []
-    for kind in (PatientDiskTier, DiskTier):
-        make = partial(kind, tmp_path / "tier", max_bytes=1 << 20, max_files=100, note=b"note")
-        asked[f"{kind.__name__}()"] = calls_in(lambda make=make: made.append(make()))  # type: ignore[misc]
-        tier = made[-1]
-        tier.put_pending("old", b"x")
-        for name, operation in OPERATIONS.items():
-            asked[f"{kind.__name__}.{name}"] = calls_in(lambda: operation(tier))  # noqa: B023
-    patient = {name: calls for name, calls in asked.items() if name.startswith("Patient")}
-    assert {name: calls for name, calls in patient.items() if calls} == {}
+    make = partial(DiskTier, tmp_path / "tier", max_bytes=1 << 20, max_files=100, note=b"note")
+    asked["DiskTier()"] = calls_in(lambda: made.append(make()))
+    (tier,) = made
+    tier.put_pending("old", b"x")
+    for name, operation in OPERATIONS.items():
+        asked[name] = calls_in(lambda: operation(tier))  # noqa: B023
+    assert {name: calls for name, calls in asked.items() if calls} == {}
     # ... and this would have noted it.
-    assert {name for name, calls in asked.items() if not calls} - patient.keys() == {
-        "DiskTier.is_trim_due"
-    }
+    files = ObjectFiles(tmp_path / "tier")
+    assert {"open", "flock", "write", "replace"} <= calls_in(lambda: files.write("key", b"x"))
 
 
 @pytest.mark.parametrize("operation", cases(CHANGES, dense_ones=["give_back", "get", "delete"]))
@@ -118,7 +115,7 @@ def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
     disk: FreezableDisk, operation: str
 ) -> None:
     """One call waits, the others are told at once; thawed, what was begun is done."""
-    tier = PatientDiskTier(disk.path / operation, max_bytes=1 << 20, max_files=100)
+    tier = DiskTier(disk.path / operation, max_bytes=1 << 20, max_files=100)
     tier.put_pending("old", b"x")
     began = time.monotonic()
     with disk.frozen():
@@ -173,11 +170,11 @@ def test_on_a_frozen_disk_a_cache_is_one_without_a_disk(
 def test_a_fork_does_not_wait_for_a_frozen_disk(disk: FreezableDisk) -> None:
     """... on which another thread opens the files that no child may keep."""
     script = """
-        from s3cache.store import Patience
-        from s3cache.tier import DiskTier, PatientDiskTier
+        from s3cache.store import DeadlineExecutor
+        from s3cache.tier import DiskTier, DiskTier
 
-        Patience.limit_s = 0.3
-        tier = PatientDiskTier(sys.argv[1], max_bytes=1 << 20, max_files=100)
+        DeadlineExecutor.limit_s = 0.3
+        tier = DiskTier(sys.argv[1], max_bytes=1 << 20, max_files=100)
         print("ready", flush=True)
         sys.stdin.readline()
         try:
@@ -335,9 +332,9 @@ def test_a_process_on_a_dead_directory_ends(tmp_path: Path) -> None:
     """Whatever its threads wait for, where the kernel lets them be killed."""
     script = """
         from s3cache import Cache
-        from s3cache.store import Patience
+        from s3cache.store import DeadlineExecutor
 
-        Patience.limit_s = 0.3
+        DeadlineExecutor.limit_s = 0.3
         cache = Cache.open(local_dir=sys.argv[1])
         print(type(cache.lookup("key")).__name__, flush=True)
         """

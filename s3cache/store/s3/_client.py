@@ -20,7 +20,7 @@ from s3cache.store.s3._credentials import bounded_session
 from s3cache.store.s3._errors import no_answer_of_s3
 from s3cache.store.s3._http import http_session, region_judge
 from s3cache.store.s3._options import S3Options
-from s3cache.store.s3._place import check_files, endpoint_in_use, files_in_use
+from s3cache.store.s3._place import endpoint_in_use
 
 __all__ = ["CHUNK_BYTES", "Clients", "S3Body", "new_client"]
 
@@ -115,8 +115,6 @@ async def _entered(options: S3Options) -> Any:
     from aiobotocore.config import AioConfig
     from botocore import UNSIGNED
 
-    bundle = options.ca_bundle or os.environ.get("AWS_CA_BUNDLE") or os.devnull
-    check_files([*files_in_use(options.profile), bundle])
     await asyncio.sleep(0)  # a fork need not wait for the rest too
     s3: dict[str, Any] = {"payload_signing_enabled": True}
     if options.addressing_style != "auto":  # else what ~/.aws/config says

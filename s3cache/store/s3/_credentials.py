@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _REAP_S = 2.0
 _LOOK_EVERY_S = 0.01
 
-# Child processes started by whoever is in within().
+# Child processes started within _within().
 _children: ContextVar[list[Any] | None] = ContextVar("children", default=None)
 
 
@@ -39,14 +39,14 @@ def bounded_session(timeout_s: float) -> Any:
         async def get_credentials(self) -> Any:
             found = await _within(timeout_s, super().get_credentials())
             renew = getattr(found, "_refresh_using", None)
-            if renew is not None and not isinstance(renew, _Renewal):
-                found._refresh_using = _Renewal(renew, timeout_s)
+            if renew is not None and not isinstance(renew, _BoundedRefresh):
+                found._refresh_using = _BoundedRefresh(renew, timeout_s)
             return found
 
     return Session()
 
 
-class _Renewal:
+class _BoundedRefresh:
     def __init__(self, renew: Any, timeout_s: float) -> None:
         self._renew = renew
         self._timeout_s = timeout_s

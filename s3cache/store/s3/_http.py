@@ -41,7 +41,7 @@ def http_session() -> Any:
 
     class Session(AIOHTTPSession):  # type: ignore[misc]
         async def _get_session(self, proxy_url: str | None) -> Any:
-            return _Straight(await super()._get_session(proxy_url))
+            return _NoRedirectSession(await super()._get_session(proxy_url))
 
         async def send(self, request: Any) -> Any:
             _check_proxy(self._proxy_config.proxy_url_for(request.url))
@@ -86,8 +86,8 @@ def _check_proxy(proxy: str | None) -> None:
         )
 
 
-class _Straight:
-    """One of aiohttp's sessions, which follows no redirects, and tells nobody a proxy's password.
+class _NoRedirectSession:
+    """One of aiohttp's sessions, which follows no redirects and keeps a proxy's password secret.
 
     The errors of aiohttp have the proxy's URL as it was given.
     """
@@ -111,7 +111,7 @@ class _Straight:
 
 
 class _Body:
-    """What has been read, for whoever would read it."""
+    """A body that has been read."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

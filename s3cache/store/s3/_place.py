@@ -1,34 +1,27 @@
-"""Which server a bucket is on, as far as it can be said without botocore, and the files for it.
+"""Which server a bucket is on, found without importing botocore.
 
 As botocore finds it: an option, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, then what the
 profile in use says (https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html).
 Without any of these it is AWS: there a bucket's name is unique in a partition, whatever the region
 (https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingBucket.html).
-
-The files, most of them below ``~/.aws``, are read within bounds. botocore reads whatever is there,
-to its end, and some of it on the event loop: one that never ends fills the memory, and a pipe that
-nothing writes to stops all transfers.
 """
 
 from __future__ import annotations
 
 import configparser
-import contextlib
 import ipaddress
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import quote, urlsplit
 
 from s3cache.errors import ConfigError, StoreError
-from s3cache.store._patience import Patience
+from s3cache.store._deadline import DeadlineExecutor
 
 __all__ = [
-    "check_files",
     "endpoint_in_use",
-    "files_in_use",
     "is_exposed",
     "partition_region",
     "place_query",
@@ -62,16 +55,6 @@ def endpoint_in_use(endpoint_url: str | None, profile: str | None) -> str | None
         return None
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return named or next(_of_profile("endpoint_url", profile), None)
-
-
-def files_in_use(profile: str | None) -> Iterator[str]:
-    """The files, and directories of files, that botocore reads to find credentials."""
-    yield from _profile_files()
-    yield os.path.expanduser("~/.aws/sso/cache")
-    yield from _of_profile("web_identity_token_file", profile)
-    for variable in ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
-        if named := os.environ.get(variable):
-            yield named
 
 
 def place_query(endpoint: str | None, region: str | None, profile: str | None) -> str:
@@ -209,33 +192,13 @@ def small_file(path: str) -> bytes:
         OSError: it cannot be read, or is no file.
         ConfigError: it is large, or its file system hangs.
     """
-    patience = Patience.of(os.path.dirname(path))
+    executor = DeadlineExecutor.of(os.path.dirname(path))
     try:
-        return patience.call(lambda: _read(path))
+        return executor.call(lambda: _read(path))
     except StoreError as exc:
         raise ConfigError(f"file {path}", f"cannot be read: {exc}", "mount it again") from None
     finally:
-        patience.release()
-
-
-def check_files(paths: Iterable[str]) -> None:
-    """Look at files, and directories of files, before botocore reads them.
-
-    Raises:
-        ConfigError: one of them is large, or what its reader would wait for.
-    """
-    for path in paths:
-        with contextlib.suppress(OSError):  # botocore will say so, if it needs it
-            if os.path.isdir(path):
-                inside = [os.path.join(path, name) for name in os.listdir(path)]
-                check_files(place for place in inside if not os.path.isdir(place))
-                continue
-            status = os.stat(path)
-            if not (stat.S_ISREG(status.st_mode) or os.path.samefile(path, os.devnull)):
-                raise ConfigError(
-                    f"file {path}", "is no regular file: its reader might wait", "give a file"
-                )
-            _check_size(path, status)
+        executor.release()
 
 
 def _read(path: str) -> bytes:
@@ -244,14 +207,10 @@ def _read(path: str) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is no file")
-        _check_size(path, status)
+        if status.st_size > _MAX_FILE_BYTES:
+            raise ConfigError(
+                f"file {path}",
+                f"has {status.st_size} bytes, more than the {_MAX_FILE_BYTES} that are read",
+                "give the right one",
+            )
         return file.read(_MAX_FILE_BYTES)
-
-
-def _check_size(path: str, status: os.stat_result) -> None:
-    if status.st_size > _MAX_FILE_BYTES:
-        raise ConfigError(
-            f"file {path}",
-            f"has {status.st_size} bytes, more than the {_MAX_FILE_BYTES} that are read",
-            "give the right one",
-        )

@@ -1,8 +1,8 @@
-"""A limit on how long anybody waits for a file system: one that hangs cannot be interrupted.
+"""Limit how long a caller waits for a file system: one that hangs cannot be interrupted.
 
-A dead NFS server, a frozen file system or a broken disk keeps whoever calls it for as long as it
-takes. So the calls are made by daemon threads, and the caller waits for one of them so long and no
-longer. What hangs goes on by itself, and its end says that the file system is back.
+A dead NFS server, a frozen file system or a broken disk blocks its caller for as long as it takes.
+So daemon threads make the calls, and a caller waits for them until its deadline. A call that hangs
+goes on by itself; when it ends, the file system is back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Generic, TypeAlias, TypeVar
 from s3cache._forks import call_in_child
 from s3cache.errors import CircuitOpenError, TransientError
 
-__all__ = ["Patience"]
+__all__ = ["DeadlineExecutor"]
 
 _T = TypeVar("_T")
 
@@ -31,13 +31,13 @@ _PROBE_WAIT_S = 0.5
 _HANGING_AT_MOST = 8
 
 
-class Patience:
-    """Makes calls of one file system, and waits for each of them for so long at most.
+class DeadlineExecutor:
+    """Make calls of one file system on other threads, and wait for each until a deadline.
 
-    After one that took longer, the file system is taken for gone: calls fail at once, until what
-    hangs has ended, or one of those that are tried now and then does.
+    After a call that took longer, the file system counts as gone: calls fail at once, until the
+    calls that hang have ended, or a probe, made now and then, succeeds.
 
-    Any thread may call any method. A call made within a call is simply made.
+    Any thread may call any method. A call made within a call is made directly.
 
     Attributes:
         limit_s: how long a caller waits for one call. With all else that an exit does, 10 s.
@@ -53,17 +53,17 @@ class Patience:
         call_in_child(self._begin)
 
     @classmethod
-    def of(cls, path: str) -> Patience:
-        """The one that all who use ``path`` in this process share, until :meth:`release`."""
+    def of(cls, path: str) -> DeadlineExecutor:
+        """Return the executor that this process shares for ``path``, until :meth:`release`."""
         with _mutex:
-            patience = _known.get(path)
-            if patience is None:
-                patience = _known[path] = cls(f"the file system of {path}")
-            patience._users += 1
-            return patience
+            executor = _known.get(path)
+            if executor is None:
+                executor = _known[path] = cls(f"the file system of {path}")
+            executor._users += 1
+            return executor
 
     def release(self) -> None:
-        """The threads end with the last user; what calls all the same starts one anew."""
+        """End the threads with the last user; a later call starts a new one."""
         with _mutex:
             self._users -= 1
         self._end_unused()
@@ -84,7 +84,7 @@ class Patience:
         self._next_probe = 0.0
 
     def call(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
-        """What ``work`` returns or raises, if it takes no more than ``more_s`` above the limit.
+        """Return or raise what ``work`` does within ``limit_s`` and ``more_s``.
 
         Raises:
             TransientError: it takes longer; ``work`` goes on.
@@ -108,34 +108,34 @@ class Patience:
             self._free.release()
             return work()
         try:
-            while meanwhile := call.said.get(timeout=max(deadline - time.monotonic(), 0)):
-                meanwhile()
+            while asked := call.asked.get(timeout=max(deadline - time.monotonic(), 0)):
+                asked()
         except queue.Empty:
             if self._give_up(call):
                 raise self._took_longer(limit_s) from None
         return result.get()
 
-    def meanwhile(self, work: Callable[[], None]) -> None:
-        """Within a call: have who waits for it do something while it goes on.
+    def run_while_waiting(self, work: Callable[[], None]) -> None:
+        """Within a call: have the thread that waits for it run ``work`` while the call goes on.
 
-        It is done before the call returns, and not at all outside of a call, or where nobody waits
-        any more. It must be short, for it is not interrupted, and raise nothing.
+        It runs before the call returns. Outside of a call, or after the deadline, it does not run.
+        It must be short, for it is not interrupted, and raise nothing.
         """
         call = self._current()
         if call is not None:
-            call.said.put(work)
+            call.asked.put(work)
 
     def _current(self) -> _Call | None:
-        """The call that this thread makes."""
+        """Return the call that this thread makes."""
         return getattr(self._within, "call", None)
 
     def _hand_to_worker(self, call: _Call, deadline: float) -> None:
-        """Have a thread make the call: one that has nothing to do, else a new one.
+        """Have a thread make the call: an idle one, else a new one.
 
         Raises:
-            queue.Empty: no more can be started, as at the exit, and those there are have not come
-                back: what keeps them may hang, and would hang for whoever made it himself.
-            RuntimeError: none can be started, and there are none.
+            queue.Empty: no thread can be started, as at the exit, and none has become idle: what
+                keeps them may hang, and would hang this thread as well.
+            RuntimeError: no thread can be started, and there is none.
         """
         try:
             idle = self._idle.get_nowait()
@@ -182,12 +182,12 @@ class Patience:
             self._free.release()
             if self._users <= 0:
                 self._end_unused()
-            call.said.put(None)
+            call.asked.put(None)
             del call
         self._count_workers(-1)
 
     def _may_probe(self) -> float:
-        """How long to wait, if now is the time to try again."""
+        """Return how long to wait for a probe, if one is due."""
         with self._mutex:
             now = time.monotonic()
             if now < self._next_probe or len(self._hanging) >= _HANGING_AT_MOST:
@@ -196,7 +196,7 @@ class Patience:
             return _PROBE_WAIT_S
 
     def _give_up(self, call: _Call) -> bool:
-        """Let the call go on by itself; false if it has ended after all."""
+        """Leave the call to itself; return False if it has ended after all."""
         with self._mutex:
             if call.has_ended:
                 return False
@@ -240,23 +240,23 @@ class _Call:
     """One call, made by a worker.
 
     Attributes:
-        said: what who waits is to do meanwhile; ``None`` at the end.
+        asked: what the thread that waits is to run; ``None`` at the end.
     """
 
-    __slots__ = ("has_ended", "is_probe", "make", "said")
+    __slots__ = ("asked", "has_ended", "is_probe", "make")
 
     def __init__(self, make: Callable[[], None], is_probe: bool) -> None:
         self.make = make
         self.is_probe = is_probe
         self.has_ended = False
-        self.said: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
 
 #: Where a thread gets its next call; ``None`` for it to end.
 _Calls: TypeAlias = "queue.SimpleQueue[_Call | None]"
 
 _mutex = threading.Lock()
-_known: weakref.WeakValueDictionary[str, Patience] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[str, DeadlineExecutor] = weakref.WeakValueDictionary()
 
 
 def _renew_mutex() -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import CircuitOpenError, TransientError
-from s3cache.store import Patience
-from s3cache.store import _patience as module
+from s3cache.store import DeadlineExecutor
+from s3cache.store import _deadline as module
 from tests.support.waiting import LONG_S, eventually, join_child
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patience]:
-    monkeypatch.setattr(Patience, "limit_s", 0.05)
-    patience = Patience.of("/some/where")
-    yield patience
-    patience.release()
+def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadlineExecutor]:
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", 0.05)
+    executor = DeadlineExecutor.of("/some/where")
+    yield executor
+    executor.release()
 
 
 @pytest.fixture
@@ -40,20 +40,20 @@ def disk_threads() -> int:
     return sum(thread.name == "s3cache-disk" for thread in threading.enumerate())
 
 
-def test_a_call_is_what_it_calls(patience: Patience) -> None:
-    assert patience.call(lambda: 7) == 7
+def test_a_call_is_what_it_calls(executor: DeadlineExecutor) -> None:
+    assert executor.call(lambda: 7) == 7
     with pytest.raises(KeyError):
-        patience.call(lambda: dict[str, int]()["a"])
-    assert patience.call(lambda: threading.current_thread().daemon)
-    assert patience.call(lambda: patience.call(threading.get_ident) == threading.get_ident())
+        executor.call(lambda: dict[str, int]()["a"])
+    assert executor.call(lambda: threading.current_thread().daemon)
+    assert executor.call(lambda: executor.call(threading.get_ident) == threading.get_ident())
 
 
-def test_calls_in_a_row_share_a_thread(patience: Patience) -> None:
-    assert len({patience.call(threading.get_ident) for _ in range(50)}) == 1
+def test_calls_in_a_row_share_a_thread(executor: DeadlineExecutor) -> None:
+    assert len({executor.call(threading.get_ident) for _ in range(50)}) == 1
 
 
 def test_who_waits_does_something_meanwhile(
-    patience: Patience, monkeypatch: pytest.MonkeyPatch
+    executor: DeadlineExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = threading.Event()
     done: list[int] = []
@@ -63,74 +63,74 @@ def test_who_waits_does_something_meanwhile(
         begun.set()
 
     def work() -> str:
-        patience.meanwhile(note)
+        executor.run_while_waiting(note)
         assert begun.wait(LONG_S)  # it is done while this goes on
-        patience.meanwhile(note)
+        executor.run_while_waiting(note)
         return "came"
 
-    monkeypatch.setattr(Patience, "limit_s", LONG_S)
-    assert patience.call(work) == "came"
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", LONG_S)
+    assert executor.call(work) == "came"
     assert done == [threading.get_ident()] * 2
-    patience.meanwhile(note)  # there is no call
+    executor.run_while_waiting(note)  # there is no call
     assert len(done) == 2
 
 
-def test_who_waits_no_longer_does_nothing(patience: Patience) -> None:
+def test_who_waits_no_longer_does_nothing(executor: DeadlineExecutor) -> None:
     late = threading.Event()
     done: list[int] = []
 
     def work() -> None:
         late.wait(LONG_S)
-        patience.meanwhile(lambda: done.append(1))
+        executor.run_while_waiting(lambda: done.append(1))
 
     with pytest.raises(TransientError):
-        patience.call(work)
+        executor.call(work)
     late.set()
-    eventually(lambda: answers(patience))
+    eventually(lambda: answers(executor))
     assert not done
 
 
-def test_what_hangs_is_waited_for_once(patience: Patience, hang: threading.Event) -> None:
+def test_what_hangs_is_waited_for_once(executor: DeadlineExecutor, hang: threading.Event) -> None:
     with pytest.raises(TransientError, match="the file system of /some/where has not answered"):
-        patience.call(hang.wait)
+        executor.call(hang.wait)
     called: list[int] = []
     for _ in range(3):
         with pytest.raises(CircuitOpenError, match="hangs"):
-            patience.call(lambda: called.append(1))
+            executor.call(lambda: called.append(1))
     assert called == []
 
 
 def test_when_what_hung_has_ended_all_is_as_before(
-    patience: Patience, hang: threading.Event
+    executor: DeadlineExecutor, hang: threading.Event
 ) -> None:
     with pytest.raises(TransientError):
-        patience.call(hang.wait)
+        executor.call(hang.wait)
     hang.set()
-    eventually(lambda: answers(patience))
-    assert patience.call(lambda: 7) == 7
+    eventually(lambda: answers(executor))
+    assert executor.call(lambda: 7) == 7
 
 
-def answers(patience: Patience) -> bool:
+def answers(executor: DeadlineExecutor) -> bool:
     try:
-        return patience.call(lambda: True)
+        return executor.call(lambda: True)
     except CircuitOpenError:
         return False
 
 
 def test_what_hangs_for_ever_does_not_keep_the_others_away_for_ever(
-    patience: Patience, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+    executor: DeadlineExecutor, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a server that was mounted anew: it is tried again now and then."""
     monkeypatch.setattr(module, "PROBE_AFTER_S", 0.1)
     with pytest.raises(TransientError):
-        patience.call(hang.wait)
-    assert not answers(patience)
-    eventually(lambda: answers(patience))
-    assert patience.call(lambda: 7) == 7
+        executor.call(hang.wait)
+    assert not answers(executor)
+    eventually(lambda: answers(executor))
+    assert executor.call(lambda: 7) == 7
 
 
 def test_few_threads_hang_however_many_call(
-    patience: Patience, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+    executor: DeadlineExecutor, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PROBE_AFTER_S", 0.0)
     before = disk_threads()
@@ -138,7 +138,7 @@ def test_few_threads_hang_however_many_call(
 
     def call() -> None:
         try:
-            patience.call(hang.wait)
+            executor.call(hang.wait)
         except TransientError as exc:
             failed.append(exc)
 
@@ -150,15 +150,15 @@ def test_few_threads_hang_however_many_call(
     assert len(failed) == 60
     assert disk_threads() - before <= 16
     hang.set()
-    eventually(lambda: answers(patience))
+    eventually(lambda: answers(executor))
 
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_where_no_thread_can_be_started_nobody_hangs_all_the_same(
-    patience: Patience, hang: threading.Event, monkeypatch: pytest.MonkeyPatch, ends: bool
+    executor: DeadlineExecutor, hang: threading.Event, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     """As from Python 3.12 once the interpreter exits: a call waits for the threads there are."""
-    monkeypatch.setattr(Patience, "limit_s", LONG_S if ends else 0.3)
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", LONG_S if ends else 0.3)
     entered, asked = threading.Event(), threading.Event()
 
     def enter() -> None:
@@ -170,17 +170,17 @@ def test_where_no_thread_can_be_started_nobody_hangs_all_the_same(
         hang.set()
 
     with ThreadPoolExecutor(2) as callers:
-        first = callers.submit(patience.call, enter)
+        first = callers.submit(executor.call, enter)
         callers.submit(let_go)
         assert entered.wait(LONG_S)
         monkeypatch.setattr(threading.Thread, "start", refuse)
         if ends:
             asked.set()
-            assert patience.call(threading.get_ident) != threading.get_ident()
+            assert executor.call(threading.get_ident) != threading.get_ident()
             first.result(LONG_S)
         else:
             with pytest.raises((TransientError, CircuitOpenError)):
-                patience.call(hang.wait)
+                executor.call(hang.wait)
             with pytest.raises(TransientError):
                 first.result(LONG_S)
             asked.set()
@@ -191,11 +191,11 @@ def refuse(thread: threading.Thread) -> None:
 
 
 def test_all_who_use_a_path_share_what_is_known_of_it(
-    patience: Patience, hang: threading.Event
+    executor: DeadlineExecutor, hang: threading.Event
 ) -> None:
     with pytest.raises(TransientError):
-        patience.call(hang.wait)
-    other, elsewhere = Patience.of("/some/where"), Patience.of("/elsewhere")
+        executor.call(hang.wait)
+    other, elsewhere = DeadlineExecutor.of("/some/where"), DeadlineExecutor.of("/elsewhere")
     assert not answers(other)
     assert answers(elsewhere)
     other.release()
@@ -203,7 +203,7 @@ def test_all_who_use_a_path_share_what_is_known_of_it(
 
 
 def test_threads_end_with_the_last_user() -> None:
-    users = [Patience.of("/gone") for _ in range(2)]
+    users = [DeadlineExecutor.of("/gone") for _ in range(2)]
     thread = users[0].call(threading.current_thread)
     users.pop().release()
     assert users[0].call(threading.current_thread) is thread
@@ -218,24 +218,24 @@ def test_threads_end_with_the_last_user() -> None:
     assert known() is None
 
 
-def test_what_was_written_is_not_kept_in_memory(patience: Patience) -> None:
+def test_what_was_written_is_not_kept_in_memory(executor: DeadlineExecutor) -> None:
     class Data:
         pass
 
     data = Data()
     known = weakref.ref(data)
-    patience.call(lambda data=data: None)  # type: ignore[misc]
+    executor.call(lambda data=data: None)  # type: ignore[misc]
     del data
     eventually(lambda: known() is None)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_waits_for_nothing_of_its_parents(
-    patience: Patience, hang: threading.Event
+    executor: DeadlineExecutor, hang: threading.Event
 ) -> None:
     with pytest.raises(TransientError):
-        patience.call(hang.wait)
+        executor.call(hang.wait)
     child = os.fork()
     if child == 0:
-        os._exit(0 if answers(patience) else 1)
+        os._exit(0 if answers(executor) else 1)
     assert join_child(child) == 0

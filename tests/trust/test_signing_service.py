@@ -12,7 +12,7 @@ from s3cache.cache import Hit, NotSaved, Saved
 from s3cache.errors import ConfigError, UntrustedError
 from s3cache.settings import Settings
 from s3cache.store import MemoryStore
-from s3cache.trust import Algorithm, TimelySigner, generate
+from s3cache.trust import Algorithm, TimeLimitedSigner, generate
 from tests.support.caching import KEY, OTHER, entry, open_engine
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def service() -> Iterator[Service]:
 
 
 def test_what_it_signs_is_as_good_as_by_the_key(service: Service) -> None:
-    assert TimelySigner(service, 30).sign(b"message") == MAIN.sign(b"message")
+    assert TimeLimitedSigner(service, 30).sign(b"message") == MAIN.sign(b"message")
     store = MemoryStore()
     engine = open_engine(None, store, signing_key=service, trusted_keys=MAIN.public_text())
     assert isinstance(engine.save(KEY, entry()), Saved)
@@ -62,7 +62,7 @@ def test_what_it_signs_is_as_good_as_by_the_key(service: Service) -> None:
 @pytest.mark.parametrize("answer", [RuntimeError("no"), b"short", "text", 7])
 def test_one_that_fails_is_left_alone_for_a_while(service: Service, answer: Any) -> None:
     now = [0.0]
-    signer = TimelySigner(service, 30, rest_s=60, now=lambda: now[0])
+    signer = TimeLimitedSigner(service, 30, rest_s=60, now=lambda: now[0])
     service.answer = answer
     for _ in range(3):
         with pytest.raises(UntrustedError, match="ci-main"):
@@ -74,7 +74,7 @@ def test_one_that_fails_is_left_alone_for_a_while(service: Service, answer: Any)
 
 def test_one_that_hangs_holds_one_thread_and_nobody(service: Service) -> None:
     now = [0.0]
-    signer = TimelySigner(service, 0.01, rest_s=60, now=lambda: now[0])
+    signer = TimeLimitedSigner(service, 0.01, rest_s=60, now=lambda: now[0])
     service.hangs.set()
     for seconds in (0, 1, 100, 1000):
         now[0] = seconds

@@ -10,17 +10,17 @@ from s3cache.errors import ConfigError, UntrustedError
 from s3cache.trust._keys import Signer
 from s3cache.trust._signatures import Algorithm, check_name
 
-__all__ = ["TimelySigner"]
+__all__ = ["TimeLimitedSigner"]
 
-# Whoever was too late once is not waited for again by each of the next graphs.
+# Not every one of the next graphs waits for a signer that was late once.
 _REST_S = 60.0
 
 
-class TimelySigner:
+class TimeLimitedSigner:
     """``signer``, waited for no longer than ``timeout_s``; any thread may use it.
 
     One that is late or fails is left alone for a minute. A call that never returns holds a thread,
-    never more than one such, and nobody waits for that when the program ends.
+    never more than one such, and the end of the program does not wait for it.
 
     Raises:
         ConfigError: it has no name or algorithm that a signature could bear.
@@ -62,7 +62,7 @@ class TimelySigner:
         def ask() -> None:
             try:
                 answers.append(self._signer.sign(message))
-            except Exception as exc:  # noqa: BLE001 - of a library that nobody here knows
+            except Exception as exc:  # noqa: BLE001 - of any library
                 answers.append(exc)
 
         thread = threading.Thread(target=ask, name="s3cache-signer", daemon=True)
