@@ -170,12 +170,16 @@ def _compiled_already(context: TracingContext) -> None:
         split.curr_bucket -= 1
 
 
+# What a description that is wrong ends in; torch 2.15 asserts that it knows a symbol.
+_MALFORMED = (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+
+
 def _fake_outputs(context: TracingContext, described: Sequence[Described]) -> list[object]:
     outputs: list[object] = []
     for one in described:
         try:
             outputs.append(_fake_output(context, one, outputs))
-        except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError) as exc:
+        except _MALFORMED as exc:
             raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
     return outputs
 

@@ -23,6 +23,7 @@ from torch.fx.experimental import proxy_tensor
 
 import s3cache
 from s3cache.graph._members import replaced_members
+from s3cache.torch_api import installed_release
 from tests.support.density import dense
 from tests.support.machines import Machine
 
@@ -162,6 +163,8 @@ def test_code_that_is_put_into_torchs_own_function_is_in_the_key(
 
 
 def test_defaults_of_torchs_functions_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    if installed_release() < (2, 12):
+        pytest.skip("the graph is bypassed")
     plain = keys()
     found = []
     for value in ((lambda *_: False, 2), (lambda *_: False, 3), (lambda *_: False, 2)):

@@ -82,6 +82,7 @@ def needs_constants(
     import torch._inductor.compile_fx  # with which s3cache begins
 
     import s3cache
+    from s3cache.torch_api import installed_release
 
     def of_size(of_number: Any) -> Any:
         return lambda x: of_number(x, x.shape[0])
@@ -100,6 +101,9 @@ def needs_constants(
         "real": lambda x, n: x + n.real,
         "pack": lambda x, n: x + len(struct.pack("i", n)),
     }
+
+    if installed_release() < (2, 12):
+        del asks["bin"]  # such a torch never traces it
 
     def begin(x: Any) -> Any:
         return x + 1

@@ -159,7 +159,8 @@ def test_reasons_that_are_settings_come_with_those_of_the_graph() -> None:
         FUNCTORCH.patch(enable_autograd_cache=False, activation_memory_budget_solver=untold),
     ):
         (graph,) = s3cache.check(program_with_it, torch.ones(3)).graphs
-    assert [each.code for each in graph.reasons] == [
+    # torch 2.11 does not know that the function returns a tensor: its `sin` is a reason as well.
+    assert [each.code for each in graph.reasons if each.code != "method"] == [
         "caches-off",
         "freezing",
         "custom-pass",

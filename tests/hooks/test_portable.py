@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -69,12 +70,15 @@ def test_what_cuda_graphs_are_told_of_a_program_is_not_shared() -> None:
 
     user = PlaceholderInfo("mul", TRACE, [], TRACE)
     reason = f"skipping cudagraphs due to mutated inputs. Found from : \n {TRACE}and so on"
+    known: dict[str, Any] = {
+        "placeholders": [PlaceholderInfo("x", TRACE, [user], None)],
+        "stack_traces": [TRACE, None],
+        "cudagraph_fail_reasons": [reason],
+    }
     graph = SimpleNamespace(
         source_code="# File: what is run stays as it is",
         cudagraph_info=CudagraphCachedInfo(
-            placeholders=[PlaceholderInfo("x", TRACE, [user], None)],
-            stack_traces=[TRACE, None],
-            cudagraph_fail_reasons=[reason],
+            **{field.name: frozenset() for field in fields(CudagraphCachedInfo)} | known
         ),
         disabled_cudagraphs_reason=reason,
         cache_linemap=[(3, TRACE)],

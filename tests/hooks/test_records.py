@@ -11,6 +11,7 @@ import pytest
 from s3cache.artifact import Artifact
 from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
+from s3cache.torch_api import installed_release
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     assert missed["key"] == hit["key"]
     assert missed["components"]["torch.version"][1][:2] == "2."
     assert hit["saved_s"] > 0
-    assert "sin()" in missed["parts"]["gm"]["code"]
+    if installed_release() >= (2, 12):  # earlier ones write no code of a graph for its key
+        assert "sin()" in missed["parts"]["gm"]["code"]
     assert "shape=torch.Size([4])" in missed["parts"]["example_inputs"]["0"]
     assert Artifact.parts_of(entry_of(site.remote, missed["key"])) == missed["parts"]
     halves = [each for each in found["miss"] if each["level"] == "fx"]
