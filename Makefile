@@ -129,11 +129,11 @@ MAKE_TORCH_VENV = [ -e $(TORCH_VENV)/.ready ] || $(LOCKED) bash -euc '\
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt \
 		$(TORCH_VENV)/bin/python -m pip install --quiet $(TORCH_WHEEL) -e ".[test]"; \
 	touch $(TORCH_VENV)/.ready'
-test-torch: check-python ## what touches torch, with another one: make test-torch TORCH=2.14.1
+test-torch: check-python ## what touches torch, with another one: make test-torch TORCH=2.14.1 [ARGS=--nightly]
 	@[ -n "$(TORCH)" ] || { echo "error: say which torch: make test-torch TORCH=2.14.1" >&2; exit 1; }
 	@$(MAKE_TORCH_VENV)
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
-	$(TORCH_VENV)/bin/python -m pytest --nightly -n 2 $(TORCH_TESTS) $(ARGS)
+	$(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) $(TORCH_TESTS) $(ARGS)
 
 .PHONY: test-gpu test-gpu-standin gpu-bundle
 # The Python that has torch with CUDA and s3cache; by itself on a machine with a GPU.
