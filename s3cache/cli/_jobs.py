@@ -127,12 +127,13 @@ def _verdict(graph: CheckedGraph) -> str:
         parts.append(f"{file}:{line} in {function}")
     if graph.times > 1:
         parts.append(f"{graph.times} times")
+    codes = ", ".join(dict.fromkeys(reason.get("code", "") for reason in graph.reasons))
     if graph.cacheable:
         parts.append(f"key {graph.key[:_KEY_DIGITS]}")
     elif graph.in_halves:
-        parts.append("cannot be cached as a whole, its halves can")
+        parts.append(f"cached at the second level only ({codes})")
     else:
-        parts.append("cannot be cached")
+        parts.append(f"cannot be cached ({codes})")
     return ", ".join(parts)
 
 
