@@ -333,7 +333,7 @@ def selective_checkpoint(compile_it: Compile) -> Any:
     create = library.create_selective_checkpoint_contexts
     hashed = functools.partial(create, _policy)
     hashed.cache_hash = "mm is saved"  # type: ignore[attr-defined]
-    policies = _policy, [torch.ops.aten.mm.default], asks_the_clock
+    policies = [torch.ops.aten.mm.default], _policy, asks_the_clock
     return [program(hashed), *(program(functools.partial(create, each)) for each in policies)]
 
 
