@@ -9,10 +9,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from types import CellType, CodeType, FunctionType
 
-    from s3cache.torch_api.protocols import OperatorLibrary
 
 #: What ``import torch`` has put where programs may put something else and torch itself looks while
 #: it compiles: namespaces, classes and tables by their places. As torch itself left them.
@@ -84,52 +83,6 @@ _HOLDERS = (staticmethod, classmethod, type(Insides().add))
 insides = Insides()
 
 
-class Registrations:
-    """Kernels that are registered for operators before a cache looks, which nobody tells later.
-
-    Libraries of operators are imported between torch and the first compile.
-    """
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[str, str, tuple[object, ...], dict[str, object], list[str]]] = []
-        self._undo: Callable[[], None] | None = None
-
-    def begin(self) -> None:
-        """Note them from now on: for whom, what, and from which files that was called."""
-        owner = sys.modules["torch.library"].Library
-        original, calls = owner.impl, self._calls
-
-        def impl(library: "OperatorLibrary", *args: object, **kwargs: object) -> object:
-            result = original(library, *args, **kwargs)
-            files: list[str] = []
-            frame = sys._getframe(1)
-            while frame is not None and len(files) < 16:
-                files.append(frame.f_code.co_filename)
-                frame = frame.f_back  # type: ignore[assignment]
-            # Not the library itself: what it has registered goes when nobody else has it.
-            calls.append((library.ns, library.dispatch_key, args, kwargs, files))
-            return result
-
-        def undo() -> None:
-            if owner.__dict__["impl"] is impl:
-                owner.impl = original
-
-        owner.impl = impl
-        self._undo = undo
-
-    def end(
-        self,
-    ) -> "list[tuple[str, str, tuple[object, ...], dict[str, object], list[str]]]":
-        """All of them; no more are noted."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
-        calls, self._calls = self._calls, []
-        return calls
-
-
-registrations = Registrations()
-
 #: Kernels in Python of torch's own operators, as torch itself left them; empty if nobody looked.
 kernels: set[str] = set()
 
@@ -188,7 +141,6 @@ def autoload() -> None:
         from s3cache._autoload import wait_for_compiler
 
         wait_for_compiler(_enable)
-        registrations.begin()
     except Exception:
         # torch would make an error of the user's program of it.
         logger.warning("not enabled", exc_info=True)

@@ -1,12 +1,11 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
-from s3cache.graph._code import code_fingerprint
-from s3cache.graph._homes import ORIGINAL, home_of_file
+from s3cache.graph._homes import ORIGINAL
+from s3cache.graph._identity import code_fingerprint
 from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options, unsafe_code
 from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._registered import forget_kernels, record_kernel
-from s3cache.graph._registries import forget_registered, record_registered
 from s3cache.graph._report import Graph, GraphBreak, Report
 from s3cache.graph._safety import (
     Code,
@@ -20,7 +19,6 @@ from s3cache.graph._safety import (
 )
 from s3cache.graph._stable import Component
 from s3cache.graph._surroundings import FIRST_CALL, places, sees_places
-from s3cache.graph._tables import begin_recording, forget_entries, record_entry
 
 __all__ = [
     "FIRST_CALL",
@@ -33,21 +31,15 @@ __all__ = [
     "Report",
     "Unsafe",
     "also_safe",
-    "begin_recording",
     "code_fingerprint",
     "context_hashes",
     "described_passes",
-    "forget_entries",
     "forget_kernels",
-    "forget_registered",
     "graph_modules",
-    "home_of_file",
     "is_custom_function",
     "key_of",
     "places",
-    "record_entry",
     "record_kernel",
-    "record_registered",
     "remember_pristine",
     "sees_places",
     "settings_digest",

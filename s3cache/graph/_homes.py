@@ -25,37 +25,9 @@ __all__ = [
     "home_of",
     "home_of_file",
     "installed_as",
-    "is_pure",
-    "is_users_function",
     "name_of",
 ]
 
-# Modules of Python's library that compute, and read nothing but what they are given: the version
-# in the key says what they are. What is said to a log changes nothing.
-_PURE = """
-    __future__ _abc _bisect _collections _collections_abc _contextvars _decimal _functools
-    _heapq _json _operator _pickle _struct _thread _typing _warnings _weakref _weakrefset abc
-    array ast base64 binascii bisect builtins cmath collections colorsys contextlib contextvars
-    copy copyreg dataclasses decimal difflib enum fractions functools hashlib heapq inspect
-    itertools json keyword logging math numbers operator pprint queue re reprlib statistics string
-    struct textwrap threading traceback types typing typing_extensions unicodedata warnings
-    weakref
-"""
-_pure = frozenset(_PURE.split())
-# What of those asks the process all the same.
-_ASKING = {
-    "builtins": "__import__ breakpoint compile eval exec globals input locals open",
-    "inspect": """
-        currentframe getcomments getfile getinnerframes getlineno getouterframes getsource
-        getsourcefile getsourcelines stack trace""",
-    "threading": """
-        active_count current_thread enumerate excepthook get_ident get_native_id local main_thread
-        Thread Timer""",
-    "_thread": "_count _local get_ident get_native_id start_new_thread",
-    "traceback": "extract_stack format_stack print_stack walk_stack",
-    "types": "FrameType",
-}
-_asking = frozenset(f"{module}.{name}" for module in _ASKING for name in _ASKING[module].split())
 # Libraries whose functions and classes are known by their version: what they compute with is C, and
 # Inductor computes with some of them itself.
 _NAMED = ("numpy", "scipy", "sympy", "mpmath")
@@ -82,12 +54,6 @@ class Home(NamedTuple):
 
 _USER = Home("user")
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-def is_pure(module: str, name: str) -> bool:
-    """Whether a function of Python's library computes with nothing but what it is given."""
-    root = module.partition(".")[0]
-    return root in _pure and f"{root}.{name}" not in _asking
 
 
 def home_of(value: object) -> Home:
@@ -123,7 +89,10 @@ def _home_of_function(function: types.FunctionType) -> Home:
 
 def _home_of_class(kind: type) -> Home:
     """A class is where it says only if it is found there, or was made in C."""
-    home = _home_of_name(kind.__module__)
+    module: object = kind.__module__
+    if not isinstance(module, str):  # Cython's metatype has a descriptor there
+        return _USER
+    home = _home_of_name(module)
     in_c = not kind.__flags__ & _HEAP_TYPE or type(kind).__name__ == "pybind11_type"
     if home.kind == "user" or in_c:
         return home
@@ -243,15 +212,6 @@ def _lines(record: Path) -> list[str]:
         return record.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-
-
-def is_users_function(function: object) -> bool:
-    """Whether a function is the user's: in a class or a table of torch's or Python's it was put."""
-    if not isinstance(function, types.FunctionType):
-        return False
-    # What a class statement's decorators generate has no file.
-    generated = function.__code__.co_filename.startswith("<")
-    return not generated and home_of_file(function.__code__.co_filename).kind == "user"
 
 
 def name_of(value: object) -> str:

@@ -1,8 +1,11 @@
 """The key of a graph: a digest over named components, each with a digest of its own.
 
 torch collects all that its compiled code depends on in one details object; every attribute of it is
-a component, so what a newer torch adds is covered. ``_surroundings`` and ``_operators`` add what
-torch leaves out.
+a component, so what a newer torch adds is covered. The other modules of this package add what torch
+leaves out; :func:`key_of` has all of them, in order.
+
+A whole graph has a key only if no code but torch's own takes part in tracing it. The key of the
+second level has what was traced, so code that has done its part by then does not matter to it.
 """
 
 from __future__ import annotations
@@ -16,14 +19,16 @@ from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
 from s3cache.entries import digest_of
-from s3cache.graph._code import UntoldError, fingerprint
-from s3cache.graph._definitions import parts_of
-from s3cache.graph._operators import function_component, operator_component
+from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._operators import (
+    function_component,
+    operator_component,
+    refaked_operators,
+)
 from s3cache.graph._overrides import overrides
-from s3cache.graph._parts import bounded, shown_parts
 from s3cache.graph._passes import compilers_text, described_passes
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
-from s3cache.graph._stable import Component, StableBytes
+from s3cache.graph._stable import Component, StableBytes, bounded, shown_parts
 from s3cache.graph._subclasses import subclass_component
 from s3cache.graph._surroundings import (
     PROCESSOR,
@@ -34,6 +39,7 @@ from s3cache.graph._surroundings import (
     needs_processor,
     thread_components,
 )
+from s3cache.graph._traced import traced_values
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -85,7 +91,7 @@ def key_of(
         compilers: what compiles the graph, of what may be the user's, by name.
         traced: whether the graph is all that code of the user's has made of it: one half.
     """
-    stable = StableBytes(pickler, vouched)
+    stable = StableBytes(pickler, vouched, traced=traced)
     components, unsafe = _details_components(details, stable)
     components.update(machine_components())
     if not needs_processor(details):
@@ -95,50 +101,63 @@ def key_of(
     components.update(thread_components(details))
     if details.gm is not None:
         components.update(graph_components(details.gm, stable))
-        for name, find in _USERS_CODE.items():
-            component, unknown = find(details.gm, vouched)
-            unsafe += unknown
-            if component is not None:
-                components[name] = component
-        if versions := _vouched_versions(details.gm, vouched):
-            components["graph.vouched"] = Component.of_text(versions)
-    component, unknown = subclass_component(details.gm, details.example_inputs, vouched)
-    unsafe += unknown
-    if component is not None:
-        components["graph.subclasses"] = component
     components.update(input_components(details.gm, details.example_inputs))
-    if compilers:
-        try:
-            if text := compilers_text(compilers, vouched):
-                components["compile.compilers"] = Component.of_text(text)
-        except UntoldError as exc:
-            unsafe.append(
-                Unsafe(
-                    "custom-callable",
-                    f"is compiled by {exc}",
-                    _fix(exc, "give a function that a module defines"),
-                )
-            )
-    try:
-        replaced = overrides(vouched, again=False, traced=traced)
-    except UntoldError as exc:
-        unsafe.append(Unsafe("override", str(exc), _fix(exc, "put torch's own back")))
-    else:
-        if replaced is not None:
-            components["torch.overrides"] = replaced
+    found, reasons = _code_components(
+        details.gm, details.example_inputs, vouched, compilers or {}, traced=traced, again=False
+    )
+    components.update(found)
+    unsafe += reasons
     return unsafe or Key(components)
 
 
 def unsafe_code(
     gm: GraphModule, inputs: Sequence[object], vouched: Callable[[object], str | None]
 ) -> list[Unsafe]:
-    """What of the code behind ``gm`` has no component: all reasons, where there is one already."""
-    unsafe = operator_component(gm, vouched)[1] + subclass_component(gm, inputs, vouched)[1]
+    """Return what else keeps ``gm`` from the first level, where :func:`unsafe_parts` does."""
+    _, reasons = _code_components(gm, inputs, vouched, {}, traced=False, again=True)
+    return [reason for reason in reasons if reason.code != "function"]
+
+
+def _code_components(
+    gm: GraphModule | None,
+    inputs: Sequence[object],
+    registered: Callable[[object], str | None],
+    compilers: Mapping[str, object],
+    *,
+    traced: bool,
+    again: bool,
+) -> tuple[dict[str, Component], list[Unsafe]]:
+    """Return components for code that is not torch's, and reasons why some of it allows no key."""
+    found: dict[str, tuple[Component | None, list[Unsafe]]] = {}
+    if gm is not None:
+        found["graph.operators"] = operator_component(gm, registered, traced=traced)
+        found["graph.vouched"] = _versions_component(gm, registered)
+    if traced:
+        if gm is not None:
+            found["graph.values"] = traced_values(gm), []
+            found["graph.fakes"] = refaked_operators(gm, registered)
+    else:
+        if gm is not None:
+            found["graph.functions"] = function_component(gm, registered)
+        found["graph.subclasses"] = subclass_component(gm, inputs, registered)
+        found["compile.compilers"] = _compilers_component(compilers, registered)
+    found["torch.overrides"] = overrides(registered, again=again, traced=traced)
+    components = {name: each for name, (each, _) in found.items() if each is not None}
+    return components, [reason for _, reasons in found.values() for reason in reasons]
+
+
+def _compilers_component(
+    compilers: Mapping[str, object], registered: Callable[[object], str | None]
+) -> tuple[Component | None, list[Unsafe]]:
     try:
-        overrides(vouched)
-    except UntoldError as exc:
-        unsafe.append(Unsafe("override", str(exc), _fix(exc, "put torch's own back")))
-    return unsafe
+        text = compilers_text(compilers, registered) if compilers else ""
+    except UnidentifiedError as exc:
+        otherwise = "give a function that a module defines"
+        has_name = hasattr(exc.about, "__qualname__")
+        fix = way_out(exc.about, f"if it depends on its inputs alone; or {otherwise}")
+        message = f"is compiled by {exc}"
+        return None, [Unsafe("custom-callable", message, fix if has_name else otherwise)]
+    return (Component.of_text(text) if text else None), []
 
 
 def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]) -> str | None:
@@ -153,7 +172,7 @@ def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]
     gm, processor = _nothing()
     inputs = [processor] if of_threads else []
     with (
-        described_passes(vouched),
+        described_passes(vouched, traced=True),
         internals.backends_unasked(),
         internals.without_modes.get()(),
         internals.tracing.get()(None),
@@ -161,7 +180,7 @@ def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]
         details = internals.details_of.get()(gm, inputs, {}, [])
     for name in internals.GRAPHS_DETAILS.names:
         vars(details).pop(name, None)
-    stable = StableBytes(internals.fx_pickler.get()(gm), vouched)
+    stable = StableBytes(internals.fx_pickler.get()(gm), vouched, traced=True)
     components, unsafe = _details_components(details, stable)
     if unsafe:
         return None
@@ -170,9 +189,8 @@ def settings_digest(*, of_threads: bool, vouched: Callable[[object], str | None]
         del components[name]
     if of_threads:
         components["torch.num_threads"] = Component.of_text(str(torch.get_num_threads()))
-    try:
-        replaced = overrides(vouched, traced=True)
-    except UntoldError:
+    replaced, unsafe = overrides(vouched, traced=True)
+    if unsafe:
         return None
     if replaced is not None:
         components["torch.overrides"] = replaced
@@ -199,31 +217,19 @@ def _autocast() -> list[tuple[str, bool]]:
     return [(device, torch.is_autocast_enabled(device)) for device in devices]
 
 
-def _fix(error: UntoldError, otherwise: str) -> str:
-    """The line that vouches for what is named, to be pasted, or else what to do."""
-    # An object has no name to paste, and functools.update_wrapper gives it another one's.
-    about = error.about
-    if not hasattr(about, "__qualname__") or "__qualname__" in getattr(about, "__dict__", ()):
-        return otherwise
-    return way_out(about, f"if you vouch for it; or {otherwise}")
-
-
-_USERS_CODE = {"graph.operators": operator_component, "graph.functions": function_component}
-
-
-def _vouched_versions(gm: GraphModule, vouched: Callable[[object], str | None]) -> str:
+def _versions_component(
+    gm: GraphModule, registered: Callable[[object], str | None]
+) -> tuple[Component | None, list[Unsafe]]:
+    """Return the versions that the user registered what ``gm`` calls with."""
     called: list[object] = [type(module) for module in gm.modules()]
     for _, module in graph_modules(gm):
         called += (node.target for node in module.graph.nodes if node.op == "call_function")
-    return " ".join(
-        sorted(
-            {
-                f"{internals.name_of(target)}={version}"
-                for target in called
-                if (version := vouched(target)) is not None
-            }
-        )
-    )
+    versions = {
+        f"{internals.name_of(target)}={version}"
+        for target in called
+        if (version := registered(target)) is not None
+    }
+    return (Component.of_text(" ".join(sorted(versions))) if versions else None), []
 
 
 # -- torch's own details
@@ -260,7 +266,11 @@ def _details_components(
 
 
 def _reasons(name: str, error: Exception) -> list[Unsafe]:
-    options = list(unpicklable_options()) if name in internals.CONFIG_DETAILS.names else []
+    innermost, is_config = _innermost(error), name in internals.CONFIG_DETAILS.names
+    options = list(unpicklable_options()) if is_config else []
+    if not options and is_config and isinstance(innermost, UnidentifiedError):
+        fix = way_out(innermost.about)
+        return [Unsafe("config", f"an option of {name} {innermost}", fix, target=name)]
     return options or [
         Unsafe(
             "component",
@@ -308,7 +318,7 @@ def _config_component(
 
 
 def _ordered(value: object, vouched: Callable[[object], str | None]) -> object:
-    """Sets have an order that differs from process to process; functions have a body."""
+    """Return ``value`` with sets in one order for all processes, and identities of functions."""
     if isinstance(value, dict):
         return [(name, _ordered(value[name], vouched)) for name in sorted(value, key=str)]
     if isinstance(value, (list, tuple)):
@@ -316,7 +326,7 @@ def _ordered(value: object, vouched: Callable[[object], str | None]) -> object:
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     if isinstance(value, FunctionType):
-        return value, fingerprint(value, parts_of(vouched))
+        return value, identity(value, vouched)
     return value
 
 

@@ -24,10 +24,9 @@ from typing import NamedTuple
 import _s3cache_autoload
 from s3cache._importing import before_import, when_imported
 from s3cache.graph._altered import remember_insides, stand_in_for
-from s3cache.graph._code import UntoldError
 from s3cache.graph._constants import Tables, is_changed_value
 from s3cache.graph._homes import behind_seam, home_of, home_of_file, installed_as
-from s3cache.graph._reads import content_of
+from s3cache.graph._identity import UnidentifiedError, content_of
 from s3cache.graph._whose import ABSENT, is_foreign
 from s3cache.torch_api import internals
 
@@ -222,7 +221,7 @@ def replaced_members() -> list[Member]:
     """What others have put there by now, and what of torch's own stands in another's place.
 
     Raises:
-        UntoldError: a module of torch's was replaced as a whole.
+        UnidentifiedError: a module of torch's was replaced as a whole.
     """
     _refuse_other_modules()
     changed = [Member(part.place, part.value) for part in _constants.changed()]
@@ -243,7 +242,8 @@ def _look(fresh: Container[str] = ()) -> list[Member]:
     for table in changed:
         table.look()
     known: set[int] = set()
-    _constants.leave_out(filter(None, map(internals.contents, filter(internals.is_table, _PLACES))))
+    tables = filter(None, map(internals.contents, filter(internals.is_table, _PLACES)))
+    _constants.leave_out([*tables, internals.side_effectful.get()])
     for table in new:
         if table.module in fresh:
             table.take()
@@ -305,7 +305,7 @@ def _refuse_other_modules() -> None:
         return
     for name, module in _modules.items():
         if sys.modules.get(name, module) is not module:
-            raise UntoldError(f"{name} was replaced by a module that may have anything in it")
+            raise UnidentifiedError(f"{name} was replaced by a module that may have anything in it")
 
 
 def _is_of_torch(module: types.ModuleType) -> bool:

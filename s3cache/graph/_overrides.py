@@ -7,7 +7,10 @@ Many of those run while a graph is traced or lowered, which names none of them: 
 Namespaces and tables are held against copies of them from the end of ``import torch``; what was
 imported later, or where there is no such copy, against itself at the first look, less what is not
 torch's. Whether something is torch's is decided by where its code lies, and by nothing that it says
-of itself. Any replaced entry is a part of every key: nobody knows which graphs come by it.
+of itself.
+
+What can only change what is traced sends every graph to the second level, where what was traced is
+in the key. What can change the code that is generated has to have an identity, at both levels.
 """
 
 from __future__ import annotations
@@ -20,17 +23,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import _s3cache_autoload
 from s3cache._importing import is_being_imported, when_imported
 from s3cache.graph._altered import altered_functions, remember_insides, stand_in_for
-from s3cache.graph._code import UntoldError, written_by
 from s3cache.graph._homes import name_of
+from s3cache.graph._identity import UnidentifiedError, rough_identity
 from s3cache.graph._members import Member, await_members, replaced_members
 from s3cache.graph._placed import is_misplaced
 from s3cache.graph._registered import is_of_torch, replaced_kernels
-from s3cache.graph._registries import registered_lines
+from s3cache.graph._registries import registered_others, unused_kept
+from s3cache.graph._safety import Unsafe, way_out
 from s3cache.graph._stable import Component
 from s3cache.graph._tables import Entry, remember_tables, replaced_entries
 from s3cache.graph._whose import (
@@ -104,89 +108,130 @@ def _note_all(watched: Sequence[_Watched]) -> None:
         each.note()
 
 
+class _Replaced(NamedTuple):
+    """One thing that is not torch's where torch looks.
+
+    Attributes:
+        place: where it is.
+        how: it came there, for messages.
+        value: what is there now, or the file that put it there if that is all that is known.
+        owner: the object that is there, if ``value`` stands for it.
+    """
+
+    place: str
+    how: str
+    value: object
+    owner: object = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether it may be called while code is generated, after a graph was traced."""
+        place = self.place.removeprefix("inside ").removeprefix("the order of ")
+        place = place.replace("/", ".")  # of a file
+        return place.startswith(_GENERATING) and not place.startswith(_TRACING)
+
+
+# Where the code lies that Inductor generates code with, and what of that runs before it does.
+_GENERATING = (
+    "cmath",
+    "math",
+    "operator",
+    "_inductor",
+    "torch._higher_order_ops",
+    "torch._inductor",
+    "torch._ops",
+    "torch._prims_common",
+    "torch.fx",
+    "torch.utils._sympy",
+    "fx.",
+    "_higher_order_ops",
+    "_ops.py",
+    "_prims_common",
+    "utils._sympy",
+)
+_TRACING = (
+    "torch._inductor.decomposition",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.pre_grad",
+    "_inductor.decomposition",
+)
+
+
 def overrides(
-    vouched: Callable[[object], str | None] = lambda _: None,
+    registered: Callable[[object], str | None] = lambda _: None,
     *,
     again: bool = True,
     traced: bool = False,
-) -> Component | None:
-    """A component for all that is not as torch made it; ``None`` if everything is.
+) -> tuple[Component | None, list[Unsafe]]:
+    """Return a component for all that is not as torch made it, if anything, and what has none.
 
     Args:
+        registered: the version that the user registered a function with.
         again: whether to look into functions and operators even if that was done in this compile.
-        vouched: the version of a function that the user vouched for.
-        traced: whether the key has what was traced. What counts or times its calls is then named
-            by its source; else its graphs are refused once what it counts has changed.
-
-    Raises:
-        UntoldError: something was replaced by what cannot be told; says what and where.
+        traced: whether the key has what was traced.
     """
-    text = _Texts(vouched, traced=traced)
-    lines = [
-        text.line(f"{watched.place}.{shown(name)}", "is not torch's", value)
-        for watched in _watched()
-        for name, value in watched.replaced().items()
-    ]
-    lines += _stale(text)
-    lines += _kernels(text)
-    lines += _insides(text, again=again)
-    lines += registered_lines(vouched)
-    return Component.of_text("\n".join(sorted(lines))) if lines else None
+    lines: list[str] = []
+    unsafe: list[Unsafe] = []
+    try:
+        for each in _all_replaced(again=again):
+            try:
+                lines.append(f"{each.place}={_text(each, registered, traced=traced)}")
+            except UnidentifiedError as exc:
+                unsafe.append(_unsafe(each, exc))
+    except UnidentifiedError as exc:
+        unsafe.append(Unsafe("generator", str(exc), "put torch's own back"))
+    if kept := unused_kept():
+        lines.append(f"not removed though unused: {' '.join(kept)}")
+    return (Component.of_text("\n".join(sorted(lines))) if lines else None), unsafe
 
 
-_seen: dict[str, tuple[object, str]] = {}  # of what was replaced, by where it is
-_writing: set[str] = set()  # ... and has changed what it keeps since
+def _text(replaced: _Replaced, registered: Callable[[object], str | None], *, traced: bool) -> str:
+    owner = replaced.value if replaced.owner is None else replaced.owner
+    version = registered(owner)
+    if version is not None:
+        return f"version {version}"
+    if replaced.generates or (traced and replaced.value is ABSENT):
+        return text_of(replaced.value, registered)
+    if not traced:
+        raise UnidentifiedError("takes part in tracing", replaced.value)
+    return rough_identity(replaced.value, registered)
 
 
-class _Texts:
-    """What was replaced, in words."""
-
-    def __init__(self, vouched: Callable[[object], str | None], *, traced: bool) -> None:
-        self.vouched = vouched
-        self._traced = traced
-
-    def line(self, where: str, how: str, value: object, owner: object = None) -> str:
-        """What is at ``where``.
-
-        Args:
-            how: it came there, for messages.
-            owner: the object that is there, if ``value`` is made for each key.
-
-        Raises:
-            UntoldError: it cannot be told.
-        """
-        try:
-            text = text_of(value, self.vouched, by_source=self._traced)
-        except UntoldError as exc:
-            raise UntoldError(f"{where} {how}, and {exc}", value) from exc
-        if not self._traced:
-            self._watch(where, text, value, value if owner is None else owner)
-        return f"{where}={text}"
-
-    @staticmethod
-    def _watch(where: str, text: str, value: object, owner: object) -> None:
-        """Refuse what keeps state that it writes itself: no other process has the same.
-
-        The first graph of a process may have been cached as a whole before that is seen.
-        """
-        before, was = _seen.get(where, (None, text))
-        _seen[where] = owner, text
-        if before is not owner:
-            _writing.discard(where)
-        elif text != was and any(map(written_by, foreign_parts(value))):
-            _writing.add(where)
-        if where in _writing:
-            part = next(iter(foreign_parts(value)), value)
-            raise UntoldError(
-                f"{where} was replaced by {name_of(part)}, which keeps state that changes as it is"
-                " called, such as a count or a time: its graphs are only shared in halves, which"
-                " name it by its source",
-                value,
-            )
+def _unsafe(replaced: _Replaced, error: UnidentifiedError) -> Unsafe:
+    place, value = replaced.place, replaced.value
+    part = next(iter(foreign_parts(value)), value)
+    what = f"a file, {value}" if isinstance(value, str) else name_of(part)
+    if value is ABSENT:
+        what = "nothing"
+    otherwise = "put torch's own back"
+    about = error.about if hasattr(error.about, "__qualname__") else part
+    fix = otherwise
+    if hasattr(about, "__qualname__"):
+        fix = way_out(about, f"if it depends on its inputs alone; or {otherwise}")
+    if replaced.generates:
+        message = f"{place} {replaced.how} by {what}, which generates code and {error}"
+        return Unsafe("generator", message, fix, target=place)
+    message = f"{place} {replaced.how} by {what}, which takes part in tracing every graph"
+    return Unsafe("override", message, fix, target=place)
 
 
-def _stale(text: _Texts) -> Iterator[str]:
-    """What torch remembers of a table that has changed since: by that it goes."""
+def _all_replaced(*, again: bool) -> Iterator[_Replaced]:
+    for watched in _watched():
+        for name, value in watched.replaced().items():
+            yield _Replaced(f"{watched.place}.{shown(name)}", "was replaced", value)
+    yield from _stale()
+    for where, function in replaced_kernels().items():
+        yield _Replaced(where, "was registered anew", function)
+    for name, on, function in _foreign_fakes():
+        if is_of_torch(name):
+            yield _Replaced(f"{name} on {on}", "was registered anew", function)
+    yield from _insides(again=again)
+    for each in registered_others():
+        yield _Replaced(f"{each.place} {each.what}", "was registered", each.values)
+
+
+def _stale() -> Iterator[_Replaced]:
+    """Yield what torch remembers of a table that has changed since: it goes by that."""
     found = internals.stale_decompositions()
     if found is None:
         return
@@ -194,23 +239,10 @@ def _stale(text: _Texts) -> Iterator[str]:
     for name in now.keys() | fresh.keys():
         value = now.get(name, ABSENT)
         if value is not fresh.get(name, ABSENT):
-            yield text.line(f"remembered {shown(name)}", "was registered anew", value)
+            yield _Replaced(f"remembered {shown(name)}", "was registered anew", value)
 
 
 _torchs: set[object] = set()  # hundreds, and they stay
-
-
-def _kernels(text: _Texts) -> Iterator[str]:
-    """What torch's own operators are registered as in Python by others."""
-    for where, function in replaced_kernels().items():
-        if function is None:
-            raise UntoldError(
-                f"{where} was registered before s3cache was enabled, so what it does cannot be told"
-            )
-        yield text.line(where, "was registered anew", function)
-    for name, on, function in _foreign_fakes():
-        if is_of_torch(name):
-            yield text.line(f"{name} on {on}", "was registered anew", function)
 
 
 _Insides: TypeAlias = tuple[list[tuple[str, FunctionType]], list[Entry], list[Member]]
@@ -228,19 +260,15 @@ def _look_inside(*, again: bool) -> _Insides:
     return found
 
 
-def _insides(text: _Texts, *, again: bool) -> Iterator[str]:
-    """What torch's own functions and operators have in them by others, in no namespace."""
+def _insides(*, again: bool) -> Iterator[_Replaced]:
+    """Yield what torch's own functions and operators have in them by others, in no namespace."""
     functions, entries, members = _look_inside(again=again)
     for where, function in functions:
-        version = text.vouched(function)
-        if version is None:
-            yield text.line(f"inside {where}", "was altered", stand_in_for(function), function)
-        else:
-            yield f"inside {where}=version {version}"
+        yield _Replaced(f"inside {where}", "was altered", stand_in_for(function), function)
     for entry in entries:
-        yield text.line(entry.place, entry.how, entry.value)
+        yield _Replaced(entry.place, entry.how, entry.value)
     for member in members:
-        yield text.line(member.place, "was replaced", member.value)
+        yield _Replaced(member.place, "was replaced", member.value)
 
 
 def _foreign_fakes() -> Iterator[tuple[str, str, object]]:
@@ -255,13 +283,23 @@ def _foreign_fakes() -> Iterator[tuple[str, str, object]]:
 
 
 def _fakes() -> Iterator[tuple[str, str, object]]:
-    """What runs on fake tensors, and on those of other classes, in place of operators."""
+    """Yield what is called in place of operators while they are traced, and is kept in Python."""
     for name, entry in list(internals.fake_registry.get().items()):
         kernel = entry.fake_impl.kernel
         if kernel is not None:
             yield name, "fake tensors", kernel.func
         for rule in entry.torch_dispatch_rules._data.values():
             yield name, "a class of tensors", rule
+    for name, definition in list(internals.custom_operators.get().items()):
+        for function in (
+            definition._abstract_fn,
+            definition._backward_fn,
+            definition._setup_context_fn,
+            definition._vmap_fn,
+            *definition._torch_dispatch_fns.values(),
+        ):
+            if function is not None:
+                yield name, "tracing", function
 
 
 # -- namespaces and tables

@@ -1,9 +1,9 @@
 """Users' code by which graphs are compiled: passes over them, compilers, decompositions.
 
 torch puts into its key what such code says of itself (``uuid()``, ``cache_hash``), and bypasses
-graphs for which it says nothing. Most of it says nothing, and is a plain function all of which can
-be seen: its fingerprint stands for it here. Operators that it names are in that by what they are
-made of, as they are where a graph names them.
+graphs for which it says nothing. Here its :func:`identity` stands for it, if it has one. Code that
+runs before a graph is lowered takes part in tracing: it is refused at the first level, and needs no
+identity at the second.
 
 A backend of the user's hands compilers and decompositions to Inductor or to AOTAutograd as
 arguments, in place of torch's own; no graph names them, and torch's keys have none of them.
@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
-from s3cache.graph._code import UntoldError, told
-from s3cache.graph._definitions import parts_of
+from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._whose import ABSENT, foreign_parts, text_of
 from s3cache.torch_api import internals
 
@@ -34,7 +33,7 @@ __all__ = [
     "custom_passes",
     "described_passes",
     "table_text",
-    "why_untold",
+    "why_unidentified",
 ]
 
 
@@ -46,7 +45,8 @@ class _Option:
         config: the module it is in.
         name: its name there.
         kind: the class of torch from which code that has a ``uuid()`` is derived, if there is one.
-        code: of the reason not to cache.
+        code: of the reason not to cache: ``custom-pass`` for code that generates code, and
+            ``custom-callable`` for code that takes part in tracing or partitioning.
     """
 
     config: Config
@@ -56,7 +56,7 @@ class _Option:
 
     @property
     def fix(self) -> str:
-        """What a user can do about code that cannot be told."""
+        """Return what a user can do about code without an identity."""
         if self.kind is None:
             return "use a later torch"
         base = f"{self.kind.__module__}.{self.kind.__name__}"
@@ -70,14 +70,16 @@ def custom_passes() -> Iterator[tuple[_Option, object]]:
     options = [
         _Option(inductor, "post_grad_custom_pre_pass", graphs),
         _Option(inductor, "post_grad_custom_post_pass", graphs),
-        _Option(inductor, "joint_custom_pre_pass", graphs),
-        _Option(inductor, "joint_custom_post_pass", graphs),
+        _Option(inductor, "joint_custom_pre_pass", graphs, "custom-callable"),
+        _Option(inductor, "joint_custom_post_pass", graphs, "custom-callable"),
         _Option(inductor, "_pre_fusion_custom_pass", nodes),
         _Option(inductor, "_post_fusion_custom_pass", nodes),
         _Option(inductor, "_fuse_ddp_communication_passes", graphs),
-        _Option(inductor, "custom_partitioner_fn", internals.custom_partitioner.get()),
+        _Option(
+            inductor, "custom_partitioner_fn", internals.custom_partitioner.get(), "custom-callable"
+        ),
         # torch leaves this one out of its key, and does not refuse it either.
-        _Option(functorch, "joint_custom_pass", graphs),
+        _Option(functorch, "joint_custom_pass", graphs, "custom-callable"),
         *(
             _Option(functorch, f"activation_memory_budget_{name}", kind, "custom-callable")
             for name, kind in (
@@ -87,7 +89,7 @@ def custom_passes() -> Iterator[tuple[_Option, object]]:
         ),
     ]
     if internals.pre_grad_pass_timing.find() == "late":  # others have run on this graph already
-        options.append(_Option(inductor, "pre_grad_custom_pass", graphs))
+        options.append(_Option(inductor, "pre_grad_custom_pass", graphs, "custom-callable"))
     for option in options:
         value = getattr(option.config, option.name)
         if isinstance(value, (list, tuple)):  # some take names beside functions
@@ -96,17 +98,17 @@ def custom_passes() -> Iterator[tuple[_Option, object]]:
             yield option, value
 
 
-def why_untold(
-    option: _Option, pass_: object, vouched: Callable[[object], str | None]
+def why_unidentified(
+    option: _Option, pass_: object, registered: Callable[[object], str | None]
 ) -> str | None:
-    """Why it is not known which code ``pass_`` is; ``None`` if it is known."""
+    """Return why nothing says which code ``pass_`` is; ``None`` if something does."""
     if option.kind is None:
         return "has no uuid()"
     if isinstance(pass_, option.kind):
         return None if pass_.uuid() else "has an empty uuid()"
     try:
-        told(pass_, parts_of(vouched))
-    except UntoldError as exc:
+        identity(pass_, registered)
+    except UnidentifiedError as exc:
         return f"has no uuid(), and {exc}"
     return None
 
@@ -114,11 +116,15 @@ def why_untold(
 @contextlib.contextmanager
 def described_passes(
     vouched: Callable[[object], str | None] = lambda _: None,
+    *,
+    traced: bool = False,
 ) -> Iterator[None]:
-    """While the block runs, users' code that can be told has a ``uuid()``, for torch to ask for.
+    """While the block runs, users' passes have a ``uuid()``, for torch to ask for.
 
     Args:
-        vouched: the version of an operator that the user vouched for.
+        vouched: the version that the user registered a function with.
+        traced: whether a key is asked for that has what was traced. Passes that had their part in
+            that need no identity any more.
     """
     with contextlib.ExitStack() as stack:
         for option, value in custom_passes():
@@ -127,22 +133,25 @@ def described_passes(
             given = getattr(option.config, option.name)
             described: object
             if isinstance(given, (list, tuple)):
-                described = type(given)(_described(option.kind, each, vouched) for each in given)
+                described = type(given)(_described(option, each, vouched, traced) for each in given)
             else:
-                described = _described(option.kind, value, vouched)
+                described = _described(option, value, vouched, traced)
             stack.enter_context(option.config.patch(**{option.name: described}))
         yield
 
 
 def _described(
-    kind: type[CustomPass], pass_: object, vouched: Callable[[object], str | None]
+    option: _Option, pass_: object, registered: Callable[[object], str | None], traced: bool
 ) -> object:
+    kind = option.kind
+    assert kind is not None
     if isinstance(pass_, (kind, str)):
         return pass_
     try:
-        return _standing_in(kind, pass_, told(pass_, parts_of(vouched)))
-    except UntoldError:
-        return pass_
+        return _standing_in(kind, pass_, identity(pass_, registered))
+    except UnidentifiedError:
+        is_done = traced and option.code == "custom-callable"
+        return _standing_in(kind, pass_, "traced") if is_done else pass_
 
 
 def _standing_in(kind: type[CustomPass], pass_: object, name: str) -> object:
@@ -164,14 +173,14 @@ def _standing_in(kind: type[CustomPass], pass_: object, name: str) -> object:
 # -- selective checkpointing
 
 
-def context_hash(context_fn: object, vouched: Callable[[object], str | None]) -> object:
-    """What stands for a ``context_fn`` in a key: its ``cache_hash``, or its fingerprint.
+def context_hash(context_fn: object, registered: Callable[[object], str | None]) -> object:
+    """Return what stands for a ``context_fn`` in a key: its ``cache_hash``, or its identity.
 
     Raises:
-        UntoldError: it has neither.
+        UnidentifiedError: it has neither.
     """
     own = getattr(context_fn, "cache_hash", None)
-    return told(context_fn, parts_of(vouched)) if own is None else own
+    return identity(context_fn, registered) if own is None else own
 
 
 def context_hashes(gm: GraphModule, *, vouched: Callable[[object], str | None]) -> list[object]:
@@ -187,15 +196,16 @@ def context_hashes(gm: GraphModule, *, vouched: Callable[[object], str | None]) 
 # -- compilers, and what they decompose by
 
 
-def compilers_text(given: Mapping[str, object], vouched: Callable[[object], str | None]) -> str:
-    """What of ``given`` is not torch's, in words that another process has for the same; or ``""``.
+def compilers_text(given: Mapping[str, object], registered: Callable[[object], str | None]) -> str:
+    """Return what of ``given`` is not as Inductor has it, in words; ``""`` if all of it is.
 
     Args:
         given: what compiles, by the name of the argument; a dict is a table of decompositions.
-        vouched: the version of a function that the user vouched for.
+        registered: the version that the user registered a function with.
 
     Raises:
-        UntoldError: one of them cannot be told.
+        UnidentifiedError: one of them is not torch's, and is not registered: it takes part in
+            tracing, or compiles what was traced.
     """
     by_inductor = "inner_compile" in given
     words = [] if by_inductor else ["not by Inductor"]
@@ -203,44 +213,32 @@ def compilers_text(given: Mapping[str, object], vouched: Callable[[object], str 
         try:
             if name == "decompositions":
                 table = cast("Mapping[object, object]", value or {})
-                text = table_text(table, vouched)
-            elif by_inductor:
-                text = " ".join(_text(part, vouched) for part in foreign_parts(value))
+                text = table_text(table, registered)
+            elif by_inductor and not foreign_parts(value):
+                text = ""
             else:
-                text = _text(value, vouched)
-        except UntoldError as exc:
-            raise UntoldError(f"{name}, which {exc}", exc.about) from exc
+                text = _torchs_own(value, registered)
+        except UnidentifiedError as exc:
+            raise UnidentifiedError(f"{name}, which {exc}", exc.about) from exc
         if text:
             words.append(f"{name}={text}")
     return " ".join(words)
 
 
-def _text(value: object, vouched: Callable[[object], str | None]) -> str:
-    if isinstance(value, partial):  # the function is another part
-        given = value.args, value.keywords
-        plain = [part for part in (*given[0], *sorted(given[1].items())) if not callable(part)]
-        return told([each for each in plain if not _holds_code(each)], parts_of(vouched))
-    version = vouched(value)
-    if version is not None:
-        return f"version {version}"
-    try:
-        return told(value, parts_of(vouched))
-    except UntoldError as exc:
-        exc.about = value
-        raise
-
-
-def _holds_code(item: object) -> bool:
-    return isinstance(item, tuple) and any(map(callable, item))
+def _torchs_own(value: object, registered: Callable[[object], str | None]) -> str:
+    for part in foreign_parts(value):
+        if not isinstance(part, partial) and registered(part) is None:
+            raise UnidentifiedError("is not torch's", part)
+    return text_of(value, registered)
 
 
 def table_text(
-    table: Mapping[object, object], vouched: Callable[[object], str | None] = lambda _: None
+    table: Mapping[object, object], registered: Callable[[object], str | None] = lambda _: None
 ) -> str:
-    """How a table of decompositions differs from the one that Inductor has; ``""`` if it does not.
+    """Return how a table of decompositions differs from Inductor's; ``""`` if it does not.
 
     Raises:
-        UntoldError: a decomposition in it cannot be told.
+        UnidentifiedError: a decomposition in it is not torch's, and is not registered.
     """
     usual = internals.usual_decompositions()
     if table is usual:
@@ -251,6 +249,4 @@ def table_text(
         if (value := table.get(name, ABSENT)) is not usual.get(name, ABSENT)
     ]
     changed.sort(key=lambda each: each[0])
-    return " ".join(
-        f"{name}={text_of(value, vouched, 'decompositions', name)}" for name, value in changed
-    )
+    return " ".join(f"{name}={_torchs_own(value, registered)}" for name, value in changed)

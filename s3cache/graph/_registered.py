@@ -1,7 +1,7 @@
-"""Which Python functions were registered with torch's dispatcher, as far as we were there.
+"""Python kernels that other libraries, or programs, have registered for torch's own operators.
 
-The dispatcher keeps them where nobody can read them; it only tells the file of the ``Library``, and
-which keys an operator has kernels for.
+The dispatcher keeps functions where nobody can read them. It only says which keys an operator has
+kernels for, and the file that registered each.
 """
 
 from __future__ import annotations
@@ -9,49 +9,37 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
+from types import FunctionType, MethodType
 
 import _s3cache_autoload
 from s3cache.graph._homes import home_of
+from s3cache.graph._identity import content_of
 from s3cache.graph._whose import is_foreign
 from s3cache.torch_api import internals
 
-__all__ = [
-    "forget_kernels",
-    "is_native",
-    "is_of_torch",
-    "kernel_of",
-    "record_kernel",
-    "replaced_kernels",
-]
+__all__ = ["forget_kernels", "is_native", "is_of_torch", "record_kernel", "replaced_kernels"]
 
-_kernels: dict[str, _Recorded] = {}
-_replaced: tuple[object, dict[str, object | None]] | None = None
+_kernels: dict[str, object] = {}  # functions, by operator and key, as torch has them
+_replaced: tuple[object, dict[str, object]] | None = None
 _torchs: dict[int, object] = {}  # functions that are torch's, by id, and kept
 _times_recorded = 0
 _is_unwatched = False  # now or at some time before, so what ``import torch`` left may be replaced
 _NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
 
 
-class _Recorded(NamedTuple):
-    function: object
-    by_torch: bool  # for nobody else
+def record_kernel(where: str, function: object) -> None:
+    """Note that ``function`` is registered from now on, for an operator and key as torch has them.
 
-
-def record_kernel(where: str, function: object, *, by_torch: bool) -> None:
-    """``function`` is registered from now on.
-
-    Args:
-        where: operator and key, as torch has them.
-        by_torch: whether torch does so, for nobody else.
+    It may replace a kernel of torch's, which nothing else shows.
     """
     global _times_recorded
-    _kernels[where] = _Recorded(function, by_torch)
+    _kernels[where] = function
     _times_recorded += 1
 
 
 def forget_kernels() -> None:
-    """Nobody records any more what is registered: what is known may be replaced unseen."""
+    """Forget what was recorded: what is known may be replaced from now on without a trace."""
     global _replaced, _is_unwatched
     _kernels.clear()
     _registered_at.cache_clear()
@@ -59,21 +47,16 @@ def forget_kernels() -> None:
     _is_unwatched = True
 
 
-def kernel_of(operator: str, key: str) -> object | None:
-    """What was registered for an operator's qualified name and a dispatch key, if we saw it."""
-    found = _kernels.get(f"{operator.replace('::', '/')}/{key.partition('[')[0]}")
-    return None if found is None else found.function
-
-
 def is_native(path: str) -> bool:
-    """Whether what is registered from ``path`` was compiled: Python comes from any other name."""
+    """Return True if what is registered from ``path`` was compiled."""
     return path.endswith(_NATIVE)
 
 
-def replaced_kernels() -> dict[str, object | None]:
-    """Kernels in Python that others registered for torch's own operators.
+def replaced_kernels() -> dict[str, object]:
+    """Return kernels in Python that others than torch registered for torch's own operators.
 
-    By operator and key, as torch has them; ``None`` stands for one that nobody saw.
+    By operator and key, as torch has them: the function, if it was recorded, or the file that
+    registered it.
     """
     global _replaced
     present = internals.python_kernels()
@@ -81,30 +64,49 @@ def replaced_kernels() -> dict[str, object | None]:
     seen = present & _kernels.keys()
     state = _times_recorded, seen, new
     if _replaced is None or _replaced[0] != state:
-        _replaced = state, dict(_find_replaced(seen, new - seen))
+        _replaced = state, dict(_find_replaced(seen, new))
     return _replaced[1]
 
 
-def _find_replaced(seen: set[str], unseen: set[str]) -> Iterator[tuple[str, object | None]]:
-    for where in sorted(seen):
-        function, by_torch = _kernels[where]
-        if by_torch and _is_torchs(function):
-            continue
-        if is_of_torch(_named(where)[0]):
-            yield where, function
-    for where in unseen:
-        if _is_users(where) and is_of_torch(_named(where)[0]):
-            yield where, None
+def _find_replaced(seen: set[str], new: set[str]) -> Iterator[tuple[str, object]]:
+    for where in sorted(seen | new):
+        name, key = _named(where)
+        if where in seen and not _is_torchs(_kernels[where]):
+            if is_of_torch(name):
+                yield where, _kernels[where]
+        elif where in new and (path := _path_of_others(name, key)) and is_of_torch(name):
+            yield where, path
 
 
 def _is_torchs(function: object) -> bool:
-    """Asked of hundreds, mostly of the same as at the last look."""
+    """Return True if a function is torch's, and what torch made it of: asked of hundreds."""
     if id(function) in _torchs:
         return True
-    if is_foreign(function, ""):
+    if any(is_foreign(each, "") for each in (function, *_formulas_in(function, 0))):
         return False
     _torchs[id(function)] = function
     return True
+
+
+def _formulas_in(value: object, depth: int) -> Iterator[object]:
+    """Yield functions that torch keeps for a backward formula: in a class, which has an object."""
+    if depth > _MAX_DEPTH or internals.is_operator(value):
+        return
+    if isinstance(value, FunctionType):
+        inner = [content_of(cell) for cell in value.__closure__ or ()]
+    elif isinstance(value, type):
+        inner = [each.__func__ for each in vars(value).values() if isinstance(each, staticmethod)]
+    else:
+        kinds = FunctionType, MethodType, partial
+        inner = [
+            each for each in getattr(value, "__dict__", {}).values() if isinstance(each, kinds)
+        ]
+        yield from inner
+    for each in inner:
+        yield from _formulas_in(each, depth + 1)
+
+
+_MAX_DEPTH = 4
 
 
 def is_of_torch(name: str) -> bool:
@@ -134,20 +136,20 @@ def _named(where: str) -> tuple[str, str]:
     return name.replace("/", "::", 1), key
 
 
-def _is_users(where: str) -> bool:
-    """Whether a kernel that nobody saw may be registered by others than torch.
+def _path_of_others(name: str, key: str) -> str:
+    """Return the file that registers a kernel, if it is not torch's own doing; or ``""``.
 
-    What registers for others is torch's own file as well, which torch uses for no operator of ATen.
+    What registers for others is a file of torch's as well, which torch uses for no operator of
+    ATen.
     """
-    name, key = _named(where)
     paths = [path for each, path in _registered_at(name) if each == key]
     if not paths:  # since it was asked for
         _registered_at.cache_clear()
         paths = [path for each, path in _registered_at(name) if each == key]
     home = internals.torch_directory()
-    if not all(path.startswith(home) for path in paths):
-        return True
-    return name.startswith("aten::") and any(path.startswith(_for_others()) for path in paths)
+    for_others = _for_others() if name.startswith("aten::") else ()
+    found = (path for path in paths if path.startswith(for_others) or not path.startswith(home))
+    return next(found, "")
 
 
 @functools.cache

@@ -56,10 +56,11 @@ class Graph:
 
     @property
     def verdict(self) -> str:
-        """The key, or that there is none, and what the cache has under it, in words."""
-        verdict = f"key {self.key}" if self.cacheable else "cannot be cached"
+        """The key, or the level and why, and what the cache has under the key, in words."""
+        codes = ", ".join(dict.fromkeys(reason.code for reason in self.reasons))
+        verdict = f"key {self.key}" if self.cacheable else f"cannot be cached ({codes})"
         if self.in_halves:
-            verdict = "cannot be cached as a whole, its halves can"
+            verdict = f"cached at the second level only ({codes})"
         return verdict if self.entry is None else f"{verdict}, {self.entry}"
 
     @property

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from s3cache.graph._closed import is_closed
-from s3cache.graph._code import UntoldError
-from s3cache.graph._passes import context_hash, custom_passes, why_untold
+from s3cache.graph._identity import UnidentifiedError
+from s3cache.graph._passes import context_hash, custom_passes, why_unidentified
 from s3cache.graph._stable import autograd_words
 from s3cache.torch_api import internals
 
@@ -61,6 +60,7 @@ Code: TypeAlias = Literal[
     "checkpoint-context",
     "custom-operator",
     "override",
+    "generator",
     "subclass",
     "frozen-parameters",
     "backward-state",  # its inputs
@@ -83,8 +83,7 @@ _IN_ANY_FORM: frozenset[Code] = frozenset(
         "bisecting",
         "custom-pass",
         "config",
-        "custom-operator",
-        "override",
+        "generator",
         "higher-order-op",
         "input",
         "error",
@@ -169,7 +168,8 @@ def unsafe_half(gm: GraphModule, registered: Callable[[object], bool]) -> list[U
     """
     judge = _Judge(registered)
     nodes = (judge.graph(module, name) for name, module in graph_modules(gm))
-    return [*_passes(registered), *itertools.chain.from_iterable(nodes)]
+    passes = (each for each in _passes(registered) if each.in_any_form)
+    return [*passes, *itertools.chain.from_iterable(nodes)]
 
 
 # -- the process
@@ -210,10 +210,10 @@ def _process() -> Iterator[Unsafe]:
 
 
 def _passes(registered: Callable[[object], bool]) -> Iterator[Unsafe]:
-    """User code that rewrites graphs must say which code it is, or be code that can be told."""
+    """Yield a reason for each of users' passes that has no identity."""
     for option, value in custom_passes():
         for pass_ in value if isinstance(value, (list, tuple)) else [value]:
-            why = why_untold(option, pass_, _versions(registered))
+            why = why_unidentified(option, pass_, _versions(registered))
             if why is not None:
                 yield Unsafe(
                     option.code,
@@ -224,7 +224,7 @@ def _passes(registered: Callable[[object], bool]) -> Iterator[Unsafe]:
 
 
 def _versions(registered: Callable[[object], bool]) -> Callable[[object], str | None]:
-    """What is vouched for can be told, whichever its version is."""
+    """Return versions that tell what is registered from what is not."""
     return lambda function: "" if registered(function) else None
 
 
@@ -242,7 +242,7 @@ def _graphs(gm: GraphModule, registered: Callable[[object], bool]) -> Iterator[U
             continue
         try:
             context_hash(context_fn, _versions(registered))
-        except UntoldError as exc:
+        except UnidentifiedError as exc:
             yield Unsafe(
                 "checkpoint-context",
                 f"a selective-checkpoint context_fn has no cache_hash, and {exc}",
@@ -339,8 +339,14 @@ _ALSO_SAFE = (
     "torch.amp.autocast_mode._exit_autocast",
     # Sets what the key has, by its arguments; the names of the settings are a constant of torch's.
     "torch.nn.attention._sdpa_kernel",
+    "torch.nn.attention._backend_from_string",
     # Makes the context of a custom autograd function while that is traced, and takes nothing.
     "torch.autograd.function.FunctionCtx",
+    # Dynamo puts these around what is differentiated forward.
+    "torch._functorch.predispatch._enter_dual_level",
+    "torch._functorch.predispatch._exit_dual_level",
+    "torch._functorch.predispatch._jvp_decrement_nesting",
+    "torch._functorch.predispatch._jvp_increment_nesting",
 )
 
 
@@ -352,12 +358,7 @@ def also_safe(gm: GraphModule) -> dict[str, str]:
         for node in module.graph.nodes
         if node.op == "call_function"
     }
-    return {
-        internals.name_of(target): ""
-        for target in targets
-        if _is_also_safe(target)
-        or (not _is_known_to_torch(target) and is_closed(target, _is_known_to_torch))
-    }
+    return {internals.name_of(target): "" for target in targets if _is_also_safe(target)}
 
 
 def is_custom_function(target: object) -> bool:
@@ -383,9 +384,7 @@ def _is_safe_function(target: Function[object] | str) -> bool:
     if isinstance(target, types.BuiltinFunctionType):
         home = str(getattr(target, "__module__", None) or type(target.__self__).__module__)
         return home.partition(".")[0] in _KNOWN_MODULES
-    return (
-        _is_also_safe(target) or _is_known_to_torch(target) or is_closed(target, _is_known_to_torch)
-    )
+    return _is_also_safe(target) or _is_known_to_torch(target)
 
 
 def _is_known_to_torch(target: object) -> bool:

@@ -12,16 +12,14 @@ import dataclasses
 import enum
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
-from s3cache.graph._code import fingerprint
-from s3cache.graph._definitions import parts_of
-from s3cache.graph._parts import bounded
+from s3cache.graph._homes import home_of
+from s3cache.graph._identity import UnidentifiedError, code_digest
 from s3cache.graph._passes import context_hash, table_text
-from s3cache.graph._whose import whole
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import DeviceMesh, KeyPickler
 
-__all__ = ["Component", "StableBytes", "autograd_words", "plain_text"]
+__all__ = ["Component", "StableBytes", "autograd_words", "bounded", "plain_text", "shown_parts"]
 
 _VALUE_CHARACTERS = 200
 _TEXT_CHARACTERS = 16 << 10
@@ -74,11 +72,15 @@ class StableBytes:
     """
 
     def __init__(
-        self, pickler: KeyPickler, vouched: Callable[[object], str | None] = lambda _: None
+        self,
+        pickler: KeyPickler,
+        vouched: Callable[[object], str | None] = lambda _: None,
+        *,
+        traced: bool = False,
     ) -> None:
         self.vouched = vouched
         self._pickler = pickler
-        self._words = _Words(internals.inherited_reducer(pickler), vouched)
+        self._words = _Words(internals.inherited_reducer(pickler), vouched, traced)
         pickler.reducer_override = self._words.reduce
 
     @property
@@ -111,11 +113,12 @@ class _Words:
         self,
         inherited: Callable[[object], object],
         vouched: Callable[[object], str | None],
+        traced: bool,
     ) -> None:
         from torch.fx import GraphModule
 
         self._inherited = inherited
-        self._vouched = vouched
+        self._vouched, self._traced = vouched, traced
         self._same = internals.same.get()
         self._metadata_of = internals.tensor_metadata.get()
         self._source, self._fake = internals.source.get(), internals.fake_tensor.get()
@@ -143,7 +146,7 @@ class _Words:
         elif isinstance(value, self._source):
             words = self._source_text(value)
         elif isinstance(value, self._graph):
-            words = _graph_parts(value, self._vouched)
+            words = _graph_parts(value, self._vouched, self._traced)
             if words is not None:
                 self.codes.append(words[1])
         elif type(value) is self._script:  # what a graph that takes an object gets while traced
@@ -187,7 +190,7 @@ class _Words:
 
 
 def _graph_parts(
-    gm: GraphModule, vouched: Callable[[object], str | None]
+    gm: GraphModule, vouched: Callable[[object], str | None], traced: bool
 ) -> tuple[object, str, object] | None:
     """As torch's reducer, but the generated code is not compiled to be read."""
     line_of = internals.line_for_global()
@@ -205,21 +208,30 @@ def _graph_parts(
     code = gm.graph.python_code(root_module="self")
     described = {name: autograd_words(value) for name, value in code.globals.items()}
     imports = sorted(
-        described[name] or line_of(name, value) + _class_text(value, vouched)
+        described[name] or line_of(name, value) + _class_text(value, vouched, traced)
         for name, value in code.globals.items()
     )
     source = code.src if not any(described.values()) else _without_aot_names(gm, code.src)
     return parts, source, imports
 
 
-def _class_text(value: object, vouched: Callable[[object], str | None]) -> str:
-    """What a class of the user's does, of which the graph holds an object: operators ask those."""
+def _class_text(value: object, registered: Callable[[object], str | None], traced: bool) -> str:
+    """Return the version of a class of the user's of which the graph holds an object.
+
+    Rules of operators ask such objects, as they are traced.
+
+    Raises:
+        UnidentifiedError: it has none, and the key does not have what was traced.
+    """
     if not isinstance(value, type) or not internals.is_opaque_type(value):
         return ""
-    version = vouched(value)
+    version = registered(value)
     if version is not None:
         return f" version {version}"
-    return " " + fingerprint(whole(value), parts_of(vouched))
+    if not traced and home_of(value).kind != "torch":
+        name = f"{value.__module__}.{value.__qualname__}"
+        raise UnidentifiedError(f"an object of {name}, whose code takes part in tracing", value)
+    return ""
 
 
 def _without_hash(value: object) -> object:
@@ -417,7 +429,7 @@ def _prologue_words(target: FunctionType) -> str | None:
         type(tangent) is not plain for tangent in tangents
     ):
         return None  # of a tensor subclass, or of a torch that we have not seen
-    return f"backward prologue {_digest(prologue.__code__)} of {list(tangents)!r}"
+    return f"backward prologue {code_digest(prologue.__code__)} of {list(tangents)!r}"
 
 
 def _without_aot_names(gm: GraphModule, source: str) -> str:
@@ -435,10 +447,77 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _digest(code: CodeType) -> str:
-    constants = [
-        _digest(constant) if isinstance(constant, CodeType) else repr(constant)
-        for constant in code.co_consts
-    ]
-    text = repr((code.co_code, code.co_names, code.co_varnames, constants))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+# -- what components consist of, so that a difference can be named
+#
+# For people, and in no digest: two components may differ where these words are equal. Texts are
+# shortened, and few enough that an entry grows by little.
+
+_COUNT = 1024
+_CHARACTERS = 1 << 10
+_ALL_CHARACTERS = 128 << 10
+# What counts graphs of a process is in no key.
+_OF_THE_PROCESS = frozenset({"aot_id", "precompile_backend_id"})
+_SCALAR_PARTS = (type(None), bool, int, float, complex, str)
+
+
+def shown_parts(value: object, stable: StableBytes) -> Mapping[str, str]:
+    """The parts of a value whose bytes ``stable`` has just made, by name.
+
+    Of a graph that is its code, of a list each item by number, of options and objects each by name.
+    """
+    if stable.codes:
+        return bounded((("code", "\n".join(stable.codes)),), _ALL_CHARACTERS)
+    return bounded((name, _part_text(part, stable)) for name, part in _named(value))
+
+
+def bounded(parts: Iterable[tuple[str, str]], characters: int = _CHARACTERS) -> dict[str, str]:
+    """``parts``, the first of them, each shortened."""
+    found: dict[str, str] = {}
+    left = _ALL_CHARACTERS
+    for name, text in parts:
+        if len(found) == _COUNT or left <= 0:
+            break
+        found[name] = text if len(text) <= characters else text[:characters] + "…"
+        left -= len(text)
+    return found
+
+
+def _named(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        yield from ((str(name), part) for name, part in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((str(index), part) for index, part in enumerate(value))
+    elif dataclasses.is_dataclass(value):
+        for each in dataclasses.fields(value):
+            part = getattr(value, each.name, None)
+            if not callable(part) and each.name not in _OF_THE_PROCESS:
+                yield each.name, part
+
+
+def _part_text(value: object, stable: StableBytes, depth: int = 0) -> str:
+    if type(value) in _SCALAR_PARTS:
+        return repr(value)
+    told = stable.told.get(id(value))
+    if told is not None:
+        return told
+    if isinstance(value, internals.source.get()):
+        name = getattr(value, "name", "")
+        return str(name() if callable(name) else name)
+    if isinstance(value, (list, tuple)) and depth < 3:
+        return f"[{', '.join(_part_text(each, stable, depth + 1) for each in value[:_COUNT])}]"
+    return _plain_part(value)
+
+
+def _plain_part(value: object) -> str:
+    """Nothing that differs from process to process, as addresses do."""
+    import torch
+
+    if isinstance(value, (torch.dtype, torch.device, torch.Size, torch.SymInt, torch.layout)):
+        return str(value)
+    held = getattr(value, "value", None)  # a box of torch's
+    if type(held) in (bool, int):
+        return repr(held)
+    name = getattr(value, "__qualname__", None)
+    if isinstance(name, str):
+        return f"{getattr(value, '__module__', '')}.{name}"
+    return type(value).__qualname__

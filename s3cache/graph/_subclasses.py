@@ -1,8 +1,8 @@
-"""Tensor subclasses: the code by which they take part in a graph while it is compiled.
+"""Tensor subclasses: whether other code than torch's stands behind those in a graph.
 
 Dynamo leaves a subclass in its graph as one tensor. AOTAutograd takes it apart, and runs what its
-class does in place of each operator (``__torch_dispatch__``): that is compiled, and torch's key has
-no more of it than the name of the class.
+class does in place of each operator (``__torch_dispatch__``). So a graph with a subclass that is
+not torch's own is shared at the second level, where what was traced is in the key.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from s3cache.graph._code import UntoldError, fingerprint
-from s3cache.graph._definitions import parts_of
 from s3cache.graph._homes import home_of, name_of
-from s3cache.graph._reads import closure_of
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component
+from s3cache.graph._whose import is_foreign
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -27,57 +25,65 @@ __all__ = ["subclass_component"]
 
 
 def subclass_component(
-    gm: GraphModule | None, inputs: Iterable[object], vouched: Callable[[object], str | None]
+    gm: GraphModule | None, inputs: Iterable[object], registered: Callable[[object], str | None]
 ) -> tuple[Component | None, list[Unsafe]]:
-    """A component for the classes of tensors in a graph that have code of their own, if any."""
+    """Return a component for the tensor subclasses in a graph, if any, and those not torch's own.
+
+    It has their names, versions that the user registered, and what torch itself sets and takes back
+    in their tables (``loss_parallel()``).
+    """
     texts: list[str] = []
     unsafe: list[Unsafe] = []
     for kind, met in _classes(gm, inputs).items():
         name, where = f"{kind.__module__}.{kind.__qualname__}", met.where
-        version = vouched(kind)
+        version = registered(kind)
         if version is not None:
             texts.append(f"{name}: version {version}")
             continue
-        rules = [each for each in internals.sharding_rules(kind) if _is_users(each[1])]
-        carried = [vouched(type(each)) or each for each in met.carried.values()]
-        # torch's own are put there and taken away again: by loss_parallel(), for one.
+        foreign = next(_foreign(kind, met.carried, registered), None)
+        if foreign is not None:
+            message = f"works on a {name}, and {foreign} takes part in tracing"
+            unsafe.append(Unsafe("subclass", message, way_out(kind), where, name))
+            continue
         handled = sorted(
             f"{operator} {name_of(handler)}"
             for operator, handler in internals.sharding_handlers(kind)
         )
-        rules.sort(key=lambda rule: str(rule[0]))
-        whole = [kind, *rules, *carried, *handled]
-        try:
-            texts.append(f"{name}: {fingerprint(whole, parts_of(vouched))}")
-        except UntoldError as exc:
-            message = f"works on a {name}, whose code {exc}"
-            unsafe.append(Unsafe("subclass", message, way_out(kind), where, name))
+        versions = sorted(f"version {_version(each, registered)}" for each in met.carried.values())
+        texts.append(f"{name}: {' '.join((*handled, *versions))}")
     return (Component.of_text(" ".join(sorted(texts))) if texts else None), unsafe
+
+
+def _foreign(
+    kind: type, carried: dict[int, object], registered: Callable[[object], str | None]
+) -> Iterator[str]:
+    """Yield what is not torch's of the code behind a subclass."""
+    if home_of(kind).kind != "torch":
+        yield "its class"
+    for each in carried.values():
+        if _version(each, registered) is None:
+            yield f"{name_of(each)}, which it carries,"
+    for operator, rule in internals.sharding_rules(kind):
+        if _is_users(rule):
+            yield f"a rule for {operator}"
+
+
+def _version(carried: object, registered: Callable[[object], str | None]) -> str | None:
+    version = registered(carried)
+    return registered(type(carried)) if version is None else version
 
 
 # Rules of torch's own: a thousand, and they stay.
 _torchs: dict[int, object] = {}
 
 
-def _is_users(rule: object, depth: int = 0) -> bool:
-    """Whether a rule is code of the user's, which torch may have wrapped."""
+def _is_users(rule: object) -> bool:
     if id(rule) in _torchs:
         return False
-    if isinstance(rule, types.FunctionType):
-        if home_of(rule).kind != "torch":
-            return True
-        held = [*closure_of(rule).values()]
-    elif isinstance(rule, functools.partial):
-        held = [rule.func, *rule.args, *rule.keywords.values()]
-    else:
-        held = [getattr(rule, "func", None)]
-    found = depth < _WRAPPERS and any(_is_users(each, depth + 1) for each in held)
-    if not found and depth == 0:
-        _torchs[id(rule)] = rule
-    return found
-
-
-_WRAPPERS = 5
+    if is_foreign(rule, "") or is_foreign(getattr(rule, "func", None), ""):
+        return True
+    _torchs[id(rule)] = rule
+    return False
 
 
 class _Met(NamedTuple):
@@ -88,7 +94,7 @@ class _Met(NamedTuple):
 
 
 def _classes(gm: GraphModule | None, inputs: Iterable[object]) -> dict[type, _Met]:
-    """Classes with code of their own, and those of libraries' objects that they carry."""
+    """Return the classes with code of their own, and those of libraries' objects they carry."""
     found: dict[type, _Met] = {}
 
     def meet(value: object, where: str) -> None:
@@ -120,36 +126,29 @@ def _kinds(value: object) -> Iterator[tuple[type, list[object]]]:
         names, context = flatten()
         for name in names:
             yield from _kinds(getattr(value, name))
-        for each in _carried(context):
-            if home_of(type(each)).kind == "library":
-                yield type(each), []
-            else:
-                carried.append(each)
+        carried = list(_carried(context))
     dispatches = getattr(kind, "__torch_dispatch__", None)
     if carried or dispatches is not torch.Tensor.__torch_dispatch__:
         yield kind, carried
 
 
 def _carried(context: object) -> Iterator[object]:
-    """What a subclass keeps beside its tensors and pickling says too little of.
-
-    Objects of classes of the user's say themselves what is pickled of them; functions and classes
-    are pickled by their names.
-    """
+    """Yield what a subclass keeps beside its tensors that has code, and is not torch's."""
     if isinstance(context, dict):
         context = [*context.keys(), *context.values()]
     if isinstance(context, (list, tuple, set, frozenset)):
         for each in context:
             yield from _carried(each)
-    elif isinstance(context, (types.FunctionType, types.MethodType, functools.partial, type)) or (
-        home_of(type(context)).kind in ("library", "user")
-    ):
+    elif isinstance(context, (types.FunctionType, types.MethodType, functools.partial, type)):
+        if home_of(context).kind in ("library", "user"):
+            yield context
+    elif home_of(type(context)).kind in ("library", "user"):
         yield context
 
 
 @functools.cache
 def _plain() -> tuple[type, ...]:
-    """Classes of tensors that do nothing of their own where a graph has them."""
+    """Return the classes of tensors that do nothing of their own where a graph has them."""
     import torch
 
     return torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, internals.fake_tensor.get()

@@ -23,9 +23,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from s3cache.artifact import SCHEMA
-from s3cache.graph._parts import bounded
 from s3cache.graph._safety import graph_modules
-from s3cache.graph._stable import Component
+from s3cache.graph._stable import Component, bounded
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:

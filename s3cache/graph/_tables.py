@@ -22,9 +22,6 @@ from s3cache.torch_api.protocols import Operator
 
 __all__ = [
     "Entry",
-    "begin_recording",
-    "forget_entries",
-    "record_entry",
     "remember_tables",
     "replaced_entries",
 ]
@@ -106,9 +103,6 @@ def _tables_of(operators: Sequence[Operator], last: _Looked | None) -> list[dict
 _of_torch: dict[tuple[int, object], object] = {}
 _first: _Looked | None = None
 _last: tuple[_Looked, list[Entry]] | None = None
-# Whether it was torch that called `py_impl`, by operator and key, while it is watched.
-_called_by_torch: dict[tuple[int, object], bool] = {}
-_is_watched = False
 
 
 def remember_tables(*, early: bool) -> None:
@@ -127,24 +121,6 @@ def remember_tables(*, early: bool) -> None:
         )
     else:
         replaced_entries()  # what came while nobody watched is judged by whose it is
-
-
-def begin_recording() -> None:
-    """From now on :func:`record_entry` is called for each ``py_impl``."""
-    global _is_watched
-    _is_watched = True
-
-
-def record_entry(operator: object, key: object, *, by_torch: bool) -> None:
-    """``py_impl`` of an operator is called for ``key``, by torch or by somebody else."""
-    _called_by_torch[id(operator), key] = by_torch
-
-
-def forget_entries() -> None:
-    """Nobody records any more what is registered."""
-    global _is_watched, _last
-    _is_watched, _last = False, None
-    _called_by_torch.clear()
 
 
 def replaced_entries() -> list[Entry]:
@@ -193,21 +169,19 @@ def _replaced(
         if value is had:
             continue
         operator = now.operator_of(number)
-        if had is ABSENT and not _is_users(operator, key, value):
+        if had is ABSENT and not _is_others(operator, value):
             _of_torch[place] = value
         elif _is_of_torch(operator):
             yield Entry(f"{operator} for {key}", value)
 
 
-def _is_users(operator: object, key: object, value: object) -> bool:
-    by_torch = _called_by_torch.get((id(operator), key))
-    if by_torch is None and _is_watched:
-        return True  # written past `py_impl`, as torch itself never does
-    if by_torch is None and isinstance(operator, internals.operator.get()):
-        # Nobody watched. Torch itself, when imported, gives an operator what is called like it.
+def _is_others(operator: object, value: object) -> bool:
+    """Return True if others than torch gave it to ``operator``: torch's own bears its name."""
+    if isinstance(operator, internals.operator.get()):
         name = operator.name().rpartition("::")[2].partition(".")[0]
-        return getattr(value, "__name__", "") != name or is_foreign(value, "")
-    return by_torch is False or is_foreign(value, "")
+        if getattr(value, "__name__", "") != name:
+            return True
+    return is_foreign(value, "")
 
 
 def _is_of_torch(operator: object) -> bool:

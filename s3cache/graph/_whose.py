@@ -5,17 +5,14 @@ Whether it is torch's is decided by where its code lies, and by nothing that it 
 
 from __future__ import annotations
 
-import enum
 import functools
 import sys
 import types
 from collections.abc import Callable, Container, Iterator
 from functools import partial
-from itertools import chain
 
-from s3cache.graph._code import UntoldError, fingerprint, source_fingerprint
 from s3cache.graph._homes import home_of
-from s3cache.graph._reads import code_digest, content_of
+from s3cache.graph._identity import NATIVE, UnidentifiedError, content_of, identity
 from s3cache.torch_api import internals
 
 __all__ = [
@@ -30,17 +27,8 @@ __all__ = [
 
 ABSENT = object()
 
-_NATIVE = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
-)
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _HOLDERS = (staticmethod, classmethod)
 _MAX_DEPTH = 8
-_MAX_CHARS = 1_000_000
 _BY_OTHER_NAMES = {
     "itruediv": "idiv",
     "logsigmoid": "log_sigmoid",
@@ -56,7 +44,7 @@ def is_foreign(value: object, name: object, *, but: Container[object] = ()) -> b
     Args:
         but: functions that torch is known to have made, and not in a file.
     """
-    if isinstance(value, _NATIVE):
+    if isinstance(value, NATIVE):
         return isinstance(name, str) and not _bears(value.__name__, name)
     if not is_code(value) or isinstance(value, type):
         return False
@@ -65,7 +53,7 @@ def is_foreign(value: object, name: object, *, but: Container[object] = ()) -> b
 
 def is_code(value: object) -> bool:
     """Whether it is called, or runs something where it is read from an object."""
-    return callable(value) or isinstance(value, (*_HOLDERS, property, *_NATIVE))
+    return callable(value) or isinstance(value, (*_HOLDERS, property, *NATIVE))
 
 
 def _bears(own: str, name: str) -> bool:
@@ -82,7 +70,7 @@ def are_alike(old: object, value: object) -> bool:
         return False
     try:
         return text_of(old) == text_of(value)
-    except UntoldError:
+    except UnidentifiedError:
         return False
 
 
@@ -90,7 +78,7 @@ def _is_of_torch(value: object) -> bool:
     """Whether torch made it, or has it from Python or from what it builds on."""
     if isinstance(value, (*_HOLDERS, property, functools._lru_cache_wrapper)):
         return True  # it depends on what it holds
-    if not isinstance(value, (types.FunctionType, *_NATIVE)):
+    if not isinstance(value, (types.FunctionType, *NATIVE)):
         called: object = getattr(type(value), "__call__", None)  # noqa: B004 - to see whose it is
         value = called if isinstance(called, types.FunctionType) else type(value)
     if isinstance(value, types.FunctionType) and internals.has_code_of_torch(value):
@@ -132,20 +120,6 @@ def _wrapped(value: object) -> list[object]:
     return [each for each in inner if callable(each) and not isinstance(each, type)]
 
 
-def whole(kind: type) -> list[object]:
-    """A class with all its methods, for torch may call them by names of its own."""
-    return [
-        kind,
-        *(
-            [name, member]
-            for each in kind.__mro__
-            if home_of(each).kind in ("library", "user")
-            for name, member in sorted(vars(each).items())
-            if callable(member) or isinstance(member, (staticmethod, classmethod, property))
-        ),
-    ]
-
-
 def foreign_parts(value: object) -> list[object]:
     """What of ``value``, and of all that it wraps, is not torch's; nothing if it is torch's."""
     parts = list(_parts(value))
@@ -154,76 +128,13 @@ def foreign_parts(value: object) -> list[object]:
     return [part for part in parts if isinstance(part, partial) or not _is_of_torch(part)]
 
 
-def text_of(
-    value: object,
-    vouched: Callable[[object], str | None] = lambda _: None,
-    place: str = "",
-    name: object = "",
-    *,
-    by_source: bool = False,
-) -> str:
-    """What ``value`` is, in words that another process has for the same, and for nothing else.
-
-    Args:
-        by_source: whether to leave out the state that it writes, see :func:`source_fingerprint`.
-    """
-    if value is ABSENT:
-        return "nothing"
-    version = vouched(value)
-    if version is not None:
-        return f"version {version}"
-    try:
-        digest = source_fingerprint if by_source else fingerprint
-        return " ".join(_word(part, digest) for part in _parts(value))
-    except UntoldError as exc:
-        if not place:
-            raise
-        raise UntoldError(f"{place}.{shown(name)} is not torch's, and {exc}", value) from exc
-
-
-def _word(value: object, digest: Callable[[object], str]) -> str:
-    if isinstance(value, _NATIVE):
-        owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
-        home = owner if isinstance(owner, (type, types.ModuleType)) else type(owner)
-        return f"{home.__name__}.{value.__name__}"
-    if isinstance(value, types.FunctionType) and internals.has_code_of_torch(value):
-        code = value.__code__
-        file = code.co_filename.removeprefix(internals.torch_directory())
-        cells = [content_of(cell) for cell in value.__closure__ or ()]
-        held = [*cells, value.__defaults__, value.__kwdefaults__]
-        plain = ", ".join(_plain(each) for each in held)
-        return f"{file}:{code.co_firstlineno}:{code.co_name}:{code_digest(code)}({plain})"
-    if internals.is_operator(value):
-        return str(value)
-    if isinstance(value, partial):
-        named = {k: v for k, v in value.keywords.items() if isinstance(v, _PLAIN)}
-        return f"partial {[v for v in value.args if isinstance(v, _PLAIN)]} {sorted(named.items())}"
-    if isinstance(value, (*_HOLDERS, property, functools._lru_cache_wrapper)):
-        return type(value).__name__
-    if isinstance(value, types.ModuleType) and not home_of(value).is_named:
-        raise UntoldError(f"the module {value.__name__} may have anything in it")
-    return digest(whole(value) if isinstance(value, type) else value)
-
-
-def _plain(value: object, depth: int = 0) -> str:
-    """What a function of torch's has been given, as far as it is told by its value.
+def text_of(value: object, registered: Callable[[object], str | None] = lambda _: None) -> str:
+    """Return what ``value`` is, in words that another process has for the same code only.
 
     Raises:
-        UntoldError: it is nested too deep, which what holds itself is, or has too much in it.
+        UnidentifiedError: some of its code has no identity.
     """
-    if isinstance(value, (*_PLAIN, enum.Enum)) or internals.is_operator(value):
-        return str(value) if isinstance(value, enum.Enum) else repr(value)
-    if not isinstance(value, (list, tuple, set, frozenset, dict)):
-        return str(value) if internals.is_dtype(value) else type(value).__name__
-    if depth == _MAX_DEPTH:
-        raise UntoldError("refers to too much")
-    items = chain.from_iterable(value.items()) if isinstance(value, dict) else value
-    words = [_plain(each, depth + 1) for each in items]
-    if sum(map(len, words)) > _MAX_CHARS:
-        raise UntoldError("refers to too much")
-    if isinstance(value, (set, frozenset)):
-        words.sort()
-    return f"{type(value).__name__}({', '.join(words)})"
+    return "nothing" if value is ABSENT else identity(value, registered)
 
 
 def shown(name: object) -> str:

@@ -144,7 +144,8 @@ class KeySeam:
 
     def described_passes(self) -> contextlib.AbstractContextManager[None]:
         """While it is entered, torch can ask users' passes what they are."""
-        return described_passes(self._registry.version_of)
+        traced = isinstance(self._calls.current, FxKeying)
+        return described_passes(self._registry.version_of, traced=traced)
 
     def components(self, key: str) -> Mapping[str, Component]:
         """What a key that is shared is made of."""

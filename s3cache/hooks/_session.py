@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import _s3cache_autoload
 from s3cache import _autoload, metrics
 from s3cache._importing import when_imported
 from s3cache._logs import logger_of
@@ -358,7 +357,6 @@ def enable_by_environment() -> None:
 def disable() -> None:
     """Put torch back exactly as it was; waits for uploads, ``exit_timeout_s`` at most."""
     _autoload.cancel()
-    _s3cache_autoload.registrations.end()
     with _mutex:
         _close()
 

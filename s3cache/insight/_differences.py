@@ -149,6 +149,8 @@ _LABELS = {
     "graph.constants": "tensors that the graph holds itself",
     "graph.annotations": "annotations of nodes",
     "graph.vouched": "versions given to register_cacheable",
+    "graph.values": "sizes, strides and types of the values in the traced graph",
+    "graph.fakes": "fake implementations that Inductor calls again",
     "torch.overrides": "functions of torch that were replaced",
     "inputs.sharing": "inputs that share memory",
     "inputs.places": "where inputs begin in their storages",

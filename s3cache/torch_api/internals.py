@@ -83,7 +83,6 @@ from s3cache.torch_api.protocols import (
     PatternEntry,
     PatternPass,
     PythonModules,
-    PytreeNode,
     Reducer,
     RuntimeMetadata,
     ShapeEnv,
@@ -1140,10 +1139,6 @@ operator_cacheable: Internal[Callable[[object], bool]] = Internal(
 custom_function: Internal[object] = Internal(
     "torch._functorch.autograd_function:autograd_function_apply"
 )
-#: What wrappers of functorch's functions ask for the mode of an export that is under way.
-export_mode: Internal[Function[object]] = Internal(
-    "torch._export.utils:_maybe_find_pre_dispatch_tf_mode_for_export"
-)
 custom_operators: Internal[Mapping[str, CustomOperator]] = Internal(
     "torch._library.custom_ops:OPDEFS"
 )
@@ -1157,14 +1152,6 @@ _is_opaque: Internal[Callable[[type], bool]] = Internal(
 #: What Inductor uses in place of sets.
 ordered_set: Internal[type[Collection[object]]] = Internal("torch.utils._ordered_set:OrderedSet")
 _operator_namespace: Internal[type[ModuleType]] = Internal("torch._ops:_OpNamespace")
-#: How containers of programs are taken apart and put together.
-pytree_nodes: Internal[Mapping[type, PytreeNode]] = Internal("torch.utils._pytree:SUPPORTED_NODES")
-Shape("torch.utils._pytree:NodeDef", PytreeNode)
-#: What is called around every module, by numbers that count hooks.
-GLOBAL_HOOKS: tuple[Internal[Mapping[int, object]], ...] = tuple(
-    Internal(f"torch.nn.modules.module:_global_{name}_hooks")
-    for name in ("forward_pre", "forward", "backward_pre", "backward")
-)
 Shape("torch._ops:OpOverload", Operator)
 Shape("torch._library.custom_ops:CustomOpDef", CustomOperator)
 Fields(
@@ -1246,7 +1233,6 @@ PATTERN_MATCHER = "torch._inductor.pattern_matcher"
 BACKENDS = "torch._inductor.codegen.common"
 
 pattern_pass: Internal[type[PatternPass]] = Internal(f"{PATTERN_MATCHER}:PatternMatcherPass")
-register_pattern: Internal[Function[None]] = Internal(f"{PATTERN_MATCHER}:PatternEntry.register")
 Shape(f"{PATTERN_MATCHER}:PatternEntry", PatternEntry)
 _pass_package: Internal[ModuleType] = Internal("torch._inductor.fx_passes")
 _pattern_passes: tuple[int, list[tuple[str, PatternPass]]] = (0, [])
@@ -1281,7 +1267,6 @@ def _passes_in(value: object) -> Iterator[tuple[str, PatternPass]]:
             yield from ((f"[{key}]", each) for key, each in named.items())
 
 
-register_backend: Internal[Function[None]] = Internal(f"{BACKENDS}:register_backend_for_device")
 _device_codegens: Internal[Mapping[str, object]] = Internal(f"{BACKENDS}:device_codegens")
 _device_overrides: Internal[Mapping[str, object]] = Internal(f"{BACKENDS}:device_op_overrides_dict")
 custom_backend_passes: Internal[Mapping[str, object]] = Internal(
@@ -1313,11 +1298,6 @@ def generated_operations() -> list[FunctionType]:
     """Functions of Inductor's that it makes from text, so that no file has their code."""
     values = vars(_default_handler.get()).values()
     return [each for each in values if isinstance(each, FunctionType)]
-
-
-def backend_of(device: str) -> object:
-    """What makes code for it."""
-    return _device_codegens.get()[device]
 
 
 def choices_handler() -> object:
@@ -1422,33 +1402,9 @@ def is_dtype(value: object) -> bool:
     return isinstance(value, torch.dtype)
 
 
-def operator_of(value: object) -> Operator | OperatorPacket | None:
-    """The operator that ``value`` is, or is a definition of, in Python; ``None`` if it is none."""
-    value = getattr(value, "_opoverload", value)
-    return cast("Operator | OperatorPacket", value) if is_operator(value) else None
-
-
 def is_opaque_type(kind: type) -> bool:
     """Whether graphs hold objects of this class of the user's as they are."""
     return _is_opaque.get()(kind)
-
-
-def is_namespace(module: ModuleType) -> bool:
-    """Whether ``module`` finds operators by their names, as ``torch.ops.aten`` does."""
-    return isinstance(module, _operator_namespace.get())
-
-
-def overloads_of(value: Operator | OperatorPacket) -> list[Operator]:
-    """All overloads of an operator, sorted by name; one is its own only one."""
-    if isinstance(value, operator.get()):
-        return [value]
-    return [getattr(value, name) for name in sorted(cast("OperatorPacket", value).overloads())]
-
-
-def defined_at(value: Operator) -> str:
-    """The file that defines an operator; ``""`` if the dispatcher does not say."""
-    found = DEFINED_AT.search(dispatch_dump.get()(value.name()))
-    return "" if found is None else found[1]
 
 
 def sharding_rules(kind: type) -> list[tuple[object, object]]:
@@ -1471,10 +1427,6 @@ def sharding_handlers(kind: type) -> list[tuple[object, object]]:
 
 
 _higher_order: Internal[dict[str, object]] = Internal("torch._ops:_higher_order_ops")
-#: What registers functions in an operator's :func:`tables_of`, but for those written there.
-register_in_table: Internal[Function[Function[object]]] = Internal(
-    "torch._ops:OperatorBase.py_impl"
-)
 
 
 def higher_order_operators() -> dict[str, object]:
@@ -1573,11 +1525,13 @@ Behaviour(
 )
 
 
-def lowers_builtin(function: FunctionType) -> bool:
-    """Whether it is torch's lowering of a builtin; until 2.12 it bears that one's name."""
-    wrapped = getattr(function, "__wrapped__", None)
-    home = str(function.__globals__.get("__name__"))
-    return isinstance(wrapped, BuiltinFunctionType) and home.startswith("torch.")
+def has_flexible_layout(operator: Operator) -> bool:
+    """Return True if Inductor may lay out inputs of a custom operator otherwise than traced."""
+    names = {str(tag).rpartition(".")[2] for tag in operator.tags}
+    if any(name.startswith("needs_") for name in names):
+        return False
+    default = getattr(functorch_config.get(), "custom_op_default_layout_constraint", "")
+    return "flexible_layout" in {*names, default}
 
 
 # -- functions that compiled autograd makes as it goes
@@ -1851,11 +1805,6 @@ def triton_environment() -> dict[str, str]:
     return dict(get_cache_invalidating_env_vars())
 
 
-_loaded_kernels: Internal[set[str]] = Internal(
-    f"{_CODE}:CppPythonBindingsCodeCache._loaded_module_names",
-    since=(2, 12),
-    instead="kernels are not in sys.modules",
-)
 cpp_compiler: Internal[Callable[[], str]] = Internal(
     "torch._inductor.cpp_builder:get_cpp_compiler", feature=COMPILER_NAME
 )
@@ -1874,11 +1823,6 @@ KERNEL_ARGUMENTS = Words(
     f"{_CODE}:CppCodeCache.load_async",
     "main_code optimized_code device_type extra_flags",
 )
-
-
-def loaded_kernels() -> set[str]:
-    """Names in ``sys.modules`` of the kernels that Inductor has loaded."""
-    return _loaded_kernels.find() or set()
 
 
 # -- Dynamo

@@ -486,13 +486,6 @@ class CacheInfo(Protocol):
     currsize: int
 
 
-class PytreeNode(Protocol):
-    """How one class of containers is taken apart."""
-
-    flatten_fn: Function[object]
-    unflatten_fn: Function[object]
-
-
 class CustomOperator(Protocol):
     """What ``torch.library.custom_op`` made."""
 

@@ -23,7 +23,6 @@ from torch.fx.experimental import proxy_tensor
 
 import s3cache
 from s3cache.graph._members import replaced_members
-from s3cache.torch_api import installed_release
 from tests.support.density import dense
 from tests.support.machines import Machine
 
@@ -33,16 +32,29 @@ def keys() -> list[str | None]:
     return [graph.key for graph in report.graphs]
 
 
-def _scaled(original: Any, by: float, *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs), by
+_LIBRARY = """
+import functools
+def scaled(original, by, *args, **kwargs): return original(*args, **kwargs), by
+def plainly(original, by): return lambda *args, **kwargs: scaled(original, by, *args, **kwargs)
+def wrapping(original, by): return functools.wraps(original)(plainly(original, by))
+class Callable:
+    def __init__(self, by): self.by = by
+    def __call__(self, *args): return args, self.by
+"""
+
+
+@pytest.fixture
+def library(install: Callable[[str], Any]) -> Any:
+    return install(_LIBRARY)
 
 
 def _plainly(original: Any, by: float) -> Any:
-    return lambda *args, **kwargs: _scaled(original, by, *args, **kwargs)
+    return lambda *args, **kwargs: (original(*args, **kwargs), by)
 
 
-def _wrapping(original: Any, by: float) -> Any:
-    return functools.wraps(original)(_plainly(original, by))
+def codes() -> list[str]:
+    report = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4))
+    return [reason.code for graph in report.graphs for reason in graph.reasons]
 
 
 class _Callable:
@@ -53,31 +65,31 @@ class _Callable:
         return args, self.by
 
 
-_MORE: list[tuple[Any, str, Callable[[Any, float], Any]]] = [
-    (post_grad, "remove_noop_ops", _plainly),
-    (post_grad, "remove_noop_ops", lambda old, by: functools.partial(_scaled, old, by)),
-    (post_grad, "remove_noop_ops", lambda _, by: _Callable(by)),
-    (post_grad, "remove_noop_ops", lambda old, by: functools.cache(_plainly(old, by))),
-    (post_grad, "remove_noop_ops", lambda old, by: torch.no_grad()(_plainly(old, by))),
-    (proxy_tensor, "proxy_call", _plainly),
-    (wrappers, "_resize_output_check", _plainly),
-    (scheduler.Scheduler, "can_fuse", _plainly),
-    (ir.Pointwise, "create", lambda old, by: classmethod(_plainly(old.__func__, by))),
-    (ir.Buffer, "dtype", lambda old, by: property(_plainly(old.fget, by))),
+Make = Callable[[Any, Any, float], Any]
+_MORE: list[tuple[Any, str, Make]] = [
+    (post_grad, "remove_noop_ops", lambda of, old, by: of.plainly(old, by)),
+    (post_grad, "remove_noop_ops", lambda of, old, by: functools.partial(of.scaled, old, by)),
+    (post_grad, "remove_noop_ops", lambda of, _, by: of.Callable(by)),
+    (post_grad, "remove_noop_ops", lambda of, old, by: functools.cache(of.plainly(old, by))),
+    (post_grad, "remove_noop_ops", lambda of, old, by: torch.no_grad()(of.plainly(old, by))),
+    (proxy_tensor, "proxy_call", lambda of, old, by: of.plainly(old, by)),
+    (wrappers, "_resize_output_check", lambda of, old, by: of.plainly(old, by)),
+    (scheduler.Scheduler, "can_fuse", lambda of, old, by: of.plainly(old, by)),
+    (ir.Pointwise, "create", lambda of, old, by: classmethod(of.plainly(old.__func__, by))),
+    (ir.Buffer, "dtype", lambda of, old, by: property(of.plainly(old.fget, by))),
 ]
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "make"),
     [
-        (post_grad, "remove_noop_ops", _wrapping),
-        (CppVecOverrides, "exp", lambda old, by: staticmethod(_plainly(old, by))),
-        (ir, "Pointwise", lambda old, by: type("Pointwise", (old,), {"by": by})),
+        (post_grad, "remove_noop_ops", lambda of, old, by: of.wrapping(old, by)),
+        (CppVecOverrides, "exp", lambda of, old, by: staticmethod(of.plainly(old.__func__, by))),
         *(pytest.param(*each, marks=dense) for each in _MORE),
     ],
 )
-def test_what_stands_there_is_in_the_key(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, make: Callable[[Any, float], Any]
+def test_what_a_library_puts_there_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch, library: Any, owner: Any, name: str, make: Make
 ) -> None:
     """Alike if the same stands there, and as before once torch's own is back."""
     there = inspect.getattr_static(owner, name)
@@ -85,28 +97,30 @@ def test_what_stands_there_is_in_the_key(
     found = []
     for by in (2.0, 3.0, 2.0):
         with monkeypatch.context() as patched:
-            patched.setattr(owner, name, make(there, by))
+            patched.setattr(owner, name, make(library, there, by))
             found.append(tuple(keys()))
     assert found[0] == found[2] != found[1]
     assert len({tuple(plain), (None,), *found}) == 4
     assert keys() == plain
 
 
-def test_what_cannot_be_followed_is_a_reason_that_names_the_place(
+def test_what_has_no_identity_is_a_reason_that_names_the_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = types.ModuleType("mine")
     vars(module).update({name: each for name, each in vars(ir).items() if name[0] != "_"})
     for owner, name, double in (
         (post_grad, "remove_noop_ops", Mock()),
-        (post_grad, "remove_noop_ops", lambda *_: input()),
+        (post_grad, "remove_noop_ops", lambda *_: None),
+        (ir, "Pointwise", type("Pointwise", (ir.Pointwise,), {})),
         (lowering, "ir", module),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, double)
             (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
         (reason,) = graph.reasons
-        assert reason.code == "override"
+        assert reason.code == "generator"
+        assert reason.in_any_form
         assert f"{owner.__name__}.{name}" in reason.message
 
 
@@ -144,57 +158,40 @@ def test_what_torch_makes_anew_of_its_own_is_not_in_the_key(
     assert keys() == plain
 
 
-def test_code_that_is_put_into_torchs_own_function_is_in_the_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Which leaves every name with the object that it had."""
-    plain = keys()
-    found = []
-    for function in (post_grad.remove_noop_ops, vars(CppVecOverrides)["exp"].__func__):
-        for by in (2.0, 3.0, 2.0):
-            mine = eval(f"lambda *args, by={by}: (args, {by})")
-            with monkeypatch.context() as patched:
-                patched.setattr(function, "__code__", mine.__code__)
-                found.append(tuple(keys()))
-    assert found[0] == found[2] != found[1]
-    assert found[3] == found[5] != found[4]
-    assert len({tuple(plain), (None,), *found}) == 6
-    assert keys() == plain
-
-
-def test_defaults_of_torchs_functions_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    if installed_release() < (2, 12):
-        pytest.skip("the graph is bypassed")
-    plain = keys()
-    found = []
-    for value in ((lambda *_: False, 2), (lambda *_: False, 3), (lambda *_: False, 2)):
-        with monkeypatch.context() as patched:
-            patched.setattr(post_grad.register_lowering_pattern, "__defaults__", value)
-            found.append(tuple(keys()))
-    assert found[0] == found[2] != found[1]
-    assert len({tuple(plain), (None,), *found}) == 4
-    assert keys() == plain
-
-
-def test_closures_of_torchs_functions_are_in_the_key() -> None:
-    """A decorated function of a module that no program comes by itself."""
-    plain = keys()
-    closed = [
+def _closure() -> tuple[Any, str]:
+    """The cell of a decorated function of a module that no program comes by itself."""
+    function = next(
         each
         for each in vars(proxy_tensor).values()
         if type(each) is types.FunctionType and each.__closure__ and each.__module__[:5] == "torch"
-    ]
-    (cell, *_) = closed[0].__closure__ or ()
-    found = []
-    old = cell.cell_contents
-    for by in (2.0, 3.0, 2.0):
-        cell.cell_contents = _plainly(old, by)
-        try:
-            found.append(tuple(keys()))
-        finally:
-            cell.cell_contents = old
-    assert found[0] == found[2] != found[1]
-    assert len({tuple(plain), (None,), *found}) == 4
+    )
+    return (function.__closure__ or ())[0], "cell_contents"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "code"),
+    [
+        (post_grad.remove_noop_ops, "__code__", "generator"),
+        (vars(CppVecOverrides)["exp"].__func__, "__code__", "generator"),
+        (post_grad.register_lowering_pattern, "__defaults__", "generator"),
+        (*_closure(), "override"),
+    ],
+)
+def test_what_is_put_into_torchs_own_function_has_no_identity(
+    owner: Any, name: str, code: str
+) -> None:
+    """Which leaves every name with the object that it had."""
+    plain, old = keys(), getattr(owner, name)
+    others = {
+        "__code__": (lambda *args: args).__code__,
+        "__defaults__": (lambda *_: False, 2),
+        "cell_contents": lambda *args: args,
+    }
+    setattr(owner, name, others[name])
+    try:
+        assert codes() == [code]
+    finally:
+        setattr(owner, name, old)
     assert keys() == plain
 
 
@@ -242,7 +239,7 @@ def _keys_of_machine() -> list[Any]:
     """With something in place from before anybody looked, then without; whose all the rest is."""
     exp: Any = vars(CppVecOverrides)["exp"]
     CppVecOverrides.exp = staticmethod(_plainly(exp.__func__, 2.0))  # type: ignore[method-assign]
-    replaced = keys()
+    replaced = codes()
     CppVecOverrides.exp = exp  # type: ignore[method-assign]
     import torch.distributed.tensor
     import torch.nn.attention.flex_attention
@@ -262,5 +259,5 @@ def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> No
     )
     assert early == late
     replaced, plain, others = early
-    assert len({*replaced, *plain, None}) == 3
-    assert others == []
+    assert (replaced, others) == (["generator"], [])
+    assert None not in plain

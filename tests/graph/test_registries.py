@@ -12,7 +12,6 @@ import torch._inductor.compile_fx
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen import common
 from torch._inductor.codegen.cpp import CppScheduling
-from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.lowering import lowerings
@@ -26,16 +25,18 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_impls import register_op_impl
 
 import s3cache
-from s3cache.graph._code import UntoldError
-from s3cache.graph._registries import registered_lines
+from s3cache.graph._identity import UnidentifiedError
+from s3cache.graph._registries import registered_others, unused_kept
 from s3cache.torch_api import installed_release, internals
 from tests.support.scripts import run_script
 
 Register = Callable[[float], object]
 
 
-def lines(vouched: Callable[[object], str | None] = lambda _: None) -> list[str]:
-    return sorted(registered_lines(vouched))
+def lines() -> list[str]:
+    """Where something of others is registered, and under what."""
+    found = [f"{each.place} {each.what}" for each in registered_others()]
+    return sorted([*found, *unused_kept()])
 
 
 def pattern(by: float, where: Any = post_grad.pass_patterns[1], prepend: bool = False) -> object:
@@ -137,35 +138,33 @@ def test_what_torch_registers_itself_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("register", WAYS, ids=lambda each: each.__name__)
-def test_what_others_register_is_told_by_what_it_does(register: Register) -> None:
-    found = []
-    for by in (2.0, 3.0, 2.0):
-        with pytest.MonkeyPatch.context():
-            undo = as_before.__wrapped__()  # type: ignore[attr-defined]
-            next(undo)
-            register(by)
-            found.append(lines())
-            next(undo, None)
-    assert found[0] == found[2] != found[1]
-    assert len(found[0]) == 1
-    assert lines() == []
+def test_what_others_register_is_found(register: Register) -> None:
+    """And what generates code has no identity, as it is of no distribution."""
+    register(2.0)
+    (line,) = lines()
+    (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
+    codes = [reason.code for reason in graph.reasons]
+    if register is side_effect:
+        assert graph.key is not None
+    else:
+        assert codes == ["override" if register in (early_pattern, fake_rule) else "generator"]
+        assert line.split(" ")[0] in graph.reasons[0].message
 
 
-def test_what_torch_has_is_told_where_others_register_it(tmp_path: Path) -> None:
-    """A pattern's handler, or the code of a device, may be torch's: that is no default."""
+def test_what_a_library_registers_is_in_the_key(install: Callable[[str], Any]) -> None:
+    source = "def of(by): return lambda match, x: match.replace_by_example(lambda x: x * by, [x])"
+    library = install(source)
     found = []
-    place = post_grad.pass_patterns[1]
-    with s3cache.enabled(f"file://{tmp_path}/remote?create=1", local=False):
-        for handler in (torch.fx.Graph.lint, torch.fx.Graph.eliminate_dead_code):
-            pattern = CallFunction(torch.sin, Arg())
-            register_graph_pattern(pattern, pass_dict=place)(handler)
-            found.append(lines())
-            place.patterns["call_function", torch.sin].clear()
-        for kind in (CppScheduling, TritonScheduling):
-            common.register_backend_for_device("cpu", kind, PythonWrapperCodegen)
-            found.append(lines())
-    assert [len(each) for each in found] == [1, 1, 1, 1]
-    assert len(set(map(str, found))) == 4
+    for numbers in ((2.0,), (3.0,), (2.0, 3.0), (3.0, 2.0), (2.0,)):
+        where = post_grad.pass_patterns[1]
+        for by in numbers:
+            call = CallFunction(torch.ops.aten.sin.default, Arg())
+            register_graph_pattern(call, pass_dict=where)(library.of(by))
+        (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
+        found.append(graph.key)
+        where.patterns["call_function", torch.ops.aten.sin.default].clear()
+    assert found[0] == found[4]
+    assert len({None, *found}) == 5
 
 
 def test_where_a_pattern_comes_among_torchs_matters() -> None:
@@ -199,18 +198,7 @@ def test_torchs_tables_of_lowerings_may_grow() -> None:
         del lowerings["something"]
 
 
-def test_which_of_two_comes_first_matters() -> None:
-    found = []
-    for numbers in ((2.0, 3.0), (3.0, 2.0)):
-        for by in numbers:
-            pattern(by)
-        found.append(lines())
-        post_grad.pass_patterns[1].patterns["call_function", torch.ops.aten.sin.default].clear()
-    assert [len(each) for each in found] == [2, 2]
-    assert found[0] != found[1]
-
-
-def test_a_pattern_without_a_name_of_its_own_cannot_be_told() -> None:
+def test_a_pattern_without_a_text_of_its_own_has_no_identity() -> None:
     class Odd(CallFunction):
         def __repr__(self) -> str:
             return object.__repr__(self)
@@ -221,17 +209,8 @@ def test_a_pattern_without_a_name_of_its_own_cannot_be_told() -> None:
     def handler(match: Any, x: Any) -> None:
         raise AssertionError
 
-    with pytest.raises(UntoldError, match="pattern in post_grad"):
+    with pytest.raises(UnidentifiedError, match="pattern in post_grad"):
         lines()
-
-
-def test_what_the_user_vouches_for_is_not_looked_into() -> None:
-    def vouched(value: object) -> str | None:
-        return "7" if value is kind else None
-
-    kind = backend(2.0)
-    assert lines(vouched) != lines()
-    assert "version 7" in str(lines(vouched))
 
 
 _KEYS = """

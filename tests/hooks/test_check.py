@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,14 +19,16 @@ INDUCTOR = torch._inductor.config
 FUNCTORCH = torch._functorch.config
 
 
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("Inductor was asked to compile")
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> None:
     """Nothing here may reach Inductor's own compiler."""
     import torch._inductor.compile_fx
 
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("Inductor was asked to compile")
-
+    registry.add(refuse, "1")  # it stands where code is generated
     monkeypatch.setattr(torch._inductor.compile_fx, "_compile_fx_inner", refuse)
     monkeypatch.setattr(torch._inductor.compile_fx, "fx_codegen_and_compile", refuse)
 
@@ -163,7 +164,7 @@ def test_reasons_that_are_settings_come_with_those_of_the_graph() -> None:
     assert [each.code for each in graph.reasons if each.code != "method"] == [
         "caches-off",
         "freezing",
-        "custom-pass",
+        "custom-callable",
         "custom-callable",
         "function",
     ]
@@ -239,23 +240,18 @@ def test_strict_mode_raises_what_cannot_be_cached(tmp_path: Path) -> None:
     torch._dynamo.reset()
 
 
-def test_custom_operators_are_identified_by_what_is_traced_of_them(tmp_path: Path) -> None:
-    def define(name: str) -> Callable[..., Any]:
-        lib.define(f"{name}(Tensor x) -> Tensor")
-        lib.impl(name, lambda x: x.sin(), "CPU")
-        lib.impl(name, torch.empty_like, "Meta")
-        operator: Callable[..., Any] = getattr(torch.ops.s3cache_check, name)
-        return operator
-
+def test_an_operator_with_a_fake_of_its_own_is_cached_at_the_second_level() -> None:
     lib = torch.library.Library("s3cache_check", "FRAGMENT")
-    unseen = define("unseen")
-    with s3cache.enabled(local_dir=str(tmp_path)):
-        seen = define("seen")
-        found = s3cache.check(lambda x: seen(x), torch.ones(3)).graphs[0]
-        assert found.cacheable
-        assert found.components["graph.operators"].value.startswith("s3cache_check.seen.default: ")
-        (reason,) = s3cache.check(lambda x: unseen(x), torch.ones(3)).graphs[0].reasons
-        assert "before s3cache was enabled" in reason.message
+    lib.define("seen(Tensor x) -> Tensor")
+    lib.impl("seen", lambda x: x.sin(), "CPU")
+    lib.impl("seen", torch.empty_like, "Meta")
+    operator = torch.ops.s3cache_check.seen
+    (graph,) = s3cache.check(lambda x: operator(x), torch.ones(3)).graphs
+    assert graph.in_halves
+    assert graph.verdict == "cached at the second level only (custom-operator)"
+    s3cache.register_cacheable(operator, version="1")
+    (graph,) = s3cache.check(lambda x: operator(x), torch.ones(3)).graphs
+    assert graph.components["graph.operators"].value.startswith("s3cache_check::seen(Tensor x)")
 
 
 def test_an_operator_that_is_made_of_others_is_not_cached() -> None:

@@ -16,7 +16,7 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.perturb import aliasing, backwards, insides, patching, registering
+from tests.perturb import aliasing, asking, backwards, insides, patching, registering
 from tests.perturb.bases import BASES, Mlp, mlp, pointwise
 from tests.perturb.histories import History
 from tests.perturb.operators import OPERATORS
@@ -51,6 +51,7 @@ def all_histories() -> list[History]:
         *patching.patches(),
         *registering.registrations(),
         *insides.insides(),
+        *asking.asked(),
     ]
 
 
@@ -464,12 +465,12 @@ def _no_grad_inside(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _users_bases() -> dict[str, Program]:
-    from tests.perturb import reaching, users
+    from tests.perturb import users
 
-    return {**users.bases(), **reaching.bases()}
+    return users.bases()
 
 
 def _users() -> Iterator[Change]:
-    from tests.perturb import reaching, users
+    from tests.perturb import users
 
-    yield from (*users.changes(), *reaching.changes())
+    yield from users.changes()

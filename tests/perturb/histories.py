@@ -141,7 +141,7 @@ def _with_a_cache(
     with s3cache.enabled(local_dir=directory, shape_profile=False) as cache:
         found, compiles = _compiled(history, calls)
         stats = cache.stats()
-    return found, compiles, sum(stats.hits.values())
+    return found, compiles, sum(stats.hits.values()) + sum(stats.fx.hits.values())
 
 
 def _compiled(history: History, calls: tuple[Call, ...]) -> tuple[list[Any], int]:

@@ -29,6 +29,10 @@ from tests.perturb.program import Change, Program
 __all__ = ["bases", "changes"]
 
 _COUNT = 12  # variants of each thing
+# These take part in tracing: their graphs have no key of the first level.
+_TRACED = frozenset(
+    ("backward formula", "backward formula with a global", "fake implementation", "decomposition")
+)
 
 
 def bases() -> dict[str, Program]:
@@ -40,7 +44,8 @@ def changes() -> Iterator[Change]:
     """The other variants."""
     for name, make in _THINGS.items():
         for variant in range(1, _COUNT):
-            yield Change("user", f"{name} {variant}", f"user {name}", make(variant))
+            keyed = name not in _TRACED
+            yield Change("user", f"{name} {variant}", f"user {name}", make(variant), told=keyed)
 
 
 def _two(function: Callable[..., Any], context: Any = contextlib.nullcontext) -> Program:
@@ -164,18 +169,18 @@ def _selective(variant: int) -> Program:
 
 
 @torch._dynamo.allow_in_graph
-def vouched_for(x: Tensor) -> Tensor:
+def registered_one(x: Tensor) -> Tensor:
     return x.cos()
 
 
-def _vouched(variant: int) -> Program:
+def _registered(variant: int) -> Program:
     @contextlib.contextmanager
     def registered() -> Iterator[None]:
-        s3cache.register_cacheable(vouched_for, version=str(variant))
+        s3cache.register_cacheable(registered_one, version=str(variant))
         yield
 
     def program(x: Tensor, y: Tensor) -> Any:
-        return vouched_for(x) * y
+        return registered_one(x) * y
 
     return _two(program, registered)
 
@@ -335,7 +340,7 @@ _THINGS: dict[str, Callable[[int], Program]] = {
     "solver": _patched(functorch, "activation_memory_budget_solver", _Solver),
     "estimator": _patched(functorch, "activation_memory_budget_runtime_estimator", _Estimator),
     "checkpoint policy": _selective,
-    "function vouched for": _vouched,
+    "registered function": _registered,
     "decomposition": _decomposed,
     "annotation": _annotated,
     "names of the memory budget": _budget,

@@ -1,0 +1,293 @@
+"""Name code that is not torch's, without looking into what it does.
+
+Code that generates code is named by its own ``uuid()``, by the version that it was registered with,
+or by the distribution that installed it, that one's version and a digest of the source file. What
+has none of these has no identity. Code that only takes part in tracing needs none at the second
+level, where the traced graph is in the key: there, :func:`rough_identity` helps to tell programs
+apart, and never refuses.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from s3cache.graph._homes import Home, home_of, name_of
+from s3cache.torch_api import internals
+
+__all__ = [
+    "NATIVE",
+    "UnidentifiedError",
+    "code_digest",
+    "code_fingerprint",
+    "content_of",
+    "identity",
+    "rough_identity",
+]
+
+NATIVE = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_HOLDERS = (staticmethod, classmethod)
+_MAX_DEPTH = 8
+_MAX_PARTS = 10_000
+
+
+class UnidentifiedError(Exception):
+    """Nothing says which code it is.
+
+    Attributes:
+        about: the function, class or object that has no identity.
+    """
+
+    def __init__(self, message: str, about: object = None) -> None:
+        super().__init__(message)
+        self.about = about
+
+
+def identity(value: object, registered: Callable[[object], str | None] = lambda _: None) -> str:
+    """Return a text that is equal in another process only for the same code.
+
+    Args:
+        value: a function, class, or object, or a container of some.
+        registered: the version that the user registered something with, if any.
+
+    Raises:
+        UnidentifiedError: some code in it has no identity; says which.
+    """
+    return _Names(registered, strict=True).of(value)
+
+
+def rough_identity(
+    value: object, registered: Callable[[object], str | None] = lambda _: None
+) -> str:
+    """Return the same for less: never refuse, and leave out the state that the code keeps.
+
+    Code of no distribution has the digest of its source file. A wrapper that counts its calls is
+    the same before and after.
+    """
+    return _Names(registered, strict=False).of(value)
+
+
+class _Names:
+    def __init__(self, registered: Callable[[object], str | None], *, strict: bool) -> None:
+        self._registered = registered
+        self._strict = strict
+        self._left = _MAX_PARTS
+
+    def of(self, value: object, depth: int = 0) -> str:
+        self._left -= 1
+        if depth > _MAX_DEPTH or self._left < 0:
+            return self._unidentified("refers to too much", value)
+        if isinstance(value, _PLAIN):
+            return repr(value) if self._strict else ""
+        version = self._registered(value)
+        if version is not None:
+            return f"version {version}"
+        uuid = _uuid_of(value)
+        if uuid is not None:
+            return f"{_class_name(value)} {uuid!r}"
+        if type(value) is internals.ordered_set.get():
+            value = list(internals.inside_of_ordered_set(value))
+        if isinstance(value, _CONTAINERS):
+            return self._container(value, depth) if self._strict else type(value).__name__
+        if isinstance(value, types.FunctionType):
+            return self._function(value, depth)
+        if isinstance(value, types.MethodType):
+            return self._all("method", (value.__func__, value.__self__), depth)
+        if isinstance(value, _HOLDERS):
+            return self._all(type(value).__name__, (value.__func__,), depth)
+        if isinstance(value, property):
+            return self._all("property", (value.fget, value.fset, value.fdel), depth)
+        if isinstance(value, functools._lru_cache_wrapper):
+            return self._all("lru_cache", (value.__wrapped__,), depth)
+        if isinstance(value, partial):
+            given = (value.func, *value.args, *sorted(value.keywords.items()))
+            return self._all("partial", given, depth)
+        if internals.is_operator(value) or isinstance(value, enum.Enum):
+            return f"{type(value).__qualname__} {value}"
+        if isinstance(value, types.ModuleType):
+            home = home_of(value)
+            return self._at(home, f"module {value.__name__}", value)
+        if isinstance(value, type):
+            return self._at(home_of(value), f"{value.__module__}.{value.__qualname__}", value)
+        if isinstance(value, NATIVE):
+            owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+            owner = owner if isinstance(owner, (type, types.ModuleType)) else type(owner)
+            return self._at(home_of(value), f"{owner.__name__}.{value.__name__}", value)
+        return self._object(value, depth)
+
+    def _all(self, kind: str, values: Iterable[object], depth: int) -> str:
+        return f"{kind}({', '.join(self.of(each, depth + 1) for each in values)})"
+
+    def _container(self, value: object, depth: int) -> str:
+        if isinstance(value, dict):
+            return self._all(type(value).__name__, value.items(), depth)
+        assert isinstance(value, (list, tuple, set, frozenset))
+        texts = [self.of(each, depth + 1) for each in value]
+        if isinstance(value, (set, frozenset)):
+            texts.sort()
+        return f"{type(value).__name__}({', '.join(texts)})"
+
+    def _function(self, function: types.FunctionType, depth: int) -> str:
+        home, code = home_of(function), function.__code__
+        name = f"{function.__qualname__}:{code.co_firstlineno}"
+        if home.kind == "torch":
+            file = code.co_filename.removeprefix(internals.torch_directory())
+            text = f"{file}:{code.co_firstlineno}:{code.co_name}:{code_digest(code)}"
+        else:
+            text = self._at(home, name, function, code.co_filename)
+        if home.kind == "user":
+            text = f"{text} {code_digest(code)}"
+        held = [content_of(cell) for cell in function.__closure__ or ()]
+        given = (*held, function.__defaults__, function.__kwdefaults__)
+        return self._all(text, given, depth) if any(each is not None for each in given) else text
+
+    def _at(self, home: Home, name: str, value: object, file: str = "") -> str:
+        """Return the name of code that lies at ``home``."""
+        if home.kind in ("torch", "python"):
+            return f"{home.kind} {name}"
+        if home.kind == "library":
+            return f"{home.name} {_digest_of_file(file or _file_of(value))} {name}"
+        digest = _digest_of_file(file or _file_of(value))
+        where = file or _file_of(value) or "no file"
+        return (
+            self._unidentified(
+                f"is {name_of(value)} of {where}, which no installed distribution has", value
+            )
+            or f"{digest} {name}"
+        )
+
+    def _object(self, value: object, depth: int) -> str:
+        kind = type(value)
+        if kind.__module__ == "torch" and kind.__name__ in _CONSTANTS:
+            return str(value)
+        text = self.of(kind, depth + 1)
+        if not self._strict:
+            return text
+        state = getattr(value, "__dict__", None)
+        if home_of(kind).kind == "torch" and not _is_tensor(value):
+            return text if state is None else self._all(text, [_plain_parts(state)], depth)
+        if state is None or kind.__module__ == "unittest.mock" or _is_tensor(value):
+            raise UnidentifiedError(f"holds a {name_of(value)}", value)
+        return self._all(text, [state], depth)
+
+    def _unidentified(self, message: str, value: object) -> str:
+        if self._strict:
+            raise UnidentifiedError(message, value)
+        return ""
+
+
+_CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format", "Size"})
+
+
+def _plain_parts(state: dict[str, object]) -> dict[str, object]:
+    """Return what of an object of torch's is a constant, or code that a program may have put there.
+
+    The rest is the state of torch's own code.
+    """
+    code = types.FunctionType, types.MethodType, partial
+    return {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, code) or _is_constant(value, 0)
+    }
+
+
+def _is_constant(value: object, depth: int) -> bool:
+    if isinstance(value, _CONTAINERS):
+        parts = value.items() if isinstance(value, dict) else value
+        return depth < _MAX_DEPTH and all(_is_constant(each, depth + 1) for each in parts)
+    return isinstance(value, (*_PLAIN, enum.Enum)) or internals.is_dtype(value)
+
+
+def _is_tensor(value: object) -> bool:
+    import torch
+
+    return isinstance(value, (torch.Tensor, torch.nn.Module))
+
+
+def _uuid_of(value: object) -> object:
+    """Return what an object says of its own code, as passes of torch do; ``None`` if nothing."""
+    uuid = getattr(type(value), "uuid", None)
+    if isinstance(value, type) or not isinstance(uuid, types.FunctionType):
+        return None
+    said = value.uuid()  # type: ignore[attr-defined]
+    return said if said and isinstance(said, (str, bytes, int, tuple)) else None
+
+
+def _class_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _file_of(value: object) -> str:
+    name = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None)
+    file = getattr(sys.modules.get(str(name)), "__file__", None)
+    return file if isinstance(file, str) else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest_of_file(path: str) -> str:
+    """Return the digest of a file, or ``""``; it is read once, as Python has."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()[:32]
+    except OSError:
+        return ""
+
+
+def content_of(cell: types.CellType) -> object:
+    """Return what a variable of a closure is bound to; ``None`` if to nothing yet."""
+    try:  # a thousand times for each key, where suppress() would take longer than all else
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def code_fingerprint(code: types.CodeType) -> str:
+    """Return a digest of compiled Python code by itself, its name and those of its variables."""
+    names = (code.co_name, *code.co_varnames, *code.co_freevars)
+    return hashlib.sha256(repr((names, code_digest(code))).encode()).hexdigest()[:32]
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Return a digest of compiled code, less its place in a file and names of its variables.
+
+    Names of arguments are in it, as callers give them by name.
+    """
+    words: list[object] = [
+        code.co_code.hex(),
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount],
+        code.co_flags,
+        len(code.co_varnames),
+        getattr(code, "co_exceptiontable", b"").hex(),
+        code.co_names,
+        [_constant_text(constant) for constant in code.co_consts],
+    ]
+    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _constant_text(value: object) -> str:
+    """Return the text of a constant in code: the order of a frozen set differs by process."""
+    if isinstance(value, types.CodeType):
+        return code_digest(value)
+    if isinstance(value, frozenset):
+        return f"frozenset {sorted(map(_constant_text, value))}"
+    if isinstance(value, tuple):
+        return f"tuple {list(map(_constant_text, value))}"
+    return f"{type(value).__name__} {value!r}"

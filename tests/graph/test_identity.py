@@ -1,0 +1,171 @@
+"""Code of others is named by what it says of itself, or by its distribution and source file."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody does
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from s3cache.graph._identity import UnidentifiedError, code_fingerprint, identity, rough_identity
+
+Install = Callable[..., types.ModuleType]
+
+LIBRARY = """
+import functools
+STATE = []
+def plain(x): return x
+def of(by):
+    def inner(x): return x * by
+    return inner
+class Callable:
+    def __init__(self, by): self.by = by
+    def __call__(self, x): return x * self.by
+    def method(self, x): return x
+def counts(function):
+    count = 0
+    @functools.wraps(function)
+    def inner(*args):
+        nonlocal count
+        count += 1
+        return function(*args)
+    return inner
+"""
+
+
+class Pass(CustomGraphPass):
+    def __init__(self, name: Any) -> None:
+        self.name = name
+
+    def __call__(self, graph: Any) -> None: ...
+
+    def uuid(self) -> Any:
+        return self.name
+
+
+def mine(x: Any) -> Any:
+    return x
+
+
+def test_code_that_says_what_it_is_is_named_by_that() -> None:
+    assert identity(Pass("1")) == identity(Pass("1")) != identity(Pass("2"))
+    for name in (None, "", object()):
+        with pytest.raises(UnidentifiedError):
+            identity(Pass(name))
+
+
+def test_what_the_user_registers_is_named_by_its_version() -> None:
+    assert identity(mine, lambda each: "7" if each is mine else None) == "version 7"
+
+
+def test_a_library_is_named_by_distribution_version_and_source(install: Install) -> None:
+    one, edited = install(LIBRARY), install(LIBRARY + "\n# edited\n")
+    later = install(LIBRARY, version="2.0")
+    texts = [identity(each.plain) for each in (one, edited, later)]
+    assert len({text.split(" ", 1)[1] for text in texts}) == 3
+    assert "s3cache_library_0 1.0" in texts[0]
+
+
+def test_what_a_librarys_code_is_made_with_is_in_its_name(install: Install) -> None:
+    library: Any = install(LIBRARY)
+    for make in (
+        library.of,
+        library.Callable,
+        lambda by: functools.partial(library.plain, by),
+        lambda by: functools.partial(library.plain, x=by),
+        lambda by: library.Callable(by).method,
+        lambda by: [library.plain, {by}],
+        lambda by: functools.lru_cache(library.of(by)),
+        lambda by: staticmethod(library.of(by)),
+        lambda by: property(library.of(by)),
+    ):
+        assert identity(make(1)) == identity(make(1)) != identity(make(2))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        mine,
+        lambda x: x,
+        functools.partial(mine),
+        Pass,
+        types.ModuleType("mine"),
+        Mock(),
+        torch.ones(1),
+        types.MethodType(F.relu, Mock()),
+        [[[[[[[[[[1]]]]]]]]]],
+        torch.no_grad()(mine),
+    ],
+)
+def test_what_nothing_names_has_no_identity_but_a_rough_one(value: Any) -> None:
+    with pytest.raises(UnidentifiedError):
+        identity(value)
+    assert isinstance(rough_identity(value), str)
+
+
+def test_what_is_not_recorded_as_installed_is_the_users(install: Install) -> None:
+    library: Any = install(LIBRARY, recorded=False)
+    with pytest.raises(UnidentifiedError, match="no installed distribution"):
+        identity(library.plain)
+
+
+def test_a_users_function_in_what_torch_made_is_found() -> None:
+    decorated = torch.no_grad()(mine)
+    with pytest.raises(UnidentifiedError, match="mine"):
+        identity([torch.nn.functional.relu, decorated])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        F.relu,
+        torch.sin,
+        torch.Tensor.sin,
+        torch.ops.aten.sin.default,
+        torch.float32,
+        torch.nn.Linear,
+        np.sin,
+        operator.add,
+        functools.partial(F.relu, inplace=True),
+        (1, 2.0, "three", None),
+    ],
+)
+def test_torchs_and_pythons_own_code_has_one(value: Any) -> None:
+    assert identity(value)
+    assert identity(value) != identity([value])
+
+
+def test_a_rough_identity_leaves_out_state(install: Install) -> None:
+    """A wrapper that counts its calls is the same before and after; the strict one sees it."""
+    library: Any = install(LIBRARY)
+    wrapper = library.counts(library.plain)
+    rough, strict = rough_identity(wrapper), identity(wrapper)
+    wrapper(1)
+    assert rough_identity(wrapper) == rough
+    assert identity(wrapper) != strict
+
+
+def test_a_rough_identity_tells_bodies_apart() -> None:
+    made = []
+    for body in ("x * 2", "x * 3", "x * 2"):
+        names: dict[str, Any] = {}
+        exec(f"def f(x): return {body}", names)
+        made.append(rough_identity(names["f"]))
+    assert made[0] == made[2] != made[1]
+
+
+def test_compiled_code_has_a_fingerprint_of_its_own() -> None:
+    def digest(source: str, file: str = "a.py") -> str:
+        return code_fingerprint(compile(source, file, "exec"))
+
+    assert digest("x = 1") == digest("x = 1", "b.py") != digest("x = 2")
+    assert digest("x in {'a', 'b'}") != digest("x in {'a', 'c'}")
+    assert digest("def f(x): return 1") != digest("def f(y): return 1")
