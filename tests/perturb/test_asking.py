@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.support.compiler  # noqa: F401 - before what imports the compiler
 from tests.perturb.asking import asked
 from tests.support.machines import Machine
 
