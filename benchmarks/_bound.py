@@ -37,7 +37,7 @@ def measure(processes: int, saves: int) -> Result:
         ["saves", "durable", "p50", "p99", "max", "files after"],
         notes=[
             f"{saves} saves of {_ENTRY_BYTES / 1e3:.0f} KB by each, {_PAUSE_S:g} s apart.",
-            "The directory is full when they begin: nobody has trimmed it.",
+            "The directory is full when they begin: it has not been trimmed.",
         ],
     )
     with tempfile.TemporaryDirectory() as root:

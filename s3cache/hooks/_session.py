@@ -217,7 +217,7 @@ def _warn_untested() -> None:
     """Say once that this release of torch is newer than any that was tried."""
     logger.warning(
         "torch %s is newer than any release that was tried (%d.%d to %d.%d); every name that "
-        "s3cache needs is there, so the cache is on %s",
+        "the cache needs is there, so it is on %s",
         installed_version(),
         *internals.OLDEST,
         *internals.NEWEST,

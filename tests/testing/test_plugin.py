@@ -56,8 +56,6 @@ def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path
         "s3cache",
         "s3cache._lazy",
         "s3cache._version",
-        "s3cache._words",
-        "s3cache.errors",
         "s3cache.testing",
         "s3cache.testing.plugin",
     }

@@ -245,14 +245,19 @@ def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
     os.chown(theirs, ATTACKER, ATTACKER)
     as_user(VICTIM, work)
 
-    with pytest.raises(SystemExit):
-        main(["run"])  # so that it is imported: the other user may not read Python's library
+    def start(path: str, arguments: list[str], environment: dict[str, str]) -> None:
+        """Stand in for the program: the other user may not read Python's library."""
+        assert os.path.isabs(path)
+        print(f"{environment['S3CACHE_URL']} {arguments[-1]}")
+        raise SystemExit
 
     def run_program() -> None:
-        main(["run", "--url", f"file://{remote}", "-c", "print('the program runs')"])
+        assert main(["run", "--url", f"file://{remote}", "-c", "pass"]) == 0
 
+    monkeypatch.setattr(os, "execve", start)
+    run_program()  # so that all is imported
     as_user(VICTIM, run_program)
-    assert "the program runs" in capfd.readouterr().out
+    assert capfd.readouterr().out.count(f"file://{remote} pass") == 2
 
 
 @needs_users
