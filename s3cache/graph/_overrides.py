@@ -192,6 +192,8 @@ def _text(replaced: _Replaced, registered: Callable[[object], str | None], *, tr
         return f"version {version}"
     if replaced.generates or (traced and replaced.value is ABSENT):
         return text_of(replaced.value, registered)
+    if isinstance(replaced.value, type) and not foreign_parts(replaced.value):
+        return name_of(replaced.value)  # such as torch.Storage with another default dtype
     if not traced:
         raise UnidentifiedError("takes part in tracing", replaced.value)
     return rough_identity(replaced.value, registered)

@@ -420,6 +420,7 @@ def test_a_reason_is_plain_data() -> None:
         "node": "users_own",
         "target": f"{__name__}.users_own",
         "module": "",
+        "line": "",
     }
 
 
