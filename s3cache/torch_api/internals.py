@@ -1308,9 +1308,9 @@ def choices_handler() -> object:
 #: What is in there and computes nothing while something is compiled; programs replace these often.
 NOT_COMPILED = frozenset(
     """
-    __deepcopy__ __dir__ __format__ __reduce_ex__ __repr__ __setstate__ __str__ backward compile
-    initial_seed load manual_seed save seed set_printoptions share_memory_ typename
-    """.split()  # noqa: SIM905 - nobody reads one word a line
+    __deepcopy__ __dir__ __format__ __reduce_ex__ __repr__ __setstate__ __slotnames__ __str__
+    backward compile initial_seed load manual_seed save seed set_printoptions share_memory_ typename
+    """.split()  # noqa: SIM905 - one word a line would be longer
 )
 #: What ``torch._VF`` finds its functions in, if nobody has put one of the same name into itself.
 _variable_functions: Internal[type] = Internal("torch._C:_VariableFunctionsClass")

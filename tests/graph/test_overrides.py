@@ -319,15 +319,20 @@ def test_so_do_kernels_for_operators_in_each_namespace_of_torchs(tmp_path: Path)
         assert keys() == plain
 
 
+def test_what_python_keeps_in_a_class_that_was_copied_is_in_no_key() -> None:
+    """``copyreg`` keeps the names of slots there, the first time."""
+    plain = keys()
+    for kind in (Tensor, torch.nn.Parameter):
+        with patch.object(kind, "__slotnames__", [], create=True):
+            assert keys() == plain
+
+
 def test_so_do_rules_for_operators_that_torch_defines_in_python(tmp_path: Path) -> None:
     """torch keeps such a formula with the definition; a library's is as good as a program's."""
     with s3cache.enabled(local_dir=tmp_path):
         plain = keys()
         definition = torch._library.custom_ops.OPDEFS["prims::fma"]
-        with (
-            patch.object(definition, "_backward_fn"),
-            patch.object(definition, "_setup_context_fn"),
-        ):
+        with patch.dict(vars(definition)):
             definition.register_autograd(lambda ctx, grad: grad)
             assert codes() == ["override"]
         assert keys() == plain
