@@ -75,7 +75,7 @@ def newer(url: str, lacks: str = "") -> dict[str, Any]:
     from s3cache.torch_api import Fields, internals
 
     warnings = Warnings()
-    internals.NEWEST = internals.OLDEST
+    internals.OLDEST, internals.NEWEST = (2, 9), (2, 10)
     if lacks:
         Fields("torch._guards:Guard", lacks)
     _compiled(url)
