@@ -56,6 +56,11 @@ class Member(NamedTuple):
     value: object
 
 
+# What Dynamo adds to the module of a function that it compiled, such as ``torch.cond``. Only the
+# code that it made of that function calls it.
+_DYNAMOS = ("__compiled_fn_", "__resume_at_")
+
+
 class _Table:
     """One module or class.
 
@@ -121,6 +126,7 @@ class _Table:
             Member(f"{self._place}.{name}", value)
             for name, there in now.items()
             if (value := behind_seam(there)) is not self._had(name)
+            and not name.startswith(_DYNAMOS)
             and (
                 _is_others(value, is_first=False)
                 or self._is_moved(name, value)

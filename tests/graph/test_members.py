@@ -158,6 +158,16 @@ def test_what_torch_makes_anew_of_its_own_is_not_in_the_key(
     assert keys() == plain
 
 
+def test_what_dynamo_adds_to_a_module_of_torchs_is_in_no_key() -> None:
+    """``torch.cond`` without ``torch.compile`` leaves a compiled function there."""
+    plain = keys()
+    x = torch.ones(3)
+    torch.cond(x.sum() > 1, lambda x: x + 1, lambda x: x - 1, (x,))
+    module = sys.modules["torch._higher_order_ops.cond"]
+    assert any(name.startswith("__compiled_fn_") for name in vars(module))
+    assert keys() == plain
+
+
 def _closure() -> tuple[Any, str]:
     """The cell of a decorated function of a module that no program comes by itself."""
     function = next(
