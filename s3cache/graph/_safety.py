@@ -218,9 +218,16 @@ def _passes(registered: Callable[[object], bool]) -> Iterator[Unsafe]:
                 yield Unsafe(
                     option.code,
                     f"{option.name} is {_qualified(pass_)}, which {why}",
-                    option.fix,
+                    _fix(option.fix, pass_),
                     target=_qualified(pass_),
                 )
+
+
+def _fix(otherwise: str, pass_: object) -> str:
+    """Return the line that registers a function, or what to do with anything else."""
+    if not isinstance(pass_, types.FunctionType):
+        return otherwise
+    return way_out(pass_, f"with a new version after each change to it; or {otherwise}")
 
 
 def _versions(registered: Callable[[object], bool]) -> Callable[[object], str | None]:
