@@ -67,7 +67,7 @@ def run(
     A program is what python runs: a script, a .pyc, a directory or zip file with a __main__, - for
     standard input, a module or code. What follows its name is the program's. Python runs it in this
     process, with the environment that turns s3cache on, in the processes that it starts too. Each
-    process that compiles ends with one line of what hit and missed (S3CACHE_SUMMARY=0: none).
+    process that compiles prints one line at its end: its hits and misses (S3CACHE_SUMMARY=0: none).
     """
     from s3cache.manage import trust_of
     from s3cache.records import JOB, job_here

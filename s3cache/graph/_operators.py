@@ -82,7 +82,7 @@ def refaked_operators(
                 raise UnidentifiedError("is not in Python")
             texts.append(f"{name}: {identity(fake, registered)}")
         except UnidentifiedError as exc:
-            message = f"Inductor lays out inputs of {name}, whose fake implementation {exc}"
+            message = f"Inductor lays out inputs of {name}, and its fake implementation {exc}"
             unsafe.append(Unsafe("generator", message, _fix(name), node, name))
     return (Component.of_text("; ".join(sorted(texts))) if texts else None), unsafe
 
@@ -115,7 +115,7 @@ def function_component(
 
 
 def _other_functions(gm: GraphModule) -> dict[types.FunctionType, str]:
-    """Return functions in Python whose code is not torch's, and a node that calls each."""
+    """Return Python functions that are not torch's, and a node that calls each."""
     callers: dict[types.FunctionType, str] = {}
     torchs = set()
     for _, module in graph_modules(gm):
