@@ -284,11 +284,11 @@ registry = Registry()
 
 
 def active() -> Cache | None:
-    """The cache that torch.compile uses now, if any.
+    """Return the cache that torch.compile uses now, if any.
 
-    One that the environment asks for, and that waits for the first compile, is enabled by this.
+    Enables the one that the environment asks for, which otherwise waits for the first compile.
     """
-    _autoload.go_ahead()
+    _autoload.ask_environment()
     return None if _session is None else _session.cache
 
 
