@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +131,6 @@ LEFT = [
 ]
 
 
-def test_python_is_where_it_is_run() -> None:
-    pages = {page for page, language, _ in BLOCKS if language == "python"}
-    assert {page for page in pages if page != "README.md" and not page.startswith("docs/")} == set()
-
-
 def test_each_file_that_is_shown_is_tried() -> None:
     shown = {
         page
@@ -144,11 +138,6 @@ def test_each_file_that_is_shown_is_tried() -> None:
         if language == "python" and re.match(r"# \S+\.py\n", text)
     }
     assert shown == FILES.keys()
-
-
-def test_no_language_is_new() -> None:
-    """Each one has a test here, or is run."""
-    assert {language for _, language, _ in BLOCKS} == {"", "python", "yaml", "json"}
 
 
 def test_each_command_is_listed_with_who_runs_it() -> None:
@@ -170,12 +159,6 @@ def test_nothing_is_listed_that_is_on_no_page() -> None:
 def test_who_is_said_to_run_it_is_there(holder: str) -> None:
     named = re.findall(r"(?:tests|infra|benchmarks)/[\w/]+\.(?:py|sh)", holder)
     assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-def test_the_shell_can_read_all_of_them() -> None:
-    script = "\n".join(command for _, command in commands())
-    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def targets() -> set[str]:
@@ -209,10 +192,6 @@ def test_variables_on_the_pages_are_read_by_somebody() -> None:
 
 
 AWS = [(page, command) for page, command in commands() if command.startswith("aws ")]
-
-
-def test_there_are_commands_of_aws() -> None:
-    assert len(AWS) >= 3
 
 
 @pytest.mark.parametrize(("page", "command"), AWS)
@@ -278,20 +257,6 @@ def variables_are_good(environment: dict[str, str]) -> None:
             Settings.load(**given)
         if setting == "url":
             assert s3(value).url.startswith("s3://example-compile-cache/main")
-
-
-def test_the_job_of_kubernetes_is_one_that_runs_s3cache() -> None:
-    (job,) = documents("docs/operating/kubernetes.md", "yaml")
-    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    variables = {each["name"]: each["value"] for each in container["env"]}
-    variables_are_good(variables)
-    limits = container["resources"]["limits"]
-    assert limits == container["resources"]["requests"]
-    assert variables["OMP_NUM_THREADS"] == limits["cpu"]
-    storage = Settings.load(local_max_bytes=f"{limits['ephemeral-storage']}B")[0]
-    assert Settings().local_max_bytes < storage.local_max_bytes
 
 
 def test_the_workflow_of_github_has_a_role_and_few_rights() -> None:

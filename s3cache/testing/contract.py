@@ -483,7 +483,7 @@ class StoreContract:
         finally:
             writing = False
             await asyncio.gather(*readers)
-        assert await _size(store, "key") in map(len, versions)
+        assert await _size(store, "key") in {*map(len, versions)}
         assert set(await listed(store)) == {"key"}
 
     async def test_a_cancelled_put_is_whole_or_nothing(self, store: Store) -> None:

@@ -113,15 +113,6 @@ def test_a_bad_end_is_told(
     assert caught.value.outcome.exit_code == status
 
 
-def test_a_long_story_is_told_from_its_end(machine: Machine, tmp_path: Path) -> None:
-    code = "import sys\nfor i in range(1000): print('line', i)\nsys.exit(1)"
-    with pytest.raises(ProgramError) as caught:
-        machine.run(script(tmp_path, code))
-    assert "line 999" in str(caught.value)
-    assert "line 5\n" not in str(caught.value)
-    assert "line 5\n" in caught.value.outcome.stdout
-
-
 def test_what_takes_too_long_is_ended_with_all_it_started(machine: Machine, tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"
