@@ -58,7 +58,7 @@ _AUTOLOAD = "tests/hooks/test_autoload.py"
 _RGW = "tests/infra/test_rgw_scripts.py"
 _CONTAINERS = "needs Docker; tests/infra/test_minio_compose.py holds what it reads"
 _EXAMPLE = "tests/examples/test_warm_start_ci.py"
-# Commands as they stand, but for comments, and who runs them or why nobody does. Those of AWS are
+# Commands as they stand, but for comments, and who runs them or why nothing does. Those of AWS are
 # held against its own model below; `make` against the Makefile.
 COMMANDS = {
     "pip install torch-s3cache": _DIST,

@@ -1,4 +1,4 @@
-"""What is logged: by loggers that people know of, without saying twice whose it is."""
+"""What is logged: by loggers that people know of, without the name of s3cache twice."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CALLS = [
 ]
 
 
-def test_no_message_repeats_whose_it_is() -> None:
+def test_no_message_repeats_the_name_of_s3cache() -> None:
     """Of the command it may tell, in backquotes."""
     assert len(CALLS) > 30
     for file, call, _, _ in CALLS:
@@ -93,7 +93,7 @@ def test_s3cache_names_itself_only_where_no_logger_does() -> None:
                 assert not str(node.value).startswith("s3cache: "), (path.name, node.lineno)
 
 
-def test_each_logger_and_what_it_tells_at_which_level_is_documented() -> None:
+def test_each_logger_is_documented_with_its_levels() -> None:
     page = (ROOT / "docs" / "explaining-misses.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(s3cache[.\w]*)` \|([^|]*)\|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
     documented = {
@@ -102,11 +102,11 @@ def test_each_logger_and_what_it_tells_at_which_level_is_documented() -> None:
         for level, cell in zip(("WARNING", "INFO", "DEBUG"), cells, strict=True)
         if cell.strip()
     }
-    told = {(name, level) for _, _, name, level in CALLS if level}
-    # One is told at WARNING first and at INFO then; one of the loggers is chosen at run time.
-    told |= {("s3cache.bypasses", "WARNING"), ("s3cache.trust", "WARNING")}
-    assert documented == told
-    assert {name for name, _ in told} == {"s3cache", *(f"s3cache.{t}" for t in get_args(Topic))}
+    logged = {(name, level) for _, _, name, level in CALLS if level}
+    # One is logged at WARNING first and at INFO then; one of the loggers is chosen at run time.
+    logged |= {("s3cache.bypasses", "WARNING"), ("s3cache.trust", "WARNING")}
+    assert documented == logged
+    assert {name for name, _ in logged} == {"s3cache", *(f"s3cache.{t}" for t in get_args(Topic))}
 
 
 PROGRAM = """

@@ -14,7 +14,7 @@ FILES = {
     for path in sorted(TESTS.rglob("*.py"))
 }
 
-# Folders that test a package of another name, whose private modules they may import.
+# Folders that may import the private modules of a package of another name, which they test.
 _ALSO_OF = {"perturb": "graph"}
 
 

@@ -71,7 +71,7 @@ def test_the_page_of_reasons_says_each_in_the_words_of_explain() -> None:
     assert rows == [(str(reason), reason.text) for reason in Reason]
 
 
-def test_causes_of_distrust_are_told() -> None:
+def test_causes_of_distrust_are_documented() -> None:
     (section,) = sections_on("untrusted")
     assert re.findall(r"^\| `([\w-]+)` \|", section.text, re.MULTILINE) == list(get_args(Cause))
 
@@ -80,8 +80,8 @@ def test_what_cannot_be_shared_in_halves_says_so() -> None:
     """The page promises that it tells where not even halves of a graph are cached."""
     in_no_form = {code for code in get_args(Code) if Unsafe(code, "").in_any_form}
     bypasses = [each for each in sections() if each.kind == "bypass"]
-    told = {each.code for each in bypasses if "in halves either" in each.text}
-    assert told == in_no_form
+    marked = {each.code for each in bypasses if "in halves either" in each.text}
+    assert marked == in_no_form
 
 
 def test_links_become_their_words_and_are_listed() -> None:

@@ -1,4 +1,4 @@
-"""What ``import s3cache`` offers: a change to it is meant, and is told in the changelog."""
+"""What ``import s3cache`` offers: a change to it is meant, and is in the changelog."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def explain(
         Argument(
             metavar="[CODE...|KEY|SCRIPT]",
             help="What messages name, such as untrusted, custom-operator or ConfigError; what was "
-            "looked up, or the beginning of it; or the program whose last run is meant.",
+            "looked up, or the beginning of it; or the program, of which the last run is meant.",
             show_default=False,
             autocompletion=_codes,
         ),

@@ -272,7 +272,7 @@ def bench(
 ) -> int:
     """Measure the user's own bucket: its storage, and a first step compiled and hit through it.
 
-    A warm start is that of a small model in a fresh process whose disk is empty; a cold one
+    A warm start is that of a small model in a fresh process with an empty disk; a cold one
     compiles it there. Medians of all tries. Everything is written below a prefix of its own,
     s3cache-bench-..., and removed in the end; where the credentials may not delete it is said what
     stays. Exits with 1 if the warm start did not hit.

@@ -184,7 +184,7 @@ class RawAccess(Protocol):
 class StoreContract:
     """The promises of :class:`~s3cache.store.Store`, one test each.
 
-    A subclass, whose name begins with ``Test``, overrides the fixture ``store`` to give a store
+    A subclass, named ``Test...``, overrides the fixture ``store`` to give a store
     that is empty, and ``raw`` to give a way to its objects that does not lead through it; without
     that the tests of truncated, foreign and half-written objects skip. It lowers the numbers
     below where the store is slow. No test may be overridden to promise less::

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def test_from_a_directory_to_a_bucket_and_back_to_nothing(
     call: Call, shelf: Shelf, at: Callable[[int], str], moto_port: int
 ) -> None:
-    """And whoever may not delete is told whose task that is."""
+    """Credentials that may not delete get an error that names the operator's role."""
     for number in range(12):
         shelf.add(f"key{number}", kind="other" if number < 3 else "test", size=2000)
     remote = at(moto_port)
@@ -38,10 +38,10 @@ def test_a_push_to_what_is_not_there_does_not_try_until_its_time_is_over(
     call: Call, at: Callable[[int], str], moto_port: int
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        nobody = at(server.getsockname()[1])
-    with Cache.open(nobody, exit_timeout_s=0.1, retry_attempts=1) as cache:
+        no_server = at(server.getsockname()[1])
+    with Cache.open(no_server, exit_timeout_s=0.1, retry_attempts=1) as cache:
         cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
-    done = call("push", "--url", nobody)
+    done = call("push", "--url", no_server)
     assert (done.code, done.out) == (3, "")
     assert "cannot connect" in done.err
     assert call("stats", "--local", "--json").json["local"]["to_upload"] == 1

@@ -65,7 +65,7 @@ def program(tmp_path: Path, text: str) -> Path:
 
 @dense
 @pytest.mark.timeout(300)
-def test_each_graph_of_a_program_is_told_and_nothing_is_left_anywhere(
+def test_each_graph_of_a_program_is_reported_and_nothing_is_left_anywhere(
     call: Call, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs to its end; what the environment says of a cache is not touched."""

@@ -67,7 +67,7 @@ def test_filters_and_order(call: Call, shelf: Shelf) -> None:
         (("--signer", "ci"), ""),
     ],
 )
-def test_a_filter_that_no_entry_meets_is_told_with_what_there_is(
+def test_a_filter_that_no_entry_meets_is_a_warning_with_the_values_that_there_are(
     call: Call, shelf: Shelf, option: tuple[str, str], there: str
 ) -> None:
     """In each command, and with --json too: what is misspelt chooses nothing, silently."""
@@ -102,7 +102,7 @@ def test_that_only_the_first_thousand_are_sorted_is_said(call: Call, shelf: Shel
 
 
 def test_who_only_looks_makes_no_directory(call: Call, shelf: Shelf, tmp_path: Path) -> None:
-    """A misspelt URL is told as such, whatever it says of making one."""
+    """A misspelt URL is an error, even with ``create=true``."""
     missing = tmp_path / "missing"
     for command in ("ls", "du", "stats", "verify", "pull"):
         for url in (f"file://{missing}", f"file://{missing}?create=true"):

@@ -47,7 +47,7 @@ def test_a_miss_is_explained_by_the_nearest_entry(call: Call, tmp_path: Path) ->
 def test_ranks_of_a_job_are_explained_together(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is equal in all of them is told once."""
+    """What is equal in all of them is reported once."""
     monkeypatch.setenv("S3CACHE_JOB", "nightly")
     for rank, other in ((1, "b"), (2, "c"), (0, "b")):
         monkeypatch.setenv("RANK", str(rank))
@@ -60,8 +60,8 @@ def test_ranks_of_a_job_are_explained_together(
     for arguments in ((), ("--run", run)):
         done = call("explain", *arguments)
         assert ", ranks 0-2: 3 hit, 6 missed" in done.out
-        told = [line for line in done.out.splitlines() if line.startswith("miss: ")]
-        assert [line.rpartition(" (")[2] for line in told] == [
+        misses = [line for line in done.out.splitlines() if line.startswith("miss: ")]
+        assert [line.rpartition(" (")[2] for line in misses] == [
             "ranks 0-2)",
             "ranks 0-1)",
             "rank 2)",

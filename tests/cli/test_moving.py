@@ -56,7 +56,7 @@ def test_a_mirror_has_all_that_is_sound_and_is_done_again_for_what_is_new(
 
 
 def test_what_the_target_has_under_a_name_stays(call: Call, shelf: Shelf, other: Shelf) -> None:
-    """Two buckets whose first entries differ: each variant is in the mirror, none is lost."""
+    """Where the first entries of two buckets differ, the mirror has each variant."""
     shelf.add("k", variant="a", size=300)
     theirs = other.add("k", variant="b", size=200)
     before = other.files.read(theirs)

@@ -86,7 +86,7 @@ def test_progress_is_for_terminals(
 def test_pages_are_laid_out_on_terminals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Elsewhere they are what is written, for whoever pipes them on."""
+    """Elsewhere they are what is written, for pipes."""
     text = "A `word`.\n\n| a | b |\n|---|---|\n| `c` | d |"
     Output().markdown("title", text)
     assert capsys.readouterr().out == f"title\n\n{text}\n\n"

@@ -98,7 +98,7 @@ def test_gc_removes_what_a_manifest_names_and_says_what_is_not_there(
     assert {kept.rpartition("/")[2], "b.0"} == {each["name"].rpartition("/")[2] for each in others}
 
 
-def test_what_nobody_trusted_has_signed_can_be_removed(
+def test_entries_without_a_trusted_signature_can_be_removed(
     call: Call, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shelf.add("forged")

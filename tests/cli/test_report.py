@@ -86,7 +86,7 @@ def test_a_trace_is_written(call: Call, runs: list[str], tmp_path: Path) -> None
 
 
 def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None:
-    """What hit and what was saved, and no miss that nobody saved."""
+    """What hit and what was saved, and no miss that was not saved."""
     root = Settings.load()[0].local_dir
     os.makedirs(root, mode=0o700)
     recorder = Recorder(root)

@@ -111,7 +111,7 @@ def test_a_job_that_ends_by_itself_says_how(call: Call, shelf: Shelf) -> None:
 
 
 def test_a_job_that_compiles_nothing_has_warmed_nothing(call: Call, shelf: Shelf) -> None:
-    """It is told apart from one that hit all that it compiles."""
+    """A job that hit all its graphs did warm the cache."""
     arguments = ("warm", "--url", f"{shelf.url}?create=1")
     done = call(*arguments, "--", "true")
     assert done.code == 1

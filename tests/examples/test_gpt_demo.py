@@ -1,4 +1,4 @@
-"""The demo starts warm where it says so, and would tell if a machine compiled or computed anew."""
+"""The demo starts warm where it says so, and would notice if a machine compiled again."""
 
 from __future__ import annotations
 

@@ -125,5 +125,20 @@ def test_aws_lets_a_lookup_that_carries_no_prefix_tell_absent_from_forbidden(rol
 
 @roles
 def test_minio_gets_an_operator_it_knows(role: Role) -> None:
-    """MinIO refuses ``...IfExists``, and answers 404 to whoever has signed the request."""
+    """MinIO refuses ``...IfExists``, and answers 404 to a signed request."""
     assert list(load("minio", role.file)["Statement"][-1]["Condition"]) == ["StringLike"]
+
+
+@pytest.mark.parametrize(("place", "days"), [("minio", 30), ("aws", 90)])
+def test_entries_expire(place: str, days: int) -> None:
+    """... and so do old versions, and on AWS incomplete uploads: nothing else frees their bytes."""
+    rules = {rule["ID"]: rule for rule in load(place, "lifecycle")["Rules"]}
+    assert {rule["Status"] for rule in rules.values()} == {"Enabled"}
+    for prefix, age in (("main", days), ("pulls", 14)):
+        assert rules[f"expire-{prefix}"]["Expiration"] == {"Days": age}
+        assert rules[f"expire-{prefix}"]["Filter"]["Prefix"] == f"{prefix}/"
+        old = rules[f"forget-versions-{prefix}"]["NoncurrentVersionExpiration"]
+        assert old == {"NoncurrentDays": 7}
+        if place == "aws":
+            rule = rules[f"abort-incomplete-uploads-{prefix}"]
+            assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}

@@ -34,7 +34,7 @@ def test_script_parses_stops_at_errors_and_may_be_run(script: Path) -> None:
 
 @pytest.fixture
 def without_ceph(tmp_path: Path) -> dict[str, str]:
-    """An environment whose PATH holds basic tools only: no Ceph, no apt-get."""
+    """An environment with a PATH that holds basic tools only: no Ceph, no apt-get."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in TOOLS:

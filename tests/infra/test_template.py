@@ -250,7 +250,7 @@ def test_a_job_with_all_rights_changes_nothing_by_which_entries_end(
         for resource in (f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/main/x"):
             request = Request(deployed.arn(role), f"s3:{action}", resource, context)
             assert not is_allowed(request, [everything], [deployed.bucket_policy]), action
-    # Whoever deploys may: nobody is locked out.
+    # The role that deploys may.
     deployer = "arn:aws:iam::123456789012:role/deployer"
     request = Request(
         deployer, "s3:PutBucketPolicy", f"arn:aws:s3:::{BUCKET}",

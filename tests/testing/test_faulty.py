@@ -1,4 +1,4 @@
-"""The store that fails on purpose does so as told, and the same way again."""
+"""The store that fails on purpose does so on order, and the same way again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine is fresh, runs programs as Python does, and tells what came of them."""
+"""A machine is fresh, runs programs as Python does, and reports what came of them."""
 
 from __future__ import annotations
 
@@ -98,17 +98,17 @@ def test_a_second_process_finds_what_the_first_left_and_another_machine_does_not
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "told"),
+    ("code", "status", "message"),
     [
         ("import sys; print('last words'); sys.exit(3)", 3, "last words"),
         ("raise KeyError('what is wrong')", 1, "KeyError: 'what is wrong'"),
         ("import os; os.kill(os.getpid(), 9)", -9, "exit status -9"),
     ],
 )
-def test_a_bad_end_is_told(
-    machine: Machine, tmp_path: Path, code: str, status: int, told: str
+def test_a_bad_end_is_an_error_with_its_output(
+    machine: Machine, tmp_path: Path, code: str, status: int, message: str
 ) -> None:
-    with pytest.raises(ProgramError, match=told) as caught:
+    with pytest.raises(ProgramError, match=message) as caught:
         machine.run(script(tmp_path, code))
     assert caught.value.outcome.exit_code == status
 
@@ -169,7 +169,7 @@ def test_a_module_that_only_the_test_finds_is_found_there_too(
     assert machine.call("only_here:answer").result == 42
 
 
-def test_what_a_function_raises_is_told(machine: Machine) -> None:
+def test_what_a_function_raises_is_in_the_error(machine: Machine) -> None:
     with pytest.raises(ProgramError, match="LookupError: not today"):
         machine.call(refuse, "not today")
     with pytest.raises(ProgramError, match="not JSON serializable"):

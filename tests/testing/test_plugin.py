@@ -67,7 +67,7 @@ def test_the_fixtures_are_listed_with_what_they_are(tmp_path: Path) -> None:
     assert "An empty bucket for this test alone" in said
 
 
-def test_the_contract_tells_what_it_compared(tmp_path: Path) -> None:
+def test_the_contract_shows_what_it_compared(tmp_path: Path) -> None:
     """Its asserts are rewritten, as those of a test module are."""
     (tmp_path / "test_theirs.py").write_text(
         "import pytest\n"
