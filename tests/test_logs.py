@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import logging
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from s3cache._logs import Topic, logger_of
+from s3cache._logs import Topic
 from tests.support.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,22 +76,6 @@ def test_no_message_repeats_the_name_of_s3cache() -> None:
                 assert "s3cache" not in text, (file, call.lineno)
 
 
-def test_s3cache_names_itself_only_where_no_logger_does() -> None:
-    """At the terminal and in what is raised: no other text that may be logged does."""
-    for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        allowed = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Raise)
-            or (isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.stderr.write")
-            for inner in ast.walk(node)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and id(node) not in allowed:
-                assert not str(node.value).startswith("s3cache: "), (path.name, node.lineno)
-
-
 def test_each_logger_is_documented_with_its_levels() -> None:
     page = (ROOT / "docs" / "explaining-misses.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(s3cache[.\w]*)` \|([^|]*)\|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
@@ -151,10 +134,3 @@ def test_a_warning_says_once_who_warns_however_logging_is_set_up(
         timeout=LONG_S,
     )
     assert (done.returncode, done.stderr.splitlines()) == (0, expected)
-
-
-def test_all_loggers_are_below_one(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "s3cache"):
-        for topic in get_args(Topic):
-            logger_of(topic).debug("said")
-    assert [each.name for each in caplog.records] == [f"s3cache.{t}" for t in get_args(Topic)]

@@ -55,16 +55,6 @@ def test_no_code_could_be_the_beginning_of_a_key() -> None:
     assert [code for _, code in MEMBERS if re.fullmatch("[a-z]?[0-9a-f]*", code)] == []
 
 
-def test_the_text_of_a_section_is_that_of_the_page() -> None:
-    """All of it, and nothing of the next one."""
-    page = (ROOT / "docs" / "reasons.md").read_text(encoding="utf-8")
-    (section,) = sections_on("ranks")
-    after = page.partition("### ranks\n\n")[2]
-    assert after.startswith(f"{section.text}\n\n## ")
-    (section,) = sections_on("denied")
-    assert page.partition("### denied\n\n")[2].startswith(f"{section.text}\n\n### full\n")
-
-
 def test_the_page_of_reasons_says_each_in_the_words_of_explain() -> None:
     page = (ROOT / "docs" / "reasons.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[`([\w-]+)`\]\(#\1\) \| (.+) \|$", page, re.MULTILINE)

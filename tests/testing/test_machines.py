@@ -67,15 +67,11 @@ def test_what_a_program_finds_is_a_fresh_machine(
     assert (found["environ"]["GIVEN"], found["environ"]["GIVEN_TOO"]) == ("to all", "to one")
 
 
-def test_a_script_runs_as_by_itself(machine: Machine, tmp_path: Path) -> None:
+def test_scripts_and_modules_run_as_python_runs_them(machine: Machine, tmp_path: Path) -> None:
     program = script(tmp_path, SHOW)
     found = shown(machine.run("program.py", "--steps", "3", cwd=tmp_path))
     assert (found["name"], found["argv"]) == ("__main__", ["program.py", "--steps", "3"])
     assert (found["path"], found["cwd"]) == (str(program.parent), str(tmp_path))
-
-
-def test_a_module_runs_as_with_m(machine: Machine, tmp_path: Path) -> None:
-    script(tmp_path, SHOW)
     found = shown(machine.run("-m", "program", "x", cwd=tmp_path))
     assert (found["name"], found["argv"][1:]) == ("__main__", ["x"])
 
