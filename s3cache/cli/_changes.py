@@ -36,10 +36,10 @@ _LOOK_EVERY_S = 0.1
 
 
 def pull(selection: Selection, out: Output, url: Url = None) -> int:
-    """Copy entries from the remote into this machine's local tier, each verified.
+    """Copy entries from the remote into this machine's local tier, and verify each.
 
-    What is there already stays; what was interrupted goes on where it was. The local tier keeps
-    its bounds: what was used longest ago makes room.
+    Entries that are there already stay, and an interrupted pull can be repeated. The local tier
+    keeps its bounds: the least recently used entries make room.
     """
     from s3cache.manage import open_place
 
@@ -53,13 +53,11 @@ def push(
     selection: Selection,
     out: Output,
     url: Url = None,
-    timeout: Annotated[
-        float, Option(help="Seconds for what was saved and is not uploaded.", min=0)
-    ] = 600.0,
+    timeout: Annotated[float, Option(help="Seconds for pending uploads.", min=0)] = 600.0,
 ) -> int:
-    """Copy what this machine has of the remote's entries into the remote, each verified.
+    """Copy what this machine has of the remote's entries into the remote, and verify each.
 
-    First comes what programs have saved and not uploaded, whatever is chosen.
+    First it uploads what programs have saved and not uploaded, whatever is chosen.
     """
     from s3cache.cache import Cache
     from s3cache.manage import open_place
@@ -96,7 +94,7 @@ def prefetch(
 ) -> int:
     """Fetch the first entry of each key into this machine's local tier.
 
-    A lookup of a program that starts meanwhile joins what is under way.
+    A program that looks one up meanwhile joins the download.
     """
     from s3cache.cache import Cache
     from s3cache.entries import key_of
@@ -135,11 +133,11 @@ def mirror(
     source: Annotated[str, Argument(metavar="SOURCE", help="URL to copy from.")],
     target: Annotated[str, Argument(metavar="TARGET", help="URL to copy to.")],
 ) -> int:
-    """Copy entries from one remote into another, each verified.
+    """Copy entries from one remote into another, and verify each.
 
-    Done again, it copies what is new, and what the target has otherwise than the source: it reads
-    all that is there, and replaces what is damaged, what is not trusted and, where no trusted key
-    has signed it, what differs. Nothing is removed from the target.
+    Run again, it copies what is new and what differs. For that it reads all entries of the target.
+    It replaces those that are damaged or not trusted, and those that differ and have no trusted
+    signature. Nothing is removed from the target.
     """
     from s3cache.manage import open_place
 
@@ -179,7 +177,7 @@ def rm(
     where: Where,
     out: Output,
     keys: Annotated[list[str], Argument(metavar="KEY...", help="Whole keys.")],
-    dry_run: Annotated[bool, Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> int:
     """Remove all entries under some keys, from the remote or with --local from the local tier.
 
@@ -195,11 +193,11 @@ def rm(
 def clear(
     where: Where,
     out: Output,
-    yes: Annotated[bool, Option("--yes", help="Do it; else it is only counted.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Remove them; else they are only counted.")] = False,
 ) -> int:
     """Remove all entries, from the remote or with --local from the local tier.
 
-    Without --yes it only says what would go. Needs credentials that may delete.
+    Without --yes it only counts them. Needs credentials that may delete.
     """
     from s3cache.manage import Selection
 
@@ -211,14 +209,14 @@ def gc(
     where: Where,
     out: Output,
     delete: Annotated[
-        bool, Option("--delete/--dry-run", help="Do it; else it is only counted.")
+        bool, Option("--delete/--dry-run", help="Remove them; else they are only counted.")
     ] = False,
 ) -> int:
     """Remove entries that are old, large, of an old torch, never hit, unreadable or not trusted.
 
-    Without --delete it only says what would go; at least one condition has to be given. Needs
-    credentials that may delete. A lifecycle rule of the bucket does the same by age. What others
-    hit is on record on their machines only: with --never-hit give --older or --local, too.
+    Without --delete it only counts them. Needs at least one condition, and credentials that may
+    delete. A lifecycle rule of the bucket does the same by age. Hits on other machines are recorded
+    only there: with --never-hit give --older or --local, too.
     """
     if selection.is_everything:
         raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")

@@ -62,20 +62,20 @@ def ls(
     where: Where,
     out: Output,
     long: Annotated[
-        bool, Option("--long", "-l", help="What headers say, too: a request for each entry.")
+        bool, Option("--long", "-l", help="Also what headers say: one request for each entry.")
     ] = False,
     sort: Annotated[
         Optional[_Order],  # noqa: UP045 - see _options.py
-        Option(help="The newest, largest or first ones on top; a thousand without --limit."),
+        Option(help="Put the newest, largest or first on top; a thousand without --limit."),
     ] = None,
     reverse: Annotated[bool, Option("--reverse", "-r", help="Sort the other way.")] = False,
-    limit: Annotated[Number, Option(help="So many at most.", min=1)] = None,
+    limit: Annotated[Number, Option(help="At most so many entries.", min=1)] = None,
 ) -> int:
     """List entries: size, time since the last change, key and variant.
 
-    With --long also kind, torch, device, tag, signers, and how often this machine has hit it: as
-    its last 128 processes recorded it, whatever other machines do. It prints as it goes, from
-    buckets of any size.
+    With --long also kind, torch, device, tag and signers, and how often this machine hit the entry,
+    as its last 128 processes recorded it. Entries are printed as they are found, so the bucket may
+    be of any size.
     """
     if reverse and sort is None:
         raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
@@ -168,10 +168,10 @@ def du(
     out: Output,
     by: Annotated[
         _GroupBy,
-        Option(help="What to sum up by; all but age, hits and size take a request for each entry."),
+        Option(help="Group by; all but age, hits and size take one request for each entry."),
     ] = _GroupBy.AGE,
 ) -> int:
-    """Sum up how many entries there are and what they take, the largest sum first.
+    """Sum up the number and the size of entries, the largest sum first.
 
     Hits are those of this machine, as its last 128 processes recorded them.
     """
@@ -217,10 +217,10 @@ def _below(value: float, bounds: tuple[tuple[int, str], ...]) -> str:
 
 
 def verify(selection: Selection, where: Where, out: Output) -> int:
-    """Read every entry whole, and check all digests; signatures too, where a key is trusted.
+    """Read every entry whole, and check all digests, and signatures where a key is trusted.
 
-    Exit code 1 if anything is damaged, out of place or not trusted. To remove that: s3cache gc
-    --unreadable --untrusted --delete.
+    Exits with 1 if anything is damaged, out of place or not trusted. To remove such entries:
+    s3cache gc --unreadable --untrusted --delete.
     """
     from s3cache import manage
 

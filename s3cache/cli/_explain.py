@@ -41,31 +41,34 @@ def explain(
         Texts,
         Argument(
             metavar="[CODE...|KEY|SCRIPT]",
-            help="What messages name, such as untrusted, custom-operator or ConfigError; what was "
-            "looked up, or the beginning of it; or the program, of which the last run is meant.",
+            help="A code in a message, such as untrusted, custom-operator or ConfigError; a key "
+            "that was looked up, or its beginning; or a program, for its last run.",
             show_default=False,
             autocompletion=_codes,
         ),
     ] = None,
     run: Annotated[
-        Text, Option(metavar="ID", help="A run, as this prints it. Default: the last one.")
+        Text,
+        Option(
+            metavar="ID", help="A run, by the name that this command prints. Default: the last one."
+        ),
     ] = None,
     module: Annotated[
-        Text, Option("-m", metavar="MODULE", help="The last run of that module, which -m ran.")
+        Text, Option("-m", metavar="MODULE", help="The last run of that module.")
     ] = None,
     local: Annotated[bool, Option("--local", help="Do not read the remote.")] = False,
     url: Url = None,
 ) -> int:
-    """Say why lookups missed: the nearest entry, and what its key differs in; or what a code means.
+    """Explain why lookups missed: the nearest entry, and how its key differs; or what a code means.
 
-    Of the last process on this machine that looked something up, unless a run or program is named.
-    What was looked up is recorded in the local tier (S3CACHE_RECORD=0: it is not). It is compared
-    with what was looked up before, and with entries in the local tier and in the remote. Exits with
-    1 if anything missed or was bypassed.
+    By default it explains the last process on this machine that looked something up. Lookups are
+    recorded in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups,
+    and with entries in the local tier and in the remote. Exits with 1 if anything missed or was
+    bypassed.
 
-    Of a code (a reason, that of a bypass, the name of an error, a check of doctor) it shows,
-    offline, the section that the documentation has on it. What is a code, or on record as the
-    beginning of a key, is taken as such; a file of that name is given as ./NAME then.
+    For a code (a reason, a bypass, an error, a check of doctor) it shows the section of the
+    documentation, offline. A word that is a code, or the beginning of a recorded key, is taken as
+    such: give a file of that name as ./NAME.
     """
     words = words or []
     target = _target(words[0]) if len(words) == 1 else {}
@@ -143,7 +146,7 @@ def report(
     ] = None,
     last: Annotated[int, Option("--last", metavar="N", min=1, help="The last N jobs.")] = 1,
     html: Annotated[
-        _File, Option("--html", metavar="FILE", help="Write a page of HTML that stands by itself.")
+        _File, Option("--html", metavar="FILE", help="Write a self-contained HTML page.")
     ] = None,
     trace: Annotated[
         _File, Option("--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome.")
@@ -153,11 +156,11 @@ def report(
         Option("--manifest", metavar="FILE", help="Write the keys that were used, for pull."),
     ] = None,
 ) -> None:
-    """Show what processes of this machine looked up: how it ended, when, and what it spared.
+    """Show what processes of this machine looked up: outcomes, times, and what hits spared.
 
-    Of the last job, unless --run or --last says otherwise: of one process, or of all that torchrun,
-    s3cache run or another launcher that sets S3CACHE_JOB has started. Processes record it in the
-    local tier (S3CACHE_RECORD=0: none).
+    By default it shows the last job: one process, or all that torchrun, s3cache run or another
+    launcher with S3CACHE_JOB has started. Processes record their lookups in the local tier (not
+    with S3CACHE_RECORD=0).
     """
     from s3cache import insight
     from s3cache.records import ranks_in_words

@@ -43,8 +43,8 @@ def inspect(
 ) -> None:
     """Show what an entry says of itself: key, guards, kernels, times, signatures, its graph.
 
-    Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks
-    the rest.
+    Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks the
+    rest.
     """
     from s3cache.manage import open_place, trust_of
     from s3cache.settings import Settings

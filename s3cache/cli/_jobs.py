@@ -59,10 +59,11 @@ def run(
 ) -> None:
     """Run a Python program with s3cache turned on, unchanged.
 
-    A program is what python runs: a script, a .pyc, a directory or zip file with a __main__, - for
-    standard input, a module or code. What follows its name is the program's. Python runs it in this
-    process, with the environment that turns s3cache on, in the processes that it starts too. Each
-    process that compiles prints one line at its end: its hits and misses (S3CACHE_SUMMARY=0: none).
+    A program is anything that python runs: a script, a .pyc, a directory or zip file with a
+    __main__, - for standard input, a module or code. Everything after its name belongs to the
+    program. Python runs it in this process, with environment variables that turn s3cache on, also
+    in the processes that it starts. Each process that compiles ends with one line that counts its
+    hits and misses (S3CACHE_SUMMARY=0: no line).
     """
     from s3cache.manage import trust_of
     from s3cache.records import JOB, job_here
@@ -137,25 +138,25 @@ def check(
     command: Command = False,
     quiet: Annotated[
         str,
-        Option(metavar="TIME", help="End it when it compiled nothing for so long; 0: never."),
+        Option(metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."),
     ] = "30s",
     steps: Steps = None,
     graphs: Annotated[
         Number,
-        Option(metavar="N", help="End it when so many graphs were looked at.", min=1),
+        Option(metavar="N", help="End it after so many graphs.", min=1),
     ] = None,
     timeout: Annotated[
         str, Option(metavar="TIME", help="End it after that time in any case; 0: never.")
     ] = "2h",
 ) -> int:
-    """Run a program, and say of each graph that it compiles whether it can be cached.
+    """Run a program, and report for each graph that it compiles whether it can be cached.
 
-    It compiles as ever, in a process of its own; no bucket is needed, none is asked, and nothing is
-    left in one, unless the program itself turns s3cache on. Of a graph that cannot be cached all
-    reasons are said, with the line in the program and what to do about it. A program is ended
-    (SIGTERM, as by a scheduler) once it has compiled something and then nothing for --quiet: that
-    is after the first steps of training that takes days, which then saves nothing. Exits with 1 if
-    a graph cannot be cached as a whole, or nothing was compiled.
+    The program compiles as usual, in a process of its own. No bucket is needed or read, and nothing
+    is written to one, unless the program itself turns s3cache on. If a graph cannot be cached, all
+    reasons are listed, with the line in the program and a fix. Once the program has compiled
+    something and then nothing for --quiet, it is ended with SIGTERM, as by a scheduler. So training
+    that takes days ends after its first steps, and saves nothing. Exits with 1 if a graph cannot be
+    cached as a whole, or nothing was compiled.
     """
     from s3cache.manage.check import Limits, check_program
 
@@ -210,13 +211,13 @@ def warm(
     ] = "2h",
     url: Url = None,
 ) -> int:
-    """Run a job until it compiles nothing more and all is uploaded, then end it.
+    """Run a job until it compiles nothing more and everything is uploaded, then end it.
 
-    For a build step, or one machine before a fleet starts: what it compiled is in the remote then.
-    The cache is turned on in all its processes, which are ended with SIGTERM. Steps of an optimizer
-    that is itself compiled cannot be counted, and inference has none: there --quiet ends the job.
-    Exits with 1 if the time was over, the job failed, something is not uploaded, or it compiled
-    nothing at all.
+    This is for a build step, or for one machine before a fleet starts: then the remote has what the
+    job compiled. The cache is turned on in all processes of the job, which are ended with SIGTERM.
+    Steps of an optimizer that is itself compiled cannot be counted, and inference has none: there
+    --quiet ends the job. Exits with 1 if the time was over, the job failed, something is not
+    uploaded, or the job compiled nothing at all.
     """
     from s3cache.manage.warm import warm as warmed
 
@@ -270,12 +271,12 @@ def bench(
     ] = "5min",
     url: Url = None,
 ) -> int:
-    """Measure the user's own bucket: its storage, and a first step compiled and hit through it.
+    """Measure your own bucket: its storage, and a first step compiled and hit through it.
 
-    A warm start is that of a small model in a fresh process with an empty disk; a cold one
-    compiles it there. Medians of all tries. Everything is written below a prefix of its own,
-    s3cache-bench-..., and removed in the end; where the credentials may not delete it is said what
-    stays. Exits with 1 if the warm start did not hit.
+    A warm start is the first step of a small model in a fresh process with an empty disk; a cold
+    start compiles it there. Times are medians of all tries. Everything is written below a prefix of
+    its own, s3cache-bench-..., and removed at the end. If the credentials may not delete, the
+    output says what is left. Exits with 1 if the warm start did not hit.
     """
     from s3cache.manage.bench import Bench
 

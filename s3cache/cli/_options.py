@@ -65,7 +65,7 @@ Steps = Annotated[
     Number,
     Option(
         metavar="N",
-        help="End it when its optimizers have stepped so often since it first compiled.",
+        help="End it after so many optimizer steps since it first compiled.",
         min=1,
         max=1000,
     ),
@@ -230,37 +230,45 @@ class _Filter(NamedTuple):
 
 
 _FILTERS = {
-    "key": _Filter("keys", "Keys that begin so; may be repeated.", "KEY"),
+    "key": _Filter("keys", "Only keys that begin so; may be repeated.", "KEY"),
     "manifest": _Filter(
         "named",
-        "Named there, a key to a line; - for stdin.",
+        "Only what the file names, a key to a line; - for stdin.",
         "FILE",
         lambda file: frozenset(named_in(file)),
     ),
-    "kind": _Filter("kinds", "aot, fx or shapes, or what other releases write.", "KIND"),
-    "torch": _Filter("torch", "Made by that torch, as 2.12 or 2.12.1.", "VERSION"),
-    "tag": _Filter("tags", "With that cache_key_tag.", "TAG"),
-    "signer": _Filter("signers", "Signed by the key of that name, as they say.", "NAME"),
-    "device": _Filter("devices", "With code for that: cpu, cuda, xpu, mps.", "DEVICE"),
+    "kind": _Filter("kinds", "Only aot, fx or shapes, or what other releases write.", "KIND"),
+    "torch": _Filter("torch", "Only entries made by that torch, as 2.12 or 2.12.1.", "VERSION"),
+    "tag": _Filter("tags", "Only entries with that cache_key_tag.", "TAG"),
+    "signer": _Filter("signers", "Only entries that claim a signature by that key.", "NAME"),
+    "device": _Filter("devices", "Only entries with code for that: cpu, cuda, xpu, mps.", "DEVICE"),
     "never_hit": _Filter(
         "but_keys",
-        "Not hit by this machine, as its last 128 processes recorded.",
+        "Only what the last 128 processes of this machine did not hit.",
         read=lambda _: frozenset(hits_here()),
     ),
     "older": _Filter(
-        "older_s", "Not changed for so long: 90d, 12h.", "TIME", partial(duration_s, "--older")
+        "older_s",
+        "Only entries not changed for so long: 90d, 12h.",
+        "TIME",
+        partial(duration_s, "--older"),
     ),
     "newer": _Filter(
-        "newer_s", "Changed since so long ago.", "TIME", partial(duration_s, "--newer")
+        "newer_s", "Only entries changed within that time.", "TIME", partial(duration_s, "--newer")
     ),
     "min_size": _Filter(
-        "min_bytes", "No smaller than, as 10MB.", "SIZE", partial(size_bytes, "--min-size")
+        "min_bytes",
+        "Only entries of that size or more, as 10MB.",
+        "SIZE",
+        partial(size_bytes, "--min-size"),
     ),
-    "max_size": _Filter("max_bytes", "No larger than.", "SIZE", partial(size_bytes, "--max-size")),
-    "unreadable": _Filter("unreadable", "Damaged, or where it does not belong.", read=bool),
-    "untrusted": _Filter(
-        "untrusted", "Not to be used, as the settings of trust have it.", read=bool
+    "max_size": _Filter(
+        "max_bytes", "Only entries of that size or less.", "SIZE", partial(size_bytes, "--max-size")
     ),
+    "unreadable": _Filter(
+        "unreadable", "Only entries that are damaged or out of place.", read=bool
+    ),
+    "untrusted": _Filter("untrusted", "Only entries that the trust settings refuse.", read=bool),
 }
 
 

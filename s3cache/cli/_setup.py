@@ -28,17 +28,17 @@ def doctor(
     out: Output,
     url: Url = None,
     write: Annotated[
-        bool, Option("--write/--no-write", help="Write an object of its own, and remove it.")
+        bool, Option("--write/--no-write", help="Write a test object, and remove it.")
     ] = True,
     programs: Annotated[
-        bool, Option("--programs/--no-programs", help="Start torch and the compiler, too.")
+        bool, Option("--programs/--no-programs", help="Also start torch and the compiler.")
     ] = True,
     timeout: Annotated[float, Option(help="Seconds for any one request.", min=0.1)] = 15.0,
 ) -> int:
     """Check settings, credentials, rights, latency, clock, disk, torch, compiler and trust.
 
-    Each check has a verdict, and where it is not well a fix and the command that says more of it.
-    Exit code 1 if any is a fault. Nothing is waited for without bound.
+    Each check has a verdict and, if something is wrong, a fix and the command that explains it.
+    Exits with 1 if there is a fault. Every check ends in bounded time.
     """
     from s3cache.insight import examine
 
@@ -63,10 +63,10 @@ def doctor(
 
 
 def stats(where: Where, out: Output) -> None:
-    """Count what is in the remote and in the local tier, and what is still to be uploaded.
+    """Count the entries in the remote and in the local tier, and the uploads that are pending.
 
-    With --local, of the local tier only. What hit and missed is counted by each process that
-    compiles: S3CACHE_SUMMARY=1 has it said at its end.
+    With --local it counts the local tier only. Hits and misses are counted by each process that
+    compiles: with S3CACHE_SUMMARY=1 it prints them at its end.
     """
     from s3cache.manage import open_place
     from s3cache.settings import Settings
@@ -126,7 +126,7 @@ _PACKAGES = (
 
 
 def version(out: Output) -> None:
-    """Print versions of s3cache and of all that it stands on: paste it into a bug report."""
+    """Print the versions of s3cache and of everything that it needs, for a bug report."""
     from importlib import metadata
 
     found = {
@@ -154,19 +154,19 @@ def version(out: Output) -> None:
 
 def keygen(
     out: Output,
-    name: Annotated[str, Argument(help="Of the key, such as ci-main-1: readers see it.")],
+    name: Annotated[str, Argument(help="The name of the key, such as ci-main-1: readers see it.")],
     to: Annotated[
         Text, Option(metavar="FILE", help="For the secret key.", show_default="NAME.key")
     ] = None,
     shared: Annotated[
         bool,
-        Option("--shared", help="One secret for all, who trust each other and may all save."),
+        Option("--shared", help="One secret for all machines: each of them can then sign."),
     ] = False,
 ) -> None:
     """Make a key that signs entries, and the public key to trust.
 
-    The secret key goes to a file that only you can read. Printed are the settings of those who
-    save and of those who read.
+    The secret key goes to a file that only you can read. The output has the settings for machines
+    that save and for machines that read.
     """
     from s3cache.trust import Algorithm, VerifyKey, generate
 
