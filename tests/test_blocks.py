@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import pytest
 import yaml
-from botocore import xform_name
 
 from s3cache.records import JOB
 from s3cache.settings import Settings
@@ -58,8 +55,8 @@ _AUTOLOAD = "tests/hooks/test_autoload.py"
 _RGW = "tests/infra/test_rgw_scripts.py"
 _CONTAINERS = "needs Docker; tests/infra/test_minio_compose.py holds what it reads"
 _EXAMPLE = "tests/examples/test_warm_start_ci.py"
-# Commands as they stand, but for comments, and who runs them or why nothing does. Those of AWS are
-# held against its own model below; `make` against the Makefile.
+# Commands as they stand, but for comments, and who runs them or why nothing does. Those of `make`
+# are held against the Makefile; those of AWS are not run.
 COMMANDS = {
     "pip install torch-s3cache": _DIST,
     "s3cache check train.py": "tests/cli/test_check.py",
@@ -177,7 +174,7 @@ def test_what_pages_make_is_in_the_makefile() -> None:
     assert made >= {"demo", "test", "test-rgw", "bench-keys"}, "the pattern finds none"
 
 
-def test_variables_on_the_pages_are_read_by_somebody() -> None:
+def test_variables_on_the_pages_are_settings() -> None:
     known = {f"S3CACHE_{name.upper()}" for name in (*Settings.__dataclass_fields__, *STORE_OPTIONS)}
     named = {
         variable
@@ -186,35 +183,6 @@ def test_variables_on_the_pages_are_read_by_somebody() -> None:
     }
     named = {each for each in named if not each.startswith("S3CACHE_TEST_")}
     assert named - known - {"S3CACHE_AUTOLOAD", JOB} == set()
-
-
-# -- AWS
-
-
-AWS = [(page, command) for page, command in commands() if command.startswith("aws ")]
-
-
-@pytest.mark.parametrize(("page", "command"), AWS)
-def test_aws_knows_the_operation_and_its_options(page: str, command: str) -> None:
-    _, service, operation, *words = shlex.split(command)
-    model = botocore.session.Session().get_service_model(service.removesuffix("api"))
-    names = {xform_name(name, "-"): name for name in model.operation_names}
-    shape = model.operation_model(names[operation]).input_shape
-    assert shape is not None
-    members = {xform_name(name, "-"): shape.members[name] for name in shape.members}
-    required = {xform_name(name, "-") for name in shape.required_members}
-    options = dict(zip(words[::2], words[1::2], strict=True))
-    assert {f"--{name}" for name in required} <= options.keys()
-    for option, value in options.items():
-        if option == "--region":  # the client's
-            continue
-        member = members[option.removeprefix("--")]
-        if value.startswith("file://"):
-            path = ROOT / value.removeprefix("file://")
-            assert json.loads(path.read_text(encoding="utf-8"))
-        elif member.type_name == "structure":
-            given = {part.partition("=")[0] for part in value.split(",")}
-            assert given <= member.members.keys()
 
 
 # -- data

@@ -152,33 +152,6 @@ def test_every_attack_names_a_test_or_says_that_it_succeeds() -> None:
         assert "::test_" in shown_by or "**" in happens, row
 
 
-RESULTS = {
-    "environment": {"machine": "x86_64", "cores": 2},
-    "results": [
-        {
-            "title": "A lookup",
-            "columns": ["what", "p50"],
-            "rows": [["hit", "1 ms"]],
-            "notes": ["Warm."],
-            "bars": [
-                {"what": "ratio", "value": 1.2345, "bound": "at most", "limit": 2, "met": True}
-            ],
-        }
-    ],
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_page_has_one_block_for_what_was_measured(name: str) -> None:
-    page = BENCHMARKS.read_text(encoding="utf-8")
-    text = render(RESULTS, COMMANDS[name])
-    filled = fill(page, name, text)
-    assert "| what | p50 |\n| --- | --- |\n| hit | 1 ms |\n\nWarm.\n" in filled
-    assert "ratio: 1.23; at most 2 asked: met." in filled
-    assert f"Measured with `{COMMANDS[name]}` on: machine x86_64, cores 2" in filled
-    assert fill(filled, name, text) == filled
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
     page = BENCHMARKS.read_text(encoding="utf-8")
