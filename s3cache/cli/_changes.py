@@ -23,7 +23,7 @@ from s3cache.cli._output import Output, size_text
 from s3cache.errors import AccessDeniedError, ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.manage import Place, Selection, Tally
+    from s3cache.manage import BatchResult, Place, Selection
 
 __all__ = ["clear", "gc", "mirror", "prefetch", "pull", "push", "rm"]
 
@@ -157,7 +157,7 @@ def mirror(
     _show_copied(out, tally)
 
 
-def _copy(out: Output, source: Place, target: Place, selection: Selection) -> Tally:
+def _copy(out: Output, source: Place, target: Place, selection: Selection) -> BatchResult:
     from s3cache import manage
 
     with out.progress("copied") as advance:
@@ -176,7 +176,7 @@ def _copy(out: Output, source: Place, target: Place, selection: Selection) -> Ta
     return tally
 
 
-def _show_copied(out: Output, tally: Tally) -> None:
+def _show_copied(out: Output, tally: BatchResult) -> None:
     if out.json:
         out.record(vars(tally))
     else:

@@ -163,22 +163,21 @@ async def entries_in(
         absent: gets each name that the selection has and nothing lies under, in the end.
         heads: read headers even where nothing is chosen by them.
     """
-    from s3cache.manage import Seen, scan
+    from s3cache.manage import FilterFeedback, scan
 
-    seen = Seen(selection)
+    feedback = FilterFeedback(selection, absent)
     batches = scan(
         place.store,
         selection,
         is_local=place.is_local,
         heads=heads,
         admit=place.policy.judge,
-        absent=absent.append,
-        seen=seen.note,
+        feedback=feedback,
     )
     async with aclosing(batches) as found:
         async for batch in found:
             yield batch
-    for each in seen.unmatched():
+    for each in feedback.unmatched():
         option = f"--{each.field.removesuffix('s')}"
         there = f"; entries have: {', '.join(each.there)}" if each.there else ""
         text = f"{option} {each.value}: no entry has it{there}"
