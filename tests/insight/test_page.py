@@ -107,9 +107,7 @@ def test_what_is_as_it_should_be_is_so_on_its_page() -> None:
     """About no other miss would one read on in vain."""
     reasons = Path(__file__).resolve().parents[2] / "docs" / "reasons.md"
     part = reasons.read_text(encoding="utf-8").partition("## What is as it should be\n")[2]
-    assert {*re.findall(r"^### (\S+)$", part.partition("\n## ")[0], re.MULTILINE)} == (
-        EXPECTED
-    )
+    assert {*re.findall(r"^### (\S+)$", part.partition("\n## ")[0], re.MULTILINE)} == (EXPECTED)
     hit = sum_up([Run("hit", (Record("aot", "hit", reason="local"),))])
     assert (hit.codes, "read on" in page([])) == ([], False)
 
