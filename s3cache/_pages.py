@@ -1,8 +1,8 @@
-"""The documentation's sections on reasons, bypasses, errors and checks, and what points there.
+"""Find the documentation's sections on reasons, bypasses, errors and checks, and point to them.
 
-A message that has a code in it ends with the command that shows the section: :func:`pointer`. The
-text is that of ``docs/``, and nowhere else: a wheel has the pages beside this module, where
-``infra/dist/pages.py`` puts them, and a checkout has them where they are written.
+A message that names a code ends with the command that shows the section: :func:`pointer`. The text
+is read from ``docs/``: a wheel has the pages beside this module, where ``infra/dist/pages.py`` puts
+them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the documentation says of one code.
+    """A section of the documentation, on one code.
 
     Attributes:
         code: the word that messages have.
-        kind: what it is a word for.
+        kind: of code.
         title: of the page.
         text: in Markdown, as it is written: links lead from ``docs/``.
         page: the page in the repository, with the section's anchor.
@@ -63,14 +63,15 @@ class Section:
     page: str
 
     def without_links(self) -> tuple[str, list[str], list[str]]:
-        """The text with the words of its links alone; codes they lead to; other places they do."""
+        """Return the text without its links, the codes that they lead to, and other places."""
         codes: list[str] = []
         places: list[str] = []
         there = {section.page: section.code for section in sections()}
 
         def words(link: re.Match[str]) -> str:
             way, _, anchor = link[2].partition("#")
-            path = posixpath.normpath(posixpath.join("docs", way)) if way else _path(self.page)
+            here = self.page.partition("#")[0]
+            path = posixpath.normpath(posixpath.join("docs", way)) if way else here
             place = f"{path}#{anchor}" if anchor else path
             code = there.get(place)
             found = places if code is None else codes
@@ -85,26 +86,23 @@ class Section:
 
 
 def command(*codes: str) -> str:
-    """What shows the sections on ``codes``: ``s3cache explain untrusted``."""
+    """Return the command that shows the sections on ``codes``: ``s3cache explain untrusted``."""
     return " ".join(("s3cache explain", *codes))
 
 
 def pointer(*codes: str) -> str:
-    """:func:`command` as the end of a sentence: ``(s3cache explain untrusted)``."""
+    """Return :func:`command` as the end of a sentence: ``(s3cache explain untrusted)``."""
     return f"({command(*codes)})"
 
 
 def footer(codes: Iterable[str]) -> str:
-    """The last line below what names ``codes``; ``""`` where none of them has a section.
-
-    They may come from elsewhere: from records that another release, or somebody else, has written.
-    """
+    """Return the last line of a report on ``codes``; ``""`` where none of them has a section."""
     found = known(codes)
     return f"read on: {command(*found)}" if found else ""
 
 
 def known(codes: Iterable[str]) -> list[str]:
-    """Those of ``codes`` that have a section, each once."""
+    """Return those of ``codes`` that have a section, each once."""
     there = {section.code for section in sections()}
     return [code for code in dict.fromkeys(codes) if code in there]
 
@@ -113,13 +111,13 @@ def known(codes: Iterable[str]) -> list[str]:
 
 
 def sections_on(word: str) -> list[Section]:
-    """The sections on a code, however it is capitalized; a code may be of two kinds."""
+    """Return the sections on a code, in any capitalization; a code may be of two kinds."""
     return [each for each in sections() if each.code.casefold() == word.casefold()]
 
 
 @functools.cache
 def sections() -> tuple[Section, ...]:
-    """All sections, in the order of their pages; none where the pages are not to be found."""
+    """Return all sections, in the order of their pages; none where there are no pages."""
     found: list[Section] = []
     for name, (kind, mark) in PAGES.items():
         found += _sections_of(_text_of(name), name, kind, mark)
@@ -137,7 +135,7 @@ def _text_of(name: str) -> str:
 
 
 def _sections_of(page: str, name: str, kind: Kind, mark: str) -> list[Section]:
-    """Those below headings that begin with ``mark``; a heading of that depth or less ends one."""
+    """Return sections whose heading begins with ``mark``; the next heading as high ends one."""
     title = ""
     texts: dict[str, list[str]] = {}
     lines: list[str] = []
@@ -150,14 +148,10 @@ def _sections_of(page: str, name: str, kind: Kind, mark: str) -> list[Section]:
         if depth and line.startswith(mark):
             lines = texts.setdefault(line[len(mark) :], [])
         elif 0 < depth < len(mark):
-            lines = []  # of what is about no code
+            lines = []  # not about a code
         else:
             lines.append(line)
     return [
         Section(code, kind, title, "\n".join(text).strip(), f"docs/{name}#{code.lower()}")
         for code, text in texts.items()
     ]
-
-
-def _path(page: str) -> str:
-    return page.partition("#")[0]

@@ -22,15 +22,15 @@ _KEY_BYTES = 32
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 entry``, ``2 entries``; without ``plural``, which those that end otherwise need, an s."""
+    """Return ``1 entry`` or ``2 entries``; the plural gets an s unless ``plural`` is given."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def printable(text: str) -> str:
-    """``text`` in one line, without what a terminal, a log or a page would obey.
+    """Return ``text`` in one line, with all that a terminal, log or page would obey escaped.
 
-    What servers, entries and files say was written by others: escape sequences, control characters
-    of both kinds, marks that turn the direction of writing, new lines that forge a line of ours.
+    Texts of servers, entries and files may contain escape sequences, control characters, marks that
+    turn the direction of writing, and new lines that forge a line of ours.
     """
     if text.isprintable():
         return text
@@ -40,12 +40,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text of several lines: only for one whose lines are ours."""
+    """Return several lines, each made :func:`printable`: only for text whose lines are ours."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def may_be_a_key(text: str) -> bool:
-    """Whether ``text`` looks like a key, or has one in it: no message repeats it."""
+    """Return whether ``text`` is or contains what looks like a key, which no message repeats."""
     if _KEY.search(text):
         return True
     import base64

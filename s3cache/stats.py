@@ -1,15 +1,12 @@
-"""What a cache counts and tells: records of what happened, and who is told of transfers.
-
-Every other part of the storage engine may use these records; this module uses none of them.
-"""
+"""Counters of a cache, and the records of events that all rooms share."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -36,17 +33,16 @@ __all__ = [
 ]
 
 TierName: TypeAlias = Literal["local", "remote"]
-#: Whole graphs, as AOTAutograd has them; what Inductor makes of a forward or backward of one; which
-#: sizes of a program change. Entries are of these kinds, and counted by them.
+#: The kinds of entries, which are counted apart: whole graphs as AOTAutograd has them, Inductor's
+#: FX graphs of one forward or backward, and the dynamic sizes of a program.
 Level: TypeAlias = Literal["aot", "fx", "shapes"]
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 
-# Bucket 0 holds what is below 1 µs, bucket i the range [2**(i-1), 2**i) µs: 40 of them reach
-# past three days, and the last one takes the rest.
+# Bucket 0 counts durations below 1 µs, bucket i those in [2**(i-1), 2**i) µs. 40 buckets reach
+# past three days; the last one takes everything longer.
 _BUCKETS = 40
 _BUCKET_S = 1e-6
-
 
 logger = logger_of("storage")
 
@@ -88,6 +84,9 @@ class Reason(str, Enum):
         return str(self.value)
 
 
+# -- durations
+
+
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
     """Durations as they stood at one moment.
@@ -106,14 +105,14 @@ class HistogramSnapshot:
 
     @property
     def mean_s(self) -> float:
-        """Exact; 0 where nothing was recorded."""
+        """Return the exact mean; 0 where nothing was recorded."""
         return self.total_s / self.count if self.count else 0.0
 
     def percentile(self, q: float) -> float:
-        """About the duration in seconds that ``q`` percent (0 to 100) do not exceed.
+        """Return about the duration in seconds that ``q`` percent (0 to 100) do not exceed.
 
-        Within a factor of two of the exact one, and never above ``max_s``; 0 where nothing was
-        recorded.
+        It is within a factor of two of the exact one, and never above ``max_s``; 0 where nothing
+        was recorded.
 
         Raises:
             ValueError: ``q`` is outside 0 to 100.
@@ -131,22 +130,12 @@ class HistogramSnapshot:
             below += count
         return self.max_s
 
-    def __add__(self, other: HistogramSnapshot) -> HistogramSnapshot:
-        """Both taken together, as if one histogram had recorded all."""
-        return HistogramSnapshot(
-            self.count + other.count,
-            self.total_s + other.total_s,
-            max(self.max_s, other.max_s),
-            tuple(a + b for a, b in zip(self.buckets, other.buckets, strict=True)),
-        )
-
 
 class Histogram:
-    """Records durations from any thread, in memory that does not grow."""
+    """Record durations from any thread, in bounded memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._count = 0
         self._total_s = 0.0
         self._max_s = 0.0
         self._buckets = [0] * _BUCKETS
@@ -156,20 +145,77 @@ class Histogram:
         seconds = max(seconds, 0.0)
         index = min(max(math.frexp(seconds / _BUCKET_S)[1], 0), _BUCKETS - 1)
         with self._lock:
-            self._count += 1
             self._total_s += seconds
             self._max_s = max(self._max_s, seconds)
             self._buckets[index] += 1
 
     def snapshot(self) -> HistogramSnapshot:
-        """All recorded so far, consistent in itself."""
+        """Return all durations recorded so far, consistent in itself."""
         with self._lock:
-            return HistogramSnapshot(self._count, self._total_s, self._max_s, tuple(self._buckets))
+            buckets = tuple(self._buckets)
+            return HistogramSnapshot(sum(buckets), self._total_s, self._max_s, buckets)
+
+
+# -- transfers
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEvent:
+    """One step of one transfer.
+
+    Attributes:
+        direction: ``upload`` or ``download``.
+        step: ``queued``, then ``started``; the last step is ``done``, ``absent`` (there is nothing
+            to transfer) or ``failed``. An upload that is tried again after a pause is ``retried``
+            and then ``started`` again; so is a prefetched object too large for the memory left.
+        name: the object.
+        size: its bytes as far as known, else 0.
+        error: why it failed or is retried.
+    """
+
+    direction: Literal["upload", "download"]
+    step: Step
+    name: str
+    size: int = 0
+    error: Exception | None = None
+
+
+Listener: TypeAlias = Callable[[TransferEvent], None]
+
+
+class Listeners:
+    """Call every listener with every event, on the thread where it happens."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Add a listener, and return a function that removes it again."""
+        with self._mutex:
+            self._listeners = (*self._listeners, listener)
+        return lambda: self._remove(listener)
+
+    def emit(self, event: TransferEvent) -> None:
+        """Call every listener; one that raises is removed, and the transfer goes on."""
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a transfer listener failed and is removed")
+                self._remove(listener)
+
+    def _remove(self, listener: Listener) -> None:
+        with self._mutex:
+            self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
+
+
+# -- what is counted
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a directory holds: bytes of all objects together, and how many there are."""
+    """Bytes of all objects of a directory together, and how many there are."""
 
     bytes: int
     files: int
@@ -195,60 +241,8 @@ class VerbStats:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferEvent:
-    """One step of one transfer.
-
-    Attributes:
-        direction: ``upload`` or ``download``.
-        step: ``queued`` and ``started`` come before it ends; it ends as ``done``, ``absent``
-            (there is nothing to transfer) or ``failed``. An upload that is tried again after a
-            pause is ``retried``, and ``started`` anew; a prefetched object that proves too large
-            for the memory left is ``started`` anew too.
-        name: the object.
-        size: its bytes as far as known, else 0.
-        error: why it failed or is retried.
-    """
-
-    direction: Literal["upload", "download"]
-    step: Step
-    name: str
-    size: int = 0
-    error: Exception | None = None
-
-
-Listener: TypeAlias = Callable[[TransferEvent], None]
-
-
-class Listeners:
-    """Calls every listener with every event, on the thread where it happens."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
-
-    def add(self, listener: Listener) -> Callable[[], None]:
-        """Returns a function that removes the listener again."""
-        with self._mutex:
-            self._listeners = (*self._listeners, listener)
-        return lambda: self._remove(listener)
-
-    def emit(self, event: TransferEvent) -> None:
-        for listener in self._listeners:
-            try:
-                listener(event)
-            except Exception:
-                # A progress bar that breaks must not take a transfer with it.
-                logger.exception("a transfer listener failed and is removed")
-                self._remove(listener)
-
-    def _remove(self, listener: Listener) -> None:
-        with self._mutex:
-            self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
-
-
-@dataclass(frozen=True, slots=True)
 class LevelStats:
-    """What became of lookups at the second level, which is asked where the first cannot serve.
+    """Lookups at the second level, which is asked where the first cannot serve.
 
     Attributes:
         hits: lookups that hit, by tier.
@@ -257,7 +251,7 @@ class LevelStats:
         superseded: how many of those were taken back unshared, for an entry of the whole graph.
         bypassed: graphs that were not looked up because they cannot be cached here either.
         bypass_reasons: how many of them for which reason; a graph may have several.
-        refused: entries that were not used for whose they are, by cause.
+        refused: entries that were not used because of their signatures, by cause.
     """
 
     hits: Mapping[TierName, int] = field(default_factory=dict)
@@ -273,8 +267,8 @@ class LevelStats:
 class CacheStats:
     """Counts since the cache was opened (in a forked child: since the fork).
 
-    Lookups and saves are those of whole graphs; ``fx`` has those of the second level. What is
-    transferred is counted together.
+    Lookups and saves are those of whole graphs; ``fx`` has those of the second level. Transfers of
+    both are counted together.
 
     Attributes:
         hits: lookups that hit, by the tier that had the entry.
@@ -286,7 +280,7 @@ class CacheStats:
         saved_bytes, uploaded_bytes, downloaded_bytes: sizes of the frames.
         hit_latency, miss_latency, save_latency: seconds on the calling thread.
         set_aside: corrupt objects found, by tier.
-        refused: entries that were not used for whose they are, by cause: see
+        refused: entries that were not used because of their signatures, by cause: see
             :data:`s3cache.trust.Cause`.
         bypassed: graphs that were not looked up because they cannot be cached.
         bypass_reasons: how many of them for which reason; a graph may have several.
@@ -329,7 +323,7 @@ class CacheStats:
         return sum(self.hits.values()) + sum(self.misses.values())
 
     def in_numbers(self) -> dict[str, Any]:
-        """The same as :meth:`in_words` for programs, by the names that attributes have here."""
+        """Return the counts of :meth:`in_words` as plain data, by the names of the attributes."""
         return {
             "hits": dict(self.hits),
             "misses": dict(self.misses),
@@ -344,55 +338,52 @@ class CacheStats:
         }
 
     def in_words(self) -> str:
-        """One line for people: what hit, missed and was bypassed, and what was shared."""
-        refused = Counter(self.refused) + Counter(self.fx.refused)
-        # Of halves that the whole graph has replaced nothing is left, and nothing uploaded.
-        shared = self.fx.saved - self.fx.superseded
-        halves = _counted("hit at the second level", _named(self.fx.hits))
-        if not (self.lookups or self.bypassed or sum(self.fx.hits.values())):
+        """Return one line for people: what hit, missed and was bypassed, and what was shared."""
+        if not (self.lookups or self.bypassed or any(self.fx.hits.values())):
             return "nothing was looked up in this process"
-        parts = [
-            _counted("hit", _named(self.hits)),
-            _counted("missed", _named(self.misses)),
-            _counted("bypassed", self.bypass_reasons, self.bypassed),
-            *([halves] if any(self.fx.hits.values()) else []),
-            *([_counted("not trusted", refused)] if refused else []),
+        refused = Counter(self.refused) + Counter(self.fx.refused)
+        # An entry of the second level that a whole graph superseded is gone, and not uploaded.
+        shared = self.fx.saved - self.fx.superseded
+        counts = [
+            _count_in_words("hit", self.hits),
+            _count_in_words("missed", self.misses),
+            _count_in_words("bypassed", self.bypass_reasons, self.bypassed),
+            any(self.fx.hits.values()) and _count_in_words("hit at the second level", self.fx.hits),
+            refused and _count_in_words("not trusted", refused),
             f"{self.saved} saved",
-            *([f"{shared} saved at the second level"] if shared > 0 else []),
+            shared > 0 and f"{shared} saved at the second level",
             f"{self.uploaded} uploaded",
         ]
-        return f"{', '.join(parts)}; {self.time_saved_s:.1f} s of compiling spared"
+        shown = ", ".join(str(count) for count in counts if count)
+        return f"{shown}; {self.time_saved_s:.1f} s of compiling spared"
 
 
-def _named(counts: Mapping[TierName, int] | Mapping[Reason, int]) -> dict[str, int]:
-    return {str(name): count for name, count in counts.items()}
-
-
-def _counted(what: str, by_name: Mapping[str, int], total: int | None = None) -> str:
-    """``3 hit (1 local, 2 remote)``; without the names where there are none."""
-    names = ", ".join(f"{count} {name}" for name, count in sorted(by_name.items()) if count)
+def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = None) -> str:
+    """Return ``3 hit (1 local, 2 remote)``; without the names where there are none."""
+    counts = sorted((str(name), count) for name, count in by_name.items() if count)
+    names = ", ".join(f"{count} {name}" for name, count in counts)
     total = sum(by_name.values()) if total is None else total
     return f"{total} {what}" + (f" ({names})" if names else "")
 
 
-_NOTHING = LevelStats()
+# -- counting
 
 
 class Counters:
-    """The running counts behind :class:`CacheStats`; any thread may add to them."""
+    """The running counts behind :class:`CacheStats`; any thread may add to them.
+
+    Each count has the name of its field, and the label that it is counted by, if the field is a
+    mapping.
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._counts: Counter[tuple[str, object]] = Counter()
-        self._time_saved_s = 0.0
-        self._hit_latency: dict[TierName, Histogram] = {
-            "local": Histogram(),
-            "remote": Histogram(),
-        }
+        self._counts: dict[tuple[str, str], float] = defaultdict(int)
+        self._hit_latency: dict[TierName, Histogram] = {t: Histogram() for t in _TIERS}
         self._miss_latency = Histogram()
         self._save_latency = Histogram()
 
-    def _add(self, *counts: tuple[str, object, int]) -> None:
+    def _add(self, *counts: tuple[str, str, float]) -> None:
         with self._mutex:
             for name, label, number in counts:
                 self._counts[name, label] += number
@@ -406,16 +397,13 @@ class Counters:
         self._miss_latency.record(seconds)
 
     def bypassed(self, reasons: Iterable[str]) -> None:
-        self._add(
-            ("bypassed", None, 1), *(("bypass_reasons", reason, 1) for reason in set(reasons))
-        )
+        self._add(("bypassed", "", 1), *(("bypass_reasons", reason, 1) for reason in set(reasons)))
 
     def time_saved(self, seconds: float) -> None:
-        with self._mutex:
-            self._time_saved_s += seconds
+        self._add(("time_saved_s", "", seconds))
 
     def saved(self, size: int, seconds: float) -> None:
-        self._add(("saved", None, 1), ("saved_bytes", None, size))
+        self._add(("saved", "", 1), ("saved_bytes", "", size))
         self._save_latency.record(seconds)
 
     def not_saved(self, reason: Reason, seconds: float) -> None:
@@ -425,14 +413,14 @@ class Counters:
     def transferred(self, event: TransferEvent) -> None:
         """Count what was uploaded or downloaded; a :data:`Listener`."""
         if event.step == "done":
-            name = "uploaded" if event.direction == "upload" else "downloaded"
-            self._add((name, None, 1), (f"{name}_bytes", None, event.size))
+            name = f"{event.direction}ed"
+            self._add((name, "", 1), (f"{name}_bytes", "", event.size))
 
     def upload_failed(self) -> None:
-        self._add(("upload_failures", None, 1))
+        self._add(("upload_failures", "", 1))
 
     def superseded(self) -> None:
-        self._add(("superseded", None, 1))
+        self._add(("superseded", "", 1))
 
     def set_aside(self, tier: TierName) -> None:
         self._add(("set_aside", tier, 1))
@@ -441,83 +429,52 @@ class Counters:
         self._add(("refused", cause, 1))
 
     def level(self) -> LevelStats:
-        """The lookups and saves alone."""
-        counts = _Counts(self._copied())
-        return LevelStats(
-            hits=counts.by_tier("hits"),
-            misses=counts.by_reason("misses"),
-            saved=counts.total("saved"),
-            superseded=counts.total("superseded"),
-            bypassed=counts.total("bypassed"),
-            bypass_reasons=counts.by_label("bypass_reasons"),
-            refused=counts.by_label("refused"),
-        )
+        """Return the lookups and saves alone."""
+        return LevelStats(**self._counts_of(LevelStats))
 
-    def _copied(self) -> Counter[tuple[str, object]]:
-        with self._mutex:
-            return Counter(self._counts)
+    def snapshot(self, **more: Any) -> CacheStats:
+        """Return all counts.
 
-    def snapshot(
-        self,
-        *,
-        local: Usage | None,
-        pending: int,
-        breaker: str,
-        remote: Mapping[Verb, VerbStats],
-        fx: LevelStats = _NOTHING,
-    ) -> CacheStats:
-        counts = _Counts(self._copied())
-        return CacheStats(
-            hits=counts.by_tier("hits"),
-            misses=counts.by_reason("misses"),
-            saved=counts.total("saved"),
-            not_saved=counts.by_reason("not_saved"),
-            uploaded=counts.total("uploaded"),
-            upload_failures=counts.total("upload_failures"),
-            downloaded=counts.total("downloaded"),
-            hit_bytes=counts.by_tier("hit_bytes"),
-            saved_bytes=counts.total("saved_bytes"),
-            uploaded_bytes=counts.total("uploaded_bytes"),
-            downloaded_bytes=counts.total("downloaded_bytes"),
-            hit_latency=MappingProxyType(
+        Args:
+            more: the fields of :class:`CacheStats` that are not counted here.
+        """
+        latencies = {
+            "hit_latency": MappingProxyType(
                 {tier: histogram.snapshot() for tier, histogram in self._hit_latency.items()}
             ),
-            miss_latency=self._miss_latency.snapshot(),
-            save_latency=self._save_latency.snapshot(),
-            set_aside=counts.by_tier("set_aside"),
-            bypassed=counts.total("bypassed"),
-            bypass_reasons=counts.by_label("bypass_reasons"),
-            time_saved_s=self._time_saved_s,
-            refused=counts.by_label("refused"),
-            local=local,
-            pending=pending,
-            breaker=breaker,
-            remote=remote,
-            fx=fx,
-        )
+            "miss_latency": self._miss_latency.snapshot(),
+            "save_latency": self._save_latency.snapshot(),
+        }
+        return CacheStats(**{**self._counts_of(CacheStats), **latencies, **more})
+
+    def _counts_of(self, kind: type[LevelStats | CacheStats]) -> dict[str, Any]:
+        """Return the counts of those fields of ``kind`` that have a type of :data:`_READ`."""
+        with self._mutex:
+            counts = dict(self._counts)
+        by_field: dict[str, dict[str, float]] = defaultdict(dict)
+        for (name, label), number in counts.items():
+            by_field[name][label] = number
+        return {
+            each.name: _READ[str(each.type)](by_field[each.name])
+            for each in fields(kind)
+            if each.type in _READ
+        }
 
 
-class _Counts:
-    """One moment's counts, as they are shown."""
-
-    def __init__(self, counts: Counter[tuple[str, object]]) -> None:
-        self._counts = counts
-
-    def total(self, name: str) -> int:
-        return self._counts[name, None]
-
-    def by_tier(self, name: str) -> Mapping[TierName, int]:
-        tiers: tuple[TierName, ...] = ("local", "remote")
-        return MappingProxyType({tier: self._counts[name, tier] for tier in tiers})
-
-    def by_reason(self, name: str) -> Mapping[Reason, int]:
-        found = {reason: self._counts[name, reason] for reason in Reason}
-        return MappingProxyType({reason: count for reason, count in found.items() if count})
-
-    def by_label(self, name: str) -> Mapping[str, int]:
-        return MappingProxyType(
-            {str(label): count for (each, label), count in self._counts.items() if each == name}
-        )
+_TIERS: tuple[TierName, ...] = ("local", "remote")
+# How a field is made of its counts by label. There is a count for either tier, but for no reason
+# that was never met.
+_READ: dict[str, Callable[[dict[str, float]], Any]] = {
+    "int": lambda counts: counts.get("", 0),
+    "float": lambda counts: float(counts.get("", 0)),
+    "Mapping[TierName, int]": lambda counts: MappingProxyType(
+        {tier: counts.get(tier, 0) for tier in _TIERS}
+    ),
+    "Mapping[Reason, int]": lambda counts: MappingProxyType(
+        {reason: counts[reason] for reason in Reason if reason in counts}
+    ),
+    "Mapping[str, int]": MappingProxyType,
+}
 
 
 class Meter:
@@ -546,7 +503,7 @@ class Meter:
             self._bytes_out += size
 
     def snapshot(self) -> VerbStats:
-        """All so far, consistent in itself."""
+        """Return all counts so far, consistent in themselves."""
         with self._mutex:
             return VerbStats(
                 self._calls,

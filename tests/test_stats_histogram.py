@@ -73,11 +73,6 @@ def test_a_negative_duration_counts_as_zero() -> None:
     assert (snapshot.count, snapshot.total_s, snapshot.max_s) == (1, 0.0, 0.0)
 
 
-@given(st.lists(st.integers(0, 1000).map(float)), st.lists(st.integers(0, 1000).map(float)))
-def test_adding_is_recording_both(ones: list[float], others: list[float]) -> None:
-    assert recorded(*ones) + recorded(*others) == recorded(*ones, *others)
-
-
 def test_a_snapshot_stays_as_it_was() -> None:
     histogram = Histogram()
     histogram.record(1.0)

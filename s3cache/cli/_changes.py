@@ -24,7 +24,7 @@ from s3cache.cli._output import Output, size_text
 from s3cache.errors import AccessDeniedError, ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.manage import Place, Selection, Tally
+    from s3cache.manage import BatchResult, Place, Selection
     from s3cache.store import Store
 
 __all__ = ["clear", "gc", "mirror", "prefetch", "pull", "push", "rm"]
@@ -149,7 +149,7 @@ def mirror(
 
 def _copy(
     out: Output, source: Place, target: Place, selection: Selection
-) -> tuple[Tally, list[str]]:
+) -> tuple[BatchResult, list[str]]:
     from s3cache import manage
 
     absent: list[str] = []
@@ -161,7 +161,7 @@ def _copy(
         return until_done(work), absent
 
 
-def _copied(tally: Tally) -> str:
+def _copied(tally: BatchResult) -> str:
     return (
         f"{tally.done} copied ({size_text(tally.size)}), {tally.present} were there, "
         f"{tally.failed} failed"

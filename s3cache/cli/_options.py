@@ -21,7 +21,7 @@ from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.manage import Item, Place, Selection, Tally
+    from s3cache.manage import BatchResult, Item, Place, Selection
 
 __all__ = [
     "NOT_THERE",
@@ -322,22 +322,21 @@ async def entries_in(
         absent: gets each name of the selection that nothing lies under, at the end.
         heads: read headers even where nothing is chosen by them.
     """
-    from s3cache.manage import Seen, scan
+    from s3cache.manage import FilterFeedback, scan
 
-    seen = Seen(selection)
+    feedback = FilterFeedback(selection, absent)
     batches = scan(
         place.store,
         selection,
         is_local=place.is_local,
         heads=heads,
         admit=place.policy.judge,
-        absent=absent.append,
-        seen=seen.note,
+        feedback=feedback,
     )
     async with aclosing(batches) as found:
         async for batch in found:
             yield batch
-    for each in seen.unmatched():
+    for each in feedback.unmatched():
         option = f"--{each.field.removesuffix('s')}"
         there = f"; entries have: {', '.join(each.there)}" if each.there else ""
         text = f"{option} {each.value}: no entry has it{there}"
@@ -352,7 +351,7 @@ def items_in(
 
 
 def finish(
-    out: Output, tally: Tally, absent: list[str], summary: Callable[[Tally], str], **more: object
+    out: Output, tally: BatchResult, absent: list[str], summary: Callable[[BatchResult], str], **more: object
 ) -> int:
     """Show what came of work on many entries, and return the exit code.
 

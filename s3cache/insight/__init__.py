@@ -1,45 +1,30 @@
-"""What is known of a cache and its lookups: why they missed, in numbers, and is all as it must be.
+"""Explain misses, report what was looked up, and check an installation.
 
-:func:`explain` finds the nearest entry to a lookup that missed and says how its key differs.
+:func:`explain` finds the entry nearest to a lookup that missed and shows how its key differs.
 :func:`sum_up` counts what processes recorded, :func:`page` draws it, :func:`trace` is for viewers
-of traces, and :func:`manifest` has the keys that were used. :func:`examine` is the doctor: one
+of traces, and :func:`manifest` has the keys that were used. :func:`examine` is the doctor: a
 verdict for each thing that a cache needs, and a fix where it fails.
 """
 
-from typing import TYPE_CHECKING
-
-from s3cache._lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from s3cache.insight._checks import (
-        Check,
-        Name,
-        Verdict,
-        check_compiler,
-        check_disk,
-        check_local_dir,
-        check_settings,
-        check_torch,
-        check_trust,
-    )
-    from s3cache.insight._differences import Difference, KeyDescription, differences
-    from s3cache.insight._doctor import check_remote, examine
-    from s3cache.insight._explain import Explained, Explanation, explain
-    from s3cache.insight._page import page
-    from s3cache.insight._runs import meaning
-    from s3cache.insight._totals import Totals, is_counted, manifest, name_of, sum_up, trace
-else:
-    __getattr__, __dir__ = lazy_exports(
-        __name__,
-        _checks="Check Name Verdict check_compiler check_disk check_local_dir check_settings "
-        "check_torch check_trust",
-        _differences="Difference KeyDescription differences",
-        _doctor="check_remote examine",
-        _explain="Explained Explanation explain",
-        _page="page",
-        _runs="meaning",
-        _totals="Totals is_counted manifest name_of sum_up trace",
-    )
+from s3cache.insight._checks import (
+    Check,
+    Name,
+    Verdict,
+    check_compiler,
+    check_cpu,
+    check_disk,
+    check_execution,
+    check_local_dir,
+    check_settings,
+    check_torch,
+    check_trust,
+)
+from s3cache.insight._differences import Difference, KeyDescription, differences
+from s3cache.insight._doctor import check_remote, examine
+from s3cache.insight._explain import Explained, Explanation, explain
+from s3cache.insight._page import page
+from s3cache.insight._runs import meaning
+from s3cache.insight._totals import Totals, is_counted, manifest, name_of, sum_up, trace
 
 __all__ = [
     "Check",
@@ -51,7 +36,9 @@ __all__ = [
     "Totals",
     "Verdict",
     "check_compiler",
+    "check_cpu",
     "check_disk",
+    "check_execution",
     "check_local_dir",
     "check_remote",
     "check_settings",

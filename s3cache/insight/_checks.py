@@ -37,7 +37,6 @@ __all__ = [
     "check_trust",
     "fault",
     "ok",
-    "output_of",
     "skipped",
     "warning",
 ]
@@ -45,7 +44,7 @@ __all__ = [
 #: A ``fault`` keeps the cache from doing its work, a ``warning`` does not.
 Verdict: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
 
-#: The things that are looked at, each with a section of ``docs/doctor.md``.
+#: The names of the checks, each with a section of ``docs/doctor.md``.
 Name: TypeAlias = Literal[
     "settings",
     "mode",
@@ -75,11 +74,11 @@ Name: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at.
+    """The result of one check.
 
     Attributes:
-        name: the thing, in a word or two.
-        found: what is the matter with it, or that nothing is.
+        name: what was looked at, in a word or two.
+        found: the problem, or that there is none.
         fix: what to do; empty where nothing is to be done.
         code: what ``s3cache explain`` says more of, beside the check itself, if anything.
     """
@@ -92,12 +91,12 @@ class Check:
 
     @property
     def section(self) -> str:
-        """What ``s3cache explain`` calls the check: ``read-back``, ``torch-directory``."""
+        """Return the name that ``s3cache explain`` takes: ``read-back``, ``torch-directory``."""
         return self.name.replace("'s", "").replace(" ", "-").casefold()
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """What ``s3cache explain`` says more of; nothing where all is well."""
+        """Return the codes to read on about; none where all is well."""
         if self.verdict in ("ok", "skipped"):
             return ()
         return tuple(filter(None, (self.section, self.code)))
@@ -123,7 +122,7 @@ def skipped(name: Name, why: str) -> Check:
 
 
 def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
-    """Where each setting came from, and variables that nothing reads.
+    """Check where each setting came from, and for variables that nothing reads.
 
     Args:
         url: the one that was given as an argument, if any.
@@ -131,17 +130,12 @@ def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
     origins = []
     for field in fields(Settings):
         variable = f"S3CACHE_{field.name.upper()}"
-        if field.name == "url" and url is not None:
-            origin = "--url"
-        elif os.environ.get(variable):
-            origin = variable
-        else:
-            continue
-        # Neither keys nor what may hold one.
-        value = "" if not field.repr or field.name in ("url", "trusted_keys") else (
-            f"={getattr(settings, field.name)}"
-        )  # fmt: skip
-        origins.append(f"{field.name}{value} from {origin}")
+        is_argument = field.name == "url" and url is not None
+        if is_argument or os.environ.get(variable):
+            # Neither keys nor what may contain one are shown.
+            is_secret = not field.repr or field.name in ("url", "trusted_keys")
+            value = "" if is_secret else f"={getattr(settings, field.name)}"
+            origins.append(f"{field.name}{value} from {'--url' if is_argument else variable}")
     yield ok("settings", "; ".join([*origins, "all others are defaults"]))
     for variable, hint in unknown_variables():
         yield warning("settings", f"environment variable {variable} is not known", hint)
@@ -149,9 +143,8 @@ def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
         problem = "is off: nothing is looked up or saved"
         yield warning("mode", problem, "set mode=read-write", "disabled")
     if settings.url is None:
-        yield warning(
-            "remote", "there is none: nothing is shared with other machines", "set S3CACHE_URL"
-        )
+        problem = "there is none: nothing is shared with other machines"
+        yield warning("remote", problem, "set S3CACHE_URL")
         return
     try:
         location = parse_url(settings.url)
@@ -171,29 +164,24 @@ def check_trust(settings: Settings) -> Iterator[Check]:
         yield fault("trust", f"{exc.thing}: {exc.cause}", exc.fix, "ConfigError")
         return
     if policy.level == "off":
-        yield warning(
-            "trust",
-            "no key is trusted: whoever can write to the bucket decides what its readers run",
-            "s3cache keygen NAME, and docs/trust.md",
-        )
+        problem = "no key is trusted: whoever can write to the bucket decides what its readers run"
+        yield warning("trust", problem, "s3cache keygen NAME, and docs/trust.md")
     else:
         names = ", ".join(f"{each.key.name} for {each.audience}" for each in policy.trusted)
         yield ok("trust", f"{policy.level}: {names}")
     if signer is None:
         if policy.level == "require" and settings.mode in ("read-write", "write-only"):
-            yield warning(
-                "signing",
-                "what is saved here is not signed, and nobody who trusts as you do uses it",
-                "set signing_key, or mode=read-only",
-                "untrusted",
-            )
+            problem = "what is saved here is not signed: readers with the same keys do not use it"
+            yield warning("signing", problem, "set signing_key, or mode=read-only", "untrusted")
         return
     own = VerifyKey.parse(signer.public_text())
-    is_known = any(
+    is_trusted = own.fingerprint not in policy.revoked_keys and any(
         each.key.fingerprint == own.fingerprint and each.audience == settings.audience
         for each in policy.trusted
     )
-    if policy.level != "off" and (not is_known or own.fingerprint in policy.revoked_keys):
+    if policy.level == "off" or is_trusted:
+        yield ok("signing", f"key {own.name} for {settings.audience}")
+    else:
         yield fault(
             "signing",
             f"key {own.name} signs for {settings.audience} here, and is not trusted for that here: "
@@ -201,21 +189,20 @@ def check_trust(settings: Settings) -> Iterator[Check]:
             f"add to trusted_keys: {settings.audience}={own.name}:..., as keygen printed it",
             "untrusted",
         )
-    else:
-        yield ok("signing", f"key {own.name} for {settings.audience}")
 
 
-# -- the local directory, and what loads code
+# -- the local directory, and where code is loaded from
 
 
 _LITTLE_BYTES = 1 << 30
 _FEW_INODES = 10_000
+_WORKING_DISK = "set local_dir to a disk that works"
 
 _Statvfs = Callable[[str], os.statvfs_result]
 
 
 def check_local_dir(settings: Settings) -> Iterator[Check]:
-    """Can it be used, is it ours alone, and is there room? Waits some seconds at most."""
+    """Check that it can be used, is private, and has room. Waits some seconds at most."""
     if not settings.local:
         yield skipped("local directory", "there is no local tier: local=false")
         return
@@ -224,56 +211,45 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         tier = DiskTier(
             path, max_bytes=settings.local_max_bytes, max_files=settings.local_max_files
         )
+        with contextlib.closing(tier):
+            used = tier.usage()
     except ConfigError as exc:
         yield fault("local directory", f"{exc.thing} {exc.cause}", exc.fix, "ConfigError")
         return
     except TransientError as exc:
-        fix = "set local_dir to a disk that works"
-        yield fault("local directory", f"{path} hangs: {exc}", fix, "unavailable")
+        yield fault("local directory", f"{path} hangs: {exc}", _WORKING_DISK, "unavailable")
         return
     except StoreError as exc:
-        yield _unusable(exc)
+        fix = "set local_dir to a directory that you can write"
+        yield fault("local directory", str(exc), fix, code_of(exc))
         return
-    try:
-        used = tier.usage()
-        size = f"{counted(used.files, 'file')}, {counted(used.bytes, 'byte')}"
-        yield ok("local directory", f"{path}: {size}")
-    except StoreError as exc:
-        yield _unusable(exc)
-        return
-    finally:
-        tier.close()
+    size = f"{counted(used.files, 'file')}, {counted(used.bytes, 'byte')}"
+    yield ok("local directory", f"{path}: {size}")
     yield from check_disk(path, settings.local_max_bytes)
 
 
-def _unusable(error: StoreError) -> Check:
-    fix = "set local_dir to a directory that you can write"
-    return fault("local directory", str(error), fix, code_of(error))
-
-
 def check_disk(path: str, max_bytes: int, statvfs: _Statvfs = os.statvfs) -> Iterator[Check]:
-    """Space and inodes where the local tier is."""
+    """Check space and inodes where the local tier is."""
     try:
-        about = _about(path, statvfs)
+        status = _statvfs(path, statvfs)
     except (OSError, StoreError) as exc:
-        fix = "set local_dir to a disk that works"
-        yield fault("disk", f"{path}: {exc}", fix, "unavailable")
+        yield fault("disk", f"{path}: {exc}", _WORKING_DISK, "unavailable")
         return
-    free = about.f_bavail * about.f_frsize
+    free = status.f_bavail * status.f_frsize
     if free < min(_LITTLE_BYTES, max_bytes):
         problem = f"{free >> 20} MiB are free at {path}"
         yield warning("space", problem, "make room, or set local_max_bytes", "full")
     else:
         yield ok("space", f"{free >> 30} GiB are free")
-    if about.f_files and about.f_favail < _FEW_INODES:  # some file systems count none
-        problem = f"{about.f_favail} are free at {path}"
+    if status.f_files and status.f_favail < _FEW_INODES:  # some file systems count none
+        problem = f"{status.f_favail} are free at {path}"
         yield warning("inodes", problem, "remove files, or set local_max_files", "full")
     else:
         yield ok("inodes", "there are enough")
 
 
-def _about(path: str, statvfs: _Statvfs) -> os.statvfs_result:
-    """What the file system of ``path`` says of itself, if it does in time."""
+def _statvfs(path: str, statvfs: _Statvfs) -> os.statvfs_result:
+    """Return the status of the file system of ``path``, if it answers in time."""
     executor = DeadlineExecutor.of(path)
     try:
         return executor.call(lambda: statvfs(path))
@@ -284,45 +260,34 @@ def _about(path: str, statvfs: _Statvfs) -> os.statvfs_result:
 def check_execution(
     statvfs: _Statvfs = os.statvfs, sysctl: str = "/proc/sys/vm/memfd_noexec"
 ) -> Iterator[Check]:
-    """Whether code may be loaded: from memory, as a hit does, and from where torch compiles it."""
-    try:
-        with open(sysctl, encoding="ascii") as file:
-            refused = file.read().strip() == "2"
-    except OSError:  # of Linux 6.3
-        refused = False
+    """Check that code can be loaded from memory, for a hit, and from where torch compiles it."""
+    refused = False
+    with contextlib.suppress(OSError), open(sysctl, encoding="ascii") as file:  # from Linux 6.3
+        refused = file.read().strip() == "2"
     if refused:
-        yield fault(
-            "execution",
-            "the system loads no code from memory (vm.memfd_noexec=2), which hits need",
-            "sysctl vm.memfd_noexec=1",
-            "machine",
-        )
+        problem = "the system loads no code from memory (vm.memfd_noexec=2), which hits need"
+        yield fault("execution", problem, "sysctl vm.memfd_noexec=1", "machine")
     else:
         yield ok("execution", "code may be loaded from memory")
     path = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
     place = path if os.path.isdir(path) else os.path.dirname(path) or "/"
     try:
-        about = _about(place, statvfs)
+        is_noexec = _statvfs(place, statvfs).f_flag & os.ST_NOEXEC
     except (OSError, StoreError) as exc:
         fix = "set TORCHINDUCTOR_CACHE_DIR"
         yield fault("torch's directory", f"{place}: {exc}", fix, "machine")
         return
-    if about.f_flag & os.ST_NOEXEC:
-        yield fault(
-            "torch's directory",
-            f"{place} is mounted noexec: what torch compiles there cannot be loaded",
-            "set TORCHINDUCTOR_CACHE_DIR to another disk",
-            "machine",
-        )
+    if is_noexec:
+        problem = f"{place} is mounted noexec: what torch compiles there cannot be loaded"
+        fix = "set TORCHINDUCTOR_CACHE_DIR to another disk"
+        yield fault("torch's directory", problem, fix, "machine")
 
 
 def check_cpu(cpuinfo: str = "/proc/cpuinfo") -> Iterator[Check]:
-    """Which instruction sets there are: code for the CPU is shared by machines with the same."""
-    try:
-        with open(cpuinfo, encoding="utf-8", errors="replace") as file:
-            flags = re.search(r"^(?:flags|Features)\s*:(.*)$", file.read(), re.MULTILINE)
-    except OSError:
-        flags = None
+    """Check for vector instructions: machines share code for the CPU if they have the same."""
+    flags = None
+    with contextlib.suppress(OSError), open(cpuinfo, encoding="utf-8", errors="replace") as file:
+        flags = re.search(r"^(?:flags|Features)\s*:(.*)$", file.read(), re.MULTILINE)
     known = {} if flags is None else dict.fromkeys(flags[1].split())
     best = [name for name in ("amx_int8", "avx512f", "avx2", "sve", "asimd") if name in known]
     arch = platform.machine()
@@ -344,51 +309,47 @@ _REAP_S = 2.0
 
 
 def check_torch(timeout_s: float = 180.0, command: Sequence[str] = _TORCH) -> Iterator[Check]:
-    """Whether the installed torch has what s3cache uses of it; asked in a process of its own."""
-    code, said = output_of(command, timeout_s)
-    last = said.strip().splitlines()[-1] if said.strip() else ""
+    """Check, in a process of its own, that the installed torch has all that s3cache uses."""
+    code, output = _run(command, timeout_s)
+    last = (output.strip().splitlines() or [""])[-1]
     if code is None:
-        yield fault(
-            "torch",
-            f"cannot be imported within {timeout_s:g} s",
-            "look at the disk that it is on, and at the machine's load",
-        )
+        problem = f"cannot be imported within {timeout_s:g} s"
+        yield fault("torch", problem, "look at the disk that it is on, and at the machine's load")
     elif not last.startswith("torch "):
         yield fault("torch", last or f"cannot be imported (exit code {code})", "pip install torch")
     elif "not supported" in last:
         fix = "use a torch that docs/compatibility.md names"
         yield fault("torch", last, fix, "UnsupportedTorchError")
     elif code != 0:
-        missing = [line.split()[-1] for line in said.splitlines() if line.startswith("MISSING")]
-        names = ", ".join(missing[:3])
-        fix = "use a torch as its release has it"
-        yield fault("torch", f"{last}: {names}", fix, "UnsupportedTorchError")
+        missing = [line.split()[-1] for line in output.splitlines() if line.startswith("MISSING")]
+        problem = f"{last}: {', '.join(missing[:3])}"
+        yield fault("torch", problem, "use a torch as its release has it", "UnsupportedTorchError")
     else:
         yield ok("torch", last)
 
 
 def check_compiler(timeout_s: float = 20.0) -> Iterator[Check]:
-    """Whether a miss can be compiled for the CPU. A hit needs no compiler."""
+    """Check that a miss can be compiled for the CPU. A hit needs no compiler."""
     wanted = os.environ.get("CXX")
     names = [wanted] if wanted else ["g++", "clang++", "c++"]
     path = next(filter(None, map(shutil.which, names)), None)
+    fix = "install g++, or name one by CXX"
     if path is None:
-        yield warning(
-            "compiler",
-            f"there is none ({', '.join(names)}): hits need none, and a miss cannot be compiled",
-            "install g++, or name one by CXX",
+        problem = (
+            f"there is none ({', '.join(names)}): hits need none, and a miss cannot be compiled"
         )
+        yield warning("compiler", problem, fix)
         return
-    code, said = output_of([path, "--version"], timeout_s)
+    code, output = _run([path, "--version"], timeout_s)
     if code != 0:
         how = f"no answer within {timeout_s:g} s" if code is None else f"exit code {code}"
-        yield fault("compiler", f"{path} does not work: {how}", "install g++, or name one by CXX")
+        yield fault("compiler", f"{path} does not work: {how}", fix)
     else:
-        yield ok("compiler", said.splitlines()[0] if said else path)
+        yield ok("compiler", output.splitlines()[0] if output else path)
 
 
-def output_of(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
-    """Exit code, and what it wrote to both; no code if it did not end in time and was killed."""
+def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
+    """Return the exit code and all output; no code if it did not end in time and was killed."""
     try:
         process = subprocess.Popen(  # noqa: S603 - a compiler, or ourselves
             [*command],
@@ -402,11 +363,11 @@ def output_of(command: Sequence[str], timeout_s: float) -> tuple[int | None, str
     except OSError as exc:
         return -1, str(exc)
     try:
-        said, _ = process.communicate(timeout=timeout_s)
+        output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        # What hangs on a disk cannot even be killed.
+        # A process that hangs on a disk cannot even be killed.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_REAP_S)
         return None, ""
-    return process.returncode, said
+    return process.returncode, output

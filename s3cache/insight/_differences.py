@@ -1,11 +1,12 @@
-"""Say what differs between two keys, in terms of the user's program."""
+"""Describe the differences between two keys in terms of the user's program."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 __all__ = ["GRAPH", "Difference", "KeyDescription", "differences", "likeness", "unlikeness"]
 
@@ -18,32 +19,43 @@ _DIFF_LINES = 200
 
 @dataclass(frozen=True)
 class KeyDescription:
-    """What a key is made of.
+    """The components of a key.
 
     Attributes:
         components: the digest and a readable value of each, by name.
-        parts: what they consist of, of those whose value does not say it.
+        parts: the details of those whose value does not show them, by name.
     """
 
     components: Mapping[str, tuple[str, str]]
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def text_of(self, component: str) -> str:
-        """All that there is of its value."""
-        value = self.components.get(component, ("", ""))[1]
-        return self.parts.get(component, {}).get("", value)
+    def digest(self, name: str) -> str:
+        """Return the digest of a component."""
+        return self.components.get(name, ("", ""))[0]
+
+    def value(self, name: str) -> str:
+        """Return the readable value of a component."""
+        return self.components.get(name, ("", ""))[1]
+
+    def details(self, name: str) -> Mapping[str, str]:
+        """Return the details of a component."""
+        return self.parts.get(name, {})
+
+    def text(self, name: str) -> str:
+        """Return the whole text of a component's value."""
+        return self.details(name).get("", self.value(name))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that differs.
+    """One difference.
 
     Attributes:
         component: of the key.
-        text: what differs, in one line.
-        old, new: that of the entry, and that of the lookup.
+        text: the difference, in one line.
+        old, new: the value of the entry, and that of the lookup.
         diff: lines of code that differ, as ``diff -u`` has them.
-        follows: whether something else that differs brings it about.
+        follows: whether another difference causes this one.
     """
 
     component: str
@@ -54,52 +66,52 @@ class Difference:
     follows: bool = False
 
     def as_dict(self) -> dict[str, object]:
-        """The attributes that are not empty."""
+        """Return the attributes that are not empty."""
         return {name: value for name, value in vars(self).items() if value}
 
 
-def differences(old: KeyDescription, new: KeyDescription) -> list[Difference]:
-    """Each thing in which the key of an entry, ``old``, and that of a lookup differ.
+_Describe: TypeAlias = Callable[[str, KeyDescription, KeyDescription], Iterator[Difference]]
 
-    What another difference brings about comes last: another torch has other options.
+
+def differences(old: KeyDescription, new: KeyDescription) -> list[Difference]:
+    """Return the differences between the key of an entry, ``old``, and that of a lookup.
+
+    Those that another one causes come last: another torch has other options.
     """
-    names = dict.fromkeys([*_ORDER, *sorted({*old.components, *new.components})])
-    differing = [name for name in names if _digest(old, name) != _digest(new, name)]
-    found: list[Difference] = []
+    differing = _differing(old, new)
+    found = []
     for name in differing:
         follows = any(cause in differing and name in implied for cause, implied in _IMPLIED.items())
-        for each in _WORDS.get(name, _in_general)(name, old, new):
-            found.append(
-                Difference(
-                    each.component, each.text, each.old, each.new, each.diff, follows=follows
-                )
-            )
+        found += [replace(each, follows=follows) for each in _described(name, old, new)]
     return sorted(found, key=lambda each: each.follows)
 
 
 def likeness(old: KeyDescription, new: KeyDescription) -> tuple[bool, int]:
-    """How near two keys are: the same graph before all, then the most components in common."""
-    common = sum(digest == _digest(old, name) for name, (digest, _) in new.components.items())
-    return _digest(old, GRAPH) == _digest(new, GRAPH), common
+    """Return whether the graphs are equal, and how many components are: more is nearer."""
+    common = sum(digest == old.digest(name) for name, (digest, _) in new.components.items())
+    return old.digest(GRAPH) == new.digest(GRAPH), common
 
 
 def unlikeness(old: KeyDescription, new: KeyDescription) -> tuple[bool, int]:
-    """In how many of their parts components other than the graph differ.
+    """Return how many details of components other than the graph differ: fewer is nearer.
 
-    Before that whether it is not known, as one side lacks the parts that the other has.
+    Before that, whether it is unknown, as one side lacks details that the other has.
     """
-    differing = [
-        name
-        for name in {*old.components, *new.components} - {GRAPH}
-        if _digest(old, name) != _digest(new, name)
-    ]
-    is_unknown = any((name in old.parts) != (name in new.parts) for name in differing)
-    counts = (len([*_WORDS.get(name, _in_general)(name, old, new)]) for name in differing)
-    return is_unknown, sum(counts)
+    names = [name for name in _differing(old, new) if name != GRAPH]
+    is_unknown = any((name in old.parts) != (name in new.parts) for name in names)
+    return is_unknown, sum(len([*_described(name, old, new)]) for name in names)
 
 
-def _digest(of: KeyDescription, name: str) -> str:
-    return of.components.get(name, ("", ""))[0]
+def _differing(old: KeyDescription, new: KeyDescription) -> list[str]:
+    names = dict.fromkeys([*_ORDER, *sorted({*old.components, *new.components})])
+    return [name for name in names if old.digest(name) != new.digest(name)]
+
+
+def _described(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
+    """Describe one component in its own way, else in general."""
+    describe = _OWN_WAYS.get(name)
+    found = [] if describe is None else [*describe(name, old, new)]
+    yield from found or _in_general(name, old, new)
 
 
 _ORDER = (
@@ -158,206 +170,177 @@ _LABELS = {
     "torch.attention": "attention",
     "torch.precision": "fp32_precision",
 }
-
-
-_PARTS = {"aot_autograd_arg_pos_to_source": "what the program calls inputs:"}
+_SOURCES = "aot_autograd_arg_pos_to_source"
+_DETAIL_LABELS = {_SOURCES: "what the program calls inputs:"}
+_DIGEST = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{32})?")
 
 
 def _label(name: str) -> str:
     return _LABELS.get(name, name)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
-
-
 def _arrow(label: str, old: str, new: str) -> str:
-    if _is_digest(old) and _is_digest(new):
+    if _DIGEST.fullmatch(old.strip("'")) and _DIGEST.fullmatch(new.strip("'")):
         return f"{label}: the code or value is another"
     return f"{label} {_short(old) or 'none'} → {_short(new) or 'none'}"
 
 
-def _is_digest(text: str) -> bool:
-    return _DIGEST.fullmatch(text.strip("'")) is not None
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+# -- the ways to describe a component
 
 
 def _in_general(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    """By parts, by ``name=value`` in a text, or as a whole."""
+    """Describe a component by details, by ``name=value`` in its text, or as a whole."""
     label = _label(name)
-    before, now = old.text_of(name), new.text_of(name)
-    ours, theirs = dict(old.parts.get(name, {})), dict(new.parts.get(name, {}))
+    before, now = old.text(name), new.text(name)
+    ours, theirs = dict(old.details(name)), dict(new.details(name))
     if "" in ours or "" in theirs or not (ours or theirs):
-        ours, theirs = fields_of(before), fields_of(now)
+        ours, theirs = _fields(before), _fields(now)
     differing = [
         part for part in dict.fromkeys([*ours, *theirs]) if ours.get(part) != theirs.get(part)
     ]
-    if not (ours and theirs and differing):
-        if before != now:
-            yield Difference(name, _arrow(label, before, now), before, now)
-        else:
-            yield Difference(name, f"{label} differs in what its words do not show: {_short(now)}")
-        return
-    for part in differing:
-        one, other = ours.get(part, ""), theirs.get(part, "")
-        called = _PARTS.get(part, f"{label}.{part}".rstrip("."))
-        yield Difference(name, _arrow(called, one, other), one, other)
+    if ours and theirs and differing:
+        for part in differing:
+            one, other = ours.get(part, ""), theirs.get(part, "")
+            detail = _DETAIL_LABELS.get(part, f"{label}.{part}".rstrip("."))
+            yield Difference(name, _arrow(detail, one, other), one, other)
+    elif before != now:
+        yield Difference(name, _arrow(label, before, now), before, now)
+    else:
+        yield Difference(name, f"{label} differs in what its words do not show: {_short(now)}")
 
 
 def _options(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    """Options of torch: their parts are those that are not the default, with the default."""
-    before, now = old.parts.get(name, {}), new.parts.get(name, {})
-    is_described = False
-    for option in sorted({*before, *now}):
-        if before.get(option) != now.get(option):
-            default, _, _ = (now.get(option) or before[option]).partition(" → ")
-            one = before[option].partition(" → ")[2] if option in before else default
-            other = now[option].partition(" → ")[2] if option in now else default
-            is_described = True
-            yield Difference(name, _arrow(f"{_label(name)}.{option}", one, other), one, other)
-    if not is_described:
+    """Describe options of torch: details are those that differ from a default, ``1 → 2``."""
+    before, now = old.details(name), new.details(name)
+    differing = [each for each in sorted({*before, *now}) if before.get(each) != now.get(each)]
+    for option in differing:
+        default = (now.get(option) or before[option]).partition(" → ")[0]
+        one, other = (
+            options[option].partition(" → ")[2] if option in options else default
+            for options in (before, now)
+        )
+        yield Difference(name, _arrow(f"{_label(name)}.{option}", one, other), one, other)
+    if not differing:
         text = f"{_label(name)} options, whose defaults are those of another release or device"
         yield Difference(name, text)
 
 
-_DIGEST = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{32})?")
-# A name with the digest of what it stands for: `lib.op.default: 0123…`, `torch.relu=0123…`.
+# A name with the digest of its definition: `lib.op.default: 0123…`, `torch.relu=0123…`.
 _DIGESTED = re.compile(rf"(\S+?)(?:: |=)({_DIGEST.pattern})(?=[\s;,]|$)")
 
 
 def _definitions(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    """Names with digests of what they stand for: people's own functions, operators, classes."""
-    label = _label(name)
-    before, now = (dict(_DIGESTED.findall(each.text_of(name))) for each in (old, new))
-    is_described = False
+    """Describe the user's own functions, operators and classes by their names."""
+    before, now = (dict(_DIGESTED.findall(each.text(name))) for each in (old, new))
     for each in dict.fromkeys([*before, *now]):
         if before.get(each) != now.get(each):
-            is_described = True
             what = "is defined otherwise" if each in before else "is new"
             what = what if each in now else "is not there"
             one, other = before.get(each, ""), now.get(each, "")
-            yield Difference(name, f"{label}: {each} {what}", one, other)
-    if not is_described:
-        yield from _in_general(name, old, new)
+            yield Difference(name, f"{_label(name)}: {each} {what}", one, other)
 
 
+# The instruction sets that a processor is known by, the best first.
 _SETS = ("amx_tile", "avx512f", "avx2", "avx", "sse4_2", "sve2", "sve", "asimd")
 
 
 def _instructions(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    before, now = old.text_of(name).split(), new.text_of(name).split()
-    lacks = [each for each in before if each not in now]
-    has = [each for each in now if each not in before]
+    before, now = old.text(name).split(), new.text(name).split()
+    lacks = " ".join(each for each in before if each not in now)
+    has = " ".join(each for each in now if each not in before)
     best = [next((s for s in _SETS if s in flags), "") for flags in (before, now)]
-    text = (
-        f"CPU: {best[0]} → {best[1]}".replace("avx512f", "avx512") if best[0] != best[1] else "CPU"
-    )
-    details = []
-    if lacks:
-        details.append(f"lacks {_short(' '.join(lacks))}")
-    if has:
-        details.append(f"has {_short(' '.join(has))} besides")
-    yield Difference(
-        name, f"{text} ({', '.join(details)})" if details else text, " ".join(lacks), " ".join(has)
-    )
+    text = f"CPU: {best[0]} → {best[1]}" if best[0] != best[1] else "CPU"
+    details = [f"lacks {_short(lacks)}"] if lacks else []
+    details += [f"has {_short(has)} besides"] if has else []
+    text = text.replace("avx512f", "avx512") + (f" ({', '.join(details)})" if details else "")
+    yield Difference(name, text, lacks, has)
 
 
 def _code(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    before, now = (each.parts.get(name, {}).get("code", "") for each in (old, new))
-    one, other = old.components.get(name, ("", ""))[1], new.components.get(name, ("", ""))[1]
+    before, now = (each.details(name).get("code", "") for each in (old, new))
+    one, other = old.value(name), new.value(name)
     if not (before and now):
         yield Difference(name, _arrow("graph:", one, other), one, other)
         return
-    lines = list(
-        difflib.unified_diff(
-            before.strip().splitlines(), now.strip().splitlines(), "entry", "here", lineterm="", n=1
-        )
-    )
-    changed = [line for line in lines[2:] if line[:1] in "+-"]
-    count = max(sum(line[0] == sign for line in changed) for sign in "+-") if changed else 0
+    codes = before.strip().splitlines(), now.strip().splitlines()
+    lines = [*difflib.unified_diff(*codes, "entry", "here", lineterm="", n=1)][2:]
+    count = max(sum(line[:1] == sign for line in lines) for sign in "+-")
     if not count:
         text = "graph: the same code, and functions, constants or attributes that differ"
         yield Difference(name, text, one, other)
         return
-    nodes = "node differs" if count == 1 else "nodes differ"
-    yield Difference(
-        name, f"graph: {count} {nodes}", one, other, "\n".join(lines[2 : 2 + _DIFF_LINES])
-    )
-
-
-def _input_names(of: KeyDescription) -> dict[str, str]:
-    """What the program calls each input, by its number."""
-    sources = of.parts.get("aot_config", {}).get("aot_autograd_arg_pos_to_source", "")
-    return {str(number): source for number, source in enumerate(items_of(sources))}
-
-
-# What follows from the shape of a tensor.
-_OF_SHAPE = ("stride", "storage_bytes", "memory_format")
-_OF_TENSORS = "TensorMetadata("
+    text = f"graph: {count} {'node differs' if count == 1 else 'nodes differ'}"
+    yield Difference(name, text, one, other, "\n".join(lines[:_DIFF_LINES]))
 
 
 def _inputs(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    before, now = old.parts.get(name, {}), new.parts.get(name, {})
-    if not (before and now):
-        yield from _in_general(name, old, new)
-        return
-    is_described = False
+    before, now = old.details(name), new.details(name)
     names_before, names_now = _input_names(old), _input_names(new)
-    by_name = False
-    if len(before) != len(now):
-        is_described = True
+    if not (before and now):
+        return
+    is_shown = len(before) != len(now)
+    by_name = is_shown and bool(names_before and names_now)
+    if is_shown:
         counts = str(len(before)), str(len(now))
         yield Difference(name, f"inputs: {counts[0]} → {counts[1]}", *counts)
-        by_name = bool(names_before and names_now)
         before = {names_before.get(number, ""): text for number, text in before.items()}
     for number, text in now.items():
         called = names_now.get(number, "")
         was = before.get(called if by_name else number)
         if was is not None and was != text:
-            is_described = True
+            is_shown = True
             label = f"input {number} ({called}):" if called else f"input {number}:"
             yield from _tensor(name, label, was, text)
-    if not is_described:
+    if not is_shown:
         yield Difference(name, "inputs differ in what their words do not show")
 
 
+def _input_names(of: KeyDescription) -> dict[str, str]:
+    """Return the program's name of each input, by its number."""
+    text = of.details("aot_config").get(_SOURCES, "")
+    is_list = len(text) > 2 and text[0] == "[" and text[-1] == "]"
+    sources = _pieces(text[1:-1], ", ") if is_list else ()
+    return {str(number): source for number, source in enumerate(sources)}
+
+
+_TENSOR = "TensorMetadata("
+# Follow from the shape of a tensor.
+_OF_SHAPE = ("stride", "storage_bytes", "memory_format")
+
+
 def _tensor(name: str, label: str, before: str, now: str) -> Iterator[Difference]:
-    ours, theirs = _metadata(before), _metadata(now)
+    ours, theirs = (
+        _fields(text[len(_TENSOR) : -1], ", ") if text.startswith(_TENSOR) else {}
+        for text in (before, now)
+    )
     if not (ours and theirs):
         yield Difference(name, _arrow(label, before, now), before, now)
         return
     differing = [part for part in theirs if ours.get(part) != theirs[part]]
-    if "shape" in differing:
-        differing = [part for part in differing if part not in _OF_SHAPE]
     for part in differing:
+        if "shape" in differing and part in _OF_SHAPE:
+            continue
         one, other = _plain(ours.get(part, "")), _plain(theirs[part])
         kind = "" if part in ("shape", "dtype", "device") else f" {part}"
-        text = f"{label}{kind} {one} → {other}"
-        if part == "shape" and _is_fixed(one) and _is_fixed(other):
-            text += ", not marked dynamic"
+        is_fixed = part == "shape" and not re.search(r"[^\d\s,()]", one + other)
+        text = f"{label}{kind} {one} → {other}{', not marked dynamic' if is_fixed else ''}"
         yield Difference(name, text, one, other)
 
 
-def _metadata(text: str) -> dict[str, str]:
-    if not text.startswith(_OF_TENSORS):
-        return {}
-    return fields_of(text[len(_OF_TENSORS) : -1], ", ")
-
-
 def _plain(text: str) -> str:
-    if text.startswith("torch.Size([") and text.endswith("])"):
-        inner = text[len("torch.Size([") : -2]
-        return f"({inner},)" if inner and "," not in inner else f"({inner})"
+    if size := re.fullmatch(r"torch\.Size\(\[(.*)\]\)", text):
+        return f"({size[1]},)" if size[1] and "," not in size[1] else f"({size[1]})"
     if text.startswith("device(type="):
         return text[len("device(type=") : -1].replace("'", "").replace(", index=", ":")
     return text.removeprefix("torch.")
 
 
-def _is_fixed(shape: str) -> bool:
-    return all(size.strip().isdigit() for size in shape.strip("()").split(",") if size.strip())
-
-
 _OF_DEFINITIONS = ("graph.operators", "graph.functions", "graph.subclasses", "torch.overrides")
-_WORDS: dict[str, Callable[[str, KeyDescription, KeyDescription], Iterator[Difference]]] = {
+_OWN_WAYS: dict[str, _Describe] = {
     **dict.fromkeys(_OF_DEFINITIONS, _definitions),
     "inductor_config": _options,
     "autograd_config": _options,
@@ -367,23 +350,20 @@ _WORDS: dict[str, Callable[[str, KeyDescription, KeyDescription], Iterator[Diffe
 }
 
 
-# -- texts of parts taken to pieces: `name=value` of a mode, of a tensor, of options
+# -- texts of details taken to pieces: `name=value` of a mode, of a tensor, of options
 
 
-_OPEN, _CLOSE = "([{", ")]}"
-
-
-def pieces(text: str, separator: str) -> Iterator[str]:
-    """``text`` between separators that are in no brackets and no quotes."""
+def _pieces(text: str, separator: str) -> Iterator[str]:
+    """Yield what is between separators that are in no brackets and no quotes."""
     depth, quote, start = 0, "", 0
     for at, char in enumerate(text):
         if quote:
             quote = "" if char == quote else quote
         elif char in "'\"":
             quote = char
-        elif char in _OPEN:
+        elif char in "([{":
             depth += 1
-        elif char in _CLOSE:
+        elif char in ")]}":
             depth -= 1
         elif depth == 0 and at >= start and text.startswith(separator, at):
             yield text[start:at]
@@ -391,20 +371,8 @@ def pieces(text: str, separator: str) -> Iterator[str]:
     yield text[start:]
 
 
-def fields_of(text: str, separator: str = " ") -> dict[str, str]:
-    """Values by name, where ``text`` is ``name=value`` with separators between; else nothing."""
-    found: dict[str, str] = {}
-    for piece in pieces(text, separator):
-        name, equals, value = piece.partition("=")
-        is_name = not name or name.replace(".", "").replace("_", "").isalnum()
-        if not (equals and is_name):
-            return {}
-        found[name] = value
-    return found
-
-
-def items_of(text: str) -> list[str]:
-    """The items of a list in brackets."""
-    if not (text.startswith("[") and text.endswith("]")) or len(text) < 3:
-        return []
-    return list(pieces(text[1:-1], ", "))
+def _fields(text: str, separator: str = " ") -> dict[str, str]:
+    """Return values by name, where ``text`` is a list of ``name=value``; else nothing."""
+    pairs = [piece.partition("=") for piece in _pieces(text, separator)]
+    are_fields = all(equals and re.fullmatch(r"[\w.]*", name) for name, equals, _ in pairs)
+    return {name: value for name, _, value in pairs} if are_fields else {}

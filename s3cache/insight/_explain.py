@@ -1,10 +1,11 @@
-"""Why lookups missed or were bypassed, from the records of this machine."""
+"""Explain why lookups missed or were bypassed, from the records of this machine."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ from s3cache._pages import footer
 from s3cache._words import code, printable, table, text
 from s3cache.errors import ConfigError
 from s3cache.insight._differences import Difference, KeyDescription, differences
-from s3cache.insight._nearest import EntrySource, Neighbor, nearest
+from s3cache.insight._nearest import EntrySource, Neighbor, nearest, recorded_neighbors
 from s3cache.insight._runs import Runs, url_of
-from s3cache.manage import Place, open_place
+from s3cache.manage import open_place
 from s3cache.records import Record, Run, folded, ranks_in_words
 from s3cache.settings import Settings
 from s3cache.stats import Reason
@@ -27,21 +28,22 @@ if TYPE_CHECKING:
 __all__ = ["Explained", "Explanation", "explain"]
 
 _REASONS = {str(reason): reason.text for reason in Reason}
+_GRAPHS = {"aot": "graph", "fx": "half of a graph"}
 # Of the table that a notebook shows.
-_COLUMNS = ("outcome", "where", "why", "what differs")
+_COLUMNS = ("lookup", "why", "what differs")
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one lookup came to what it came to.
+    """Why one lookup ended as it did.
 
     Attributes:
         record: the lookup.
         why: in a line.
-        entry: the key of the entry that is nearest, if one is known of.
-        known_from: where that is known from.
-        differences: what its key differs in, that first which has not followed from another.
-        processes: of a job of several, those that it is of: ``ranks 0-7``.
+        entry: the key of the nearest entry, if one is known.
+        known_from: where that entry is known from.
+        differences: between the entry's key and the lookup's; those that follow from others last.
+        processes: of a job of several, the processes of this lookup: ``ranks 0-7``.
         times: how many lookups that are.
     """
 
@@ -55,13 +57,13 @@ class Explanation:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """What ``s3cache explain CODE`` says more of: nothing where the differences say it all."""
+        """Return the codes to read on about: none where the differences say it all."""
         if self.entry or self.record.outcome == "hit":
             return ()
         return tuple(self.record.reason.split())
 
     def as_dict(self) -> dict[str, object]:
-        """The explanation as plain data."""
+        """Return the explanation as plain data."""
         record = self.record
         return {
             "level": record.level,
@@ -81,58 +83,48 @@ class Explanation:
         }
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """What IPython shows at a terminal."""
+        """Show it in IPython at a terminal."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return table("", _COLUMNS, [self.cells()])
-
-    def cells(self) -> list[str]:
-        """What a row of a table says of it, in HTML: outcome, place, and what it is due to."""
-        record = self.record
-        where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
-        parts = [text(line) for line in record.rejected]
-        for reason in record.reasons:
-            parts.append(text(f"{reason.get('message', '')} ({reason.get('code', '')})"))
-            parts += filter(None, (code(reason.get("line", "")), code(reason.get("fix", ""))))
-        for each in self.differences:
-            parts.append(text(f"{each.text}{' (follows)' if each.follows else ''}"))
-            parts += filter(None, [code(each.diff)])
-        nearest = f"nearest: {self.entry[:17]} ({self.known_from})" if self.entry else ""
-        return [
-            text(f"{record.outcome}: {record.reason}\n{self.processes}".strip()),
-            text(f"{where}\n{record.key[:17]}".strip()),
-            text(f"{self.why}\n{nearest}".strip()),
-            "".join(each if each.startswith("<pre") else f"<div>{each}</div>" for each in parts),
-        ]
+        """Show it in a notebook."""
+        return table("", _COLUMNS, [self._row()])
 
     def __str__(self) -> str:
-        return "\n".join(map(printable, self._lines()))
+        lines = [self._headline(), f"  {self._cause()}"]
+        for line, indented in self._details():
+            lines += [f"  {line}", *(f"    {each}" for each in indented.splitlines())]
+        return "\n".join(map(printable, lines))
 
-    def _lines(self) -> Iterator[str]:
+    def _row(self) -> list[str]:
+        """Return the cells of a table in HTML."""
+        details = [f"<div>{text(line)}</div>{code(more)}" for line, more in self._details()]
+        return [text(self._headline()), text(self._cause()), "".join(details)]
+
+    def _headline(self) -> str:
         record = self.record
-        what = {"aot": "graph", "fx": "half of a graph"}.get(record.level, record.level)
-        name = f" {record.key[:17]}" if record.key else ""
         where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
+        graph = " ".join(filter(None, (_GRAPHS.get(record.level, record.level), record.key[:17])))
         of = f" ({self.processes})" if self.processes else ""
-        yield f"{record.outcome}: {what}{name} at {where}{of}"
-        yield f"  {record.reason}: {self.why}"
-        for number, lack in enumerate(record.rejected, 1):
-            yield f"  entry {number} under this key: {lack}"
-        for reason in record.reasons:
+        return f"{record.outcome}: {graph} at {where}{of}"
+
+    def _cause(self) -> str:
+        return f"{self.record.reason}: {self.why}"
+
+    def _details(self) -> Iterator[tuple[str, str]]:
+        """Yield lines, each with code or fixes to show below it."""
+        for number, why in enumerate(self.record.rejected, 1):
+            yield f"entry {number} under this key: {why}", ""
+        for reason in self.record.reasons:
             node = ".".join(filter(None, (reason.get("module"), reason.get("node"))))
+            fix = reason.get("fix") and f"fix: {reason['fix']}"
             at = f"{node}: " if node else ""
-            yield f"  {at}{reason.get('message', '')} ({reason.get('code', '')})"
-            if line := reason.get("line"):
-                yield f"    {line}"
-            if fix := reason.get("fix"):
-                yield f"    fix: {fix}"
+            below = "\n".join(filter(None, (reason.get("line"), fix)))
+            yield f"{at}{reason.get('message', '')} ({reason.get('code', '')})", below
         if self.entry:
-            yield f"  nearest: {self.entry[:17]} ({self.known_from}), which differs in"
+            yield f"nearest: {self.entry[:17]} ({self.known_from}), which differs in", ""
         for each in self.differences:
-            yield f"    {each.text}{' (follows)' if each.follows else ''}"
-            yield from (f"      {line}" for line in each.diff.splitlines())
+            yield f"  {each.text}{' (follows)' if each.follows else ''}", each.diff
 
 
 @dataclass(frozen=True)
@@ -158,7 +150,7 @@ class Explained:
     processes: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """All of it as plain data."""
+        """Return all of it as plain data."""
         return {
             "run": self.run,
             "program": self.program,
@@ -170,27 +162,28 @@ class Explained:
         }
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """What IPython shows at a terminal."""
+        """Show it in IPython at a terminal."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        first, *notes = self._lines()
-        return table(". ".join([first, *notes]), _COLUMNS, [e.cells() for e in self.explanations])
+        """Show it in a notebook."""
+        rows = [each._row() for each in self.explanations]
+        return table(". ".join([self._headline(), *self._notes()]), _COLUMNS, rows)
 
     def __str__(self) -> str:
-        first, *notes = self._lines()
-        ours = (printable(first), *map(str, self.explanations), *map(printable, notes))
-        return "\n".join(ours)
+        shown = map(str, self.explanations)
+        return "\n".join([printable(self._headline()), *shown, *map(printable, self._notes())])
 
-    def _lines(self) -> Iterator[str]:
-        counts = [
-            f"{sum(e.times for e in self.explanations if e.record.outcome == outcome)} {words}"
-            for outcome, words in (("miss", "missed"), ("bypass", "bypassed"))
-        ]
+    def _headline(self) -> str:
+        missed, bypassed = (
+            sum(each.times for each in self.explanations if each.record.outcome == outcome)
+            for outcome in ("miss", "bypass")
+        )
         ranks = f", {self.processes}" if self.processes else ""
         of = f"run {self.run} of {self.program}{ranks}: " if self.run else ""
-        yield f"{of}{self.hits} hit, {', '.join(counts)}"
+        return f"{of}{self.hits} hit, {missed} missed, {bypassed} bypassed"
+
+    def _notes(self) -> Iterator[str]:
         if not self.complete:
             yield "there were more lookups than are recorded of one process"
         if self.unasked:
@@ -235,43 +228,47 @@ def explain(
     settings, _ = Settings.load(url, **options)
     is_here = run is None and script is None and module is None and not options
     runs = Runs(settings, with_this_process=is_here)
-    remote_url = url_of(settings) if remote else None
-
-    def tier() -> Place:
-        return open_place(in_tier=True, of_all=True, **options)
-
     has_tier = settings.local and os.path.isdir(settings.local_dir)
-    local = EntrySource("the local tier", tier if has_tier else None)
-    shared = EntrySource(
-        "the remote",
-        None if remote_url is None else functools.partial(open_place, remote_url, **options),
-    )
-    try:
+    tier = functools.partial(open_place, in_tier=True, of_all=True, **options)
+    remote_url = url_of(settings) if remote else None
+    bucket = functools.partial(open_place, remote_url, **options)
+    with ExitStack() as stack:
+        local = stack.enter_context(
+            closing(EntrySource("the local tier", tier if has_tier else None))
+        )
+        shared = stack.enter_context(
+            closing(EntrySource("the remote", None if remote_url is None else bucket))
+        )
         if key is not None:
-            return _of_key(
-                key, runs.latest, _NeighborSources(_recorded(runs.latest), local, shared)
-            )
-        if script is None and module is None:
-            chosen = runs.named(run or "")
+            job = []
+        elif script is None and module is None:
+            job = runs.job_of(runs.named(run or ""))
         else:
-            chosen = runs.of_program(script or "", module or "")
-        job = runs.job_of(chosen)
-        recorded = _recorded({each.name: each for each in (*job, *runs.latest)}.values())
-        return _of_job(job, _NeighborSources(recorded, local, shared))
-    finally:
-        local.close()
-        shared.close()
+            job = runs.job_of(runs.of_program(script or "", module or ""))
+        known = recorded_neighbors({each.name: each for each in (*job, *runs.latest)}.values())
+
+        def find(missed: Record) -> Neighbor | None:
+            """Return the nearest entry: what is recorded goes before the tier and the remote."""
+            found: dict[tuple[str, str], Neighbor] = {}
+            for each in (*known, *local.neighbors, *shared.neighbors):
+                found.setdefault((each.level, each.key), each)
+            return nearest(
+                missed, found.values(), lambda each: shared.complete(local.complete(each))
+            )
+
+        found = _of_job(job, find) if key is None else _of_key(key, runs.latest, find)
+        return replace(found, unasked=shared.problem)
 
 
-def _of_job(job: Sequence[Run], sources: _NeighborSources) -> Explained:
+def _of_job(job: Sequence[Run], find: Callable[[Record], Neighbor | None]) -> Explained:
     explanations = tuple(
         replace(
-            _explained(each.record, sources),
+            _explained(each.record, find),
             processes=ranks_in_words(each.runs) if len(job) > 1 else "",
             times=len(each.runs),
         )
         for each in folded(job)
-        # Halves of a graph that missed as a whole miss with it.
+        # The FX graphs of a whole graph that missed were looked up because of that.
         if each.record.outcome != "hit" and not each.record.of_whole
     )
     return Explained(
@@ -280,12 +277,11 @@ def _of_job(job: Sequence[Run], sources: _NeighborSources) -> Explained:
         hits=sum(record.outcome == "hit" for each in job for record in each.records),
         explanations=explanations,
         complete=all(each.complete for each in job),
-        unasked=sources.remote.problem,
         processes=ranks_in_words(job) if len(job) > 1 else "",
     )
 
 
-def _of_key(key: str, runs: Iterable[Run], sources: _NeighborSources) -> Explained:
+def _of_key(key: str, runs: Iterable[Run], find: Callable[[Record], Neighbor | None]) -> Explained:
     records = [record for run in runs for record in run.records if record.key.startswith(key)]
     last = max(records, key=lambda each: (each.outcome != "hit", each.time), default=None)
     if last is None or not key:
@@ -295,58 +291,18 @@ def _of_key(key: str, runs: Iterable[Run], sources: _NeighborSources) -> Explain
             "s3cache ls --key finds entries",
         )
     hits = sum(each.outcome == "hit" for each in records)
-    explanations = () if last.outcome == "hit" else (_explained(last, sources),)
-    return Explained("", "", hits, explanations, unasked=sources.remote.problem)
+    return Explained("", "", hits, () if last.outcome == "hit" else (_explained(last, find),))
 
 
-def _explained(record: Record, sources: _NeighborSources) -> Explanation:
+def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Explanation:
     if record.outcome == "bypass":
         return Explanation(record, "it cannot be cached as it is")
     why = _REASONS.get(record.reason, "")
     if record.reason != "absent" or not record.components:
         return Explanation(record, why)
-    found = sources.nearest(record)
+    found = find(record)
     if found is None:
         return Explanation(record, f"{why}; there is no entry to compare it with")
     wanted = KeyDescription(record.components, record.parts)
     differing = tuple(differences(found.described, wanted))
     return Explanation(record, why, found.key, found.where, differing)
-
-
-# -- what lookups are compared with
-
-
-@dataclass(frozen=True)
-class _NeighborSources:
-    """Records of this machine, its local tier and the remote, in the order of preference."""
-
-    recorded: Sequence[Neighbor]
-    local: EntrySource
-    remote: EntrySource
-
-    def nearest(self, missed: Record) -> Neighbor | None:
-        found: dict[tuple[str, str], Neighbor] = {}
-        for each in (*self.recorded, *self.local.neighbors, *self.remote.neighbors):
-            found.setdefault((each.level, each.key), each)
-        return nearest(missed, found.values(), self._complete)
-
-    def _complete(self, neighbor: Neighbor) -> Neighbor:
-        return self.remote.complete(self.local.complete(neighbor))
-
-
-def _recorded(runs: Iterable[Run]) -> list[Neighbor]:
-    """Return what was looked up; the parts of a hit are those of the miss that led to it."""
-    found: dict[tuple[str, str], Neighbor] = {}
-    for run in runs:
-        for record in run.records:
-            if not record.components:
-                continue
-            described = KeyDescription(record.components, record.parts)
-            where = f"run {run.name}" if run.name else "this process"
-            new = Neighbor(record.key, record.level, described, where, record.time)
-            old = found.get((record.level, record.key))
-            if old is not None:
-                described = replace(described, parts=old.described.parts or record.parts)
-                new = replace(old, described=described, time=min(old.time, record.time))
-            found[record.level, record.key] = new
-    return list(found.values())

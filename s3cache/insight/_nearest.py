@@ -1,8 +1,7 @@
-"""Find the entry with the key nearest to one that missed, of those that this machine knows."""
+"""Find the entry whose key is nearest to one that missed, among those that this machine knows."""
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import difflib
@@ -19,18 +18,27 @@ from s3cache.artifact import Artifact
 from s3cache.errors import CorruptError, S3CacheError, UntrustedError
 from s3cache.frame import Header
 from s3cache.insight._differences import GRAPH, KeyDescription, likeness, unlikeness
-from s3cache.manage import Place, read_head
-from s3cache.records import Record
+from s3cache.manage import Place, concurrently, read_head
+from s3cache.records import Record, Run
 from s3cache.store import ObjectInfo, listing
-from s3cache.transfer import background, cancel_all
+from s3cache.transfer import background
 
-__all__ = ["EntrySource", "Neighbor", "nearest"]
+__all__ = ["EntrySource", "Neighbor", "nearest", "recorded_neighbors"]
 
 _T = TypeVar("_T")
 
-# Parts and code are compared of so many entries that are equally near, the latest ones.
+# Details and code are compared of so many entries that are equally near, the latest ones.
 _COMPARED = 16
 _COMPARED_CHARACTERS = 20_000
+# A listing ends after so many names; a page of S3 has a thousand.
+_MAX_NAMES = 8000
+# Headers are read of so many entries, the latest ones: some megabytes.
+_MAX_HEADERS = 256
+# For all misses of a run together, so many entries are read whole, each up to this size.
+_MAX_WHOLE = 64
+_MAX_WHOLE_BYTES = 64 << 20
+# For everything that is read of one place.
+_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -52,13 +60,13 @@ class Neighbor:
 def nearest(
     missed: Record, neighbors: Iterable[Neighbor], complete: Callable[[Neighbor], Neighbor]
 ) -> Neighbor | None:
-    """Return the one with the same graph, else the one with the most components in common.
+    """Return the neighbor with the same graph, else the one with the most components in common.
 
-    Among several, choose the one whose other components differ in the fewest of their parts, else
-    the latest. Only entries older than the miss count.
+    Among several, choose the one whose other components differ in the fewest details, else the
+    latest. Only entries older than the miss count.
 
     Args:
-        complete: adds the parts of a neighbor's components, where they can be read.
+        complete: adds the details of a neighbor's components, where they can be read.
     """
     wanted = KeyDescription(missed.components, missed.parts)
     ranked = sorted(
@@ -75,36 +83,41 @@ def nearest(
     # The code of another graph says more than components: let near ones compete by their code.
     least = common if is_same else common - 2
     equals = [each for near, *_, each in ranked if near >= (is_same, least)][:_COMPARED]
-    code = "" if is_same else _code(wanted)
+    code = "" if is_same else _code_of(wanted)
 
     def nearness(each: Neighbor) -> tuple[object, ...]:
-        alike = 0.0 if is_same else _ratio(_code(each.described), code)
+        alike = 0.0
+        if not is_same:
+            lines = _code_of(each.described).splitlines(), code.splitlines()
+            alike = difflib.SequenceMatcher(None, *lines, autojunk=False).ratio()
         is_unknown, count = unlikeness(each.described, wanted)
         return alike, likeness(each.described, wanted), not is_unknown, -count, each.time
 
     return max(map(complete, equals), key=nearness)
 
 
-def _code(of: KeyDescription) -> str:
-    return of.parts.get(GRAPH, {}).get("code", "")[:_COMPARED_CHARACTERS]
+def _code_of(described: KeyDescription) -> str:
+    return described.details(GRAPH).get("code", "")[:_COMPARED_CHARACTERS]
 
 
-def _ratio(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one.splitlines(), other.splitlines(), False).ratio()
-
-
-# -- entries that lie somewhere
-
-# A listing ends after so many names; a page of S3 has a thousand.
-_MAX_NAMES = 8000
-# Headers are read of so many entries, the latest ones: some megabytes.
-_MAX_HEADERS = 256
-_CONCURRENCY = 16
-# For all misses of a run together, so many entries are read whole, each up to this size.
-_MAX_WHOLE = 64
-_MAX_WHOLE_BYTES = 64 << 20
-# For everything that is read of one place.
-_TIMEOUT_S = 20.0
+def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
+    """Return the recorded lookups; a hit has the details of the miss that led to it."""
+    found: dict[tuple[str, str], Neighbor] = {}
+    for run in runs:
+        where = f"run {run.name}" if run.name else "this process"
+        for record in run.records:
+            if not record.components:
+                continue
+            old = found.get((record.level, record.key))
+            parts = (old.described.parts if old else None) or record.parts
+            found[record.level, record.key] = Neighbor(
+                key=record.key,
+                level=record.level,
+                described=KeyDescription(record.components, parts),
+                where=old.where if old else where,
+                time=min(old.time, record.time) if old else record.time,
+            )
+    return list(found.values())
 
 
 class EntrySource:
@@ -133,12 +146,11 @@ class EntrySource:
     def close(self) -> None:
         """Close the place."""
         if self._place is not None:
-            with contextlib.suppress(S3CacheError):
-                self._place.close()
+            self._place.close()
 
     @functools.cached_property
     def neighbors(self) -> Sequence[Neighbor]:
-        """The latest entries, without parts."""
+        """Return the latest entries, without details."""
         found: list[Neighbor] = []
         if self._open is not None:
             self._deadline = time.monotonic() + _TIMEOUT_S
@@ -150,10 +162,7 @@ class EntrySource:
         return found
 
     def complete(self, neighbor: Neighbor) -> Neighbor:
-        """Return ``neighbor`` with the parts of its components, if its entry is here and has them.
-
-        Whatever else the neighbor has stays as it is.
-        """
+        """Return ``neighbor`` with the details of its components, if its entry is here."""
         name = self._names.get(neighbor.key)
         if neighbor.described.parts or name is None or self._place is None:
             return neighbor
@@ -161,8 +170,8 @@ class EntrySource:
             self._parts[name] = {}
             with contextlib.suppress(CorruptError, UntrustedError):
                 self._parts[name] = self._wait(self._read(self._place, name)) or {}
-        parts = self._parts.get(name, {})
-        return replace(neighbor, described=replace(neighbor.described, parts=parts))
+        described = replace(neighbor.described, parts=self._parts.get(name, {}))
+        return replace(neighbor, described=described)
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """Return its result, or None with :attr:`problem` set if it fails or time is over."""
@@ -170,6 +179,8 @@ class EntrySource:
             return background().wait(work, max(0.0, self._deadline - time.monotonic()))
         except concurrent.futures.TimeoutError:
             self.problem = f"not all of it was read within {_TIMEOUT_S:g} s"
+        except (CorruptError, UntrustedError):
+            raise
         except S3CacheError as exc:
             self.problem = str(exc)
         return None
@@ -183,21 +194,14 @@ class EntrySource:
                 if len(infos) == _MAX_NAMES and not place.is_local:
                     break
         self._names.update((entries.key_of(info.key), info.key) for info in infos)
-        limit = asyncio.Semaphore(_CONCURRENCY)
 
-        async def read(name: str) -> None:
-            async with limit:
-                with contextlib.suppress(CorruptError, UntrustedError):
-                    head = await read_head(place.store, name, place.policy.judge)
-                    if head is not None and (one := _neighbor(head.header, self._where)):
-                        found.append(one)
+        async def read(info: ObjectInfo) -> None:
+            with contextlib.suppress(CorruptError, UntrustedError):
+                head = await read_head(place.store, info.key, place.policy.judge)
+                if head is not None and (one := _neighbor(head.header, self._where)):
+                    found.append(one)
 
-        latest = heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified"))
-        reads = [asyncio.ensure_future(read(info.key)) for info in latest]
-        try:
-            await asyncio.gather(*reads)
-        finally:
-            await cancel_all(reads)
+        await concurrently(read, heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified")))
 
     async def _read(self, place: Place, name: str) -> Mapping[str, Mapping[str, str]]:
         data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
@@ -207,7 +211,7 @@ class EntrySource:
 
 
 def _neighbor(header: Header, where: str) -> Neighbor | None:
-    """Return what the header of an entry says, if its key is made of components."""
+    """Return the entry of a header, if its key is made of components."""
     pairs = header.meta.get("components")
     components = {
         str(name): (str(pair[0]), str(pair[1]))

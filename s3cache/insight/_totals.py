@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from s3cache._words import counted
-from s3cache.records import Event, Lanes, Record, Run
+from s3cache.records import Lanes, Record, Run
 from s3cache.stats import Reason
 
 __all__ = [
-    "AS_IT_SHOULD_BE",
+    "EXPECTED",
     "Kind",
     "Totals",
     "is_counted",
@@ -25,22 +25,22 @@ __all__ = [
 ]
 
 #: Reasons of misses that need no action.
-AS_IT_SHOULD_BE = frozenset(
+EXPECTED = frozenset(
     map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
 )
 
-#: What colours tell apart.
+#: The outcomes that have a colour each.
 Kind: TypeAlias = Literal["local", "remote", "miss", "bypass"]
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What some runs come to, of what :func:`is_counted`.
+    """Sums of some runs, over the lookups for which :func:`is_counted`.
 
     Attributes:
         outcomes: how many lookups ended so, by outcome and reason; the most frequent first.
         hits, misses, bypasses: how many in all.
-        spared_s: seconds that making what was hit took where it was made.
+        spared_s: seconds that compiling what was hit took where it was compiled.
         waited_s: seconds that compiling threads waited for lookups.
         complete: whether all lookups of these runs are on record.
     """
@@ -55,28 +55,31 @@ class Totals:
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the lookups, how many hit; ``None`` where nothing was looked up."""
+        """Return the share of lookups that hit; ``None`` where nothing was looked up."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else None
 
     @property
     def codes(self) -> list[str]:
-        """Of misses and bypasses the reasons about which something may be done."""
+        """Return the reasons of misses and bypasses about which something may be done."""
         reasons = (reason for outcome, reason in self.outcomes if outcome != "hit")
         codes = dict.fromkeys(code for reason in reasons for code in reason.split())
-        return [code for code in codes if code not in AS_IT_SHOULD_BE]
+        return [code for code in codes if code not in EXPECTED]
 
 
 def sum_up(runs: Sequence[Run]) -> Totals:
-    """All of ``runs`` together."""
+    """Return the sums of ``runs`` together."""
     records = [record for run in runs for record in run.records]
-    lookups = [*filter(is_counted, records)]
-    ended = Counter(record.outcome for record in lookups)
+    outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
+
+    def total(wanted: str) -> int:
+        return sum(count for (outcome, _), count in outcomes.items() if outcome == wanted)
+
     return Totals(
-        outcomes=dict(Counter((each.outcome, each.reason) for each in lookups).most_common()),
-        hits=ended["hit"],
-        misses=ended["miss"],
-        bypasses=ended["bypass"],
+        outcomes=dict(outcomes.most_common()),
+        hits=total("hit"),
+        misses=total("miss"),
+        bypasses=total("bypass"),
         spared_s=sum(record.saved_s for record in records),
         waited_s=sum(record.elapsed_s for record in records),
         complete=all(run.complete for run in runs),
@@ -84,21 +87,17 @@ def sum_up(runs: Sequence[Run]) -> Totals:
 
 
 def is_counted(record: Record) -> bool:
-    """Whether it is not only what came of another one.
-
-    Where a whole graph misses, its halves are asked for, and where they miss too they have been
-    told already.
-    """
+    """Return whether a lookup counts: not the miss of an FX graph whose whole graph missed."""
     return record.outcome == "hit" or not record.of_whole
 
 
 def name_of(outcome: str, reason: str) -> str:
-    """How a lookup ended, and where or why."""
+    """Return the outcome of a lookup, and its tier or reason."""
     return f"{outcome}: {reason}" if reason else outcome
 
 
 def kind_of(outcome: str, reason: str) -> Kind:
-    """Which of the kinds that is: an unknown one is a bypass."""
+    """Return the kind of an outcome: an unknown one is a bypass."""
     if outcome == "hit":
         return "local" if reason == "local" else "remote"
     return "miss" if outcome == "miss" else "bypass"
@@ -108,16 +107,13 @@ def kind_of(outcome: str, reason: str) -> Kind:
 
 
 def manifest(runs: Sequence[Run]) -> str:
-    """The keys that ``runs`` hit, and those that they saved something under, one to a line.
+    """Return the keys that ``runs`` hit, and those that they saved something under, one to a line.
 
     It leaves out misses that were not saved, and shape profiles, which are not recorded.
     """
-    keys = dict.fromkeys(
-        each.key for run in runs for each in run.records if each.outcome == "hit" and each.key
-    )
-    keys.update(
-        dict.fromkeys(each.name for run in runs for each in run.events if each.event == "save")
-    )
+    hits = (each.key for run in runs for each in run.records if each.outcome == "hit" and each.key)
+    saves = (each.name for run in runs for each in run.events if each.event == "save")
+    keys = dict.fromkeys([*hits, *saves])
     lines = [f"# {counted(len(keys), 'key')} that {' '.join(run.name for run in runs)} used"]
     if not all(run.complete for run in runs):
         lines.append("# there were more, of which there is no record")
@@ -132,73 +128,60 @@ def manifest(runs: Sequence[Run]) -> str:
 
 
 _LOOKUPS, _COMPILES, _TRANSFERS = 1, 2, 3
-_LANES = {_LOOKUPS: "lookups", _COMPILES: "compiles and saves", _TRANSFERS: "transfers"}
-_LANE_OF = {"compile": _COMPILES, "save": _COMPILES}
 _MICROSECONDS = 1e6
 
 
 def trace(runs: Sequence[Run]) -> str:
-    """What ``runs`` looked up, compiled, saved and transferred, as one trace.
+    """Return what ``runs`` looked up, compiled, saved and transferred, as one trace.
 
-    Each process has its own part, by rank, with a lane for lookups, one for compiles and saves, and
-    those for transfers, of which some are under way at once.
+    Each process has its own section, by rank, with a lane for lookups, one for compiles and saves,
+    and as many for transfers as were under way at once.
     """
     events = [each for number, run in enumerate(runs, 1) for each in _events(number, run)]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _events(number: int, run: Run) -> Iterator[dict[str, object]]:
+def _events(process: int, run: Run) -> Iterator[dict[str, object]]:
+    def named(what: str, lane: int, **args: object) -> dict[str, object]:
+        return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": args}
+
+    def span(
+        lane: int, end: float, elapsed_s: float, name: str, **args: object
+    ) -> dict[str, object]:
+        return {
+            "ph": "X",
+            "cat": "s3cache",
+            "name": name,
+            "pid": process,
+            "tid": lane,
+            "ts": (end - elapsed_s) * _MICROSECONDS,
+            "dur": elapsed_s * _MICROSECONDS,
+            "args": args,
+        }
+
     of = f"rank {run.rank}" if run.rank else run.name
-    yield _name("process_name", number, 0, f"{run.program} ({of}), s3cache")
-    yield {**_name("process_sort_index", number, 0, ""), "args": {"sort_index": number}}
-    lanes = dict(_LANES)
-    for record in run.records:
-        yield _of_lookup(number, record)
+    yield named("process_name", 0, name=f"{run.program} ({of}), s3cache")
+    yield named("process_sort_index", 0, sort_index=process)
+    lanes = {_LOOKUPS: "lookups", _COMPILES: "compiles and saves", _TRANSFERS: "transfers"}
+    for each in run.records:
+        args = {
+            "key": each.key,
+            "level": each.level,
+            "saved_s": each.saved_s,
+            "where": "{}:{} in {}".format(*each.where) if each.where else "",
+            "rejected": list(each.rejected),
+            "reasons": [reason.get("message", "") for reason in each.reasons],
+        }
+        shown = {name: value for name, value in args.items() if value}
+        yield span(_LOOKUPS, each.time, each.elapsed_s, f"{each.outcome}: {each.reason}", **shown)
     transfers = Lanes()
     for event in sorted(run.events, key=lambda each: each.time - each.elapsed_s):
-        lane = _LANE_OF.get(event.event)
-        if lane is None:
+        lane = _COMPILES
+        if event.event not in ("compile", "save"):
             lane = _TRANSFERS + transfers.take(event.time - event.elapsed_s, event.time)
-            lanes[lane] = _LANES[_TRANSFERS]
-        yield _event(number, lane, event)
+            lanes[lane] = "transfers"
+        name = event.event if event.ended == "done" else f"{event.event}: {event.ended}"
+        about = {"name": event.name, "bytes": event.size}
+        yield {**span(lane, event.time, event.elapsed_s, name), "args": about}
     for lane, name in lanes.items():
-        yield _name("thread_name", number, lane, name)
-
-
-def _name(what: str, process: int, thread: int, name: str) -> dict[str, object]:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _span(
-    process: int, lane: int, end: float, elapsed_s: float, name: str, args: dict[str, object]
-) -> dict[str, object]:
-    return {
-        "ph": "X",
-        "cat": "s3cache",
-        "name": name,
-        "pid": process,
-        "tid": lane,
-        "ts": (end - elapsed_s) * _MICROSECONDS,
-        "dur": elapsed_s * _MICROSECONDS,
-        "args": args,
-    }
-
-
-def _of_lookup(process: int, record: Record) -> dict[str, object]:
-    args = {
-        "key": record.key,
-        "level": record.level,
-        "saved_s": record.saved_s,
-        "where": "{}:{} in {}".format(*record.where) if record.where else "",
-        "rejected": list(record.rejected),
-        "reasons": [reason.get("message", "") for reason in record.reasons],
-    }
-    name = f"{record.outcome}: {record.reason}"
-    shown = {name: value for name, value in args.items() if value}
-    return _span(process, _LOOKUPS, record.time, record.elapsed_s, name, shown)
-
-
-def _event(process: int, lane: int, event: Event) -> dict[str, object]:
-    name = event.event if event.ended == "done" else f"{event.event}: {event.ended}"
-    shown = {"name": event.name, "bytes": event.size}
-    return _span(process, lane, event.time, event.elapsed_s, name, shown)
+        yield named("thread_name", lane, name=name)

@@ -1,23 +1,39 @@
-"""List, choose, verify, copy and remove what is in a store or a local tier.
+"""List, choose, verify, copy and remove entries of a store or a local tier.
 
-No entry is unpickled, and torch is not needed. What an entry says of itself is not verified, beyond
-its signatures. Programs are run by :mod:`~s3cache.manage.check`, :mod:`~s3cache.manage.warm` and
-:mod:`~s3cache.manage.bench`.
+No entry is unpickled, and torch is not needed. The headers of entries are not verified beyond
+their signatures. :mod:`~s3cache.manage.check`, :mod:`~s3cache.manage.warm` and
+:mod:`~s3cache.manage.bench` run programs.
 """
 
-from s3cache.manage._items import About, Item, about, read_about, read_head, read_manifest, scan
-from s3cache.manage._selection import Seen, Selection, Unmatched
-from s3cache.manage._work import Place, Tally, copy, open_place, remove, trust_of, verify
+from s3cache.manage._scan import concurrently, read_about, read_head, scan
+from s3cache.manage._selection import (
+    FilterFeedback,
+    HeaderSummary,
+    Item,
+    Selection,
+    Unmatched,
+    read_manifest,
+)
+from s3cache.manage._work import (
+    BatchResult,
+    Place,
+    copy,
+    open_place,
+    remove,
+    trust_of,
+    url_of,
+    verify,
+)
 
 __all__ = [
-    "About",
+    "BatchResult",
+    "FilterFeedback",
+    "HeaderSummary",
     "Item",
     "Place",
-    "Seen",
     "Selection",
-    "Tally",
     "Unmatched",
-    "about",
+    "concurrently",
     "copy",
     "open_place",
     "read_about",
@@ -26,5 +42,6 @@ __all__ = [
     "remove",
     "scan",
     "trust_of",
+    "url_of",
     "verify",
 ]

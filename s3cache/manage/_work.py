@@ -22,7 +22,8 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.frame import Frame, Head, Judge
-from s3cache.manage._items import Item, read_about, read_head
+from s3cache.manage._scan import concurrently, read_about, read_head
+from s3cache.manage._selection import Item
 from s3cache.settings import Options, Settings
 from s3cache.store import (
     FileLocation,
@@ -41,14 +42,14 @@ from s3cache.trust import Policy, check_name, policy_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Place", "Tally", "copy", "open_place", "remove", "trust_of", "verify"]
+__all__ = ["BatchResult", "Place", "copy", "open_place", "remove", "trust_of", "url_of", "verify"]
 
 _CLOSE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where entries lie; as a context manager it closes its store in the end.
+    """A store of entries, which is closed when it is left as a context manager.
 
     Attributes:
         store: with retries; nothing is sent before it is used.
@@ -67,8 +68,8 @@ class Place:
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
 
     def close(self) -> None:
-        """Close the store, which takes no longer than a few seconds."""
-        with contextlib.suppress(concurrent.futures.TimeoutError):
+        """Close the store, waiting a few seconds at most."""
+        with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
             background().wait(self.store.aclose(), _CLOSE_S)
 
     def __enter__(self) -> Place:
@@ -92,6 +93,17 @@ def trust_of(settings: Settings) -> Policy:
     )
 
 
+def url_of(settings: Settings) -> str:
+    """Return the remote's URL.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if settings.url is None:
+        raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
+    return settings.url
+
+
 def open_place(
     url: str | None = None,
     *,
@@ -100,7 +112,7 @@ def open_place(
     to_fill: bool = False,
     **options: Unpack[Options],
 ) -> Place:
-    """The remote that ``url`` and the environment name, or this machine's tier of it.
+    """Open the remote that ``url`` and the environment name, or this machine's tier of it.
 
     Args:
         in_tier: the tier, not the remote.
@@ -123,8 +135,7 @@ def open_place(
             max_files=settings.local_max_files,
         )
         return Place(TierStore(tier), True, settings, policy)
-    if settings.url is None:
-        raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
+    remote = url_of(settings)
     retries = RetryPolicy(
         attempts=settings.retry_attempts,
         total_timeout_s=settings.retry_timeout_s,
@@ -132,30 +143,30 @@ def open_place(
         base_delay_s=0.1,
         max_delay_s=10.0,
     )
-    if not to_fill and isinstance(parse_url(settings.url, **of_store), FileLocation):
+    if not to_fill and isinstance(parse_url(remote, **of_store), FileLocation):
         of_store["create"] = False
-    store = MeteredStore(open_store(settings.url, **of_store))
+    store = MeteredStore(open_store(remote, **of_store))
     return Place(RetryingStore(store, retries), False, settings, policy)
 
 
 # -- work on many entries, in bounded memory
 
 
-_CONCURRENCY = 16
-# Of objects that are in memory at once. One that is larger is alone.
+# Bytes of objects that are in memory at once. A larger object is read alone.
 _MAX_BYTES = 256 << 20
+_NO_BOUND = 1 << 62
 _FAILURES_SHOWN = 100
 
 
 @dataclass
-class Tally:
-    """What came of it.
+class BatchResult:
+    """Counts of what became of many entries.
 
     Attributes:
         done: entries that were verified, copied or removed; ``size`` their bytes.
         present: entries that needed nothing, as they were there already.
-        gone: entries that somebody removed meanwhile.
-        kept: entries that were left alone: nobody else has them yet, or they are sound after all.
+        gone: entries that were removed by others in the meantime.
+        kept: entries that were left alone: not uploaded yet, or sound after all.
         failed: how many could not be, with the first hundred and why.
     """
 
@@ -168,136 +179,111 @@ class Tally:
     failures: list[tuple[str, str]] = field(default_factory=list)
 
     def fail(self, name: str, why: Exception | str) -> None:
+        """Count a failure."""
         self.failed += 1
         if len(self.failures) < _FAILURES_SHOWN:
             self.failures.append((name, str(why)))
 
 
 _Advance = Callable[[int], object]
+_Batches = AsyncIterator[list[Item]]
 
 
 async def verify(
-    store: Store,
-    batches: AsyncIterator[list[Item]],
-    *,
-    admit: Judge | None = None,
-    advance: _Advance = bool,
-) -> Tally:
-    """Read each entry whole, and check every digest, its place, and who has signed it.
+    store: Store, batches: _Batches, *, admit: Judge | None = None, advance: _Advance | None = None
+) -> BatchResult:
+    """Read each entry whole, and check every digest, its place, and its signatures.
 
     Raises:
         StoreError: the store cannot answer.
     """
-    tally, budget = Tally(), Budget(_MAX_BYTES)
 
-    async def one(item: Item) -> None:
-        await budget.take(item.size)
-        try:
-            if await _verified(store, item, admit) is None:
-                tally.gone += 1
-                return
-            tally.done += 1
-            tally.size += item.size
-        except (CorruptError, UntrustedError) as exc:
-            tally.fail(item.name, exc)
-        finally:
-            budget.give(item.size)
+    async def one(item: Item) -> str:
+        return "gone" if await _verified(store, item, admit) is None else "done"
 
-    await _each(batches, one, advance)
-    return tally
+    return await _each(batches, one, advance)
 
 
 async def remove(
     store: Store,
-    batches: AsyncIterator[list[Item]],
+    batches: _Batches,
     *,
     keep: Container[str] = (),
     admit: Judge | None = None,
-    advance: _Advance = bool,
-) -> Tally:
-    """Remove each entry, but those whose names are to be kept.
+    advance: _Advance | None = None,
+) -> BatchResult:
+    """Remove each entry, except those whose names are in ``keep``.
 
-    What was chosen because it could not be used is read again: it may have been the network.
+    An entry that was chosen because it could not be used is read again: it may have been the
+    network.
 
     Args:
         admit: as the entries were chosen with.
 
     Raises:
-        StoreError: the store refuses, or cannot answer; what was removed by then stays so.
+        StoreError: the store refuses, or cannot answer; what was removed by then stays removed.
     """
-    tally = Tally()
 
-    async def one(item: Item) -> None:
+    async def one(item: Item) -> str:
         if item.name in keep:
-            tally.kept += 1
-            return
+            return "kept"
         if item.problem is not None:
             again = await read_about(store, item, admit)
             if again is None or again.problem is None:
-                tally.kept += again is not None
-                tally.gone += again is None
-                return
+                return "gone" if again is None else "kept"
         await store.delete(item.name)
-        tally.done += 1
-        tally.size += item.size
+        return "done"
 
-    await _each(batches, one, advance)
-    return tally
+    return await _each(batches, one, advance, _NO_BOUND)
 
 
 async def copy(
     source: Store,
     target: Store,
-    batches: AsyncIterator[list[Item]],
+    batches: _Batches,
     *,
     admit: Judge | None = None,
-    advance: _Advance = bool,
-) -> Tally:
-    """Have each entry in ``target`` too, verified on its way; done again it does what is left.
+    advance: _Advance | None = None,
+) -> BatchResult:
+    """Copy each entry into ``target``, verified on its way; done again it copies what is left.
 
-    What the target has is held against the source by digest, and read whole but where the source
-    is a local tier: what is damaged, or not admitted, is replaced. Another entry of the same
-    variant stays in a remote that a local tier is copied to, and where a trusted key has signed it;
-    else nothing tells it from a forged one, and it is replaced. In a local tier an entry keeps its
-    name; in a remote one it is published as if it were saved there.
+    An entry of the target is compared with the source's by digest, and read whole unless the source
+    is a local tier: a damaged one, or one that is not admitted, is replaced. Another entry of the
+    same variant stays in a remote that a local tier is copied to, and where a trusted key has
+    signed it; else it may be forged, and is replaced. In a local tier an entry keeps its name; in a
+    remote it is published as if it were saved there.
 
     Raises:
-        StoreError: a store refuses for good. What a server merely fails to do is counted.
+        StoreError: a store refuses for good. Transient errors of a server are counted.
     """
-    tally, budget = Tally(), Budget(_MAX_BYTES)
     is_mirror = not isinstance(target, TierStore) and not isinstance(source, TierStore)
 
-    async def one(item: Item) -> None:
-        await budget.take(item.size)
+    async def one(item: Item) -> str | Exception:
         try:
             head = await read_head(source, item.name, admit)
             if head is not None and await _has(target, item.place, head, admit, source):
-                tally.present += 1
-                return
+                return "present"
             entry = await _verified(source, item, admit)
             if entry is None:
-                tally.gone += 1
-                return
-            if await _put(target, item.place, entry, admit, Replaceable(everything=is_mirror)):
-                tally.done += 1
-                tally.size += item.size
-            else:
-                tally.present += 1
-        except (CorruptError, UntrustedError, TransientError) as exc:
-            tally.fail(item.name, exc)
+                return "gone"
+            if isinstance(target, TierStore):
+                await target.put(item.place, entry.data)
+                return "done"
+            replaceable = Replaceable(everything=is_mirror)
+            is_new = await publish(target, entry, replaceable=replaceable, admit=admit)
+            return "done" if is_new else "present"
+        except TransientError as exc:
+            return exc
         except AccessDeniedError as exc:
             if await target.head(item.place) is None:
                 raise
-            tally.fail(item.name, exc)  # who may add may not always overwrite
-        finally:
-            budget.give(item.size)
+            return exc  # the right to add may not include that to overwrite
 
-    await _each(batches, one, advance)
-    return tally
+    return await _each(batches, one, advance)
 
 
 async def _has(target: Store, name: str, head: Head, admit: Judge | None, source: Store) -> bool:
-    """Whether the target has the entry with that head, or one in its place that stays."""
+    """Return whether the target has the entry with that head, or one in its place that stays."""
     for each in [name] if isinstance(target, TierStore) else entries.names_of(head.header):
         with contextlib.suppress(CorruptError, UntrustedError):
             there = await read_head(target, each, admit)
@@ -310,7 +296,7 @@ async def _has(target: Store, name: str, head: Head, admit: Judge | None, source
             )
             if not (is_same or is_signed):
                 continue
-            if isinstance(source, TierStore):  # a job's: readers see to what is damaged behind it
+            if isinstance(source, TierStore):  # readers replace what is damaged behind its head
                 info = await target.head(each)
                 if info is not None and info.size == there.size:
                     return True
@@ -322,15 +308,6 @@ async def _has(target: Store, name: str, head: Head, admit: Judge | None, source
     return False
 
 
-async def _put(
-    target: Store, name: str, entry: Frame, admit: Judge | None, replaceable: Container[bytes]
-) -> bool:
-    if not isinstance(target, TierStore):
-        return await publish(target, entry, replaceable=replaceable, admit=admit)
-    await target.put(name, entry.data)
-    return True
-
-
 async def _verified(store: Store, item: Item, admit: Judge | None) -> Frame | None:
     data = await store.get(item.name)
     if data is None:
@@ -339,23 +316,42 @@ async def _verified(store: Store, item: Item, admit: Judge | None) -> Frame | No
 
 
 async def _each(
-    batches: AsyncIterator[list[Item]],
-    work: Callable[[Item], Awaitable[None]],
-    advance: _Advance,
-) -> None:
-    """Work on all of them, several at once; the first error ends it, when what runs has ended."""
-    limit = asyncio.Semaphore(_CONCURRENCY)
+    batches: _Batches,
+    work: Callable[[Item], Awaitable[str | Exception]],
+    advance: _Advance | None,
+    max_bytes: int = _MAX_BYTES,
+) -> BatchResult:
+    """Work on several items at once, and count the results.
 
-    async def one(item: Item) -> S3CacheError | None:
-        async with limit:
-            try:
-                await work(item)
-            except StoreError as exc:
-                return exc
+    The first StoreError is raised when the others of its batch have ended.
+
+    Args:
+        work: returns the name of the count, or why it failed.
+        max_bytes: of items that are worked on at once.
+    """
+    result, budget = BatchResult(), Budget(max_bytes)
+
+    async def one(item: Item) -> StoreError | None:
+        await budget.take(item.size)
+        try:
+            ended = await work(item)
+        except (CorruptError, UntrustedError) as exc:
+            ended = exc
+        except StoreError as exc:
+            return exc
+        finally:
+            budget.give(item.size)
+        if isinstance(ended, str):
+            setattr(result, ended, getattr(result, ended) + 1)
+            result.size += item.size if ended == "done" else 0
+        else:
+            result.fail(item.name, ended)
+        if advance is not None:
             advance(1)
-            return None
+        return None
 
     async for batch in batches:
-        for error in await asyncio.gather(*map(one, batch)):
+        for error in await concurrently(one, batch):
             if error is not None:
                 raise error
+    return result

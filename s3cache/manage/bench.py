@@ -1,7 +1,7 @@
-"""What a user's own bucket gives: how fast it answers, and what a first step costs warm and cold.
+"""Measure a user's own bucket: its latency and speed, and a first step warm and cold.
 
-All objects are below one prefix of this run's own, ``s3cache-bench-…/`` below the URL's, and are
-removed in the end if the credentials may.
+All objects are written below a new prefix, ``s3cache-bench-…/`` below the URL's, and are removed at
+the end if the credentials may.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from s3cache.errors import (
     MissingContainerError,
     TransientError,
 )
-from s3cache.manage._work import open_place
+from s3cache.manage._work import open_place, url_of
 from s3cache.settings import Settings
 from s3cache.store import FileLocation, MemoryLocation, listing, parse_url
 from s3cache.transfer import background
@@ -73,7 +73,7 @@ print(json.dumps({
 
 @dataclass
 class Times:
-    """What some equal operations took, in seconds, and how many bytes each moved."""
+    """Durations of equal operations in seconds, and the bytes that each moved."""
 
     seconds: list[float] = field(default_factory=list)
     size: int = 0
@@ -84,11 +84,11 @@ class Times:
 
     @property
     def mb_s(self) -> float:
-        """Of the median one, in MB/s."""
+        """Return the speed of the median one in MB/s."""
         return self.size / max(self.median_s, 1e-9) / 1e6
 
     def as_dict(self) -> dict[str, object]:
-        """As plain data, with what follows from it."""
+        """Return the times as plain data, with their median and speed."""
         found: dict[str, object] = {"median_s": self.median_s, "seconds": self.seconds}
         return {**found, "bytes": self.size, "mb_s": self.mb_s} if self.size else found
 
@@ -118,10 +118,8 @@ class Bench:
         advance: Callable[[int], object] = bool,
     ) -> None:
         settings, _ = Settings.load(url)
-        if settings.url is None:
-            raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
         self.prefix = f"{PREFIX}{secrets.token_hex(6)}/"
-        self._url = _below(settings.url, self.prefix)
+        self._url = _below(url_of(settings), self.prefix)
         self.store = open_place(self._url, to_fill=True).store
         self._size = size
         self._deadline = time.monotonic() + timeout_s
@@ -129,15 +127,15 @@ class Bench:
 
     @staticmethod
     def tries(rounds: int) -> int:
-        """How many tries there are at most, of storage and of that many rounds."""
+        """Return how many tries there are at most, of storage and of that many rounds."""
         return 3 * _SMALL_TRIES + 2 * _LARGE_TRIES + 2 * rounds
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         background().wait(self.store.aclose(), _CLOSE_S)
 
     def storage(self) -> dict[str, Times]:
-        """Small puts and gets, gets of what is not there, large puts and gets, one by one.
+        """Time small puts and gets, gets of absent objects, large puts and gets, one by one.
 
         Raises:
             StoreError: the store refuses, or does not answer in time.
@@ -155,7 +153,7 @@ class Bench:
         return {name: self._timed(*plan) for name, plan in plans.items()}
 
     def _timed(self, tries: int, size: int, call: Callable[[int], Awaitable[object]]) -> Times:
-        """At least one try, and more only while each of them leaves time for others."""
+        """Try at least once, and again while ten more tries would fit into the time left."""
         times = Times(size=size)
         for number in range(tries):
             if times.seconds and self._left_s() < 10 * times.seconds[-1]:
@@ -167,7 +165,7 @@ class Bench:
         return times
 
     def warm_start(self, rounds: int) -> dict[str, object]:
-        """The first step of a small model in fresh processes on empty disks: compiled, then hit.
+        """Time the first step of a small model in fresh processes: compiled, then hit.
 
         Raises:
             ConfigError: a process ended badly, or not in time.
@@ -226,7 +224,7 @@ class Bench:
         return found
 
     def clean(self) -> tuple[int, int]:
-        """Remove what was written, as far as the credentials may: objects gone, and left.
+        """Remove what was written, and return how many objects are gone, and how many are left.
 
         Raises:
             StoreError: the store cannot answer.
@@ -264,7 +262,7 @@ class Bench:
 
 
 def _below(url: str, prefix: str) -> str:
-    """The URL of a place below that of ``url``, which has to be there."""
+    """Return the URL of ``prefix`` below ``url``, which has to exist."""
     location = parse_url(url)
     if isinstance(location, MemoryLocation):
         raise ConfigError("the store", "is of this process alone", "give the URL of a bucket")

@@ -1,4 +1,4 @@
-"""``s3cache check``: find out what of a program can be cached, by running it.
+"""``s3cache check``: run a program to find out which of its graphs can be cached.
 
 The program compiles as usual, in processes of its own, with s3cache over a temporary local tier:
 each graph goes the whole way, to a saved entry or to the reasons why there is none. The report is
@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from s3cache.errors import UnsupportedTorchError
 from s3cache.graph import Component, Graph, GraphBreak, Report, Unsafe
-from s3cache.manage.job import Job, last_sign, steps_done
+from s3cache.manage.job import Job, quiet_for_s, steps_done
 from s3cache.records import Record, Run
 from s3cache.torch_api import installed_version, internals
 
@@ -67,59 +66,48 @@ def check_program(program: Sequence[str], limits: Limits, *, to_stderr: bool = F
         )
     others = {name: text for name, text in os.environ.items() if not name.startswith("S3CACHE_")}
     with tempfile.TemporaryDirectory(prefix="s3cache-check-", ignore_cleanup_errors=True) as place:
+        command = [sys.executable, "-m", "s3cache", "run", *program]
+        environment = {**others, "S3CACHE_SUMMARY": "0", "S3CACHE_SHAPE_PROFILE": "0"}
         root = str(Path(place) / "local")
-        job = Job(
-            [sys.executable, "-m", "s3cache", "run", *program],
-            root,
-            {**others, "S3CACHE_SUMMARY": "0", "S3CACHE_SHAPE_PROFILE": "0"},
-            to_stderr=to_stderr,
-        )
-        try:
-            end = _until_enough(job, limits)
-        finally:
-            job.end()
-        exit_code = job.exit_code if end == "itself" else None
+        with Job(command, root, environment, to_stderr=to_stderr) as job:
+            end = _wait(job, limits)
         runs = sorted(job.runs(), key=lambda run: run.started)
-        places = {(place.reason, place.where): place for run in runs for place in _breaks(run)}
+        breaks = [GraphBreak(at["reason"], at["where"]) for run in runs for at in run.breaks]
         return Report(
             graphs=_graphs(runs),
-            breaks=tuple(places.values()),
+            breaks=tuple(dict.fromkeys(breaks)),
             complete=all(run.complete for run in runs),
-            program={"end": end, "exit_code": exit_code, "steps": steps_done(runs)},
+            program={
+                "end": end,
+                "exit_code": job.exit_code if end == "itself" else None,
+                "steps": steps_done(runs),
+            },
         )
 
 
-def _until_enough(job: Job, limits: Limits) -> End:
-    started = time.monotonic()
+def _wait(job: Job, limits: Limits) -> End:
     try:
-        while job.exit_code is None:
-            if limits.timeout_s is not None and time.monotonic() - started > limits.timeout_s:
-                return "timeout"
-            end = _enough(job.runs(), limits)
-            if end is not None:
+        for runs in job.looks(limits.timeout_s):
+            if job.exit_code is not None:
+                return "itself"
+            if (end := _enough(runs, limits)) is not None:
                 return end
-            job.wait()
     except KeyboardInterrupt:
         return "interrupted"
-    return "itself"
+    return "timeout"
 
 
 def _enough(runs: Sequence[Run], limits: Limits) -> End | None:
-    last = last_sign(runs)
-    if last is None:
+    quiet_s = quiet_for_s(runs)
+    if quiet_s < 0:
         return None
-    quiet_for_s = time.time() - last
     if limits.graphs is not None and len(_graphs(runs)) >= limits.graphs:
         return "graphs"
-    if limits.steps is not None and steps_done(runs) >= limits.steps and quiet_for_s > 0:
+    if limits.steps is not None and steps_done(runs) >= limits.steps and quiet_s > 0:
         return "steps"
-    if limits.quiet_s is not None and quiet_for_s >= limits.quiet_s:
+    if limits.quiet_s is not None and quiet_s >= limits.quiet_s:
         return "quiet"
     return None
-
-
-def _breaks(run: Run) -> list[GraphBreak]:
-    return [GraphBreak(each.get("reason", ""), each.get("where", "")) for each in run.breaks]
 
 
 def _graphs(runs: Sequence[Run]) -> tuple[Graph, ...]:
@@ -131,12 +119,11 @@ def _graphs(runs: Sequence[Run]) -> tuple[Graph, ...]:
         if not (record.outcome == "bypass" and record.key):
             messages = tuple(each.get("message", "") for each in record.reasons)
             found.setdefault(record.key or (record.where, messages), []).append(record)
-    return tuple(_graph(lookups, refused) for lookups in found.values())
+    return tuple(_graph(lookups, refused.get(lookups[0].key)) for lookups in found.values())
 
 
-def _graph(lookups: Sequence[Record], refused: Mapping[str, Record]) -> Graph:
+def _graph(lookups: Sequence[Record], refusal: Record | None) -> Graph:
     first = lookups[0]
-    refusal = refused.get(first.key)
     size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
     return Graph(
         nodes=int(size[1]) if size else 0,

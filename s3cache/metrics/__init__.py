@@ -1,8 +1,7 @@
-"""What a process's cache counts, for Prometheus and OpenTelemetry.
+"""Export the counts of a process's cache to Prometheus and OpenTelemetry.
 
-:func:`families` gives it as plain data, :class:`PrometheusCollector` and :func:`write_textfile` to
-Prometheus, :func:`observe` to OpenTelemetry. Each needs that ecosystem's own library, which is
-imported when it is first asked for.
+:func:`families` gives them as plain data, :class:`PrometheusCollector` and :func:`write_textfile`
+to Prometheus, :func:`observe` to OpenTelemetry. Their own libraries are imported on first use.
 """
 
 from s3cache.metrics._exporters import (

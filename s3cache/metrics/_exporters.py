@@ -1,4 +1,4 @@
-"""Export what is counted to Prometheus and OpenTelemetry."""
+"""Export the counts to Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logger_of("metrics")
 
 
 class PrometheusCollector:
-    """What a process's cache counts, whenever Prometheus asks.
+    """Give Prometheus a process's counts whenever it asks.
 
     ::
 
@@ -50,11 +50,11 @@ class PrometheusCollector:
         self._source = source or latest_counts
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: so that registering it does not ask for the counts."""
+        """Yield nothing, so that registering the collector does not ask for the counts."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric there is, without samples where no cache was enabled yet."""
+        """Yield every metric; none where no cache was enabled yet."""
         stats = self._source()
         if stats is not None:
             for family, samples in families(stats):
@@ -64,11 +64,11 @@ class PrometheusCollector:
 def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -> None:
     """Write all metrics to ``path``, in one step, for node exporter's textfile collector.
 
-    A process that ends before anybody asks it leaves its counts there. Of several on one machine
-    each needs a file of its own.
+    A process that ends before it is scraped leaves its counts there. Each process of a machine
+    needs a file of its own.
 
     Raises:
-        ConfigError: ``prometheus-client`` is not installed, or ``path`` is no regular file: a
+        ConfigError: ``prometheus-client`` is not installed, or ``path`` is not a regular file: a
             device or a pipe would be replaced by one.
         OSError: the file cannot be written.
     """
@@ -81,15 +81,15 @@ def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -
 
 
 def leave_textfile(path: str, source: Source) -> None:
-    """:func:`write_textfile` at the end of a process, as the setting ``metrics_file`` has it.
+    """Call :func:`write_textfile` at the end of a process, for the setting ``metrics_file``.
 
-    ``{pid}`` and ``{rank}`` in the path become this process's. What fails is one warning.
+    ``{pid}`` and ``{rank}`` in the path become this process's. An error is logged as one warning.
     """
     rank = os.environ.get("RANK", "0")
     here = path.replace("{pid}", str(os.getpid())).replace("{rank}", rank)
     try:
         write_textfile(here, source)
-    except Exception as exc:  # noqa: BLE001 - the program is over, and well
+    except Exception as exc:  # noqa: BLE001 - the program has ended, and well
         logger.warning("no metrics are left in %s: %s", here, exc)
 
 
@@ -108,38 +108,29 @@ def _client() -> Any:
 def _metric(family: Family, samples: list[Sample]) -> Metric:
     from prometheus_client import core
 
-    metric: core.HistogramMetricFamily | core.CounterMetricFamily | core.GaugeMetricFamily
-    arguments = (family.prometheus_name, family.text)
-    if family.kind == "histogram":
-        metric = core.HistogramMetricFamily(*arguments, labels=family.labels)
-        for sample in samples:
-            buckets = [(_bound(bound), count) for bound, count in sample.buckets]
-            metric.add_metric(_values(family, sample), buckets, sample.value)
-        return metric
-    if family.kind == "counter":
-        metric = core.CounterMetricFamily(*arguments, labels=family.labels)
-    else:
-        metric = core.GaugeMetricFamily(*arguments, labels=family.labels)
+    kinds: dict[str, Any] = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+    }
+    metric: Any = kinds[family.kind](family.prometheus_name, family.text, labels=family.labels)
     for sample in samples:
-        metric.add_metric(_values(family, sample), sample.value)
-    return metric
-
-
-def _values(family: Family, sample: Sample) -> list[str]:
-    return [sample.labels[label] for label in family.labels]
-
-
-def _bound(seconds: float) -> str:
-    return "+Inf" if seconds == float("inf") else repr(seconds)
+        labels = [sample.labels[label] for label in family.labels]
+        if family.kind == "histogram":
+            bounds = [("+Inf" if s == float("inf") else repr(s), n) for s, n in sample.buckets]
+            metric.add_metric(labels, bounds, sample.value)
+        else:
+            metric.add_metric(labels, sample.value)
+    return metric  # type: ignore[no-any-return]
 
 
 # -- OpenTelemetry: instruments that its SDK reads, and a span for each transfer
 #
-# Its API has no histogram that is read later, so of durations there are a count and a sum.
+# Its API has no histogram that is read later, so durations become a count and a sum.
 
 
 _NAME = "s3cache"
-# Transfers whose end nobody has told of: no more are remembered.
+# Transfers under way that are remembered at most: an end may never be reported.
 _OPEN_AT_MOST = 10_000
 
 
@@ -149,11 +140,10 @@ def observe(
     meter_provider: MeterProvider | None = None,
     tracer_provider: TracerProvider | None = None,
 ) -> Observation:
-    """Have OpenTelemetry read what is counted, and see each upload and download as a span.
+    """Have OpenTelemetry read the counts, and see each upload and download as a span.
 
     Args:
-        cache: whose counts and transfers; left out, those of whichever cache was enabled last, or
-            will be.
+        cache: the cache to observe; left out, the one that was enabled last and all later ones.
         meter_provider: left out, the global one.
         tracer_provider: left out, the global one.
 
@@ -172,14 +162,14 @@ def observe(
     tracer = trace.get_tracer(_NAME, __version__, tracer_provider)
     observation = Observation(latest_counts if cache is None else cache.stats)
     for family in FAMILIES:
-        observation.instrument(meter, metrics.Observation, family)
+        observation._instrument(meter, metrics.Observation, family)
     spans = _Spans(tracer)
 
     def watch(cache: Cache) -> None:
-        observation.end_with(cache.subscribe(spans.note))
+        observation._ends.append(cache.subscribe(spans.note))
 
     if cache is None:
-        observation.end_with(with_each(watch))
+        observation._ends.append(with_each(watch))
     else:
         watch(cache)
     return observation
@@ -201,34 +191,23 @@ class Observation:
         while self._ends:
             self._ends.pop()()
 
-    def end_with(self, end: Callable[[], None]) -> None:
-        """Have :meth:`stop` call ``end``."""
-        self._ends.append(end)
+    def _instrument(self, meter: Any, observation: Any, family: Family) -> None:
+        """Create the instruments that read ``family``."""
 
-    def instrument(self, meter: Any, observation: Any, family: Family) -> None:
-        """Make what reads ``family``."""
+        def reader(value: Callable[[Sample], float]) -> Callable[[object], Iterable[Any]]:
+            def read(_: object) -> Iterable[Any]:
+                stats = None if self._source is None else self._source()
+                samples = () if stats is None else family.read(stats)
+                return [observation(value(each), dict(each.labels)) for each in samples]
 
-        def read(_: object) -> Iterable[Any]:
-            return [observation(each.value, dict(each.labels)) for each in self._samples(family)]
+            return read
 
-        def count(_: object) -> Iterable[Any]:
-            return [
-                observation(each.buckets[-1][1], dict(each.labels))
-                for each in self._samples(family)
-            ]
-
-        create = {
-            "counter": meter.create_observable_counter,
-            "gauge": meter.create_observable_gauge,
-            "histogram": meter.create_observable_counter,
-        }[family.kind]
-        create(family.name, [read], family.unit, family.text)
+        is_gauge = family.kind == "gauge"
+        create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
+        create(family.name, [reader(lambda each: each.value)], family.unit, family.text)
         if family.kind == "histogram":
+            count = reader(lambda each: each.buckets[-1][1])
             create(f"{family.name}.count", [count], "{call}", f"How many: {family.text}")
-
-    def _samples(self, family: Family) -> Iterable[Sample]:
-        stats = None if self._source is None else self._source()
-        return () if stats is None else family.read(stats)
 
 
 class _Spans:
@@ -240,15 +219,13 @@ class _Spans:
         self._began: dict[tuple[str, str], int] = {}
 
     def note(self, event: TransferEvent) -> None:
-        """A listener for :meth:`s3cache.Cache.subscribe`."""
+        """Take a step of a transfer; a listener for :meth:`s3cache.Cache.subscribe`."""
         at = (event.direction, event.name)
         now = time.time_ns()
         with self._mutex:
-            if event.step == "started":
-                if len(self._began) < _OPEN_AT_MOST:
-                    self._began[at] = now
-                return
-            if event.step == "queued":
+            if event.step == "started" and len(self._began) < _OPEN_AT_MOST:
+                self._began[at] = now
+            if event.step in ("queued", "started"):
                 return
             began = self._began.pop(at, now)
         span = self._tracer.start_span(

@@ -1,28 +1,24 @@
-"""The metrics by themselves: their names, units and meanings, and how they come of the counts."""
+"""The metrics: their names, units and meanings, and the statistics that each is read from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from s3cache.cache import latest
 
 if TYPE_CHECKING:
-    from s3cache.stats import CacheStats, HistogramSnapshot, TierName
+    from s3cache.stats import CacheStats, HistogramSnapshot
 
 __all__ = ["FAMILIES", "Family", "Sample", "Source", "families", "latest_counts"]
 
 #: Gives the counts of a moment; ``None`` where no cache has been enabled yet.
 Source: TypeAlias = "Callable[[], CacheStats | None]"
 
-# A reason or a tier is one, too.
-_Name = TypeVar("_Name", bound=str)
-
-_TIERS: tuple[TierName, ...] = ("local", "remote")
 _BREAKERS = ("closed", "half-open", "open")
-# Of the power-of-two buckets, those from 64 µs to a minute or so; the others are in the next.
+# Of the power-of-two buckets, those from 64 µs to about a minute; the next one has the others.
 _FIRST_BUCKET, _LAST_BUCKET, _BUCKET_S = 6, 26, 1e-6
 
 
@@ -64,82 +60,79 @@ class Family:
 
     @property
     def prometheus_name(self) -> str:
-        """With underscores and the unit; a counter's samples get ``_total`` besides.
+        """Return the name with underscores and the unit; a counter's samples also get ``_total``.
 
         See https://prometheus.io/docs/practices/naming/.
         """
-        units = {"s": "_seconds", "By": "_bytes"}
         name = self.name.replace(".", "_")
-        unit = units.get(self.unit, "")
+        unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
         return name if name.endswith(unit) else name + unit
 
 
 def latest_counts() -> CacheStats | None:
-    """The counts of the cache that was enabled last, also where it is off again."""
+    """Return the counts of the cache that was enabled last, also where it is off again."""
     cache = latest()
     return None if cache is None else cache.stats()
 
 
 def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
-    """Every metric, with what ``stats`` says of it."""
+    """Return every metric, with its samples in ``stats``."""
     return [(family, [*family.read(stats)]) for family in FAMILIES]
 
 
-def _levels(of: Callable[[CacheStats, str], Iterable[Sample]]) -> Callable[..., Iterable[Sample]]:
-    return lambda stats: [sample for level in ("aot", "fx") for sample in of(stats, level)]
+# -- reading samples from a field of the statistics
+
+_Root: TypeAlias = "Callable[[CacheStats], object]"
 
 
-def _by(label: str, counts: Mapping[_Name, int], **more: str) -> list[Sample]:
-    return [Sample({**more, label: str(name)}, count) for name, count in counts.items()]
+def _whole(stats: CacheStats) -> object:
+    return stats
 
 
-def _hits(stats: CacheStats, level: str) -> list[Sample]:
-    counts = stats.hits if level == "aot" else stats.fx.hits
-    return _by("tier", {tier: counts.get(tier, 0) for tier in _TIERS}, level=level)
+def _by_level(stats: CacheStats) -> object:
+    return {"aot": stats, "fx": stats.fx}
 
 
-def _misses(stats: CacheStats, level: str) -> list[Sample]:
-    return _by("reason", stats.misses if level == "aot" else stats.fx.misses, level=level)
+def _family(
+    name: str,
+    kind: Literal["counter", "gauge", "histogram"],
+    unit: str,
+    field: str,
+    labels: str,
+    text: str,
+    root: _Root | None = None,
+) -> Family:
+    """Return the family of a field.
+
+    Args:
+        field: a path of attributes; each mapping on its way, and at its end, stands for a label.
+        root: where the path begins: left out, at each level if the first label is one.
+    """
+    names = tuple(labels.split())
+    begin = root or (_by_level if names[:1] == ("level",) else _whole)
+
+    def read(stats: CacheStats) -> Iterator[Sample]:
+        for keys, found in _walk(begin(stats), [*filter(None, field.split("."))]):
+            of = dict(zip(names, keys, strict=True))
+            yield _histogram(of, found) if kind == "histogram" else Sample(of, found)
+
+    return Family(f"s3cache.{name}", kind, unit, text, names, read)
 
 
-def _bypassed(stats: CacheStats, level: str) -> list[Sample]:
-    return [Sample({"level": level}, stats.bypassed if level == "aot" else stats.fx.bypassed)]
+def _walk(
+    found: object, path: list[str], keys: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield what a path leads to, with the keys of the mappings on its way."""
+    if isinstance(found, Mapping):
+        for key, value in found.items():
+            yield from _walk(value, path, (*keys, str(key)))
+    elif path and found is not None:
+        yield from _walk(getattr(found, path[0]), path[1:], keys)
+    elif found is not None:
+        yield keys, found
 
 
-def _bypass_reasons(stats: CacheStats, level: str) -> list[Sample]:
-    reasons = stats.bypass_reasons if level == "aot" else stats.fx.bypass_reasons
-    return _by("reason", reasons, level=level)
-
-
-def _refused(stats: CacheStats, level: str) -> list[Sample]:
-    return _by("cause", stats.refused if level == "aot" else stats.fx.refused, level=level)
-
-
-def _saved(stats: CacheStats, level: str) -> list[Sample]:
-    return [Sample({"level": level}, stats.saved if level == "aot" else stats.fx.saved)]
-
-
-def _single(value: Callable[[CacheStats], float]) -> Callable[[CacheStats], Iterable[Sample]]:
-    return lambda stats: [Sample({}, value(stats))]
-
-
-def _by_tier(
-    counts: Callable[[CacheStats], Mapping[TierName, int]],
-) -> Callable[[CacheStats], Iterable[Sample]]:
-    return lambda stats: _by("tier", counts(stats))
-
-
-def _local(attribute: str) -> Callable[[CacheStats], Iterable[Sample]]:
-    return lambda stats: (
-        [] if stats.local is None else [Sample({}, getattr(stats.local, attribute))]
-    )
-
-
-def _breaker(stats: CacheStats) -> Iterable[Sample]:
-    return [Sample({"state": state}, float(stats.breaker == state)) for state in _BREAKERS]
-
-
-def _histogram(recorded: HistogramSnapshot, **labels: str) -> Sample:
+def _histogram(labels: Mapping[str, str], recorded: HistogramSnapshot) -> Sample:
     buckets: list[tuple[float, int]] = []
     below = 0
     for index, count in enumerate(recorded.buckets):
@@ -149,228 +142,66 @@ def _histogram(recorded: HistogramSnapshot, **labels: str) -> Sample:
     return Sample(labels, recorded.total_s, (*buckets, (math.inf, recorded.count)))
 
 
-def _requests(stats: CacheStats) -> Iterable[Sample]:
-    return [_histogram(verb.latency, verb=name) for name, verb in stats.remote.items()]
+def _breaker(stats: CacheStats) -> object:
+    return {state: float(stats.breaker == state) for state in _BREAKERS}
 
 
-def _request_errors(stats: CacheStats) -> Iterable[Sample]:
-    return [
-        sample
-        for name, verb in stats.remote.items()
-        for sample in _by("error", verb.errors, verb=name)
-    ]
-
-
-def _request_bytes(stats: CacheStats) -> Iterable[Sample]:
-    for name, verb in stats.remote.items():
-        yield Sample({"verb": name, "direction": "in"}, verb.bytes_in)
-        yield Sample({"verb": name, "direction": "out"}, verb.bytes_out)
+def _request_bytes(stats: CacheStats) -> object:
+    return {
+        verb: {"in": found.bytes_in, "out": found.bytes_out} for verb, found in stats.remote.items()
+    }
 
 
 #: All metrics there are.
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        "s3cache.hits",
-        "counter",
-        "{lookup}",
-        "Lookups that hit: whole graphs (aot), and halves of graphs (fx).",
-        ("level", "tier"),
-        _levels(_hits),
-    ),
-    Family(
-        "s3cache.misses",
-        "counter",
-        "{lookup}",
-        "Lookups that missed, by reason.",
-        ("level", "reason"),
-        _levels(_misses),
-    ),
-    Family(
-        "s3cache.bypassed",
-        "counter",
-        "{graph}",
-        "Graphs that were not looked up because they cannot be cached.",
-        ("level",),
-        _levels(_bypassed),
-    ),
-    Family(
-        "s3cache.bypass.reasons",
-        "counter",
-        "{graph}",
-        "Graphs that cannot be cached, by reason; one may have several.",
-        ("level", "reason"),
-        _levels(_bypass_reasons),
-    ),
-    Family(
-        "s3cache.refused",
-        "counter",
-        "{entry}",
-        "Entries that were not trusted, by cause.",
-        ("level", "cause"),
-        _levels(_refused),
-    ),
-    Family(
-        "s3cache.compile.saved",
-        "counter",
-        "s",
-        "Seconds that compiling what was hit took where it was compiled.",
-        (),
-        _single(lambda stats: stats.time_saved_s),
-    ),
-    Family(
-        "s3cache.saved",
-        "counter",
-        "{entry}",
-        "Entries accepted to be kept and shared.",
-        ("level",),
-        _levels(_saved),
-    ),
-    Family(
-        "s3cache.not_saved",
-        "counter",
-        "{entry}",
-        "Entries that could not be saved, by reason.",
-        ("reason",),
-        lambda stats: _by("reason", stats.not_saved),
-    ),
-    Family(
-        "s3cache.uploads",
-        "counter",
-        "{object}",
-        "Uploads that finished.",
-        (),
-        _single(lambda stats: stats.uploaded),
-    ),
-    Family(
-        "s3cache.upload.failures",
-        "counter",
-        "{attempt}",
-        "Attempts to upload that failed; what failed is tried again.",
-        (),
-        _single(lambda stats: stats.upload_failures),
-    ),
-    Family(
-        "s3cache.uploads.pending",
-        "gauge",
-        "{object}",
-        "Uploads queued or under way.",
-        (),
-        _single(lambda stats: stats.pending),
-    ),
-    Family(
-        "s3cache.downloads",
-        "counter",
-        "{object}",
-        "Objects fetched from the remote.",
-        (),
-        _single(lambda stats: stats.downloaded),
-    ),
-    Family(
-        "s3cache.hit.size",
-        "counter",
-        "By",
-        "Sizes of the entries that were hit.",
-        ("tier",),
-        _by_tier(
-            lambda stats: {tier: stats.hit_bytes.get(tier, 0) for tier in ("local", "remote")}
-        ),
-    ),
-    Family(
-        "s3cache.upload.size",
-        "counter",
-        "By",
-        "What was uploaded.",
-        (),
-        _single(lambda stats: stats.uploaded_bytes),
-    ),
-    Family(
-        "s3cache.download.size",
-        "counter",
-        "By",
-        "What was downloaded.",
-        (),
-        _single(lambda stats: stats.downloaded_bytes),
-    ),
-    Family(
-        "s3cache.set_aside",
-        "counter",
-        "{entry}",
-        "Corrupt entries that were found, by tier.",
-        ("tier",),
-        _by_tier(lambda stats: stats.set_aside),
-    ),
-    Family(
-        "s3cache.local.size",
-        "gauge",
-        "By",
-        "What the local tier holds, for all processes of this machine.",
-        (),
-        _local("bytes"),
-    ),
-    Family(
-        "s3cache.local.files",
-        "gauge",
-        "{file}",
-        "Files that the local tier holds, for all processes of this machine.",
-        (),
-        _local("files"),
-    ),
-    Family(
-        "s3cache.breaker",
-        "gauge",
-        "{state}",
-        "1 for the state that the circuit breaker before the remote is in.",
-        ("state",),
-        _breaker,
-    ),
-    Family(
-        "s3cache.hit.duration",
-        "histogram",
-        "s",
-        "How long the compiling thread waited for a lookup that hit.",
-        ("tier",),
-        lambda stats: [
-            _histogram(each, tier=str(tier)) for tier, each in stats.hit_latency.items()
-        ],
-    ),
-    Family(
-        "s3cache.miss.duration",
-        "histogram",
-        "s",
-        "How long the compiling thread waited for a lookup that missed.",
-        (),
-        lambda stats: [_histogram(stats.miss_latency)],
-    ),
-    Family(
-        "s3cache.save.duration",
-        "histogram",
-        "s",
-        "How long the compiling thread waited for a save.",
-        (),
-        lambda stats: [_histogram(stats.save_latency)],
-    ),
-    Family(
-        "s3cache.request.duration",
-        "histogram",
-        "s",
-        "Single requests to the remote, by verb.",
-        ("verb",),
-        _requests,
-    ),
-    Family(
-        "s3cache.request.errors",
-        "counter",
-        "{request}",
-        "Requests to the remote that failed, by verb and kind of error.",
-        ("verb", "error"),
-        _request_errors,
-    ),
-    Family(
-        "s3cache.request.size",
-        "counter",
-        "By",
-        "What requests to the remote carried, by verb and direction.",
-        ("verb", "direction"),
-        _request_bytes,
-    ),
-)
+    _family("hits", "counter", "{lookup}", "hits", "level tier",
+            "Lookups that hit: whole graphs (aot), and halves of graphs (fx)."),
+    _family("misses", "counter", "{lookup}", "misses", "level reason",
+            "Lookups that missed, by reason."),
+    _family("bypassed", "counter", "{graph}", "bypassed", "level",
+            "Graphs that were not looked up because they cannot be cached."),
+    _family("bypass.reasons", "counter", "{graph}", "bypass_reasons", "level reason",
+            "Graphs that cannot be cached, by reason; one may have several."),
+    _family("refused", "counter", "{entry}", "refused", "level cause",
+            "Entries that were not trusted, by cause."),
+    _family("compile.saved", "counter", "s", "time_saved_s", "",
+            "Seconds that compiling what was hit took where it was compiled."),
+    _family("saved", "counter", "{entry}", "saved", "level",
+            "Entries accepted to be kept and shared."),
+    _family("not_saved", "counter", "{entry}", "not_saved", "reason",
+            "Entries that could not be saved, by reason."),
+    _family("uploads", "counter", "{object}", "uploaded", "",
+            "Uploads that finished."),
+    _family("upload.failures", "counter", "{attempt}", "upload_failures", "",
+            "Attempts to upload that failed; what failed is tried again."),
+    _family("uploads.pending", "gauge", "{object}", "pending", "",
+            "Uploads queued or under way."),
+    _family("downloads", "counter", "{object}", "downloaded", "",
+            "Objects fetched from the remote."),
+    _family("hit.size", "counter", "By", "hit_bytes", "tier",
+            "Sizes of the entries that were hit."),
+    _family("upload.size", "counter", "By", "uploaded_bytes", "",
+            "What was uploaded."),
+    _family("download.size", "counter", "By", "downloaded_bytes", "",
+            "What was downloaded."),
+    _family("set_aside", "counter", "{entry}", "set_aside", "tier",
+            "Corrupt entries that were found, by tier."),
+    _family("local.size", "gauge", "By", "local.bytes", "",
+            "What the local tier holds, for all processes of this machine."),
+    _family("local.files", "gauge", "{file}", "local.files", "",
+            "Files that the local tier holds, for all processes of this machine."),
+    _family("breaker", "gauge", "{state}", "", "state",
+            "1 for the state that the circuit breaker before the remote is in.", _breaker),
+    _family("hit.duration", "histogram", "s", "hit_latency", "tier",
+            "How long the compiling thread waited for a lookup that hit."),
+    _family("miss.duration", "histogram", "s", "miss_latency", "",
+            "How long the compiling thread waited for a lookup that missed."),
+    _family("save.duration", "histogram", "s", "save_latency", "",
+            "How long the compiling thread waited for a save."),
+    _family("request.duration", "histogram", "s", "remote.latency", "verb",
+            "Single requests to the remote, by verb."),
+    _family("request.errors", "counter", "{request}", "remote.errors", "verb error",
+            "Requests to the remote that failed, by verb and kind of error."),
+    _family("request.size", "counter", "By", "", "verb direction",
+            "What requests to the remote carried, by verb and direction.", _request_bytes),
+)  # fmt: skip

@@ -1,12 +1,11 @@
-"""What each process looked up: local, private and bounded, for whoever asks later why it missed.
+"""Keep the lookups of each process, local, private and bounded, to explain misses later.
 
-A process writes one file below ``records/`` in its local tier, a line of JSON for each lookup, and
-nothing leaves the machine. Without a local tier there is what the process holds in memory.
+A process writes one file below ``records/`` in its local tier, a line of JSON for each lookup;
+nothing leaves the machine. Without a local tier the process holds them in memory.
 """
 
 from s3cache.records._reading import (
     Folded,
-    Run,
     folded,
     in_jobs,
     ranks_in_words,
@@ -14,7 +13,7 @@ from s3cache.records._reading import (
     read_run,
     run_names,
 )
-from s3cache.records._record import Event, Lanes, Record, Transfers
+from s3cache.records._record import Event, Lanes, Record, Run, Transfers
 from s3cache.records._writing import JOB, Recorder, RecordLimits, job_here
 
 __all__ = [

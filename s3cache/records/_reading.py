@@ -8,76 +8,26 @@ import os
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
-from s3cache.records._record import Event, Record
+from s3cache.records._record import Event, Record, Run
 from s3cache.records._writing import DIRECTORY, NAMED, SUFFIX
 from s3cache.store import Directory
 
-__all__ = [
-    "Folded",
-    "Run",
-    "folded",
-    "in_jobs",
-    "ranks_in_words",
-    "read_head",
-    "read_run",
-    "run_names",
-]
+__all__ = ["Folded", "folded", "in_jobs", "ranks_in_words", "read_head", "read_run", "run_names"]
 
-# A pipe is not waited at for somebody to write.
-_OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+# Opening a pipe must not block.
+_READ_ONLY = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_BYTES = 16 << 20
 _MAX_PARTS_BYTES = 16 << 20
 _HEAD_BYTES = 16 << 10
-_N = TypeVar("_N", int, float)
-_BAD = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
-
-
-@dataclass(frozen=True)
-class Run:
-    """The lookups of one process, the oldest first.
-
-    Attributes:
-        name: what ``--run`` takes.
-        program: the script that it ran, as it was called.
-        file: that script's whole path; older records lack it.
-        module: its name, if ``-m`` ran it; older records lack it.
-        started: Unix time.
-        rank: of a distributed job, if it is one.
-        complete: whether all its lookups are here; a very long run has more.
-        job: what the environment said of the job that it was of, see :func:`in_jobs`.
-        pid, parent: of the process.
-        events: what else took time beside lookups.
-        compiling: whether it compiled when it noted something last; only where it is watched, as
-            the following.
-        noted: when that was, Unix time; 0 for never.
-        steps: how often each of its optimizers has stepped since it first compiled.
-        breaks: where Dynamo broke graphs, and why.
-    """
-
-    name: str
-    records: tuple[Record, ...]
-    program: str = ""
-    started: float = 0.0
-    rank: str = ""
-    complete: bool = True
-    job: str = ""
-    pid: int = 0
-    parent: int = 0
-    events: tuple[Event, ...] = ()
-    compiling: bool = False
-    noted: float = 0.0
-    steps: int = 0
-    breaks: tuple[Mapping[str, str], ...] = ()
-    file: str = ""
-    module: str = ""
+_BAD = (AttributeError, KeyError, RecursionError, TypeError, ValueError, zlib.error)
 
 
 def run_names(root: str) -> list[str]:
-    """The names of all runs that are recorded in a local tier, the latest first.
+    """Return the names of all runs that are recorded in a local tier, the latest first.
 
     Raises:
         ConfigError: the directory may be another user's work.
@@ -92,7 +42,7 @@ def run_names(root: str) -> list[str]:
 
 
 def read_run(root: str, name: str) -> Run:
-    """That run, as far as it has got; a line that is damaged, or not whole yet, is left out.
+    """Return a run, as far as it is written; damaged or unfinished lines are left out.
 
     Raises:
         ConfigError: the directory may be another user's work.
@@ -102,66 +52,56 @@ def read_run(root: str, name: str) -> Run:
 
 
 def read_head(root: str, name: str) -> Run:
-    """What is known of that run as a whole, without its lookups: cheap.
+    """Return a run without its lookups: cheap.
 
     Raises:
         ConfigError, OSError: as :func:`read_run`.
     """
-    return replace(_read(root, name, _HEAD_BYTES), records=(), events=())
+    return _read(root, name, _HEAD_BYTES, with_lookups=False)
 
 
-def _read(root: str, name: str, max_bytes: int) -> Run:
+def _read(root: str, name: str, max_bytes: int, *, with_lookups: bool = True) -> Run:
     directory = Directory.at(root).enter(DIRECTORY)
-    fd = os.open(f"{name}{SUFFIX}", _OLD, dir_fd=directory.fd)
-    try:
+    fd = os.open(f"{name}{SUFFIX}", _READ_ONLY, dir_fd=directory.fd)
+    with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise PermissionError(f"{name} is not a file of ours")
-        with os.fdopen(os.dup(fd), "rb") as file:
-            lines = file.read(max_bytes).split(b"\n")
-    finally:
-        os.close(fd)
+        lines = file.read(max_bytes).split(b"\n")
     head: dict[str, Any] = {}
-    records = []
-    events = []
-    breaks = []
+    records: list[Record] = []
+    events: list[Event] = []
+    breaks: list[dict[str, str]] = []
     for line in lines:
         try:
             value = json.loads(line)
             if "outcome" in value:
-                records.append(Record.from_dict(_unpacked(value)))
+                if with_lookups:
+                    records.append(Record.from_dict(_unpacked(value)))
             elif "event" in value:
-                events.append(Event.from_dict(value))
+                if with_lookups:
+                    events.append(Event.from_dict(value))
             elif "graph_break" in value:
                 place = value["graph_break"]
                 breaks.append({"reason": str(place["reason"]), "where": str(place["where"])})
             else:
                 head.update(value)
-        except (*_BAD, zlib.error):
+        except _BAD:
             continue
+    head["noted"] = head.get("at")
+    head["complete"] = "more" not in head
+    about = {
+        each.name: head[each.name]
+        for each in fields(Run)
+        if isinstance(each.default, (str, int, float))
+        and isinstance(head.get(each.name), type(each.default))
+    }
     return Run(
-        name=name,
+        **{**about, "name": name},
         records=tuple(records),
-        program=str(head.get("program", "")),
-        started=_number(head, "started", float),
-        rank=str(head.get("rank", "")),
-        complete="more" not in head,
-        job=str(head.get("job", "")),
-        pid=_number(head, "pid", int),
-        parent=_number(head, "parent", int),
         events=tuple(events),
-        compiling=head.get("compiling") is True,
-        noted=_number(head, "at", float),
-        steps=_number(head, "steps", int),
         breaks=tuple(breaks),
-        file=str(head.get("file", "")),
-        module=str(head.get("module", "")),
     )
-
-
-def _number(head: Mapping[str, Any], name: str, kind: type[_N]) -> _N:
-    found = head.get(name)
-    return found if isinstance(found, kind) else kind()
 
 
 def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
@@ -171,13 +111,13 @@ def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-# -- jobs: the ranks that a launcher has started, and what they start
+# -- jobs: the ranks that a launcher has started, and the processes that they start
 
 
 def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
-    """Those of each job together, the job that began last first; in a job by rank.
+    """Return the runs by job, the job that began last first; in a job by rank.
 
-    A run that is of no job is one by itself.
+    A run that belongs to no job is one by itself.
     """
     jobs: list[list[Run]] = []
     open_jobs: dict[str, list[Run]] = {}
@@ -189,7 +129,7 @@ def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
             open_jobs[run.job] = job
         job.append(run)
     for job in jobs:
-        job.sort(key=_order)
+        job.sort(key=lambda run: (not run.rank.isdigit(), _number(run.rank), run.started))
     return jobs[::-1]
 
 
@@ -201,43 +141,38 @@ def _belongs(run: Run, job: Sequence[Run]) -> bool:
     return run.job.startswith(NAMED) or any(run.parent == each.parent for each in job)
 
 
-def _order(run: Run) -> tuple[bool, int, float]:
-    return not run.rank.isdigit(), int(run.rank) if run.rank.isdigit() else 0, run.started
+def _number(rank: str) -> int:
+    return int(rank) if rank.isdigit() else 0
 
 
 def ranks_in_words(runs: Iterable[Run]) -> str:
-    """``ranks 0-7``; of processes that are no ranks their numbers."""
+    """Return ``ranks 0-7``; processes without a rank are given by their process ids."""
     runs = list(runs)
-    ranks = sorted({int(run.rank) for run in runs if run.rank.isdigit()})
-    others = sorted({run.rank or str(run.pid) for run in runs if not run.rank.isdigit()})
-    told = []
-    for what, words in (("rank", _spans(ranks)), ("process", others)):
-        if words:
-            is_one = len(words) == 1 and "-" not in words[0]
-            plural = f"{what}es" if what == "process" else f"{what}s"
-            told.append(f"{what if is_one else plural} {', '.join(words)}")
-    return ", ".join(told)
-
-
-def _spans(numbers: Sequence[int]) -> list[str]:
     spans: list[list[int]] = []
-    for number in numbers:
+    for number in sorted({int(run.rank) for run in runs if run.rank.isdigit()}):
         if spans and number == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], number]
+            spans[-1][1:] = [number]
         else:
             spans.append([number])
-    return ["-".join(map(str, span)) for span in spans]
+    ranks = ["-".join(map(str, span)) for span in spans]
+    others = sorted({run.rank or str(run.pid) for run in runs if not run.rank.isdigit()})
+    words = []
+    for one, many, shown in (("rank", "ranks", ranks), ("process", "processes", others)):
+        if shown:
+            is_one = len(shown) == 1 and "-" not in shown[0]
+            words.append(f"{one if is_one else many} {', '.join(shown)}")
+    return ", ".join(words)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A lookup that came to the same in some processes of a job.
+    """A lookup that ended the same way in some processes of a job.
 
     Attributes:
         record: of the first of them.
         runs: the processes.
         elapsed_s: how long it took in the slowest one.
-        saved_s: what all of them together were spared.
+        saved_s: the compile time that all of them together were spared.
     """
 
     record: Record
@@ -247,7 +182,7 @@ class Folded:
 
 
 def folded(runs: Iterable[Run]) -> list[Folded]:
-    """Each lookup of a job once, where several processes have come to the same."""
+    """Return each lookup of a job once, where it ended the same way in several processes."""
     found: dict[tuple[object, ...], list[tuple[Run, Record]]] = {}
     for run in runs:
         times: Counter[tuple[object, ...]] = Counter()

@@ -1,39 +1,41 @@
-"""What a run consists of, as plain data: lookups, and what else took time beside them."""
+"""What a run consists of, as plain data: its lookups, and what else took time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from s3cache.stats import TransferEvent
 
-__all__ = ["MAX_LINE_BYTES", "Event", "Lanes", "Record", "Transfers", "texts_of"]
+__all__ = ["MAX_LINE_BYTES", "Event", "Lanes", "Record", "Run", "Transfers"]
 
-#: A line of a file of records is no longer; what is longer is left out.
+#: Longer lines are left out of a file of records.
 MAX_LINE_BYTES = 512 << 10
-# Transfers whose end nobody has told of: no more are remembered.
+# Transfers under way that are remembered at most: an end may never be reported.
 _OPEN_AT_MOST = 10_000
+
+_R = TypeVar("_R", "Record", "Event")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What became of one lookup.
+    """The outcome of one lookup.
 
     Attributes:
-        level: ``aot`` for a whole graph, ``fx`` for a half of one.
+        level: ``aot`` for a whole graph, ``fx`` for an FX graph of a forward or backward.
         outcome: ``hit``, ``miss`` or ``bypass``.
         key: what was looked up; ``""`` where there is none.
         reason: why it missed; of a hit, the tier that had it.
         time: Unix time of the end.
         elapsed_s: how long it took.
-        saved_s: of a hit, what making it took where it was made.
+        saved_s: of a hit, how long compiling it took where it was compiled.
         where: file, line and function that called what was compiled, outside of torch.
-        of_whole: whether it is a half of a graph whose whole was looked up before.
+        of_whole: whether it is an FX graph of a whole graph that was looked up before.
         components: what the key is made of, by name: the digest and a readable value.
-        parts: of a miss, what components consist of whose value does not say it, by name.
-        rejected: of a miss, what kept entries under the key from being used, each in a line.
+        parts: of a miss, the details of components whose value does not show them, by name.
+        rejected: of a miss, why each entry under the key was not used, each in a line.
         reasons: why it was bypassed: code, message, fix, and the line in the user's program.
     """
 
@@ -52,48 +54,17 @@ class Record:
     reasons: tuple[Mapping[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """All that is not empty, as JSON can hold it."""
-        return {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
+        """Return all fields that are not empty, as JSON can hold them."""
+        return _not_empty(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        """What :meth:`as_dict` gave; names that a later release has added are left out.
+        """Return the record that :meth:`as_dict` gave; unknown fields are left out.
 
         Raises:
             TypeError, ValueError, KeyError, AttributeError: it is something else.
         """
-        known = {each.name for each in fields(cls)}
-        given = {name: value for name, value in data.items() if name in known}
-        if where := given.get("where"):
-            file, line, function = where
-            given["where"] = (str(file), int(line), str(function))
-        given["components"] = {
-            str(name): (str(digest), str(value))
-            for name, (digest, value) in given.get("components", {}).items()
-        }
-        given["parts"] = texts_of(given.get("parts", {}))
-        given["rejected"] = tuple(str(text) for text in given.get("rejected", ()))
-        given["reasons"] = tuple(
-            {str(name): str(text) for name, text in reason.items()}
-            for reason in given.get("reasons", ())
-        )
-        for name in ("level", "outcome", "key", "reason"):
-            given[name] = str(given.get(name, ""))
-        for name in ("time", "elapsed_s", "saved_s"):
-            given[name] = float(given.get(name, 0.0))
-        return cls(**given)
-
-
-def texts_of(value: Any) -> dict[str, dict[str, str]]:
-    """``value``, if it is a mapping of mappings of texts.
-
-    Raises:
-        TypeError, AttributeError: it is something else.
-    """
-    found: dict[str, dict[str, str]] = {}
-    for name, parts in value.items():
-        found[str(name)] = {str(part): str(text) for part, text in parts.items()}
-    return found
+        return _from_dict(cls, data)
 
 
 @dataclass(frozen=True)
@@ -117,39 +88,103 @@ class Event:
     ended: str = "done"
 
     def as_dict(self) -> dict[str, Any]:
-        """All that is not empty, as JSON can hold it."""
-        return {name: value for name, value in vars(self).items() if value}
+        """Return all fields that are not empty, as JSON can hold them."""
+        return _not_empty(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Event:
-        """What :meth:`as_dict` gave; names that a later release has added are left out.
+        """Return the event that :meth:`as_dict` gave; unknown fields are left out.
 
         Raises:
-            TypeError, ValueError, KeyError: it is something else.
+            TypeError, ValueError, KeyError, AttributeError: it is something else.
         """
-        return cls(
-            event=str(data["event"]),
-            time=float(data["time"]),
-            elapsed_s=float(data.get("elapsed_s", 0.0)),
-            name=str(data.get("name", "")),
-            size=int(data.get("size", 0)),
-            ended=str(data.get("ended", "done")),
-        )
+        return _from_dict(cls, {"elapsed_s": 0.0, **data})
+
+
+def _not_empty(record: Record | Event) -> dict[str, Any]:
+    return {each.name: value for each in fields(record) if (value := getattr(record, each.name))}
+
+
+def _from_dict(kind: type[_R], data: Mapping[str, Any]) -> _R:
+    given = {each.name: (each, data[each.name]) for each in fields(kind) if each.name in data}
+    return kind(**{name: _READ[str(each.type)](value) for name, (each, value) in given.items()})
+
+
+# How a field of a type is read from JSON, which others may have written: as that type, or not.
+_READ: dict[str, Callable[[Any], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "tuple[str, int, str] | None": lambda value: (str(value[0]), int(value[1]), str(value[2])),
+    "tuple[str, ...]": lambda value: tuple(map(str, value)),
+    "tuple[Mapping[str, str], ...]": lambda value: tuple(map(_texts, value)),
+    "Mapping[str, Mapping[str, str]]": lambda value: {
+        str(name): _texts(texts) for name, texts in value.items()
+    },
+    "Mapping[str, tuple[str, str]]": lambda value: {
+        str(name): (str(digest), str(text)) for name, (digest, text) in value.items()
+    },
+}
+
+
+def _texts(value: Mapping[Any, Any]) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The lookups of one process, the oldest first.
+
+    Attributes:
+        name: what ``--run`` takes.
+        program: the script that it ran, as it was called.
+        file: the whole path of that script; older records lack it.
+        module: the name of the module, if ``-m`` ran it; older records lack it.
+        started: Unix time.
+        rank: of a distributed job, if it is one.
+        complete: whether all its lookups are here; a very long run has more.
+        job: the job of the process, as its environment named it, see :func:`in_jobs`.
+        pid, parent: of the process.
+        events: what else took time beside lookups.
+        compiling: whether it was compiling at its last note; only of a process that is watched, as
+            the following.
+        noted: Unix time of that note; 0 for never.
+        steps: how often each of its optimizers has stepped since it first compiled.
+        breaks: where Dynamo broke graphs, and why.
+    """
+
+    name: str
+    records: tuple[Record, ...]
+    program: str = ""
+    started: float = 0.0
+    rank: str = ""
+    complete: bool = True
+    job: str = ""
+    pid: int = 0
+    parent: int = 0
+    events: tuple[Event, ...] = ()
+    compiling: bool = False
+    noted: float = 0.0
+    steps: int = 0
+    breaks: tuple[Mapping[str, str], ...] = ()
+    file: str = ""
+    module: str = ""
 
 
 class Transfers:
-    """Makes an event of each upload and download, of its steps; any thread may tell it of them.
+    """Make an event of each upload and download from its steps; any thread may report them.
 
     Args:
-        tell: is told of each when it has ended.
+        add: is called with each event when the transfer has ended.
     """
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell = tell
+    def __init__(self, add: Callable[[Event], None]) -> None:
+        self._add = add
         self._began: dict[tuple[str, str], float] = {}
 
     def note(self, step: TransferEvent) -> None:
-        """See one step; a transfer that is tried again begins anew."""
+        """Take one step; a transfer that is tried again begins again."""
         which = step.direction, step.name
         if step.step == "started":
             if len(self._began) < _OPEN_AT_MOST:
@@ -159,13 +194,13 @@ class Transfers:
             if began is not None:
                 now = time.time()
                 took = max(now - began, 0.0)
-                self._tell(Event(step.direction, now, took, step.name, step.size, step.step))
+                self._add(Event(step.direction, now, took, step.name, step.size, step.step))
 
 
 class Lanes:
-    """Gives each of many spans a lane in which no other one overlaps it.
+    """Assign each of many spans a lane in which it overlaps no other.
 
-    Spans may come in any order; in that of their beginning it takes as many lanes as there were
+    Spans may come in any order; in that of their beginning they take as many lanes as there were
     spans at once.
     """
 
@@ -173,7 +208,7 @@ class Lanes:
         self._ends: list[float] = []  # by lane
 
     def take(self, began: float, ended: float) -> int:
-        """The lane of a span, counted from 0."""
+        """Return the lane of a span, counted from 0."""
         free = next((lane for lane, end in enumerate(self._ends) if end <= began), len(self._ends))
         self._ends[free : free + 1] = [ended]
         return free

@@ -1,4 +1,4 @@
-"""Writing what is looked up, from a thread of its own: who compiles waits for no disk."""
+"""Write lookups from a thread of its own, so that compiling never waits for a disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,28 +27,28 @@ logger = logger_of("records")
 
 DIRECTORY = "records"
 SUFFIX = ".jsonl"
-#: The variable that names a job, whoever launches it.
+#: The variable that names a job, whatever launches it.
 JOB = "S3CACHE_JOB"
-#: How a job begins that has its name from there, and one that has none.
+#: How a job begins that has its name from there, and one that a launcher of ranks started.
 NAMED, _LAUNCHED = "job:", "ranks:"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# What a process holds in memory: for its own questions, and while the disk hangs.
+# Records in memory: for questions of this process, and while the disk hangs.
 _HELD_RECORDS = 512
 _QUEUED_RECORDS = 512
 _QUEUED_EVENTS = 256
-# No path is longer (PATH_MAX of Linux), and the head of a run stays short.
+# PATH_MAX of Linux: longer names are left out, so that the head of a run stays short.
 _NAMED_CHARACTERS = 4096
 
 
 @dataclass(frozen=True)
 class RecordLimits:
-    """How much is kept on the disk.
+    """Bounds of what is kept on the disk.
 
     Attributes:
         run_records, run_bytes: of one process.
         run_events: how many transfers, compiles and saves of one process.
-        runs, all_bytes: of all together; older runs go when a process begins to write.
+        runs, all_bytes: of all together; a process that begins to write removes older runs.
     """
 
     run_records: int = 4096
@@ -60,23 +59,23 @@ class RecordLimits:
 
 
 def job_here() -> str:
-    """What the environment says of the job that this process is of; ``""`` if it is of none."""
+    """Return the job that the environment names for this process; ``""`` if there is none."""
     if name := os.environ.get(JOB):
         return f"{NAMED}{name}"
     if "RANK" not in os.environ:
         return ""
-    # As torchrun and those that do as it does set them. Several jobs after one another may have
-    # all of them in common: what tells those apart is who started them, and that a rank is one.
+    # As torchrun and similar launchers set them. Several jobs after one another may share all of
+    # them: in_jobs tells those apart by their parent process and by repeated ranks.
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     return f"{_LAUNCHED}{' '.join(os.environ.get(name, '') for name in names)}"
 
 
 class Recorder:
-    """Keeps the last lookups of this process, and appends each to the run's file.
+    """Keep the last lookups of this process, and append each to the run's file.
 
-    Any thread may use it. The file is made with the first lookup: who compiles nothing leaves
-    none. A process that is killed has written all but what it looked up in its last moment; where
-    the disk fails or hangs nothing more is written, and nobody waits for it.
+    Any thread may use it. The file is made with the first lookup, so a process that compiles
+    nothing leaves none. A process that is killed has written all but what it looked up in its last
+    moment. Where the disk fails or hangs nothing more is written, and the program does not wait.
 
     Args:
         root: the directory of the local tier, which is private to this user; ``None`` for memory
@@ -97,23 +96,23 @@ class Recorder:
         self._closed = root is None
 
     def add(self, record: Record | Event) -> None:
-        """Keep ``record``: two calls of a queue, whatever the disk does.
+        """Keep ``record`` without waiting for the disk.
 
-        An event is for the disk alone, and makes no file: a lookup does.
+        An event is only written to the disk, and does not start a file as a lookup does.
         """
         if isinstance(record, Record):
             self._held.append(record)
         self._put(record)
 
     def note(self, **values: object) -> None:
-        """Keep how far the program is, for who watches it; what it noted before is no more."""
+        """Record the program's progress; replaces the previous note."""
         self._put(values)
 
     def _put(self, record: Record | Event | dict[str, Any]) -> None:
         if self._closed:
             return
         if isinstance(record, Event) and self._queue.qsize() >= _QUEUED_EVENTS:
-            return  # there is to be room for lookups
+            return  # leave room for lookups
         with contextlib.suppress(queue.Full):  # the disk hangs
             self._queue.put_nowait(record)
         if self._thread is None and not isinstance(record, Event):
@@ -127,19 +126,18 @@ class Recorder:
                         self._thread = thread
 
     def held(self) -> tuple[Record, ...]:
-        """The last lookups of this process, the oldest first."""
+        """Return the last lookups of this process, the oldest first."""
         return tuple(self._held)
 
     def close(self, timeout_s: float) -> None:
-        """Have all of it written, within ``timeout_s``; later lookups are kept in memory alone."""
+        """Write all of it within ``timeout_s``; later lookups are kept in memory alone."""
         with self._mutex:
             self._closed = True
             thread = self._thread
-        if thread is None:
-            return
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
-            thread.join(max(timeout_s, 0.0))
+        if thread is not None:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(None)
+                thread.join(max(timeout_s, 0.0))
 
     # -- on the thread
 
@@ -147,7 +145,6 @@ class Recorder:
         try:
             self._write_all()
         except (OSError, ConfigError, ValueError) as exc:
-            # People may want it later, and no program needs it now.
             logger.info("lookups are not recorded any more: %s", exc)
         self._closed = True
 
@@ -155,12 +152,11 @@ class Recorder:
         assert self._root is not None
         directory = Directory.at(self._root).enter(DIRECTORY, make=True)
         _make_room(directory, self._limits)
-        name = f"{self.run}{SUFFIX}"
-        fd = os.open(name, _NEW, 0o600, dir_fd=directory.fd)
+        fd = os.open(f"{self.run}{SUFFIX}", _NEW, 0o600, dir_fd=directory.fd)
         try:
             os.write(fd, _line(self._head()))
             size = count = events = 0
-            for record in self._queued():
+            while (record := self._queue.get()) is not None:
                 if isinstance(record, Event):
                     events += 1
                     if events <= self._limits.run_events:
@@ -177,16 +173,18 @@ class Recorder:
         finally:
             os.close(fd)
 
-    def _queued(self) -> Iterator[Record | Event | dict[str, Any]]:
-        while (record := self._queue.get()) is not None:
-            yield record
-
     def _head(self) -> dict[str, object]:
-        # Arguments of the program may be secrets: nobody needs them.
+        """Return the fields of the run as a whole; arguments of the program may be secrets."""
+        main = sys.modules.get("__main__")
+        file = str(getattr(main, "__file__", None) or "<none>")
+        names = {
+            "file": "" if file.startswith("<") else os.path.realpath(file),
+            "module": getattr(getattr(main, "__spec__", None), "name", None) or "",
+        }
         return {
             "run": self.run,
             "program": sys.argv[0] if sys.argv else "",
-            **_main(),
+            **{what: name for what, name in names.items() if 0 < len(name) <= _NAMED_CHARACTERS},
             "started": self._started,
             "pid": os.getpid(),
             "parent": os.getppid(),
@@ -195,23 +193,12 @@ class Recorder:
         }
 
 
-def _main() -> dict[str, str]:
-    """The file that this process runs, wherever it has gone since, and its name after ``-m``."""
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    module = getattr(getattr(main, "__spec__", None), "name", None)
-    named = {"module": module}
-    if isinstance(file, str) and not file.startswith("<"):
-        named["file"] = os.path.realpath(file)
-    return {what: name for what, name in named.items() if name and len(name) <= _NAMED_CHARACTERS}
-
-
 def _line(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), default=str).encode() + b"\n"
 
 
 def _packed(record: dict[str, Any]) -> dict[str, Any]:
-    """Parts are mostly code and shapes, which are a tenth when compressed."""
+    """Compress the parts, mostly code and shapes, to about a tenth."""
     if parts := record.get("parts"):
         plain = json.dumps(parts, separators=(",", ":"), default=str).encode()
         record["parts"] = base64.b85encode(zlib.compress(plain, 1)).decode()
@@ -229,5 +216,5 @@ def _make_room(directory: Directory, limits: RecordLimits) -> None:
     for index, (name, size) in enumerate(runs):
         total += size
         if index >= limits.runs - 1 or total > limits.all_bytes - limits.run_bytes:
-            with contextlib.suppress(OSError):  # somebody else has, or it is no file
+            with contextlib.suppress(OSError):  # another process has removed it, or it is no file
                 os.unlink(name, dir_fd=directory.fd)

@@ -11,37 +11,44 @@ import pytest
 from s3cache.insight import (
     Check,
     check_compiler,
+    check_cpu,
     check_disk,
+    check_execution,
     check_local_dir,
     check_settings,
     check_torch,
     check_trust,
 )
-from s3cache.insight._checks import check_cpu, check_execution
 from s3cache.settings import Settings
 from s3cache.trust import generate
 from tests.support.density import dense
 from tests.support.hanging import dead_mount
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-# -- setup
+# -- settings and trust
 
 
 OURS, OTHER = generate("ours"), generate("other")
+PUBLIC, SECRET = OURS.public_text(), OURS.secret_text()
 
 
 def settings(url: str | None = None, **options: Any) -> list[Check]:
     return [*check_settings(Settings.load(url, **options)[0], url)]
 
 
-def trust(**options: Any) -> list[Check]:
-    return [*check_trust(Settings.load(**options)[0])]
+def named(checks: Iterable[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
 
 
-def test_where_each_setting_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def trust(**options: Any) -> dict[str, Check]:
+    return named(check_trust(Settings.load(**options)[0]))
+
+
+def test_the_origin_of_each_setting_is_shown_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "5")
     monkeypatch.setenv("S3CACHE_SIGNING_KEY", "/a/secret/place")
     first, second = settings("s3://bucket/prefix")
@@ -53,7 +60,7 @@ def test_where_each_setting_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "bucket/prefix" in second.found
 
 
-def test_a_variable_that_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT", "5")
     check = settings("memory://x")[1]
     assert check.verdict == "warning"
@@ -61,8 +68,8 @@ def test_a_variable_that_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "S3CACHE_LOOKUP_TIMEOUT_S" in check.fix
 
 
-def test_no_remote_and_no_use() -> None:
-    checks = {check.name: check for check in settings(mode="off")}
+def test_no_remote_and_mode_off_are_warnings() -> None:
+    checks = named(settings(mode="off"))
     assert checks["remote"].verdict == checks["mode"].verdict == "warning"
     assert checks["remote"].fix == "set S3CACHE_URL"
 
@@ -70,72 +77,49 @@ def test_no_remote_and_no_use() -> None:
 @pytest.mark.parametrize(
     "url", ["ftp://bucket", "s3://AKIA:hunter2@bucket", "s3://b?secret_key=hunter2", "s3:///x"]
 )
-def test_a_url_that_cannot_be_used(url: str) -> None:
+def test_a_bad_url_is_a_fault_that_shows_no_password(url: str) -> None:
     check = settings(url)[-1]
     assert (check.name, check.verdict) == ("remote", "fault")
     assert check.fix
     assert "hunter2" not in str(check)
 
 
-def test_nobody_is_trusted() -> None:
-    [check] = trust()
-    assert (check.verdict, "keygen" in check.fix) == ("warning", True)
-
-
-def test_what_is_saved_is_signed_by_somebody_who_is_trusted() -> None:
-    public = OURS.public_text()
-    level, signing = trust(trusted_keys=public, signing_key=OURS.secret_text())
-    assert (level.verdict, signing.verdict) == ("ok", "ok")
-    assert "require: ours for main" in level.found
-
-
 @pytest.mark.parametrize(
-    ("options", "name", "verdict", "said"),
+    ("options", "name", "verdict", "found"),
     [
-        ({"trusted_keys": OURS.public_text()}, "signing", "warning", "not signed"),
-        (
-            {"trusted_keys": OTHER.public_text(), "signing_key": OURS.secret_text()},
-            "signing",
-            "fault",
-            "not trusted",
-        ),
-        (
-            {"trusted_keys": f"pulls={OURS.public_text()}", "signing_key": OURS.secret_text()},
-            "signing",
-            "fault",
-            "not trusted for that",
-        ),
+        ({}, "trust", "warning", "no key is trusted"),
+        ({"trusted_keys": PUBLIC, "signing_key": SECRET}, "trust", "ok", "require: ours for main"),
+        ({"trusted_keys": PUBLIC, "signing_key": SECRET}, "signing", "ok", "ours for main"),
+        ({"trusted_keys": PUBLIC}, "signing", "warning", "not signed"),
+        ({"trusted_keys": OTHER.public_text(), "signing_key": SECRET}, "signing", "fault",
+         "not trusted"),
+        ({"trusted_keys": f"pulls={PUBLIC}", "signing_key": SECRET}, "signing", "fault",
+         "not trusted for that"),
         ({"trusted_keys": "nonsense"}, "trust", "fault", "trusted key"),
         ({"trust": "require"}, "trust", "fault", "no key is trusted"),
         ({"signing_key": "/nowhere/ci.key"}, "trust", "fault", "cannot be opened"),
     ],
-)
-def test_each_fault_of_trust(options: dict[str, Any], name: str, verdict: str, said: str) -> None:
-    (check,) = (check for check in trust(**options) if check.name == name)
+)  # fmt: skip
+def test_trust(options: dict[str, Any], name: str, verdict: str, found: str) -> None:
+    check = trust(**options)[name]
     assert check.verdict == verdict
-    assert said in check.found
-    assert check.fix
+    assert found in check.found
+    assert (verdict == "ok") == (check.fix == "")
 
 
-def test_a_key_that_others_may_read(tmp_path: Path) -> None:
+def test_a_key_that_others_may_read_is_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "ci.key"
-    path.write_text(OURS.secret_text())
+    path.write_text(SECRET)
     path.chmod(0o644)
-    [check] = trust(signing_key=str(path))
+    check = trust(signing_key=str(path))["trust"]
     assert (check.verdict, check.fix) == ("fault", f"chmod 600 {path}")
 
 
-def test_who_only_reads_need_not_sign() -> None:
-    assert [check.name for check in trust(trusted_keys=OURS.public_text(), mode="read-only")] == [
-        "trust"
-    ]
+def test_a_reader_need_not_sign() -> None:
+    assert [*trust(trusted_keys=PUBLIC, mode="read-only")] == ["trust"]
 
 
 # -- machine
-
-
-def named(checks: Iterable[Check]) -> dict[str, Check]:
-    return {check.name: check for check in checks}
 
 
 def local(path: Path, **more: Any) -> Check:
@@ -150,63 +134,49 @@ def disk(**changes: int) -> Callable[[str], os.statvfs_result]:
     return lambda _: result
 
 
-def test_a_directory_of_ours_is_well(tmp_path: Path) -> None:
+def test_a_private_directory_is_well(tmp_path: Path) -> None:
     found = named(check_local_dir(Settings(local_dir=str(tmp_path / "cache"))))
     assert found["local directory"].verdict == "ok"
     assert {"space", "inodes"} <= set(found)
+    assert local(tmp_path, local=False).verdict == "skipped"
 
 
-def test_a_directory_that_others_may_write(tmp_path: Path) -> None:
-    path = tmp_path / "cache"
-    path.mkdir()
-    path.chmod(0o777)
-    check = local(path)
-    assert (check.verdict, check.fix) == ("fault", f"run: chmod go-w {path}")
-
-
-def test_a_directory_that_others_may_rename(tmp_path: Path) -> None:
-    above = tmp_path / "above"
-    above.mkdir()
-    above.chmod(0o777)
-    check = local(above / "cache")
-    assert check.verdict == "fault"
-    assert "anybody may rename it" in check.found
-    assert f"chmod +t {above}" in check.fix
-
-
-def test_a_link_and_a_file(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
+@pytest.mark.parametrize(
+    ("place", "found", "fix"),
+    [
+        ("open", "", "run: chmod go-w {0}/open"),
+        ("above/cache", "anybody may rename it", "chmod +t {0}/above"),
+        ("link", "is a symbolic link", ""),
+        ("file", "is no directory", ""),
+        ("file/cache", "", "local_dir"),
+        ("another's", "belongs to user id 12345", ""),
+    ],
+)
+def test_each_fault_of_the_local_directory(
+    tmp_path: Path, place: str, found: str, fix: str
+) -> None:
+    for name in ("open", "above", "another's"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o700 if name == "another's" else 0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
     (tmp_path / "file").write_text("")
-    assert "is a symbolic link" in local(tmp_path / "link").found
-    assert "is no directory" in local(tmp_path / "file").found
-    below = local(tmp_path / "file" / "cache")
-    assert (below.verdict, "local_dir" in below.fix) == ("fault", True)
-
-
-def test_a_directory_of_somebody_else(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a directory away")
-    path = tmp_path / "cache"
-    path.mkdir(mode=0o700)
-    os.chown(path, 12345, 12345)
-    check = local(path)
+    if place == "another's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a directory away")
+        os.chown(tmp_path / place, 12345, 12345)
+    check = local(tmp_path / place)
     assert check.verdict == "fault"
-    assert "belongs to user id 12345" in check.found
+    assert found in check.found
+    assert fix.format(tmp_path) in check.fix
 
 
 @dense
-def test_a_disk_that_hangs(tmp_path: Path) -> None:
-    """It takes seconds, and no more."""
+def test_a_disk_that_hangs_is_a_fault_within_seconds(tmp_path: Path) -> None:
     with dead_mount(tmp_path):
         check = local(tmp_path)
         assert check.verdict == "fault"
         assert "hangs" in check.found
         assert "a disk that works" in check.fix
-
-
-def test_no_local_tier_is_no_fault(tmp_path: Path) -> None:
-    assert local(tmp_path, local=False).verdict == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +195,7 @@ def test_room_on_the_disk(tmp_path: Path, changes: dict[str, int], name: str, ve
     assert (verdict == "ok") == (check.fix == "")
 
 
-def test_a_disk_that_says_nothing(tmp_path: Path) -> None:
+def test_a_disk_with_errors_is_a_fault(tmp_path: Path) -> None:
     def fails(_: str) -> os.statvfs_result:
         raise OSError(5, "Input/output error")
 
@@ -233,7 +203,9 @@ def test_a_disk_that_says_nothing(tmp_path: Path) -> None:
     assert (check.verdict, "Input/output error" in check.found) == ("fault", True)
 
 
-def test_code_that_may_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_loads_no_code_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     sysctl = tmp_path / "memfd_noexec"
     for text, verdict in (("0\n", "ok"), ("1\n", "ok"), ("2\n", "fault")):
@@ -248,7 +220,7 @@ def test_code_that_may_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict", "said"),
+    ("text", "verdict", "found"),
     [
         ("flags\t\t: fpu sse avx2 avx512f\n", "ok", "avx512f avx2"),
         ("Features\t: fp asimd sve\n", "ok", "sve asimd"),
@@ -256,79 +228,70 @@ def test_code_that_may_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("", "ok", ""),
     ],
 )
-def test_the_instructions_of_the_cpu(tmp_path: Path, text: str, verdict: str, said: str) -> None:
+def test_instructions_of_the_cpu(tmp_path: Path, text: str, verdict: str, found: str) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(text)
     [check] = check_cpu(str(path))
     assert check.verdict == verdict
-    assert said in check.found
+    assert found in check.found
 
 
-# -- program
+# -- programs
 
 
-def says(text: str, code: int = 0) -> list[str]:
+def prints(text: str, code: int = 0) -> list[str]:
     return [sys.executable, "-c", f"print({text!r}); raise SystemExit({code})"]
 
 
 @pytest.mark.parametrize(
-    ("command", "verdict", "said"),
+    ("command", "verdict", "found"),
     [
-        (says("torch 2.13.0, supported: 9 names, 0 not as declared"), "ok", "2.13.0"),
-        (says("torch 1.13, not supported: 9 names, 3 not as declared", 1), "fault", "not supp"),
-        (
-            says("MISSING all torch._x:y\ntorch 2.13, supported: 9 names, 1 not as declared", 1),
-            "fault",
-            "torch._x:y",
-        ),
+        (prints("torch 2.13.0, supported: 9 names, 0 not as declared"), "ok", "2.13.0"),
+        (prints("torch 1.13, not supported: 9 names, 3 not as declared", 1), "fault", "not supp"),
+        (prints("MISSING all torch._x:y\ntorch 2.13, supported: 9 names, 1 not as declared", 1),
+         "fault", "torch._x:y"),
         ([sys.executable, "-c", "import torch_that_is_not_there"], "fault", "No module named"),
         (["/nowhere/python"], "fault", "No such file"),
+        ([sys.executable, "-c", "import time; time.sleep(600)"], "fault", "within 0.5 s"),
     ],
-)
-def test_each_fault_of_torch(command: list[str], verdict: str, said: str) -> None:
-    [check] = check_torch(command=command)
+)  # fmt: skip
+def test_each_fault_of_torch(command: list[str], verdict: str, found: str) -> None:
+    [check] = check_torch(0.5 if "sleep" in command[-1] else LONG_S, command)
     assert check.verdict == verdict
-    assert said in check.found
+    assert found in check.found
     assert (verdict == "ok") == (check.fix == "")
 
 
 @pytest.mark.timeout(300)
-def test_torch_is_as_declared_also_where_the_environment_turns_the_cache_on(
+def test_torch_is_well_where_the_environment_turns_the_cache_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As wherever s3cache is used: what it puts in torch's place is no fault of torch's."""
+    """Our own hooks in torch are no fault of torch's."""
     monkeypatch.setenv("S3CACHE_URL", f"file://{tmp_path}")
     [check] = check_torch()
     assert (check.verdict, check.fix) == ("ok", "")
 
 
-def test_an_import_that_does_not_end_is_not_waited_for() -> None:
-    hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
-    [check] = check_torch(0.5, hangs)
-    assert check.verdict == "fault"
-    assert "cannot be imported within 0.5 s" in check.found
-
-
-def test_each_fault_of_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def compiler(text: str) -> None:
-        path = tmp_path / "g++"
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o700)
-
+@pytest.mark.parametrize(
+    ("script", "verdict", "found"),
+    [
+        (None, "warning", "hits need none"),
+        ("echo g++ of tests 1.0", "ok", "g++ of tests 1.0"),
+        ("exit 3", "fault", "exit code 3"),
+        ("exec /bin/sleep 600", "fault", "no answer within 0.5 s"),
+    ],
+)
+def test_each_fault_of_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, verdict: str, found: str
+) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    [check] = check_compiler()
-    assert check.verdict == "warning"
-    assert "hits need none" in check.found
-    compiler("echo g++ of tests 1.0")
-    [check] = check_compiler()
-    assert (check.verdict, check.found) == ("ok", "g++ of tests 1.0")
-    compiler("exit 3")
-    [check] = check_compiler()
-    assert (check.verdict, "exit code 3" in check.found) == ("fault", True)
-    compiler("exec /bin/sleep 600")
-    [check] = check_compiler(0.5)
-    assert (check.verdict, "no answer within 0.5 s" in check.found) == ("fault", True)
+    if script is not None:
+        (tmp_path / "g++").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "g++").chmod(0o700)
+    [check] = check_compiler(0.5 if script and "sleep" in script else LONG_S)
+    assert check.verdict == verdict
+    assert found in check.found
     monkeypatch.setenv("CXX", "no-such-compiler")
     [check] = check_compiler()
     assert "no-such-compiler" in check.found

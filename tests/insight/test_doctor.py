@@ -1,24 +1,181 @@
-"""All checks together: credentials that cannot be had, and nothing that is waited for for ever."""
+"""Each fault of a remote and of its credentials is named with a fix, within bounded time."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.insight import Check, examine
-from tests.support.waiting import LONG_S
+from s3cache.errors import (
+    AccessDeniedError,
+    MissingContainerError,
+    PermanentError,
+    PreconditionError,
+    StoreError,
+    TransientError,
+)
+from s3cache.insight import Check, check_remote, examine
+from s3cache.store import LatencyStore, MemoryStore, Store, WrapperStore
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+# -- the remote
+
+
+class Failing(WrapperStore):
+    """Raises ``error`` from one verb."""
+
+    def __init__(self, verb: str, error: StoreError) -> None:
+        super().__init__(MemoryStore())
+        self._verb, self._error = verb, error
+
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if verb == self._verb:
+            raise self._error
+        return await call()
+
+    async def put(self, key: str, data: Any, *, mode: Any = "overwrite", **more: Any) -> None:
+        if self._verb == "create" and mode == "create":
+            raise self._error
+        await super().put(key, data, mode=mode, **more)
+
+
+class Overwriting(MemoryStore):
+    """Treats ``create`` as ``overwrite``."""
+
+    async def put(self, key: str, data: Any, *, mode: Any = "overwrite", **more: Any) -> None:
+        await super().put(key, data)
+
+
+class Racing(MemoryStore):
+    """Ignores If-None-Match."""
+
+    async def atomic_create(self) -> bool:
+        return False
+
+
+class Garbling(MemoryStore):
+    async def get(self, key: str, admit: Any = None) -> Any:
+        found = await super().get(key, admit)
+        return None if found is None else b"something else"
+
+
+class Hanging(MemoryStore):
+    async def get(self, key: str, admit: Any = None) -> Any:
+        await asyncio.Event().wait()
+
+
+def checks_of(store: Store, **how: Any) -> dict[str, Check]:
+    async def run() -> dict[str, Check]:
+        return {check.name: check async for check in check_remote(store, **how)}
+
+    return asyncio.run(run())
+
+
+READING = ["list", "get"]
+ALL = [*READING, "put", "conditional put", "read back", "clock", "latency", "delete"]
+DENIED = AccessDeniedError("not allowed to")
+MISSING = MissingContainerError("no bucket")
+
+
+def test_a_sound_store_is_ok_and_left_empty() -> None:
+    store = MemoryStore()
+    found = checks_of(store, is_shared_by_rights=False)
+    assert [*found] == ALL
+    assert {check.verdict for check in found.values()} == {"ok"}
+
+    async def left() -> list[str]:
+        return [info.key async for info in store.list()]
+
+    assert asyncio.run(left()) == []
+
+
+@pytest.mark.parametrize(
+    ("store", "name", "verdict", "found", "fix"),
+    [
+        (Failing("list", DENIED), "list", "fault", "not allowed", "s3cache-policy.json"),
+        (Failing("get", DENIED), "get", "fault", "not allowed", "credentials"),
+        (Failing("put", DENIED), "put", "fault", "not allowed", "s3cache-policy.json"),
+        (Failing("create", DENIED), "conditional put", "fault", "not allowed", "credentials"),
+        (Failing("head", DENIED), "clock", "fault", "not allowed", "credentials"),
+        (Failing("delete", DENIED), "delete", "ok", "as it should be", ""),
+        (Failing("delete", PermanentError("no")), "delete", "fault", "no", "configuration"),
+        (MemoryStore(), "delete", "warning", "can empty the cache", "s3:DeleteObject"),
+        (Failing("list", MISSING), "list", "fault", "no bucket", "make"),
+        (Failing("list", TransientError("no route")), "list", "fault", "no route", "network"),
+        (Overwriting(), "conditional put", "fault", "was overwritten", "another server"),
+        (Racing(), "conditional put", "warning", "ignores If-None-Match", "newer server"),
+        (Garbling(), "read back", "fault", "not what was written", "in between"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Store) else None,
+)
+def test_each_fault_is_named(store: Store, name: str, verdict: str, found: str, fix: str) -> None:
+    check = checks_of(store)[name]
+    assert check.verdict == verdict
+    assert found in check.found
+    assert fix in check.fix
+
+
+@pytest.mark.parametrize(
+    ("store", "names"),
+    [
+        (Failing("list", MISSING), ["list"]),
+        (Failing("put", DENIED), [*READING, "put"]),
+        (Failing("list", DENIED), ALL),
+    ],
+)
+def test_checks_end_where_a_fault_explains_the_rest(store: Store, names: list[str]) -> None:
+    assert [*checks_of(store)] == names
+
+
+def test_each_request_has_a_deadline() -> None:
+    found = checks_of(Hanging(), timeout_s=0.05)
+    assert found["get"].verdict == found["read back"].verdict == "fault"
+    assert "no answer within 0.05 s" in found["get"].found
+
+
+def test_nothing_is_written_without_may_write() -> None:
+    found = checks_of(Failing("put", PreconditionError("was tried")), may_write=False)
+    verdicts = [(check.name, check.verdict) for check in found.values()]
+    assert verdicts == [("list", "ok"), ("get", "ok"), ("put", "skipped")]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "verdict", "found"),
+    [
+        (0.0, "ok", "agrees"),
+        (120.0, "warning", "ahead"),
+        (-120.0, "warning", "behind"),
+        (1000.0, "fault", "S3 refuses requests"),
+        (-1000.0, "fault", "behind"),
+    ],
+)
+def test_a_wrong_clock_is_noticed(ahead_s: float, verdict: str, found: str) -> None:
+    check = checks_of(MemoryStore(), now=lambda: time.time() + ahead_s)["clock"]
+    assert check.verdict == verdict
+    assert found in check.found
+    assert verdict == "ok" or "NTP" in check.fix
+
+
+def test_a_slow_store_is_a_warning() -> None:
+    check = checks_of(LatencyStore(MemoryStore(), 0.02), slow_s=0.01)["latency"]
+    assert (check.verdict, "region" in check.fix) == ("warning", True)
+
+
+# -- credentials, and all checks together
 
 URL = "s3://bucket/p?endpoint_url=http://127.0.0.1:9&region=us-east-1"
 
 
-@pytest.fixture(autouse=True)
-def no_local_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("S3CACHE_LOCAL", "0")
+    return tmp_path / "config"
 
 
 def examined(url: str | None = URL, timeout_s: float = 5.0) -> dict[str, Check]:
@@ -26,56 +183,51 @@ def examined(url: str | None = URL, timeout_s: float = 5.0) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
-def test_no_credentials() -> None:
-    found = examined()
-    assert found["credentials"].verdict == "fault"
-    assert "AWS_PROFILE" in found["credentials"].fix
-    assert "list" not in found  # which they explain
-    assert "trust" in found  # which they do not
-
-
-def configure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
-    (tmp_path / "config").write_text(text)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-
-
-def test_a_profile_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    check = examined()["credentials"]
-    assert check.verdict == "fault"
-    assert "nobody" in check.found
-
-
-def test_a_program_for_credentials_that_hangs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "profile", "timeout_s", "found", "fix"),
+    [
+        ("", "", 5.0, "there are none", "AWS_PROFILE"),
+        ("", "absent", 5.0, "absent", ""),
+        ("[default]\ncredential_process = sleep 600\n", "", 1.0, "no answer within 1 s", ""),
+        ("[default]\ncredential_process = false\n", "", 5.0, "", ""),
+    ],
+    ids=["none", "profile", "hangs", "fails"],
+)
+def test_each_fault_of_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+    config: Path,
+    text: str,
+    profile: str,
+    timeout_s: float,
+    found: str,
+    fix: str,
 ) -> None:
-    configure(monkeypatch, tmp_path, "[default]\ncredential_process = sleep 600\n")
-    started = time.monotonic()
-    check = examined(timeout_s=1.0)["credentials"]
-    assert check.verdict == "fault"
-    assert "no answer within 1 s" in check.found
-    assert time.monotonic() - started < LONG_S
+    config.write_text(text)
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    checks = examined(timeout_s=timeout_s)
+    assert checks["credentials"].verdict == "fault"
+    assert found in checks["credentials"].found
+    assert fix in checks["credentials"].fix
+    assert "list" not in checks  # which they explain
+    assert "trust" in checks  # which they do not
 
 
-def test_a_program_for_credentials_that_fails(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    configure(monkeypatch, tmp_path, "[default]\ncredential_process = false\n")
-    assert examined()["credentials"].verdict == "fault"
-
-
-@pytest.mark.parametrize("option", ["anonymous=true", "profile=mine"])
-def test_where_they_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "origin"), [("anonymous=true", "anonymous"), ("profile=mine", "config")]
+)
+def test_the_origin_of_credentials_is_shown(config: Path, option: str, origin: str) -> None:
     keys = "aws_access_key_id = AKIA\naws_secret_access_key = hunter2"
-    configure(monkeypatch, tmp_path, f"[profile mine]\n{keys}\n")
+    config.write_text(f"[profile mine]\n{keys}\n")
     found = examined(f"{URL}&{option}")
     assert found["credentials"].verdict == "ok"
-    assert ("anonymous" if "anonymous" in option else "config") in found["credentials"].found
+    assert origin in found["credentials"].found
     assert "hunter2" not in str(found)
-    assert found["list"].verdict == "fault"  # nobody listens there
+    assert found["list"].verdict == "fault"  # there is no server
     assert "network" in found["list"].fix
 
 
+@pytest.mark.usefixtures("config")
 def test_a_reader_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("S3CACHE_MODE", "read-only")
     assert examined(f"file://{tmp_path}/remote")["put"].verdict == "skipped"

@@ -58,56 +58,46 @@ def nearest(root: Path) -> str:
     return last.entry
 
 
-def test_the_same_graph_comes_first(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        lookup("a", 1, of={"torch.version": "2.11.0", "grad_enabled": "False"}),
-        lookup("b", 2, of={"gm": "another"}),
-        lookup("c", 3),
-    )
-    assert nearest(tmp_path) == "a"
+def code(text: str) -> dict[str, Any]:
+    return {"of": {"gm": text}, "parts": {"gm": {"code": text}}}
 
 
-def test_then_the_most_components_in_common(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        lookup("a", 1, of={"torch.version": "2.11.0", "grad_enabled": "False"}),
-        lookup("b", 2, of={"torch.version": "2.11.0"}),
-        lookup("c", 3, of={"torch.version": "2.10.0", "grad_enabled": "False"}),
-        lookup("d", 4),
-    )
-    assert nearest(tmp_path) == "b"
+def options(**changed: str) -> dict[str, Any]:
+    return {"of": {"inductor_config": str(changed)}, "parts": {"inductor_config": changed}}
 
 
-def test_of_other_graphs_the_one_most_like_it(tmp_path: Path) -> None:
-    def of(code: str) -> dict[str, Any]:
-        return {"of": {"gm": code}, "parts": {"gm": {"code": code}}}
-
-    write(
-        tmp_path,
-        lookup("a", 1, **of("a = x\nb = y\nc = z")),
-        lookup("b", 2, **of("k = l\nm = n")),
-        lookup("c", 3, **of("a = x\nb = y\nc = z + 1")),
-    )
-    assert nearest(tmp_path) == "a"
+OLD, OLDER = {"torch.version": "2.11.0"}, {"torch.version": "2.10.0"}
+NO_GRAD = {"grad_enabled": "False"}
 
 
-def test_of_equals_the_one_in_which_the_fewest_parts_differ(tmp_path: Path) -> None:
-    """The latest is no nearer than others, unless nothing else tells them apart."""
-
-    def of(**options: str) -> dict[str, Any]:
-        return {"of": {"inductor_config": str(options)}, "parts": {"inductor_config": options}}
-
-    write(
-        tmp_path,
-        lookup("a", 1, **of(x="1 → 2", y="1 → 2", z="1 → 2")),
-        lookup("b", 2, **of(x="1 → 2", y="1 → 2")),
-        lookup("c", 3, **of(x="1 → 2", z="1 → 2")),
-        lookup("d", 4, **of(x="1 → 3", y="1 → 3", z="1 → 3")),
-        lookup("e", 5, of={"inductor_config": "of another release"}),
-        lookup("f", 6, **of(x="1 → 2")),
-    )
-    assert nearest(tmp_path) == "c"
+@pytest.mark.parametrize(
+    ("expected", "records"),
+    [
+        # The same graph comes first,
+        ("a", [lookup("a", 1, of={**OLD, **NO_GRAD}), lookup("b", 2, of={"gm": "another"}),
+               lookup("c", 3)]),
+        # then the most components in common,
+        ("b", [lookup("a", 1, of={**OLD, **NO_GRAD}), lookup("b", 2, of=OLD),
+               lookup("c", 3, of={**OLDER, **NO_GRAD}), lookup("d", 4)]),
+        # of other graphs the one with the code most like it,
+        ("a", [lookup("a", 1, **code("a = x\nb = y\nc = z")),
+               lookup("b", 2, **code("k = l\nm = n")),
+               lookup("c", 3, **code("a = x\nb = y\nc = z + 1"))]),
+        # of equals the one in which the fewest details differ, and of those the latest.
+        ("c", [lookup("a", 1, **options(x="1 → 2", y="1 → 2", z="1 → 2")),
+               lookup("b", 2, **options(x="1 → 2", y="1 → 2")),
+               lookup("c", 3, **options(x="1 → 2", z="1 → 2")),
+               lookup("d", 4, **options(x="1 → 3", y="1 → 3", z="1 → 3")),
+               lookup("e", 5, of={"inductor_config": "of another release"}),
+               lookup("f", 6, **options(x="1 → 2"))]),
+        # A later lookup, or one of the other level, is no entry to compare with.
+        ("", [lookup("a", 5, level="fx"), lookup("b", 4), lookup("c", 9, "hit")]),
+    ],
+    ids=["graph", "components", "code", "details", "none"],
+)  # fmt: skip
+def test_the_nearest_entry(tmp_path: Path, expected: str, records: list[Record]) -> None:
+    write(tmp_path, *records)
+    assert nearest(tmp_path) == expected
 
 
 # -- entries of the local tier
@@ -135,8 +125,7 @@ MAX = {"max_autotune": "False → True"}
 TUNED = lookup("ab", 1, "hit", reason="local", of={"inductor_config": "tuned"})
 
 
-def test_of_a_hit_the_entry_says_what_it_is_made_of(tmp_path: Path) -> None:
-    """Records of hits do not."""
+def test_the_entry_of_a_hit_gives_its_details(tmp_path: Path) -> None:
     keep(tmp_path, TUNED, parts={"inductor_config": MAX})
     write(tmp_path, TUNED, lookup("c", 2, of={"inductor_config": "as ever"}))
     (one,) = explain(local_dir=str(tmp_path)).explanations
@@ -145,7 +134,7 @@ def test_of_a_hit_the_entry_says_what_it_is_made_of(tmp_path: Path) -> None:
     assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
 
 
-def test_an_entry_of_which_nothing_is_on_record_is_compared_with(tmp_path: Path) -> None:
+def test_an_unrecorded_entry_of_the_local_tier_is_compared(tmp_path: Path) -> None:
     keep(tmp_path, TUNED, parts={"inductor_config": MAX})
     write(
         tmp_path,
@@ -158,7 +147,7 @@ def test_an_entry_of_which_nothing_is_on_record_is_compared_with(tmp_path: Path)
     assert explain(local_dir=str(tmp_path), local=False).explanations[-1].entry == "b"
 
 
-def test_an_entry_that_is_damaged_not_trusted_or_newer_is_none(tmp_path: Path) -> None:
+def test_a_damaged_untrusted_or_newer_entry_is_skipped(tmp_path: Path) -> None:
     keep(tmp_path, TUNED, parts={})
     miss = lookup("c", 2, of={"inductor_config": "as ever"})
     write(tmp_path, miss)
@@ -178,8 +167,7 @@ def test_an_entry_that_is_damaged_not_trusted_or_newer_is_none(tmp_path: Path) -
     assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
 
 
-def test_only_those_used_last_are_read(tmp_path: Path) -> None:
-    """As the page says, 256 of them."""
+def test_only_the_256_entries_used_last_are_read(tmp_path: Path) -> None:
     with Cache.open(local_dir=str(tmp_path)) as cache:
         for number in range(256):
             key = f"e{number:03x}"
@@ -195,7 +183,7 @@ def test_only_those_used_last_are_read(tmp_path: Path) -> None:
 # -- entries of the remote
 
 
-def test_an_entry_of_the_remote_is_compared_with(tmp_path: Path) -> None:
+def test_an_entry_of_the_remote_is_compared(tmp_path: Path) -> None:
     """It is read through the trust policy, and not at all where the caller says so."""
     remote, local = Shelf(tmp_path / "remote"), str(tmp_path / "local")
     write(tmp_path / "local", lookup("c", 2, of={"inductor_config": "as ever"}))
@@ -210,7 +198,7 @@ def test_an_entry_of_the_remote_is_compared_with(tmp_path: Path) -> None:
     assert signed.explanations[0].entry == ""
 
 
-def test_an_entry_of_the_remote_gives_parts_to_what_is_on_record(tmp_path: Path) -> None:
+def test_an_entry_of_the_remote_gives_details_to_a_record(tmp_path: Path) -> None:
     remote = Shelf(tmp_path / "remote")
     write(tmp_path / "local", TUNED, lookup("c", 2, of={"inductor_config": "as ever"}))
     remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
@@ -219,7 +207,7 @@ def test_an_entry_of_the_remote_gives_parts_to_what_is_on_record(tmp_path: Path)
     assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
 
 
-async def test_a_remote_of_any_size_takes_few_requests() -> None:
+async def test_a_large_remote_takes_few_requests() -> None:
     """As the page says: 8 pages of a listing, and 256 headers."""
     store = CountingStore(MemoryStore())
     for number in range(20_000):
@@ -234,7 +222,7 @@ async def test_a_remote_of_any_size_takes_few_requests() -> None:
     assert store.counts == {"list": 8, "get_range": 256}
 
 
-def test_a_remote_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "local", lookup("c", 2))
     found = explain(url=f"file://{tmp_path}/absent", local_dir=str(tmp_path / "local"))
     assert found.explanations[0].entry == ""
@@ -261,17 +249,10 @@ class CountingStore(WrapperStore):
             yield info
 
 
-# -- what is told of a run
+# -- a run
 
 
-def test_what_came_later_or_is_of_the_other_level_is_no_entry_for_it(tmp_path: Path) -> None:
-    write(tmp_path, lookup("a", 5, level="fx"), lookup("b", 4), lookup("c", 9, "hit"))
-    (first, second) = explain(local_dir=str(tmp_path)).explanations
-    assert first.entry == second.entry == ""
-    assert "no entry to compare it with" in second.why
-
-
-def test_other_runs_of_the_machine_are_compared_with(tmp_path: Path) -> None:
+def test_other_runs_of_the_machine_are_compared(tmp_path: Path) -> None:
     first = write(tmp_path, lookup("a", 1, of={"torch.version": "2.11.0"}))
     second = write(tmp_path, lookup("b", 2))
     for run in (second, None):
@@ -287,7 +268,7 @@ def test_other_runs_of_the_machine_are_compared_with(tmp_path: Path) -> None:
     assert one.entry == ""
 
 
-def test_halves_of_a_graph_that_missed_are_not_told_again(tmp_path: Path) -> None:
+def test_fx_graphs_of_a_graph_that_missed_are_not_explained_again(tmp_path: Path) -> None:
     write(tmp_path, lookup("a", 1), lookup("b", 2, level="fx", of_whole=True))
     assert [each.record.key for each in explain(local_dir=str(tmp_path)).explanations] == ["a"]
 
@@ -301,7 +282,7 @@ def test_a_notebook_shows_what_print_does(tmp_path: Path) -> None:
         assert shown == [str(each)]
 
 
-def test_a_notebook_shows_a_table_that_believes_nothing_of_what_it_tells(tmp_path: Path) -> None:
+def test_a_notebook_shows_a_table_with_everything_escaped(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
     where = (hostile, 3, "step")
     write(
@@ -324,8 +305,8 @@ def test_a_notebook_shows_what_can_be_cached_as_a_table() -> None:
     unsafe = Unsafe("function", "calls <b>", fix="import x")
     graphs = (Graph(3, "abc", {}, (), "local"), Graph(2, None, {}, (unsafe,)))
     page: str = methodcaller("_repr_html_")(Report(graphs, (GraphBreak("print", "x.py:1"),)))
-    for told in ("1 of 2 graphs", "key abc, local", "calls &lt;b&gt;", "import x", "x.py:1"):
-        assert told in page
+    for shown in ("1 of 2 graphs", "key abc, local", "calls &lt;b&gt;", "import x", "x.py:1"):
+        assert shown in page
     assert "<b>" not in page
 
 
@@ -338,7 +319,7 @@ def test_hits_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reason", ["guard", "timeout", "untrusted"])
-def test_where_the_key_is_not_why_nothing_is_compared(tmp_path: Path, reason: str) -> None:
+def test_only_absent_entries_are_compared(tmp_path: Path, reason: str) -> None:
     write(tmp_path, lookup("a", 1, of={"gm": "h"}), lookup("b", 2, reason=reason))
     one = explain(local_dir=str(tmp_path)).explanations[-1]
     assert one.why
@@ -369,7 +350,7 @@ def test_a_bypass_has_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
         assert words in text
 
 
-def test_where_nothing_is_recorded_it_says_what_to_do(tmp_path: Path) -> None:
+def test_without_records_the_error_names_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run a program"):
         explain(local_dir=str(tmp_path))
     write(tmp_path, lookup("a", 1))

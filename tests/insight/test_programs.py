@@ -75,7 +75,7 @@ def test_a_module_and_a_directory_are_found_too(home: Path) -> None:
     assert keys(script="package") == ["k3"]
 
 
-def test_from_elsewhere_the_end_of_the_path_is_enough(
+def test_in_another_directory_the_end_of_the_path_is_enough(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(home, "train.py", "1")
@@ -92,7 +92,7 @@ def test_from_elsewhere_the_end_of_the_path_is_enough(
         explain(script="rain.py")
 
 
-def test_a_script_that_is_there_is_no_other_of_that_name(home: Path) -> None:
+def test_an_existing_script_is_not_another_of_its_name(home: Path) -> None:
     run(home, "other/train.py", "1")
     with pytest.raises(ConfigError, match="no run of it is on record") as caught:
         explain(script="train.py")
@@ -103,12 +103,12 @@ def test_a_script_that_is_there_is_no_other_of_that_name(home: Path) -> None:
         explain(module="none")
 
 
-def test_where_nothing_is_on_record_it_says_so(home: Path) -> None:
+def test_without_records_the_error_says_so(home: Path) -> None:
     with pytest.raises(ConfigError, match="nor any other"):
         explain(script="train.py")
 
 
-def test_records_of_before_have_what_a_program_was_called_by(home: Path) -> None:
+def test_older_records_have_the_name_a_program_was_called_by(home: Path) -> None:
     for number, called in enumerate(("train.py", str(home / "other/train.py"), "package/job.py")):
         run(home, "train.py", str(number))
         file = max((home / "local/records").iterdir())
@@ -122,7 +122,7 @@ def test_records_of_before_have_what_a_program_was_called_by(home: Path) -> None
     assert keys(script=str(home / "package/job.py")) == ["k2"]
 
 
-def test_what_is_given_twice_is_refused(home: Path) -> None:
+def test_two_targets_are_refused(home: Path) -> None:
     run(home, "train.py", "1")
     with pytest.raises(ConfigError, match="said twice"):
         explain(key="k1", script="train.py")

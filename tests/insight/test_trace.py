@@ -45,7 +45,7 @@ def test_times_are_those_of_the_records_in_microseconds() -> None:
     assert "download: absent" in spans
 
 
-def test_what_is_under_way_at_once_is_in_lanes_of_its_own() -> None:
+def test_spans_at_once_are_in_lanes_of_their_own() -> None:
     spans = [each for each in shown() if each["ph"] == "X"]
     for lane in {(each["pid"], each["tid"]) for each in spans}:
         inside = sorted(
@@ -60,6 +60,6 @@ def test_what_is_under_way_at_once_is_in_lanes_of_its_own() -> None:
     assert {(each["pid"], each["tid"]) for each in spans} <= named
 
 
-def test_what_records_say_stays_text() -> None:
+def test_hostile_text_stays_text() -> None:
     assert json.loads(trace(hostile()))["traceEvents"][0]["args"]["name"].count(HOSTILE) == 2
     assert json.loads(trace([]))["traceEvents"] == []

@@ -9,7 +9,7 @@ import pytest
 
 from s3cache import entries
 from s3cache.errors import CorruptError, TransientError, UntrustedError
-from s3cache.manage import Item, Selection, scan
+from s3cache.manage import FilterFeedback, Item, Selection, scan
 from s3cache.store import FileStore, MemoryStore, WrapperStore
 
 if TYPE_CHECKING:
@@ -104,11 +104,12 @@ async def test_what_is_named_is_found_without_a_listing_of_the_rest() -> None:
     for number in range(100_000):
         await store.put(entries.first_name(f"k{number}"), b"nothing")
     names = frozenset(f"k{number}" for number in range(0, 100, 10)) | {"gone"}
-    absent: list[str] = []
-    batches = scan(store, Selection(named=names), absent=absent.append)
+    selection = Selection(named=names)
+    feedback = FilterFeedback(selection)
+    batches = scan(store, selection, feedback=feedback)
     found = [item.key async for batch in batches for item in batch]
     assert {*found, "gone"} == names
-    assert absent == ["gone"]
+    assert feedback.absent == ["gone"]
     assert (store.listings, store.listed) == (11, 10)
 
 

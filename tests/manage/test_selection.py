@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from s3cache.errors import CorruptError, UntrustedError
-from s3cache.manage import About, Item, Selection
+from s3cache.manage import HeaderSummary, Item, Selection
 
 NOW = 1_000_000.0
-ABOUT = About(
+ABOUT = HeaderSummary(
     "aot", "", 2, NOW, "s3cache/1", "2.13.0+cpu", "mine", ("ci", "other"), ("cpu", "cuda")
 )
 ITEM = Item("v1/000/abcdef.0", 1000, NOW - 3600, ABOUT)

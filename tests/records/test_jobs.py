@@ -1,4 +1,4 @@
-"""Which processes are one job, and how what several of them came to is told once."""
+"""Processes are grouped by job, and equal lookups of several processes are folded into one."""
 
 from __future__ import annotations
 
@@ -39,45 +39,28 @@ def run(rank: str, pid: int, parent: int = 1, *, at: float = 0.0, job: str = JOB
     return Run(f"{pid}", (), "train.py", at, rank, job=job, pid=pid, parent=parent)
 
 
-def names(runs: list[Run]) -> list[list[str]]:
-    return [[each.name for each in job] for job in in_jobs(runs)]
-
-
-def test_ranks_that_one_launcher_has_started_are_one_job_in_their_order() -> None:
-    ranks = [run(str(rank), 100 + rank, at=-rank) for rank in (10, 2, 0)]
-    assert names(ranks) == [["100", "102", "110"]]
-
-
-def test_the_same_job_once_more_is_another_one_and_comes_first() -> None:
-    """All that a launcher sets may be equal; a rank that is there already begins anew."""
-    first = [run(str(rank), 100 + rank, at=1.0) for rank in range(2)]
-    second = [run(str(rank), 200 + rank, at=2.0) for rank in range(2)]
-    assert names([*second, *first]) == [["200", "201"], ["100", "101"]]
-
-
-def test_who_was_started_by_another_launcher_is_of_another_job() -> None:
-    assert names([run("0", 100, 1), run("1", 200, 2)]) == [["200"], ["100"]]
-
-
-def test_what_a_rank_starts_is_of_its_job_though_it_has_its_rank() -> None:
-    assert names([run("0", 100), run("1", 101), run("0", 102, 100, at=1)]) == [
-        ["100", "102", "101"]
-    ]
-
-
-def test_caches_that_one_process_enables_one_after_the_other_are_one_job() -> None:
-    assert names([run("0", 100), run("0", 100, at=1), run("1", 101, at=2)]) == [
-        ["100", "100", "101"]
-    ]
-
-
-def test_a_job_that_is_named_holds_all_that_have_the_name() -> None:
-    runs = [run("", pid, parent, job="job:x") for pid, parent in ((5, 1), (6, 5), (7, 6), (8, 3))]
-    assert names(runs) == [["5", "6", "7", "8"]]
-
-
-def test_who_is_of_no_job_is_by_itself() -> None:
-    assert names([run("", 1, job=""), run("", 2, job="", at=1)]) == [["2"], ["1"]]
+@pytest.mark.parametrize(
+    ("runs", "jobs"),
+    [
+        # Ranks of one launcher are one job, by rank.
+        ([run(str(rank), 100 + rank, at=-rank) for rank in (10, 2, 0)], [["100", "102", "110"]]),
+        # The same job again is another one, though its environment is equal, and comes first.
+        ([run(str(rank), pid + rank, at=pid) for pid in (200, 100) for rank in (0, 1)],
+         [["200", "201"], ["100", "101"]]),
+        ([run("0", 100, 1), run("1", 200, 2)], [["200"], ["100"]]),  # two launchers
+        # A process that a rank starts is of its job, though it has its rank.
+        ([run("0", 100), run("1", 101), run("0", 102, 100, at=1)], [["100", "102", "101"]]),
+        # One process may enable several caches.
+        ([run("0", 100), run("0", 100, at=1), run("1", 101, at=2)], [["100", "100", "101"]]),
+        # A job with a name has all processes of that name.
+        ([run("", pid, parent, job="job:x") for pid, parent in ((5, 1), (6, 5), (7, 6), (8, 3))],
+         [["5", "6", "7", "8"]]),
+        ([run("", 1, job=""), run("", 2, job="", at=1)], [["2"], ["1"]]),  # no job
+    ],
+    ids=["launcher", "again", "launchers", "children", "caches", "name", "none"],
+)  # fmt: skip
+def test_processes_are_grouped_by_job(runs: list[Run], jobs: list[list[str]]) -> None:
+    assert [[each.name for each in job] for job in in_jobs(runs)] == jobs
 
 
 @pytest.mark.parametrize(
@@ -99,7 +82,7 @@ def test_who_is_of_no_job_is_by_itself() -> None:
         ),
     ],
 )
-def test_the_environment_says_of_which_job_a_process_is(
+def test_the_environment_names_the_job_of_a_process(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
 ) -> None:
     for name in VARIABLES:
@@ -109,7 +92,7 @@ def test_the_environment_says_of_which_job_a_process_is(
     assert job_here() == expected
 
 
-def test_processes_say_of_which_job_they_are(tmp_path: Path) -> None:
+def test_processes_record_their_job(tmp_path: Path) -> None:
     code = (
         "from s3cache.records import Record, Recorder\n"
         f"r = Recorder({str(tmp_path)!r}); r.add(Record('aot', 'miss', key='a')); r.close(60)"
@@ -142,7 +125,7 @@ def test_processes_say_of_which_job_they_are(tmp_path: Path) -> None:
         (["main"], "process main"),
     ],
 )
-def test_ranks_are_told_as_people_do(ranks: list[str], expected: str) -> None:
+def test_ranks_in_words(ranks: list[str], expected: str) -> None:
     assert ranks_in_words(run(rank, 50 + i) for i, rank in enumerate(ranks)) == expected
 
 
@@ -150,16 +133,17 @@ def record(key: str, outcome: str = "miss", **changes: Any) -> Record:
     return Record("aot", outcome, key=key, reason="absent", **changes)
 
 
-def test_what_several_processes_came_to_is_told_once_as_often_as_it_happened() -> None:
+def test_equal_lookups_of_several_processes_are_folded() -> None:
+    """As often as each happened; with different details they stay apart."""
     zero = Run("0", (record("a", elapsed_s=1, saved_s=2), record("a"), record("b")), rank="0")
     one = Run("1", (record("a", elapsed_s=3, saved_s=5), record("b", "hit")), rank="1")
-    told = [(each.record.key, each.record.outcome, len(each.runs)) for each in folded([zero, one])]
-    assert told == [("a", "miss", 2), ("a", "miss", 1), ("b", "miss", 1), ("b", "hit", 1)]
-    first = folded([zero, one])[0]
-    assert (first.elapsed_s, first.saved_s) == (3, 7)
-
-
-def test_what_was_told_otherwise_is_told_by_itself() -> None:
-    zero = Run("0", (record("a", rejected=("x is 1",)),), rank="0")
-    one = Run("1", (record("a", rejected=("x is 2",)),), rank="1")
-    assert len(folded([zero, one])) == 2
+    found = folded([zero, one])
+    assert [(each.record.key, each.record.outcome, len(each.runs)) for each in found] == [
+        ("a", "miss", 2),
+        ("a", "miss", 1),
+        ("b", "miss", 1),
+        ("b", "hit", 1),
+    ]
+    assert (found[0].elapsed_s, found[0].saved_s) == (3, 7)
+    rejecting = [Run(why, (record("a", rejected=(why,)),)) for why in ("x is 1", "x is 2")]
+    assert len(folded(rejecting)) == 2

@@ -11,7 +11,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)))
 
 
 @given(SPANS)
-def test_no_two_overlap_whatever_the_order(spans: list[tuple[int, int]]) -> None:
+def test_no_two_spans_of_a_lane_overlap_in_any_order(spans: list[tuple[int, int]]) -> None:
     lanes = Lanes()
     taken: dict[int, list[tuple[int, int]]] = {}
     for began, length in spans:
@@ -23,7 +23,7 @@ def test_no_two_overlap_whatever_the_order(spans: list[tuple[int, int]]) -> None
 
 
 @given(SPANS)
-def test_in_order_there_are_no_more_than_were_under_way_at_once(
+def test_in_order_there_are_as_many_lanes_as_spans_at_once(
     spans: list[tuple[int, int]],
 ) -> None:
     lanes = Lanes()
@@ -32,6 +32,6 @@ def test_in_order_there_are_no_more_than_were_under_way_at_once(
     assert len(used) == max(at_once)
 
 
-def test_one_that_begins_when_another_ends_has_its_lane() -> None:
+def test_a_span_that_begins_when_another_ends_takes_its_lane() -> None:
     lanes = Lanes()
     assert [lanes.take(0, 1), lanes.take(1, 2), lanes.take(1.5, 3)] == [0, 0, 1]

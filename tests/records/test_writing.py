@@ -1,4 +1,4 @@
-"""What is looked up is on the disk soon, private and bounded, and nobody waits for that."""
+"""Lookups are on the disk soon, private and bounded, and the program does not wait for that."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ def write(root: Path, *records: Record | Event, **limits: int) -> str:
     return recorder.run
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
-    name = write(tmp_path, MISS, BYPASS)
-    run = read_run(str(tmp_path), name)
-    assert run.records == (MISS, BYPASS)
+def test_lookups_and_events_are_read_as_written(tmp_path: Path) -> None:
+    events = (Event("download", 3.0, 0.5, "name", 7), Event("compile", 4.0, 2.0, "key"))
+    run = read_run(str(tmp_path), write(tmp_path, events[0], MISS, events[1], BYPASS))
+    assert (run.records, run.events) == ((MISS, BYPASS), events)
     assert run.complete
     assert run.program == sys.argv[0]
 
 
-def test_what_else_took_time_is_written_with_it(tmp_path: Path) -> None:
-    events = (Event("download", 3.0, 0.5, "name", 7), Event("compile", 4.0, 2.0, "key"))
-    run = read_run(str(tmp_path), write(tmp_path, events[0], MISS, events[1]))
-    assert (run.records, run.events) == ((MISS,), events)
+def test_unknown_fields_are_left_out() -> None:
+    data = json.loads(json.dumps({**MISS.as_dict(), "colour": "red"}))
+    assert Record.from_dict(data) == MISS
 
 
-def test_events_alone_leave_nothing(tmp_path: Path) -> None:
+def test_without_a_lookup_nothing_is_written(tmp_path: Path) -> None:
     write(tmp_path, *[Event("download", 3.0, 0.5)] * 2000)
+    assert list(tmp_path.iterdir()) == []
     assert run_names(str(tmp_path)) == []
 
 
@@ -80,8 +80,8 @@ def test_events_are_bounded_and_take_no_room_from_lookups(tmp_path: Path) -> Non
 
 
 def test_a_transfer_is_one_event_from_its_last_start_to_its_end() -> None:
-    told: list[Event] = []
-    transfers = Transfers(told.append)
+    events: list[Event] = []
+    transfers = Transfers(events.append)
     for name, steps in {
         "a": ("queued", "started", "retried", "started", "done"),
         "b": ("started", "absent"),
@@ -90,11 +90,11 @@ def test_a_transfer_is_one_event_from_its_last_start_to_its_end() -> None:
     }.items():
         for step in steps:
             transfers.note(TransferEvent("download", cast("Step", step), name, 5))
-    assert [(each.event, each.name, each.ended, each.size) for each in told] == [
+    assert [(each.event, each.name, each.ended, each.size) for each in events] == [
         ("download", "a", "done", 5),
         ("download", "b", "absent", 5),
     ]
-    assert all(each.elapsed_s >= 0 for each in told)
+    assert all(each.elapsed_s >= 0 for each in events)
 
 
 def test_only_this_user_can_read_it(tmp_path: Path) -> None:
@@ -108,38 +108,25 @@ def test_only_this_user_can_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_who_looks_nothing_up_leaves_nothing(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    assert run_names(str(tmp_path)) == []
-
-
-def test_without_a_directory_it_is_held_in_memory() -> None:
+def test_without_a_directory_the_last_lookups_are_held_in_memory() -> None:
     recorder = Recorder(None)
     recorder.add(MISS)
     recorder.close(LONG_S)
     recorder.add(BYPASS)
     assert recorder.held() == (MISS, BYPASS)
-
-
-def test_memory_is_bounded() -> None:
-    recorder = Recorder(None)
     for _ in range(10_000):
         recorder.add(MISS)
     assert len(recorder.held()) == 512
 
 
-def test_a_file_is_bounded_in_count_and_says_that_there_was_more(tmp_path: Path) -> None:
-    run = read_run(str(tmp_path), write(tmp_path, *[MISS] * 5, run_records=3))
-    assert len(run.records) == 3
-    assert not run.complete
-
-
-def test_a_file_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limits", [{"run_records": 3}, {"run_bytes": 700}])
+def test_a_file_is_bounded_and_marked_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])  # the file begins with the program
-    name = write(tmp_path, *[MISS] * 50, run_bytes=700)
-    assert (tmp_path / "records" / f"{name}.jsonl").stat().st_size < 1000
-    assert not read_run(str(tmp_path), name).complete
+    run = read_run(str(tmp_path), write(tmp_path, *[MISS] * 50, **limits))
+    assert 1 <= len(run.records) <= 3
+    assert not run.complete
 
 
 def test_a_record_that_is_too_long_is_left_out(tmp_path: Path) -> None:
@@ -147,22 +134,19 @@ def test_a_record_that_is_too_long_is_left_out(tmp_path: Path) -> None:
     assert read_run(str(tmp_path), write(tmp_path, long, MISS)).records == (MISS,)
 
 
-def test_old_runs_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [({"runs": 3}, ["04", "03"]), ({"run_bytes": 1000, "all_bytes": 1900}, ["04"])],
+)
+def test_the_oldest_runs_are_removed(
+    tmp_path: Path, limits: dict[str, int], kept: list[str]
+) -> None:
     old = tmp_path / "records"
     old.mkdir(mode=0o700)
     for second in range(5):
-        (old / f"20200101-00000{second}-1-aaaa.jsonl").write_text("{}\n")
-    name = write(tmp_path, MISS, runs=3)
-    assert run_names(str(tmp_path)) == [name, "20200101-000004-1-aaaa", "20200101-000003-1-aaaa"]
-
-
-def test_all_runs_together_are_bounded_in_bytes(tmp_path: Path) -> None:
-    old = tmp_path / "records"
-    old.mkdir(mode=0o700)
-    for second in range(3):
         (old / f"20200101-00000{second}-1-aaaa.jsonl").write_bytes(b"x" * 600)
-    name = write(tmp_path, MISS, run_bytes=1000, all_bytes=1900)
-    assert run_names(str(tmp_path)) == [name, "20200101-000002-1-aaaa"]
+    name = write(tmp_path, MISS, **limits)
+    assert run_names(str(tmp_path)) == [name, *(f"20200101-0000{each}-1-aaaa" for each in kept)]
 
 
 def test_a_killed_process_keeps_what_it_has_appended(tmp_path: Path) -> None:
@@ -180,7 +164,7 @@ def test_a_killed_process_keeps_what_it_has_appended(tmp_path: Path) -> None:
     assert [record.key for record in read_run(str(tmp_path), name).records] == ["a"]
 
 
-def test_a_line_that_is_damaged_is_left_out(tmp_path: Path) -> None:
+def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
     name = write(tmp_path, MISS)
     file = tmp_path / "records" / f"{name}.jsonl"
     bad = [b"{", b"[]", b"7", b'{"outcome": "miss", "components": 3}', b'{"outcome": "hit"']
@@ -188,13 +172,8 @@ def test_a_line_that_is_damaged_is_left_out(tmp_path: Path) -> None:
     assert read_run(str(tmp_path), name).records == (MISS,)
 
 
-def test_fields_of_a_later_release_are_left_out() -> None:
-    data = json.loads(json.dumps({**MISS.as_dict(), "colour": "red"}))
-    assert Record.from_dict(data) == MISS
-
-
 @pytest.mark.parametrize("what", ["link", "file", "writable"])
-def test_where_others_may_write_nothing_is_written(tmp_path: Path, what: str) -> None:
+def test_nothing_is_written_where_other_users_may_write(tmp_path: Path, what: str) -> None:
     root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
     root.mkdir(mode=0o700)
     elsewhere.mkdir()
@@ -210,8 +189,8 @@ def test_where_others_may_write_nothing_is_written(tmp_path: Path, what: str) ->
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_disk_that_hangs_keeps_nobody(tmp_path: Path) -> None:
-    """Neither who looks something up nor the end, and what waits for it is bounded."""
+def test_a_disk_that_hangs_does_not_block_lookups(tmp_path: Path) -> None:
+    """Nor the end of the program; the queue of lookups is bounded."""
     with FreezableDisk.mounted(tmp_path) as disk:
         recorder = Recorder(str(disk.path))
         with disk.frozen():
