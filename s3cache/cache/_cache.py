@@ -312,7 +312,7 @@ class Cache:
             return Saved(True, 0.0)
         if remote is not None:
             if provisional and self._local.disk is None:
-                remote.uploads.hold_back(name, entry.data, _PROVISIONAL_S)
+                remote.uploads.put_delayed(name, entry.data, _PROVISIONAL_S)
             else:
                 remote.uploads.put_in_memory(name, entry.data)
             return Saved(False, 0.0)
@@ -332,7 +332,7 @@ class Cache:
 
         def write(disk: DiskTier) -> None:
             if remote is not None and provisional:
-                remote.uploads.hold_back(name, entry.data, _PROVISIONAL_S)
+                remote.uploads.put_delayed(name, entry.data, _PROVISIONAL_S)
             elif remote is not None:
                 remote.uploads.put(name, entry.data)
             elif share and self._open_remote is not None:
@@ -604,13 +604,13 @@ class Engine(Cache):
         self._provisional.discard(name)
         try:
             if self._remote is not None:
-                taken_back = self._remote.uploads.take_back(name)
+                is_removed = self._remote.uploads.cancel_delayed(name)
             else:
-                taken_back = self._local.remove(name)
+                is_removed = self._local.remove(name)
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
             self._problems.met("local", "an entry that is not needed cannot be removed", exc)
         else:
-            if taken_back:
+            if is_removed:
                 self._counters_of("fx").superseded()
 
     def clear_local(self, beginning: str) -> int:

@@ -1,6 +1,5 @@
 """Moving bytes in the background: the event loop on its thread, uploads, prefetching."""
 
-from s3cache.transfer._backlog import Backlog, RecordingDisk
 from s3cache.transfer._loop import (
     SMALL_BYTES,
     BackgroundLoop,
@@ -9,7 +8,6 @@ from s3cache.transfer._loop import (
     background,
     before_exit,
     cancel_all,
-    one_by_one,
 )
 from s3cache.transfer._prefetch import Budget, Prefetch, Prefetches, PrefetchReport
 from s3cache.transfer._uploads import FlushReport, UploadLimits, Uploads
@@ -17,7 +15,6 @@ from s3cache.transfer._uploads import FlushReport, UploadLimits, Uploads
 __all__ = [
     "SMALL_BYTES",
     "BackgroundLoop",
-    "Backlog",
     "Batches",
     "Budget",
     "Deadline",
@@ -25,11 +22,9 @@ __all__ = [
     "Prefetch",
     "PrefetchReport",
     "Prefetches",
-    "RecordingDisk",
     "UploadLimits",
     "Uploads",
     "background",
     "before_exit",
     "cancel_all",
-    "one_by_one",
 ]

@@ -27,7 +27,6 @@ __all__ = [
     "background",
     "before_exit",
     "cancel_all",
-    "one_by_one",
 ]
 
 _T = TypeVar("_T")
@@ -353,15 +352,3 @@ class Batches(Generic[_T, _R]):
             return self._work(items)
         except Exception as exc:  # noqa: BLE001 - it is raised where the items came from
             return [exc] * len(items)
-
-
-def one_by_one(work: Callable[[_T], _R]) -> Callable[[list[_T]], list[_R | Exception]]:
-    """Work on a batch, as :class:`Batches` wants it, that treats each item by itself."""
-
-    def attempt(item: _T) -> _R | Exception:
-        try:
-            return work(item)
-        except Exception as exc:  # noqa: BLE001 - it is raised where the item came from
-            return exc
-
-    return lambda items: [attempt(item) for item in items]

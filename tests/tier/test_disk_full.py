@@ -47,7 +47,7 @@ def test_a_full_disk(open_tier: OpenTier, small_disk: Path) -> None:
 
 
 def test_a_disk_without_a_single_free_block(open_tier: OpenTier, small_disk: Path) -> None:
-    """Not even the accounts could be written if they were not there already."""
+    """Not even the usage could be written if its file were not there already."""
     root = small_disk / "root"
     tier = open_tier(at=root)
     tier.put("old", b"o" * 10_000)
@@ -97,7 +97,7 @@ def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) ->
 def test_failing_at_any_moment_is_whole_or_nothing(
     open_tier: OpenTier, root: Path, number: int
 ) -> None:
-    """Wherever the disk fails: one of our errors, one whole version, exact accounts."""
+    """Wherever the disk fails: one of our errors, one whole version, exact usage."""
 
     def fail() -> None:
         raise OSError(number, os.strerror(number))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from s3cache.transfer import Batches, one_by_one
+from s3cache.transfer import Batches
 from tests.support.waiting import LONG_S
 
 
@@ -48,14 +48,13 @@ async def test_what_comes_while_it_works_is_the_next_batch() -> None:
 
 
 async def test_one_that_fails_fails_alone() -> None:
-    def work(item: int) -> float:
-        return 1 / item
+    def work(items: list[int]) -> list[int | Exception]:
+        return [item or ZeroDivisionError() for item in items]
 
-    batches = Batches(one_by_one(work), linger_s=0)
-    results = await asyncio.gather(*map(batches, (1, 0, 2)), return_exceptions=True)
-    assert results[0] == 1
-    assert isinstance(results[1], ZeroDivisionError)
-    assert results[2] == 0.5
+    batches = Batches(work, linger_s=0)
+    one, failed, two = await asyncio.gather(*map(batches, (1, 0, 2)), return_exceptions=True)
+    assert (one, two) == (1, 2)
+    assert isinstance(failed, ZeroDivisionError)
 
 
 async def test_a_batch_that_fails_as_a_whole_fails_for_all_and_the_next_works() -> None:
