@@ -231,11 +231,13 @@ class Bounds:
         waits_until = time.monotonic() + _SCAN_WAIT_S
         while True:
             with self.locked() as ledger:
+                before = ledger.size_of(name)
+                growth = Usage(size - (before or 0), int(before is None))
                 if objects is not None:
-                    self._make_room(ledger, name, size, objects)
-                if self.has_room(ledger, name, size):
+                    self._make_room(ledger, name, growth, objects)
+                if self._fits(ledger.usage, growth):
                     self._is_nearly_full = self._is_above(ledger, _HIGH_WATER)
-                    yield ledger, ledger.size_of(name)
+                    yield ledger, before
                     return
             with self._usage_file.try_scan() as is_alone:
                 # The process that scans may be stopped.
@@ -243,10 +245,6 @@ class Bounds:
                 objects = self._oldest_first() if scans else None
             if objects is None:
                 time.sleep(_SCAN_POLL_S)
-
-    def has_room(self, ledger: Ledger, name: str, size: int) -> bool:
-        """Return whether object ``name`` fits without evicting others."""
-        return self._fits(ledger.usage, _growth(ledger, name, size))
 
     def is_trim_due(self) -> bool:
         """Return whether the directory was nearly full at the last write, now and then."""
@@ -279,21 +277,22 @@ class Bounds:
                 time.sleep(_TRIM_PAUSE_S)
         return removed
 
-    def _make_room(self, ledger: Ledger, name: str, size: int, objects: list[ObjectInfo]) -> None:
+    def _make_room(
+        self, ledger: Ledger, name: str, growth: Usage, objects: list[ObjectInfo]
+    ) -> None:
         """Evict the oldest of ``objects`` until object ``name`` fits, and a few more.
 
         Raises:
             NoSpaceError: it would not fit if all were evicted; none was.
         """
-        growth = _growth(ledger, name, size)
         candidates = [info for info in self._evictable(ledger, objects) if info.key != name]
         freed = _usage_of(candidates)
         left = Usage(ledger.usage.bytes - freed.bytes, ledger.usage.files - freed.files)
         if not self._fits(left, growth):
             if _usage_of(objects) == ledger.usage:
-                raise self._no_space(ledger, name, size)
+                raise self._no_space(ledger, name, growth.bytes)
             objects[:] = _by_age(ledger.count())  # others have changed them since
-            return self._make_room(ledger, name, size, objects)
+            return self._make_room(ledger, name, growth, objects)
         spare = min(len(candidates), self.max_files) // _SPARE_PART
         for candidate in candidates:
             if self._fits(ledger.usage, growth):
@@ -340,7 +339,7 @@ class Bounds:
 
     def _no_space(self, ledger: Ledger, name: str, size: int) -> NoSpaceError:
         return NoSpaceError(
-            f"{size} bytes do not fit: {ledger.usage.bytes} of {self.max_bytes} bytes and "
+            f"{size} bytes more do not fit: {ledger.usage.bytes} of {self.max_bytes} bytes and "
             f"{ledger.usage.files} of {self.max_files} files are taken and may not be evicted",
             op="put",
             store=self._files.url,
@@ -350,11 +349,6 @@ class Bounds:
 
 def _usage_of(objects: list[ObjectInfo]) -> Usage:
     return Usage(sum(info.size for info in objects), len(objects))
-
-
-def _growth(ledger: Ledger, name: str, size: int) -> Usage:
-    before = ledger.size_of(name)
-    return Usage(size, 1) if before is None else Usage(size - before, 0)
 
 
 def _by_age(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:

@@ -34,11 +34,10 @@ from s3cache.store import (
     ObjectFiles,
     ObjectInfo,
     PutMode,
-    Staged,
     mark_used,
     os_errors,
 )
-from s3cache.tier._bounds import Bounds, Ledger
+from s3cache.tier._bounds import Bounds
 from s3cache.tier._pending import Pending
 
 __all__ = ["DiskTier", "SearchResult", "TierStore"]
@@ -236,7 +235,7 @@ class DiskTier:
         Raises:
             NoSpaceError: it is larger than the tier, or what is there may not be evicted.
         """
-        self._write_in_time(lambda: self._put(name, data, pending=False), [data])
+        self._put_in_time(name, data, pending=False)
 
     def put_pending(self, name: str, data: Buffer) -> None:
         """Put an object that only this process has, and have it pending.
@@ -249,79 +248,34 @@ class DiskTier:
         Raises:
             NoSpaceError: see :meth:`put`.
         """
-        self._write_in_time(lambda: self._put(name, data, pending=True), [data])
+        self._put_in_time(name, data, pending=True)
 
-    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> dict[str, StoreError]:
-        """Put several objects, which are small together; return what failed, by name.
-
-        Other processes wait until all are written.
-        """
-        return self._write_in_time(lambda: self._put_all(objects), [data for _, data in objects])
-
-    def _write_in_time(self, write: Callable[[], _T], data: Sequence[Buffer]) -> _T:
-        size = sum(memoryview(each).nbytes for each in data)
-        return self.deadline.call(write, more_s=size / _BYTES_A_SECOND)
+    def _put_in_time(self, name: str, data: Buffer, *, pending: bool) -> None:
+        self.deadline.call(
+            lambda: self._put(name, data, pending=pending),
+            more_s=memoryview(data).nbytes / _BYTES_A_SECOND,
+        )
 
     def _put(self, name: str, data: Buffer, *, pending: bool) -> None:
         key, size = self._namespace + name, memoryview(data).nbytes
+        if size > self._bounds.max_bytes:
+            problem = f"{size} bytes are more than the {self._bounds.max_bytes} allowed"
+            raise NoSpaceError(problem, op="put", store=self.url, key=key)
         with (
-            self._staged(key, data, durable=pending) as staged,
+            self._files.staged(key, data, durable=pending) as staged,
             self._bounds.reserve(key, size) as (ledger, before),
         ):
-            if not pending:
-                return self._move_into_place(ledger, staged, key, before, size)
             # First: an uploader forgets a pending upload without an object, but an object that is
             # not pending would never be uploaded.
-            is_new = self._add_pending(key)
+            is_new = pending and self._add_pending(key)
             try:
-                self._move_into_place(ledger, staged, key, before, size)
+                with ledger.changing(before, size):
+                    mark_used(staged.fd)
+                    self._files.rename(staged, key)
             except BaseException:
                 if is_new:
                     self._pending.remove(key)
                 raise
-
-    def _put_all(self, objects: Sequence[tuple[str, Buffer]]) -> dict[str, StoreError]:
-        failed: dict[str, StoreError] = {}
-        later = list(objects)
-        if len(objects) > 1:
-            with os_errors("put", self.url), self._bounds.locked() as ledger:
-                later = [each for each in objects if not self._put_if_room(ledger, *each, failed)]
-        for name, data in later:
-            try:
-                self._put(name, data, pending=False)
-            except StoreError as exc:
-                failed[name] = exc
-        return failed
-
-    def _put_if_room(
-        self, ledger: Ledger, name: str, data: Buffer, failed: dict[str, StoreError]
-    ) -> bool:
-        """Put an object without evicting others; return False if there is no room for it."""
-        key, size = self._namespace + name, memoryview(data).nbytes
-        try:
-            if not self._bounds.has_room(ledger, key, size):
-                return False
-            with self._staged(key, data, durable=False) as staged:
-                self._move_into_place(ledger, staged, key, ledger.size_of(key), size)
-        except StoreError as exc:
-            failed[name] = exc
-        return True
-
-    def _staged(
-        self, key: str, data: Buffer, *, durable: bool
-    ) -> contextlib.AbstractContextManager[Staged]:
-        size, bound = memoryview(data).nbytes, self._bounds.max_bytes
-        if size > bound:
-            problem = f"{size} bytes are more than the {bound} allowed"
-            raise NoSpaceError(problem, op="put", store=self.url, key=key)
-        return self._files.staged(key, data, durable=durable)
-
-    def _move_into_place(
-        self, ledger: Ledger, staged: Staged, key: str, before: int | None, size: int
-    ) -> None:
-        with ledger.changing(before, size):
-            mark_used(staged.fd)
-            self._files.rename(staged, key)
 
     def _add_pending(self, key: str) -> bool:
         try:

@@ -22,7 +22,7 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame, Judge
 from s3cache.stats import Counters, Usage
-from s3cache.store import Buffer, ObjectInfo
+from s3cache.store import ObjectInfo
 from s3cache.tier._disk import DiskTier, SearchResult
 from s3cache.transfer import background
 
@@ -162,13 +162,6 @@ class LocalTier:
             return False
         self._wrote(disk)
         return True
-
-    def keep(self, objects: Sequence[tuple[str, Buffer]]) -> None:
-        """Write what came from the remote, if the disk takes it."""
-        failed: dict[str, StoreError] = {}
-        if objects and self.write(lambda disk: failed.update(disk.put_all(objects))):
-            for error in failed.values():
-                self._write_failed(error)
 
     def remove(self, name: str) -> bool:
         """Remove the object, and our record of it; return whether it was there.

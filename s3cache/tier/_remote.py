@@ -21,7 +21,6 @@ from s3cache.errors import (
     DownloadTimeoutError,
     S3CacheError,
     TruncatedError,
-    UntrustedError,
 )
 from s3cache.frame import Frame, Judge
 from s3cache.settings import Settings
@@ -43,7 +42,6 @@ from s3cache.store import (
 from s3cache.tier._local import LocalTier
 from s3cache.transfer import (
     SMALL_BYTES,
-    Batches,
     Deadline,
     Prefetch,
     Prefetches,
@@ -69,9 +67,6 @@ SILENCE_AT_MOST_S = 20.0
 _USUAL_BYTES = 8 << 20
 # A writer can put any number of objects under a key.
 _LISTED_AT_MOST = 10_000
-# From so many downloads at once on, small ones land a few at a time, so many seconds late.
-_MANY = 4
-_LINGER_S = 0.003
 
 
 class RemoteTier:
@@ -121,7 +116,6 @@ class RemoteTier:
         self._writer = RetryingStore(
             self._metered, _policy(settings, settings.upload_timeout_s, settings.upload_timeout_s)
         )
-        self._landing = _Landing(disk, replaceable, counters, admit)
         self._disk = disk
         self._may_upload = settings.mode not in ("off", "read-only")
         # Touched on the loop only.
@@ -294,7 +288,7 @@ class RemoteTier:
             self._silence.end()
             if isinstance(data, NotAdmitted):  # it will be started again
                 return data
-            entry = None if data is None else await self._arrive(name, data)
+            entry = None if data is None else await asyncio.to_thread(self._land, name, data)
         except Exception as exc:
             self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
             if isinstance(exc, CorruptError) and self._may_upload and data is not None:
@@ -321,11 +315,23 @@ class RemoteTier:
                     self.uploads.put(own, entry.data)
                     return
 
-    async def _arrive(self, name: str, data: Buffer) -> Frame:
-        # The digest of a large one is worth a thread; a single one need not wait for others.
-        if memoryview(data).nbytes > SMALL_BYTES or len(self._downloads) < _MANY:
-            return await asyncio.to_thread(self._landing.land, name, data)
-        return await self._landing.land_with_others((name, data))
+    def _land(self, name: str, data: Buffer) -> Frame:
+        """Verify the entry that came as ``data``, and keep it on the disk if there is room.
+
+        Raises:
+            CorruptError: it is damaged; the next one saved here replaces it in the remote.
+            UntrustedError: it is not admitted.
+            S3CacheError: with ``strict``, the disk failed.
+        """
+        try:
+            entry = entries.verify(name, data, admit=self._admit)
+        except CorruptError:
+            self._counters.set_aside("remote")
+            with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
+                self._replaceable.add(frame.decode_head(data).digest)
+            raise
+        self._disk.write(lambda disk: disk.put(name, data))
+        return entry
 
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
@@ -414,63 +420,6 @@ class _SilenceTimer:
     def end(self) -> None:
         """The server has answered."""
         self.seconds = 0.0
-
-
-class _Landing:
-    """Verify downloaded bytes and keep them on the disk, on a worker thread."""
-
-    def __init__(
-        self,
-        disk: LocalTier,
-        replaceable: Replaceable,
-        counters: Counters,
-        admit: Judge | None,
-    ) -> None:
-        self._admit = admit
-        self._disk = disk
-        self._replaceable = replaceable
-        self._counters = counters
-        #: :meth:`land` for small objects, several at once.
-        self.land_with_others: Batches[tuple[str, Buffer], Frame] = Batches(
-            self._land_all, linger_s=_LINGER_S
-        )
-
-    def land(self, name: str, data: Buffer) -> Frame:
-        """The entry that came as ``data``; it is on the disk now, if there is room.
-
-        Raises:
-            CorruptError: it is damaged; the next one saved here replaces it in the remote.
-            UntrustedError: it is not admitted.
-            S3CacheError: with ``strict``, the disk failed.
-        """
-        entry = self._verified(name, data)
-        self._disk.keep([(name, data)])
-        return entry
-
-    def _land_all(self, objects: list[tuple[str, Buffer]]) -> list[Frame | Exception]:
-        """What is in one that cannot be used does not matter to the others."""
-        landed: list[Frame | Exception] = []
-        sound: list[tuple[str, Buffer]] = []
-        for name, data in objects:
-            try:
-                landed.append(self._verified(name, data))
-                sound.append((name, data))
-            except (CorruptError, UntrustedError) as exc:
-                landed.append(exc)
-        try:
-            self._disk.keep(sound)
-        except Exception as exc:  # noqa: BLE001 - strict: it is the callers'
-            return [exc if isinstance(entry, Frame) else entry for entry in landed]
-        return landed
-
-    def _verified(self, name: str, data: Buffer) -> Frame:
-        try:
-            return entries.verify(name, data, admit=self._admit)
-        except CorruptError:
-            self._counters.set_aside("remote")
-            with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
-                self._replaceable.add(frame.decode_head(data).digest)
-            raise
 
 
 def _is_usual(size: int) -> bool:

@@ -3,7 +3,6 @@
 from s3cache.transfer._loop import (
     SMALL_BYTES,
     BackgroundLoop,
-    Batches,
     Deadline,
     background,
     before_exit,
@@ -15,7 +14,6 @@ from s3cache.transfer._uploads import FlushReport, UploadLimits, Uploads
 __all__ = [
     "SMALL_BYTES",
     "BackgroundLoop",
-    "Batches",
     "Budget",
     "Deadline",
     "FlushReport",

@@ -24,7 +24,7 @@ from s3cache.errors import (
 from s3cache.stats import Listeners, Step, TransferEvent
 from s3cache.store import Buffer
 from s3cache.transfer._backlog import Backlog, PendingDisk, UploadQueue
-from s3cache.transfer._loop import BackgroundLoop, Batches, Deadline, cancel_all
+from s3cache.transfer._loop import BackgroundLoop, Deadline, cancel_all
 
 __all__ = ["FlushReport", "UploadLimits", "Uploads"]
 
@@ -40,8 +40,6 @@ _ADOPT_EVERY_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
 # What is pending is counted by a thread, and all of those may be in a name lookup that hangs.
 _REPORT_TIMEOUT_S = 2.0
-# Uploads that end are booked on the disk so many seconds late, a few at once.
-_LINGER_S = 0.001
 
 logger = logger_of("storage")
 
@@ -121,9 +119,6 @@ class Uploads:
         self._concurrency = limits.concurrency
         self._listeners = listeners
         self._on_problem = on_problem
-        self._finish: Batches[tuple[str, int, Buffer | None], None] = Batches(
-            self._finish_all, linger_s=_LINGER_S
-        )
         # Any thread appends, and wakes the loop unless that has been done; the loop takes.
         self._handed_over: deque[tuple[str, int]] = deque()
         self._is_woken = False
@@ -421,18 +416,8 @@ class Uploads:
             except CorruptError:  # damaged on our own disk: it is not tried again
                 await asyncio.to_thread(self.backlog.set_aside, name, version, data)
                 raise
-        await self._finish((name, version, data))
+        await asyncio.to_thread(self.backlog.finish, name, version, data)
         return data is not None
-
-    def _finish_all(self, ended: list[tuple[str, int, Buffer | None]]) -> list[Exception | None]:
-        outcomes: list[Exception | None] = []
-        for name, version, data in ended:
-            try:
-                self.backlog.finish(name, version, data)
-                outcomes.append(None)
-            except Exception as exc:  # noqa: BLE001 - it is raised by that upload alone
-                outcomes.append(exc)
-        return outcomes
 
     def _emit(self, step: Step, name: str, error: Exception | None = None) -> None:
         self._listeners.emit(TransferEvent("upload", step, name, self._queue.sizes[name], error))

@@ -115,28 +115,3 @@ def test_failing_at_any_moment_is_whole_or_nothing(
         assert tier.usage().files <= 2
         tier.close()
         shutil.rmtree(root)
-
-
-def test_many_are_put_as_each_would_be(open_tier: OpenTier, root: Path) -> None:
-    tier = open_tier(max_files=3, max_bytes=100)
-    tier.put("old", b"x" * 10)
-    failed = tier.put_all([("a", b"1"), ("huge", bytes(101)), ("b", b"2"), ("a", b"333")])
-    assert list(failed) == ["huge"]
-    assert isinstance(failed["huge"], NoSpaceError)
-    assert {name: tier.get(name) for name in ("a", "b", "old")} == {
-        "a": b"333",
-        "b": b"2",
-        "old": b"x" * 10,
-    }
-    assert tier.put_all([("c", b"3")]) == {}
-    assert len(names(tier)) == 3  # one had to go
-    assert tier.usage() == on_disk(root)
-
-
-def test_what_is_recorded_is_not_evicted_by_many(open_tier: OpenTier) -> None:
-    tier = open_tier(max_files=2)
-    tier.put_pending("mine", b"x")
-    failed = tier.put_all([("a", b"1"), ("b", b"2"), ("c", b"3")])
-    assert failed == {}
-    assert tier.get("mine") == b"x"
-    assert len(names(tier)) == 2
