@@ -80,7 +80,7 @@ class Cache:
     ) -> None:
         self._settings = settings
         self._policy, self._signer = trust_of(settings)
-        self._admit = self._policy.judge if self._policy.judges else None
+        self._check_trust = self._policy.judge if self._policy.judges else None
         self._open_remote = open_remote
         self._closed = False
         namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -125,7 +125,7 @@ class Cache:
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
         self._local = LocalTier(
-            disk, self._counters, self._problems, self._admit, ahead=self._policy.takes_long
+            disk, self._counters, self._problems, self._check_trust, ahead=self._policy.takes_long
         )
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
@@ -492,7 +492,7 @@ class Cache:
                     counters=self._counters,
                     listeners=self._listeners,
                     problems=self._problems,
-                    admit=self._admit,
+                    check_trust=self._check_trust,
                 )
                 if self.settings.mode != "read-only":
                     self._remote.uploads.backlog.expect(self._unsent)

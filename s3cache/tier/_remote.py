@@ -1,4 +1,4 @@
-"""The remote tier: entries elsewhere, each fetched once for all who want it, and landed here."""
+"""The remote tier: each entry is downloaded once for all callers, and lands on the disk."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _REMOVED_AT_ONCE = 16
-# Servers that answer do so sooner; what comes later lands on the disk all the same.
+# A server that was down is waited for so long; what comes later lands on the disk all the same. So
+# is one that has been silent for as long in all as the second says.
 _PROBE_WAIT_S = 0.5
-# A server that has not answered for so long in all costs this process no more than such moments.
 SILENCE_AT_MOST_S = 20.0
-# The signature of a larger entry is read first; few entries are larger.
+# The signature of a larger entry is read first.
 _USUAL_BYTES = 8 << 20
 # A writer can put any number of objects under a key.
 _LISTED_AT_MOST = 10_000
@@ -79,7 +79,7 @@ class RemoteTier:
         store: the bare store; this object closes it.
         disk: where downloads land, and where uploads are recorded.
         replaceable: what an upload may overwrite; damage found here is added.
-        admit: checks signatures; an entry that is not trusted does not land.
+        check_trust: checks signatures; an entry that is not trusted does not land.
 
     Attributes:
         uploads: what is saved here goes there.
@@ -95,9 +95,9 @@ class RemoteTier:
         counters: Counters,
         listeners: Listeners,
         problems: Problems,
-        admit: Judge | None = None,
+        check_trust: Judge | None = None,
     ) -> None:
-        self._admit = admit
+        self._check_trust = check_trust
         self._store = store
         self._counters = counters
         self._listeners = listeners
@@ -148,11 +148,11 @@ class RemoteTier:
 
     @property
     def breaker(self) -> str:
-        """State of the circuit breaker before reads."""
+        """The state of the circuit breaker before reads."""
         return self._reader.state
 
     def statistics(self) -> Mapping[Verb, VerbStats]:
-        """Requests to the store by verb, single attempts."""
+        """Return the requests to the store by verb, single attempts."""
         return self._metered.snapshot()
 
     def connect_soon(self) -> None:
@@ -162,25 +162,23 @@ class RemoteTier:
                 self._loop.submit(_connect_quietly(self._store.connect))
 
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
-        """The verified entry at ``name``, from a download under way if there is one.
+        """Return the verified entry at ``name``, from a download under way if there is one.
 
         Where signatures matter, only the head of an entry that is large or ``suspect`` is read
-        before they are checked.
-
-        After ``timeout_s`` the caller is let go, but the download goes on and lands.
+        before they are checked. After ``timeout_s`` the download goes on, and lands.
 
         Raises:
             DownloadTimeoutError: nothing within ``timeout_s``.
             ClosedError: :meth:`close` was called, perhaps while this waited.
             CorruptError: what came is damaged.
-            UntrustedError: it is not admitted.
+            UntrustedError: it is not trusted.
             StoreError: the remote cannot answer.
             RuntimeError: called on the loop's own thread.
         """
         return self._wait(self._load_verified(name, suspect=suspect), name, timeout_s)
 
     def names(self, key: str, timeout_s: float) -> list[str]:
-        """Names of all entries under ``key`` but the first, the newest first.
+        """List the names of all entries under ``key`` but the first, the newest first.
 
         Raises:
             DownloadTimeoutError, StoreError: the remote did not list them within ``timeout_s``.
@@ -188,7 +186,7 @@ class RemoteTier:
         return self._wait(self._list(key), entries.name_prefix(key), timeout_s)
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
-        """Fetch many objects in the background, but those that are on the disk.
+        """Fetch many objects in the background, except those that are on the disk.
 
         Raises:
             ClosedError: the interpreter is exiting.
@@ -209,13 +207,13 @@ class RemoteTier:
         return self._loop.wait(self._remove(prefix), None)
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """Stop and release the connections; what is not uploaded stays recorded."""
-        over = Deadline(timeout_s)
+        """Stop and release the connections; what is not uploaded stays pending."""
+        deadline = Deadline(timeout_s)
         self.uploads.close(timeout_s)
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
-            self._loop.wait(self._stop(), over.left_s)
+            self._loop.wait(self._stop(), deadline.left_s)
         with contextlib.suppress(Exception):
-            self._loop.wait(self._store.aclose(), over.left_s)
+            self._loop.wait(self._store.aclose(), deadline.left_s)
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
         if self.breaker != "closed":  # the server was down: do not wait long for the next probe
@@ -236,22 +234,23 @@ class RemoteTier:
 
     async def _load_verified(self, name: str, *, suspect: bool) -> Frame | None:
         """Download what a caller waits for, however much memory downloads take already."""
-        if self._admit is not None:
-            answer = None if suspect else await self._join(name, _is_usual)
-            if not (suspect or isinstance(answer, NotAdmitted)):
-                return answer
-            if not await self._is_there(name, self._admit):
+        if self._check_trust is not None:
+            if not suspect:
+                answer = await self._join(name, lambda size: size <= _USUAL_BYTES)
+                if not isinstance(answer, NotAdmitted):
+                    return answer
+            if not await self._has_trusted_head(name, self._check_trust):
                 return None
         while isinstance(answer := await self._join(name), NotAdmitted):
             pass
         return answer
 
-    async def _is_there(self, name: str, admit: Judge) -> bool:
-        """Whether there is an entry, by its head alone.
+    async def _has_trusted_head(self, name: str, check_trust: Judge) -> bool:
+        """Check the head of an entry alone; return False if there is no entry.
 
         Raises:
-            CorruptError: its head is damaged.
-            UntrustedError: it is not admitted.
+            CorruptError: the head is damaged.
+            UntrustedError: the entry is not trusted.
         """
         length = frame.HEADER_HINT_BYTES
         while True:
@@ -259,7 +258,7 @@ class RemoteTier:
             if data is None:
                 return False
             try:
-                frame.decode_head(data, admit=admit)
+                frame.decode_head(data, admit=check_trust)
             except TruncatedError as exc:
                 if exc.needed <= length:  # all of it is shorter
                     raise
@@ -268,14 +267,14 @@ class RemoteTier:
                 return True
 
     async def _join(self, name: str, admit: Admit | None = None) -> Frame | NotAdmitted | None:
-        """What the download of ``name`` comes to; ``admit`` is asked if it begins now."""
+        """Return what the download of ``name`` gives; ``admit`` is asked if it begins now."""
         if self._stopped:
             raise ClosedError("the cache was closed")
         task = self._downloads.get(name)
         if task is None:
             task = self._downloads[name] = asyncio.ensure_future(self._download(name, admit))
             task.add_done_callback(lambda _: self._downloads.pop(name, None))
-            # With every waiter gone the error is not asked for, which is no mistake.
+            # If every caller has gone, the error is not retrieved, which is no mistake.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([task])  # unlike awaiting it, leaves it alone when cancelled
         return task.result()
@@ -320,11 +319,11 @@ class RemoteTier:
 
         Raises:
             CorruptError: it is damaged; the next one saved here replaces it in the remote.
-            UntrustedError: it is not admitted.
+            UntrustedError: it is not trusted.
             S3CacheError: with ``strict``, the disk failed.
         """
         try:
-            entry = entries.verify(name, data, admit=self._admit)
+            entry = entries.verify(name, data, admit=self._check_trust)
         except CorruptError:
             self._counters.set_aside("remote")
             with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
@@ -335,7 +334,6 @@ class RemoteTier:
 
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
-        # Whatever the store lists: an entry of another key, at its own place, is a sound one.
         present = []
         async with listing(self._reader, prefix) as items:
             async for info in items:
@@ -371,19 +369,21 @@ class RemoteTier:
 
     async def _publish(self, name: str, data: Buffer, note: bytes | None) -> bool:
         # What this process saved is uploaded whether it trusts it or not: a job may sign for others
-        # what it does not use. What others left is parsed only after its signature was checked.
-        verify = partial(entries.verify, name, data, admit=None if note is None else self._admit)
+        # what it does not use. The signature of what others left is checked before it is parsed.
+        verify = partial(
+            entries.verify, name, data, admit=None if note is None else self._check_trust
+        )
         is_small = memoryview(data).nbytes <= SMALL_BYTES
         entry = verify() if is_small else await asyncio.to_thread(verify)
         writer = self._writer if note is None else self._writer_as(note)
         is_written = await entries.publish(
-            writer, entry, replaceable=self._replaceable, admit=self._admit
+            writer, entry, replaceable=self._replaceable, admit=self._check_trust
         )
         self._silence.end()
         return is_written
 
     def _writer_as(self, note: bytes) -> Store:
-        """The writer of what another process saved, in the way that one's options say.
+        """Return a writer that writes as the process did that made the note.
 
         Raises:
             ConfigError: that is not possible here.
@@ -400,9 +400,9 @@ class RemoteTier:
 
 
 class _SilenceTimer:
-    """How long this process has waited for a server since its last answer.
+    """How long this process has waited for a server since its last answer; for any thread.
 
-    Two threads that wait at once wait as long as one. Any thread may call any method.
+    Two threads that wait at once wait as long as one.
     """
 
     def __init__(self) -> None:
@@ -411,19 +411,15 @@ class _SilenceTimer:
         self.seconds = 0.0
 
     def add(self, began: float) -> None:
-        """Note that a caller that began to wait then has given up now."""
+        """Add the wait of a caller that gives up now."""
         with self._mutex:
             now = time.monotonic()
             self.seconds += now - max(began, self._until)
             self._until = now
 
     def end(self) -> None:
-        """The server has answered."""
+        """Note that the server has answered."""
         self.seconds = 0.0
-
-
-def _is_usual(size: int) -> bool:
-    return size <= _USUAL_BYTES
 
 
 async def _connect_quietly(connect: Callable[[], Awaitable[object]]) -> None:
