@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from s3cache.errors import ConfigError, PreconditionError
-from s3cache.store import MAX_KEY_BYTES, Buffer, NotAdmitted, ObjectInfo, Store, is_key
+from s3cache.store import MAX_KEY_BYTES, Buffer, NotAccepted, ObjectInfo, Store, is_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -314,10 +314,10 @@ class StoreContract:
             asked.append(size)
             return False
 
-        assert await store.get("key", admit) == NotAdmitted(70_001)
+        assert await store.get("key", admit) == NotAccepted(70_001)
         assert set(asked) == {70_001}
         got = await store.get("key", lambda size: size == 70_001)
-        assert not isinstance(got, NotAdmitted)
+        assert not isinstance(got, NotAccepted)
         assert got is not None
         assert bytes(got) == data
 
@@ -334,7 +334,7 @@ class StoreContract:
     async def test_an_empty_object_is_admitted(self, store: Store) -> None:
         await store.put("key", b"")
         got = await store.get("key", lambda size: True)
-        assert not isinstance(got, NotAdmitted)
+        assert not isinstance(got, NotAccepted)
         assert got is not None
         assert bytes(got) == b""
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
 from s3cache.store import (
-    Admit,
+    AcceptSize,
     Buffer,
-    NotAdmitted,
+    NotAccepted,
     ObjectInfo,
     PutMode,
     Store,
@@ -124,12 +124,12 @@ class FaultyStore(WrapperStore):
     @overload
     async def get(self, key: str) -> Buffer | None: ...
     @overload
-    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
-    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
+    async def get(self, key: str, admit: AcceptSize | None) -> Buffer | NotAccepted | None: ...
+    async def get(self, key: str, admit: AcceptSize | None = None) -> Buffer | NotAccepted | None:
         fault, where = self._draw("get")
         await self._before("get", key, fault)
         answer = await self.inner.get(key, admit)
-        if isinstance(answer, NotAdmitted):
+        if isinstance(answer, NotAccepted):
             return answer
         return self._damage("get", answer, fault, where)
 

@@ -26,11 +26,11 @@ from s3cache.errors import NoSpaceError, PreconditionError, ReadOnlyError, Store
 from s3cache.frame import Frame, Judge
 from s3cache.stats import Usage
 from s3cache.store import (
-    Admit,
+    AcceptSize,
     Buffer,
     DeadlineExecutor,
     Directory,
-    NotAdmitted,
+    NotAccepted,
     ObjectFiles,
     ObjectInfo,
     PutMode,
@@ -400,11 +400,11 @@ class TierStore:
     @overload
     async def get(self, key: str) -> Buffer | None: ...
     @overload
-    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
-    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
+    async def get(self, key: str, admit: AcceptSize | None) -> Buffer | NotAccepted | None: ...
+    async def get(self, key: str, admit: AcceptSize | None = None) -> Buffer | NotAccepted | None:
         data = await asyncio.to_thread(self._tier.peek, key)
         if data is not None and admit is not None and not admit(len(data)):
-            return NotAdmitted(len(data))
+            return NotAccepted(len(data))
         return data
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
@@ -443,6 +443,12 @@ class TierStore:
 
     async def atomic_create(self) -> bool:
         return False
+
+    async def connect(self) -> None:
+        pass
+
+    def written_as(self, note: bytes) -> TierStore:
+        return self
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._tier.close)

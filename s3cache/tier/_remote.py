@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import copy
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -26,14 +25,12 @@ from s3cache.frame import Frame, Judge
 from s3cache.settings import Settings
 from s3cache.stats import Counters, Listeners, TransferEvent, Verb, VerbStats
 from s3cache.store import (
-    Admit,
+    AcceptSize,
     BreakerPolicy,
     BreakingStore,
     Buffer,
-    ConnectingStore,
     MeteredStore,
-    NotAdmitted,
-    NotedStore,
+    NotAccepted,
     RetryingStore,
     RetryPolicy,
     Store,
@@ -119,7 +116,7 @@ class RemoteTier:
         self._disk = disk
         self._may_upload = settings.mode not in ("off", "read-only")
         # Touched on the loop only.
-        self._downloads: dict[str, asyncio.Task[Frame | NotAdmitted | None]] = {}
+        self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._stopped = False
         self._silence = _SilenceTimer()
         self._prefetches = Prefetches(
@@ -157,9 +154,8 @@ class RemoteTier:
 
     def connect_soon(self) -> None:
         """Open the store's client in the background, so that the first call does not pay for it."""
-        if isinstance(self._store, ConnectingStore):
-            with contextlib.suppress(ClosedError):
-                self._loop.submit(_connect_quietly(self._store.connect))
+        with contextlib.suppress(ClosedError):
+            self._loop.submit(_connect_quietly(self._store.connect))
 
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
         """Return the verified entry at ``name``, from a download under way if there is one.
@@ -237,11 +233,11 @@ class RemoteTier:
         if self._check_trust is not None:
             if not suspect:
                 answer = await self._join(name, lambda size: size <= _USUAL_BYTES)
-                if not isinstance(answer, NotAdmitted):
+                if not isinstance(answer, NotAccepted):
                     return answer
             if not await self._has_trusted_head(name, self._check_trust):
                 return None
-        while isinstance(answer := await self._join(name), NotAdmitted):
+        while isinstance(answer := await self._join(name), NotAccepted):
             pass
         return answer
 
@@ -266,7 +262,7 @@ class RemoteTier:
             else:
                 return True
 
-    async def _join(self, name: str, admit: Admit | None = None) -> Frame | NotAdmitted | None:
+    async def _join(self, name: str, admit: AcceptSize | None = None) -> Frame | NotAccepted | None:
         """Return what the download of ``name`` gives; ``admit`` is asked if it begins now."""
         if self._stopped:
             raise ClosedError("the cache was closed")
@@ -279,19 +275,19 @@ class RemoteTier:
         await asyncio.wait([task])  # unlike awaiting it, leaves it alone when cancelled
         return task.result()
 
-    async def _download(self, name: str, admit: Admit | None) -> Frame | NotAdmitted | None:
+    async def _download(self, name: str, admit: AcceptSize | None) -> Frame | NotAccepted | None:
         self._listeners.emit(TransferEvent("download", "started", name))
-        data: Buffer | NotAdmitted | None = None
+        data: Buffer | NotAccepted | None = None
         try:
             data = await self._reader.get(name, admit)
             self._silence.end()
-            if isinstance(data, NotAdmitted):  # it will be started again
+            if isinstance(data, NotAccepted):  # it will be started again
                 return data
             entry = None if data is None else await asyncio.to_thread(self._land, name, data)
         except Exception as exc:
             self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
             if isinstance(exc, CorruptError) and self._may_upload and data is not None:
-                assert not isinstance(data, NotAdmitted)
+                assert not isinstance(data, NotAccepted)
                 await asyncio.to_thread(self._repair, name, data)
             raise
         if entry is None:
@@ -375,24 +371,12 @@ class RemoteTier:
         )
         is_small = memoryview(data).nbytes <= SMALL_BYTES
         entry = verify() if is_small else await asyncio.to_thread(verify)
-        writer = self._writer if note is None else self._writer_as(note)
+        writer = self._writer if note is None else self._writer.written_as(note)
         is_written = await entries.publish(
             writer, entry, replaceable=self._replaceable, admit=self._check_trust
         )
         self._silence.end()
         return is_written
-
-    def _writer_as(self, note: bytes) -> Store:
-        """Return a writer that writes as the process did that made the note.
-
-        Raises:
-            ConfigError: that is not possible here.
-        """
-        if not isinstance(self._store, NotedStore):
-            return self._writer
-        metered = copy.copy(self._metered)  # the counts are shared
-        metered.inner = self._store.written_as(note)
-        return RetryingStore(metered, self._writer.policy)
 
     def _upload_failed(self, error: Exception) -> None:
         self._counters.upload_failed()

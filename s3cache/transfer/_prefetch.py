@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol, TypeAlias
 
-from s3cache.store import Admit, NotAdmitted
+from s3cache.store import AcceptSize, NotAccepted
 from s3cache.transfer._loop import BackgroundLoop, cancel_all
 
 __all__ = ["Budget", "Prefetch", "PrefetchReport", "Prefetches"]
@@ -29,7 +29,7 @@ class _Sized(Protocol):
 
 
 #: Fetches one object, if its size is admitted; ``None`` where there is none.
-_Fetch: TypeAlias = Callable[[str, Admit], Awaitable["_Sized | NotAdmitted | None"]]
+_Fetch: TypeAlias = Callable[[str, AcceptSize], Awaitable["_Sized | NotAccepted | None"]]
 
 
 class Prefetches:
@@ -109,7 +109,7 @@ class Prefetches:
         except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
             prefetch.count(failed=1, error=exc)
         else:
-            if isinstance(answer, NotAdmitted):
+            if isinstance(answer, NotAccepted):
                 wanted.put_off(name, answer.size)
             elif answer is None:
                 prefetch.count(absent=1)
