@@ -41,12 +41,12 @@ def loop_blocking() -> Iterator[None]:
 
     Only calls made from s3cache's own files count; tests, the contract suite among them, may touch
     the disk as they like. An S3 client may be made, and its credentials looked for: that happens on
-    a loop and a thread of its own.
+    a loop and a thread of its own. The AWS configuration is a small file.
     """
     with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
         for function in blockbuster.functions.values():
-            function.can_block_in("s3cache/store/s3/_client.py", "_make_client")
-            function.can_block_in("s3cache/store/s3/_credentials.py", "credentials_source")
+            function.can_block_in("s3cache/store/s3/_session.py", "run_on_new_loop")
+            function.can_block_in("s3cache/store/s3/_options.py", "_sections")
         yield
 
 

@@ -351,7 +351,11 @@ def items_in(
 
 
 def finish(
-    out: Output, tally: BatchResult, absent: list[str], summary: Callable[[BatchResult], str], **more: object
+    out: Output,
+    tally: BatchResult,
+    absent: list[str],
+    summary: Callable[[BatchResult], str],
+    **more: object,
 ) -> int:
     """Show what came of work on many entries, and return the exit code.
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from s3cache.errors import ConfigError, PreconditionError
-from s3cache.store import MAX_KEY_BYTES, Buffer, NotAdmitted, ObjectInfo, Store, is_key
+from s3cache.store import MAX_KEY_BYTES, Buffer, NotAccepted, ObjectInfo, Store, is_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -122,8 +122,8 @@ async def put_all(store: Store, keys: Iterable[str], data: Buffer = b"x") -> Non
     await asyncio.gather(*map(put, keys))
 
 
-def _bytes(got: Buffer | NotAdmitted | None) -> bytes | None:
-    assert not isinstance(got, NotAdmitted)
+def _bytes(got: Buffer | NotAccepted | None) -> bytes | None:
+    assert not isinstance(got, NotAccepted)
     return None if got is None else bytes(got)
 
 
@@ -298,7 +298,7 @@ class StoreContract:
             asked.append(size)
             return False
 
-        assert await store.get("key", admit) == NotAdmitted(70_001)
+        assert await store.get("key", admit) == NotAccepted(70_001)
         assert set(asked) == {70_001}
         assert _bytes(await store.get("key", lambda size: size == 70_001)) == data
         asked.clear()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
-from s3cache.store import Buffer, NotAdmitted, ObjectInfo, Store, WrapperStore, listing
+from s3cache.store import Buffer, NotAccepted, ObjectInfo, Store, WrapperStore, listing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -122,7 +122,7 @@ class FaultyStore(WrapperStore):
             self.counts[verb, fault] += 1
             message = "injected error after the commit"
             raise TransientError(message, op=verb, store=self.url, key=key)
-        is_data = answer and not isinstance(answer, NotAdmitted)
+        is_data = answer and not isinstance(answer, NotAccepted)
         if is_data and (fault == "truncate" or fault == "bit_flip"):
             self.counts[verb, fault] += 1
             answer = _damaged(answer, fault, where)

@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.errors import ConfigError, ReadOnlyError
 from s3cache.store import (
     BreakerPolicy,
     BreakingStore,
     FileStore,
     LatencyStore,
-    LimitingStore,
     MemoryStore,
     MeteredStore,
-    ReadOnlyStore,
     RetryingStore,
     RetryPolicy,
     WrapperStore,
 )
 from s3cache.testing import FaultRates, FaultyStore
-from s3cache.testing.contract import StoreContract, listed
+from s3cache.testing.contract import StoreContract
 from tests.support.density import sparse
 
 if TYPE_CHECKING:
@@ -99,12 +96,6 @@ class TestRetrying(MemoryContract):
 
 
 @sparse(nightly=True)
-class TestLimitingToOne(MemoryContract):
-    def wrap(self, store: Store) -> Store:
-        return LimitingStore(store, 1)
-
-
-@sparse(nightly=True)
 class TestMetered(MemoryContract):
     def wrap(self, store: Store) -> Store:
         return MeteredStore(store)
@@ -131,7 +122,7 @@ class TestFaultyWithoutFaults(MemoryContract):
 @sparse(nightly=True)
 class TestNested(MemoryContract):
     def wrap(self, store: Store) -> Store:
-        return RetryingStore(LimitingStore(MeteredStore(BreakingStore(store, BREAKER)), 2), RETRIES)
+        return BreakingStore(RetryingStore(MeteredStore(store), RETRIES), BREAKER)
 
 
 @sparse(nightly=True)
@@ -216,48 +207,3 @@ class TestLocal(StoreContract):
     @pytest.fixture
     def raw(self, tmp_path: Path) -> Files:
         return Files(tmp_path / "root")
-
-
-class TestReadOnly:
-    """The part of the contract that a store without writers can keep."""
-
-    @pytest.fixture
-    async def inner(self) -> MemoryStore:
-        inner = MemoryStore()
-        await inner.put("a/key", b"content")
-        return inner
-
-    async def test_reads_pass(self, inner: MemoryStore) -> None:
-        store = ReadOnlyStore(inner)
-        assert await store.get("a/key") == b"content"
-        assert await store.get_range("a/key", 3, 2) == b"te"
-        assert await store.head("a/key") == await inner.head("a/key")
-        assert set(await listed(store, "a/")) == {"a/key"}
-        assert await store.get("absent") is None
-
-    async def test_writes_are_refused(self, inner: MemoryStore) -> None:
-        store = ReadOnlyStore(inner)
-        with pytest.raises(ReadOnlyError, match="a/key"):
-            await store.put("a/key", b"other")
-        with pytest.raises(ReadOnlyError):
-            await store.put("new", b"other", mode="create")
-        with pytest.raises(ReadOnlyError):
-            await store.delete("a/key")
-        assert await inner.get("a/key") == b"content"
-        assert set(await listed(inner)) == {"a/key"}
-
-    async def test_an_illegal_key_is_named_first(self, inner: MemoryStore) -> None:
-        store = ReadOnlyStore(inner)
-        for call in (store.get("../x"), store.put("../x", b""), store.delete("../x")):
-            with pytest.raises(ConfigError):
-                await call
-
-    async def test_never_writes_to_find_out_about_atomic_create(self) -> None:
-        class Probing(MemoryStore):
-            async def atomic_create(self) -> bool:
-                await self.put("probe", b"")
-                return True
-
-        inner = Probing()
-        assert await ReadOnlyStore(inner).atomic_create() is False
-        assert await listed(inner) == {}

@@ -46,7 +46,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 # All that a tier does, in an order in which each finds something to do.
 OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "put": lambda tier: tier.put("new", b"x"),
-    "put_all": lambda tier: tier.put_all([("a", b"x"), ("b", b"x")]),
     "put_pending": lambda tier: tier.put_pending("late", b"x"),
     "get": lambda tier: tier.get("old"),
     "peek": lambda tier: tier.peek("old"),
@@ -68,7 +67,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "close": lambda tier: tier.close(),
 }
 # On a file system that is frozen these wait, and those that only read go on.
-CHANGES = ["put", "put_all", "put_pending", "get", "give_back", "uploaded", "delete", "quarantine"]
+CHANGES = ["put", "put_pending", "get", "give_back", "uploaded", "delete", "quarantine"]
 # Calls of the system that ask no disk.
 NO_DISK = {"fspath", "getcwd", "geteuid", "getpid", "urandom", "_path_normpath"}
 

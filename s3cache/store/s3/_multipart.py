@@ -1,4 +1,4 @@
-"""Objects in parts: large ones are read in parallel ranges and written in parallel parts."""
+"""Bodies of objects: large ones are read in parallel ranges and written in parallel parts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from s3cache.errors import PermanentError, TransientError
-from s3cache.store._base import Admit, Buffer, NotAdmitted
+from s3cache.store._base import AcceptSize, Buffer, NotAccepted
 from s3cache.store.s3._client import CHUNK_BYTES, S3Body
-from s3cache.store.s3._errors import error_status, no_answer_of_s3
+from s3cache.store.s3._errors import error_status, not_an_s3_answer
 from s3cache.store.s3._options import MIN_PART_BYTES, S3Options
 
 __all__ = ["GetRange", "read_range", "read_whole", "require_stored", "write_parts"]
@@ -31,9 +31,9 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 async def read_whole(
-    get: GetRange, options: S3Options, admit: Admit | None
-) -> Buffer | NotAdmitted:
-    """The object, of one version, in as many ranges as it takes.
+    get: GetRange, options: S3Options, accept_size: AcceptSize | None
+) -> Buffer | NotAccepted:
+    """Return the object, of one version, in as many ranges as it takes.
 
     Raises:
         TransientError: it was overwritten between two ranges, or something is missing.
@@ -55,9 +55,9 @@ async def read_whole(
             f"the object has {size} bytes, more than max_object_bytes="
             f"{options.max_object_bytes}: no entry is that large; delete it"
         )
-    if admit is not None and not admit(size):
+    if accept_size is not None and not accept_size(size):
         response["Body"].close()
-        return NotAdmitted(size)
+        return NotAccepted(size)
     if total is None:  # the server knows no ranges and sends everything
         return await _read(response, options.max_object_bytes)
     first = await _read(response, part_bytes)
@@ -78,7 +78,7 @@ async def read_whole(
 
 
 async def read_range(get: GetRange, start: int, length: int) -> Buffer:
-    """``length`` bytes from ``start`` in one request, fewer where the object ends."""
+    """Return ``length`` bytes from ``start`` in one request, fewer where the object ends."""
     try:
         response = await get(start, length)
     except Exception as error:
@@ -112,10 +112,10 @@ async def _read_part(get: GetRange, start: int, into: memoryview, etag: str | No
 
 
 async def _read(response: Mapping[str, Any], limit: int, *, only_that: bool = False) -> Buffer:
-    """The body, of which no more than ``limit`` bytes are ever in memory, whatever headers say.
+    """Return the body; no more than ``limit`` bytes of it are in memory, whatever headers say.
 
     Args:
-        only_that: what comes after the limit is left unread; else it is an error.
+        only_that: leave what comes after the limit unread; else it is an error.
     """
     body = response["Body"]
     length = response.get("ContentLength")
@@ -142,7 +142,7 @@ async def _read(response: Mapping[str, Any], limit: int, *, only_that: bool = Fa
 
 
 async def _fill(into: memoryview, body: Any) -> int:
-    """Read the body to its end; how many bytes that were."""
+    """Read the body to its end; return how many bytes that were."""
     filled = 0
     while chunk := await body.read(CHUNK_BYTES):
         if filled + len(chunk) > len(into):
@@ -153,7 +153,7 @@ async def _fill(into: memoryview, body: Any) -> int:
 
 
 def _total_bytes(response: Mapping[str, Any]) -> int | None:
-    """The object's size as a ranged answer states it; ``None`` if the answer is the whole."""
+    """Return the object's size as a ranged answer states it, None if the answer is the whole."""
     stated = response.get("ContentRange")
     if stated is None:
         return None
@@ -171,7 +171,6 @@ async def write_parts(
     upload: Mapping[str, Any],
     body: memoryview,
     part_bytes: int,
-    *,
     encryption: Mapping[str, Any],
     condition: Mapping[str, str],
 ) -> None:
@@ -179,8 +178,8 @@ async def write_parts(
 
     Args:
         upload: key and id of the upload.
-        encryption: what each request needs in order to read or write the object.
-        condition: what the object is completed on.
+        encryption: arguments that each request needs in order to read or write the object.
+        condition: on which the upload is completed.
     """
     size = max(part_bytes, MIN_PART_BYTES, -(-len(body) // _MAX_PARTS))
     parts = await _all(
@@ -194,7 +193,7 @@ async def write_parts(
     # https://docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html
     # botocore turns the former into an exception.
     if "ETag" not in done:  # Ceph RGW gives an empty one
-        raise no_answer_of_s3("does not say that the upload is complete")
+        raise not_an_s3_answer("does not say that the upload is complete")
 
 
 async def _write_part(
@@ -210,21 +209,19 @@ async def _write_part(
 
 
 def require_stored(answer: Mapping[str, Any]) -> None:
-    """Believe that an object or a part is stored only if the answer is one of an S3 server.
+    """Raise TransientError unless an S3 server says that an object or a part is stored.
 
-    Raises:
-        TransientError: it has no ETag, brings a page along, or says that something else was done:
-            it comes from a proxy or a portal.
+    The answer of a proxy or a portal has no ETag, brings a page along, or another status.
     """
     metadata = answer.get("ResponseMetadata", {})
     # S3's answers may have a type of content, but no content.
     page = metadata.get("HTTPHeaders", {}).get("content-length", "0") != "0"
     if not answer.get("ETag") or page or metadata.get("HTTPStatusCode") not in (200, 201):
-        raise no_answer_of_s3("does not say that anything was stored")
+        raise not_an_s3_answer("does not say that anything was stored")
 
 
 async def _all(calls: Iterable[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:
-    """Results in order, a few at a time; the first failure, or being cancelled, ends all."""
+    """Return results in order, run a few at a time; a failure or cancellation ends all."""
     limit = asyncio.Semaphore(_PARTS_AT_ONCE)
 
     async def limited(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
