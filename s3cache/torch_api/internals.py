@@ -530,9 +530,6 @@ fx_lookup: Internal[Function[tuple[CompiledGraph | None, dict[str, object]]]] = 
 fx_candidates: Internal[Function[Iterator[tuple[object, bytes, bool]]]] = Internal(
     f"{_FX}.iterate_over_candidates"
 )
-fx_rebuild: Internal[Function[tuple[CompiledGraph | None, dict[str, object]]]] = Internal(
-    f"{_FX}.cache_hit_post_compile"
-)
 fx_save: Internal[Function[None]] = Internal(f"{_FX}._save_graph")
 fx_write_to_local_cache: Internal[Callable[[str, bytes], None]] = Internal(
     f"{_FX}._write_to_local_cache"

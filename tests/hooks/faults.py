@@ -54,7 +54,7 @@ def _faults(url: str, strict: bool) -> dict[str, Any]:
     import torch
 
     import s3cache
-    from s3cache.hooks._conditions import UnrecordedError
+    from s3cache.hooks._conditions import NotSharableError
 
     cache = s3cache.enable(url, strict=strict)
     counted = Counted(cache)
@@ -69,7 +69,7 @@ def _faults(url: str, strict: bool) -> dict[str, Any]:
                 found[name] = compiled(size, grad=True)
             except (
                 InjectedError,
-                UnrecordedError,
+                NotSharableError,
                 torch._dynamo.exc.BackendCompilerFailed,
             ) as exc:
                 found[name] = f"{type(exc).__name__} {'injected' in str(exc)}"
