@@ -8,8 +8,7 @@ from typing import Protocol
 
 from s3cache._pages import footer
 from s3cache._words import code, counted, printable, table, text
-from s3cache.graph._safety import Unsafe
-from s3cache.graph._stable import Component
+from s3cache.graph._results import BypassReason, Component
 
 __all__ = ["Graph", "GraphBreak", "Report"]
 
@@ -39,7 +38,7 @@ class Graph:
     nodes: int
     key: str | None
     components: Mapping[str, Component]
-    reasons: tuple[Unsafe, ...]
+    reasons: tuple[BypassReason, ...]
     entry: str | None = None
     where: tuple[str, int, str] | None = None
     times: int = 1
@@ -52,7 +51,7 @@ class Graph:
     @property
     def in_halves(self) -> bool:
         """Whether, if not as a whole, its forward and backward are shared by themselves."""
-        return bool(self.reasons) and not any(reason.in_any_form for reason in self.reasons)
+        return bool(self.reasons) and not any(reason.blocks_fx_level for reason in self.reasons)
 
     @property
     def verdict(self) -> str:

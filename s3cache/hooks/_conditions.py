@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS
 from s3cache.errors import CorruptError
-from s3cache.graph import places
+from s3cache.graph import storage_offsets
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Compile:
             of_threads=of_threads,
             sources=config.aot_autograd_arg_pos_to_source or (),
             symbols=internals.symbols_of(inputs),
-            places=places(inputs),
+            places=storage_offsets(inputs),
             guards=guards,
             shapes=shapes,
             dynamos=len(context.guards_context.dynamo_guards),
@@ -255,7 +255,7 @@ def described(conditions: Conditions) -> str | None:
 def conditions_hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
     """Return whether the code may be called with ``inputs``, for which a graph is looked up."""
     expected = conditions["places"]
-    if expected is not None and expected != places(inputs):
+    if expected is not None and expected != storage_offsets(inputs):
         return False
     if not conditions["guards"] and not conditions["sizes"]:
         return True
@@ -413,7 +413,7 @@ def _failing_places(
     if expected is None:
         return
     before, now = (
-        dict(each.split("@") for each in of.split()) for of in (expected, places(inputs))
+        dict(each.split("@") for each in of.split()) for of in (expected, storage_offsets(inputs))
     )
     for name in dict.fromkeys([*before, *now]):
         if before.get(name) != now.get(name):

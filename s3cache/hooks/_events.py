@@ -25,7 +25,7 @@ from s3cache import entries
 from s3cache._forks import call_in_child
 from s3cache._logs import logger_of
 from s3cache.cache import Engine
-from s3cache.graph import unsafe_process
+from s3cache.graph import process_bypass_reasons
 from s3cache.hooks._patching import Patches
 from s3cache.records import Event, Lanes, Transfers
 from s3cache.stats import Listener
@@ -200,7 +200,7 @@ class Progress:
             answer = original()
             if not (answer or any(internals.tiers_asked("aot"))):
                 try:
-                    self._lookup_log.bypassed("aot", unsafe_process(), None)
+                    self._lookup_log.bypassed("aot", process_bypass_reasons(), None)
                 except Exception:
                     logger.debug("a graph is not noted", exc_info=True)
             return answer

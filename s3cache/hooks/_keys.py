@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError
 from s3cache.graph import (
+    BypassReason,
     Component,
     Key,
-    Unsafe,
-    also_safe,
+    bypass_reasons,
     context_hashes,
     described_passes,
+    extra_cacheable_functions,
+    fx_bypass_reasons,
     is_custom_function,
     key_of,
     unpicklable_options,
-    unsafe_code,
-    unsafe_half,
-    unsafe_parts,
 )
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._state import CacheCall, CompileState
@@ -73,10 +72,6 @@ class Registry:
         if not version:
             raise ConfigError(f"function {name}", "has no version", "give one, e.g. version='1'")
         self._versions[name] = version
-
-    def holds(self, function: object) -> bool:
-        """Whether the user vouched for ``function``."""
-        return self.version_of(function) is not None
 
     def version_of(self, function: object) -> str | None:
         """The version that the user gave, if any. An operator stands for its overloads."""
@@ -182,14 +177,10 @@ class KeySeam:
         def check_cacheable(gm: GraphModule) -> None:
             call = self._calls.current
             inputs = () if call is None else call.inputs
-            reasons = unsafe_parts(gm, self._registry.holds, inputs)
-            if reasons:  # all of them at once: there will be no key that would find the others
-                with contextlib.suppress(Exception):
-                    reasons += unsafe_code(gm, inputs, self._registry.version_of)
-            self._refuse(reasons)
+            self._refuse(bypass_reasons(gm, inputs, self._registry.version_of))
             # The one thing that torch refuses and an entry here has room for: hooks/_first_calls.
             with (
-                self._registry.vouched(also_safe(gm)),
+                self._registry.vouched(extra_cacheable_functions(gm)),
                 internals.first_calls_unasked(),
                 internals.freezing_unasked(),
             ):
@@ -202,7 +193,7 @@ class KeySeam:
     ) -> Callable[[GraphModule], list[object]]:
         # A function, as what it replaces, and nothing that is called like one.
         def collect_context_fn_hashes(gm: GraphModule) -> list[object]:
-            return context_hashes(gm, vouched=self._registry.version_of)
+            return context_hashes(gm, self._registry.version_of)
 
         return collect_context_fn_hashes
 
@@ -217,7 +208,7 @@ class KeySeam:
             key = key_of(
                 value,
                 pickler,
-                vouched=self._registry.version_of,
+                self._registry.version_of,
                 compilers=self._calls.user_compilers,
             )
             if not isinstance(key, Key):
@@ -241,9 +232,9 @@ class KeySeam:
                 return
             original(gm, *internals.without_carried(args), **kwargs)
             try:
-                call.reasons = tuple(unsafe_half(gm, self._registry.holds))
+                call.reasons = tuple(fx_bypass_reasons(gm, self._registry.version_of))
             except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
-                call.reasons = (Unsafe("error", repr(exc)),)
+                call.reasons = (BypassReason("error", repr(exc)),)
                 call.met(exc)
 
         return check_can_cache
@@ -258,9 +249,9 @@ class KeySeam:
             if not (type(value) is details and isinstance(call, FxKeying) and not call.reasons):
                 return original(pickler, value)
             try:
-                key = key_of(value, pickler, vouched=self._registry.version_of, traced=True)
+                key = key_of(value, pickler, self._registry.version_of, traced=True)
             except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
-                key = [Unsafe("error", repr(exc))]
+                key = [BypassReason("error", repr(exc))]
                 call.met(exc)
             if not isinstance(key, Key):
                 call.reasons = tuple(key)
@@ -293,7 +284,7 @@ class KeySeam:
 
         return debug_lines
 
-    def _refuse(self, reasons: Sequence[Unsafe]) -> None:
+    def _refuse(self, reasons: Sequence[BypassReason]) -> None:
         if reasons:
             if self._calls.current is not None:
                 self._calls.current.reasons = tuple(reasons)
@@ -330,13 +321,13 @@ def _function_accepter(original: Callable[[object], bool]) -> Callable[[object],
     return cacheable
 
 
-def _reasons_for(error: Exception) -> tuple[Unsafe, ...]:
+def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
     """Why torch gave a graph up; code ``error`` if it was not on purpose."""
     if options := tuple(unpicklable_options()):
         return options
     if isinstance(error, internals.bypass_error.get()):
-        return (Unsafe("torch", str(error)),)
-    return (Unsafe("error", repr(error)),)
+        return (BypassReason("torch", str(error)),)
+    return (BypassReason("error", repr(error)),)
 
 
 def is_made_for_threads(components: Mapping[str, Component]) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from types import FunctionType
 from typing import TypeVar
 
-from s3cache.graph import ORIGINAL
+from s3cache.graph import ORIGINAL_ATTR
 from s3cache.torch_api import Internal
 from s3cache.torch_api.protocols import Function
 
@@ -41,7 +41,7 @@ class Patches:
         original: F = present.__func__ if wrapped else present
         replacement: object = make(original)
         if isinstance(replacement, FunctionType):  # of a function of the user's it is still in keys
-            vars(replacement)[ORIGINAL] = original
+            vars(replacement)[ORIGINAL_ATTR] = original
         old = vars(owner).get(name, _ABSENT)
         setattr(owner, name, type(present)(replacement) if wrapped else replacement)
         self._undo.append(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from s3cache._logs import logger_of
 from s3cache._pages import command
 from s3cache.cache import Engine, Hit, Miss
-from s3cache.graph import Unsafe
+from s3cache.graph import BypassReason
 from s3cache.hooks._events import TraceEvents
 from s3cache.hooks._keys import KeySeam
 from s3cache.records import Event, Record
@@ -53,7 +53,7 @@ class Bypasses:
 
     def met(
         self,
-        reasons: Sequence[Unsafe],
+        reasons: Sequence[BypassReason],
         error: Exception | None = None,
         *,
         what: str = "a graph is not cached as a whole",
@@ -168,7 +168,12 @@ class LookupLog:
         self._engine.record(Event("save", now, elapsed_s, key, size))
 
     def bypassed(
-        self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None, *, key: str = ""
+        self,
+        level: Level,
+        reasons: Sequence[BypassReason],
+        gm: GraphModule | None,
+        *,
+        key: str = "",
     ) -> None:
         """A graph was not looked up for ``reasons``, or not saved under the key that missed."""
         if not self._engine.settings.record:
@@ -255,7 +260,7 @@ def _is_nowhere(name: str) -> bool:
 _TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?')
 
 
-def line_of(gm: GraphModule, reason: Unsafe) -> str:
+def line_of(gm: GraphModule, reason: BypassReason) -> str:
     """The line of the user's program that the reason's node is of, as ``file:line: code``."""
     module = gm.get_submodule(reason.module) if reason.module else gm
     for node in getattr(getattr(module, "graph", None), "nodes", ()):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
 from s3cache._problems import code_of
-from s3cache.graph import Unsafe, sees_places, settings_digest
+from s3cache.graph import BypassReason, reads_storage_offsets, settings_digest
 from s3cache.hooks._conditions import Compile, FxInfo, attach_fx_info
 from s3cache.hooks._first_calls import Described, UndescribedError, described_outputs
 from s3cache.hooks._patching import Patches
@@ -67,7 +67,7 @@ class CacheCall:
     def __init__(self) -> None:
         self.inputs: Sequence[object] = ()
         self.key: str | None = None
-        self.reasons: tuple[Unsafe, ...] = ()
+        self.reasons: tuple[BypassReason, ...] = ()
         self.error: Exception | None = None
 
     def met(self, error: Exception) -> None:
@@ -268,9 +268,11 @@ class PendingCompiles:
         threads, vouched = compile_.of_threads, self._vouched
         try:
             return {
-                "sees_places": sees_places(gm),
+                "sees_places": reads_storage_offsets(gm),
                 "late": late,
-                "lowered": settings_digest(of_threads=threads, vouched=vouched) if late else None,
+                "lowered": settings_digest(of_threads=threads, registered_version=vouched)
+                if late
+                else None,
             }
         except Exception as exc:  # the user's program goes on
             logger.warning(

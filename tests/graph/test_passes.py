@@ -74,7 +74,7 @@ def test_a_pass_of_a_program_is_a_reason_and_matters_later_if_it_generates(
     with config.patch({option: [mine] if option.startswith("_fuse") else mine}):
         (graph,) = s3cache.check(torch.compile(sine), torch.ones(3)).graphs
     (reason,) = graph.reasons
-    assert (reason.code == "custom-pass") == reason.in_any_form == (option in GENERATING)
+    assert (reason.code == "custom-pass") == reason.blocks_fx_level == (option in GENERATING)
     assert "register_cacheable(tests.graph.test_passes.mine, version" in reason.fix
 
 

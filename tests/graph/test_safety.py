@@ -19,8 +19,8 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import s3cache
-from s3cache.graph import Unsafe, also_safe, unsafe_parts
-from s3cache.graph._safety import way_out
+from s3cache.graph import BypassReason, bypass_reasons, extra_cacheable_functions
+from s3cache.graph._results import suggested_fix
 from s3cache.torch_api import installed_release
 
 
@@ -52,12 +52,16 @@ def graph_of(*calls: tuple[str, Any], modules: dict[str, nn.Module] | None = Non
 
 
 def reasons(
-    *calls: tuple[str, Any], registered: Callable[[Any], bool] = lambda _: False, **more: Any
-) -> list[Unsafe]:
-    return unsafe_parts(graph_of(*calls, **more), registered)
+    *calls: tuple[str, Any], registered: Callable[[Any], str | None] = lambda _: None, **more: Any
+) -> list[BypassReason]:
+    return bypass_reasons(graph_of(*calls, **more), (), registered)
 
 
-def codes(found: list[Unsafe]) -> list[str]:
+def reasons_of(gm: GraphModule) -> list[BypassReason]:
+    return bypass_reasons(gm, (), lambda _: None)
+
+
+def codes(found: list[BypassReason]) -> list[str]:
     return [each.code for each in found]
 
 
@@ -127,7 +131,7 @@ def test_functions_of_torchs_own_that_dynamo_puts_into_graphs_are_safe() -> None
     own += [getattr(predispatch, name) for name in nesting]
     calls = [("call_function", each) for each in own]
     assert reasons(*calls) == []
-    check_cacheable(graph_of(*calls), also_safe(graph_of(*calls)))
+    check_cacheable(graph_of(*calls), extra_cacheable_functions(graph_of(*calls)))
 
 
 def check_cacheable(gm: GraphModule, more: dict[str, str]) -> None:
@@ -169,7 +173,7 @@ def test_the_way_out_can_be_pasted_and_names_what_to_register() -> None:
     def local(x: torch.Tensor) -> torch.Tensor:
         return x
 
-    function, inner, lambda_ = (way_out(each) for each in (users_own, local, lambda x: x))
+    function, inner, lambda_ = (suggested_fix(each) for each in (users_own, local, lambda x: x))
     registered = f"import s3cache, {__name__}; s3cache.register_cacheable({__name__}.{{}}, "
     assert function.startswith(registered.format("users_own"))
     assert inner.startswith("define local at the top of")
@@ -190,8 +194,8 @@ def test_the_way_out_of_a_wrapper_names_the_wrapper_and_not_what_it_wraps() -> N
     def inner(*args: Any) -> Any:
         return args
 
-    assert f"register_cacheable({__name__}.wrapping, " in way_out(wrapping)
-    assert way_out(inner).startswith(f"define inner at the top of {__name__}, then: ")
+    assert f"register_cacheable({__name__}.wrapping, " in suggested_fix(wrapping)
+    assert suggested_fix(inner).startswith(f"define inner at the top of {__name__}, then: ")
 
 
 def test_a_module_that_dynamo_did_not_look_into_is_not_safe() -> None:
@@ -202,20 +206,20 @@ def test_a_module_that_dynamo_did_not_look_into_is_not_safe() -> None:
 def test_a_method_of_something_that_is_no_tensor_is_not_safe() -> None:
     gm = graph_of(("call_method", "sin"))
     next(iter(gm.graph.nodes)).meta.clear()
-    assert codes(unsafe_parts(gm, lambda _: False)) == ["method"]
+    assert codes(reasons_of(gm)) == ["method"]
 
 
 def test_a_method_without_a_name_is_not_safe() -> None:
     gm = graph_of(("call_method", "sin"))
     list(gm.graph.nodes)[1].target = zlib.crc32
-    (reason,) = unsafe_parts(gm, lambda _: False)
+    (reason,) = reasons_of(gm)
     assert (reason.code, reason.target) == ("method", str(zlib.crc32))
 
 
 def test_a_kind_of_node_that_nobody_has_seen_is_not_safe() -> None:
     gm = graph_of(("call_method", "sin"))
     list(gm.graph.nodes)[1].op = "call_planet"
-    assert codes(unsafe_parts(gm, lambda _: False)) == ["node-kind"]
+    assert codes(reasons_of(gm)) == ["node-kind"]
 
 
 def test_the_graphs_inside_of_a_graph_are_checked_too() -> None:
@@ -232,7 +236,7 @@ def test_hooks_for_saved_tensors_are_checked(side: str) -> None:
     for name in ("pack", "unpack"):
         target = users_own if name == side else torch.cos
         setattr(gm, f"saved_tensors_hooks_{name}_0", graph_of(("call_function", target)))
-    (reason,) = unsafe_parts(gm, lambda _: False)
+    (reason,) = reasons_of(gm)
     assert (reason.code, reason.module) == ("function", f"saved_tensors_hooks_{side}_0")
 
 
@@ -240,18 +244,16 @@ def test_a_wrapped_function_is_safe_if_its_user_gave_a_hash() -> None:
     gm = graph_of(("call_function", users_own))
     node = list(gm.graph.nodes)[1]
     node.meta["is_wrapped"] = True
-    assert codes(unsafe_parts(gm, lambda _: False)) == ["function"]
+    assert codes(reasons_of(gm)) == ["function"]
     node.meta["user_cache_hash"] = "1"
-    assert unsafe_parts(gm, lambda _: False) == []
+    assert reasons_of(gm) == []
 
 
 def test_a_checkpoint_context_needs_a_hash_or_an_identity() -> None:
-    def checkpointed(context_fn: Any) -> list[Unsafe]:
+    def checkpointed(context_fn: Any) -> list[BypassReason]:
         inner = graph_of(("call_function", torch.sin))
         inner.meta["_checkpoint_context_fn"] = context_fn
-        return unsafe_parts(
-            graph_of(("call_module", "body"), modules={"body": inner}), lambda _: False
-        )
+        return reasons_of(graph_of(("call_module", "body"), modules={"body": inner}))
 
     hashed = functools.partial(unnamed)
     hashed.cache_hash = "1"  # type: ignore[attr-defined]
@@ -269,7 +271,7 @@ def test_what_the_user_vouches_for_is_safe() -> None:
     found = reasons(
         *calls,
         modules={"mine": UsersModule()},
-        registered=lambda each: each in (users_own, UsersModule),
+        registered=lambda each: "1" if each in (users_own, UsersModule) else None,
     )
     assert found == []
 
@@ -287,7 +289,7 @@ def test_nobody_is_told_to_vouch_for_what_torch_makes_anew_for_each_call() -> No
 
 def test_hooks_that_travel_to_the_backward_pass_are_not_safe() -> None:
     gm = graph_of(("call_function", torch.sin))
-    assert codes(unsafe_parts(gm, lambda _: False, [torch.ones(1), BackwardState()])) == [
+    assert codes(bypass_reasons(gm, [torch.ones(1), BackwardState()], lambda _: None)) == [
         "backward-state"
     ]
 
@@ -408,7 +410,7 @@ def test_what_torch_refuses_we_refuse() -> None:
     for gm in (unknown, graph_of(("call_function", users_own))):
         with pytest.raises(BypassAOTAutogradCache):
             check_cacheable(gm)
-        assert unsafe_parts(gm, lambda _: False)
+        assert reasons_of(gm)
 
 
 def test_a_reason_is_plain_data() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from s3cache.graph._homes import home_of
+from s3cache.graph._distribution import origin_of
 
 
 def posing(x: Any) -> Any:
@@ -38,4 +38,4 @@ def posing(x: Any) -> Any:
     ],
 )
 def test_whose_it_is(value: object, kind: str) -> None:
-    assert home_of(value).kind == kind
+    assert origin_of(value).kind == kind
