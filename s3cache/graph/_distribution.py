@@ -17,15 +17,6 @@ from typing import Literal, NamedTuple
 
 from s3cache.torch_api import internals
 
-__all__ = [
-    "ORIGINAL_ATTR",
-    "Origin",
-    "distribution_of",
-    "origin_of",
-    "origin_of_file",
-    "unwrap_patch",
-]
-
 # Libraries that torch builds on: their versions say what their code is.
 _VERSIONED = ("numpy", "scipy", "sympy", "mpmath")
 

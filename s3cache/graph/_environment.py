@@ -14,7 +14,7 @@ import hashlib
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -27,14 +27,20 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import KeyDetails
 
 
+def read(*names: str, **more: object) -> str:
+    """Return attributes of torch by their dotted names, and ``more``; functions are called."""
+    import torch
+
+    values = {name: attrgetter(name)(torch) for name in names}
+    called = {name: value() if callable(value) else value for name, value in values.items()}
+    if len(names) == 1:
+        return str(called[names[0]])
+    shown = {name.removeprefix("backends."): value for name, value in called.items()}
+    return _fields({**shown, **more})
+
+
 def _fields(values: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value!r}" for name, value in values.items())
-
-
-def _read(root: object, names: Iterable[str]) -> dict[str, object]:
-    """Return attributes by their dotted names; functions are called."""
-    values = {name: attrgetter(name)(root) for name in names}
-    return {name: value() if callable(value) else value for name, value in values.items()}
 
 
 # -- the machine and the installation
@@ -90,20 +96,6 @@ def build_of_torch() -> str:
     lines = torch.__config__.show().splitlines()
     built = "\n".join(line for line in lines if "CPU capability" not in line)
     return hashlib.sha256(built.encode()).hexdigest()
-
-
-def torch_version() -> str:
-    """Return the version of torch, with what its build adds."""
-    import torch
-
-    return str(torch.__version__)
-
-
-def cxx_abi() -> str:
-    """Return whether torch was built with the C++ ABI of 2011."""
-    import torch
-
-    return str(torch.compiled_with_cxx11_abi())
 
 
 # -- devices and threads
@@ -196,13 +188,6 @@ def triton_variables(devices: set[str]) -> str:
     return _fields(dict(sorted(internals.triton_environment().items()))) if is_used else ""
 
 
-def thread_count() -> str:
-    """Return the number of threads that torch has."""
-    import torch
-
-    return str(torch.get_num_threads())
-
-
 def threads(details: KeyDetails, gm: GraphModule) -> str:
     """Return what generated code takes from the number of threads; ``""`` if nothing.
 
@@ -212,7 +197,7 @@ def threads(details: KeyDetails, gm: GraphModule) -> str:
     """
     if internals.cpp_threads.get() >= 1:  # made for that many, wherever it runs
         return ""
-    count = thread_count()
+    count = read("get_num_threads")
     if internals.cpp_dynamic_threads.get():
         # What is made for one thread does not keep others out of what one alone has to do.
         return count if count == "1" or _may_use_templates(gm) else "several"
@@ -234,61 +219,57 @@ def _may_use_templates(gm: GraphModule) -> bool:
 
 # -- settings of the process
 
-_BACKENDS = (
-    *("mkldnn.enabled", "mkldnn.deterministic"),
-    *("cudnn.enabled", "cudnn.deterministic", "cudnn.benchmark", "mha.get_fastpath_enabled"),
-    *("opt_einsum.enabled", "opt_einsum.strategy", "quantized.engine"),
+#: Switches of the libraries that kernels are from.
+BACKENDS = (
+    "backends.mkldnn.enabled",
+    "backends.mkldnn.deterministic",
+    "backends.cudnn.enabled",
+    "backends.cudnn.deterministic",
+    "backends.cudnn.benchmark",
+    "backends.mha.get_fastpath_enabled",
+    "backends.opt_einsum.enabled",
+    "backends.opt_einsum.strategy",
+    "backends.quantized.engine",
 )
+#: What torch as a whole, and each library, may use for float32.
+PRECISION = (
+    "backends.fp32_precision",
+    "backends.mkldnn.fp32_precision",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.mkldnn.conv.fp32_precision",
+    "backends.mkldnn.rnn.fp32_precision",
+    "backends.cudnn.fp32_precision",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+)
+# A graph is traced to one of the kernels that are allowed.
 _ATTENTION = (
-    *("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled"),
-    "fp16_bf16_reduction_math_sdp_allowed",
+    "backends.cuda.flash_sdp_enabled",
+    "backends.cuda.mem_efficient_sdp_enabled",
+    "backends.cuda.math_sdp_enabled",
+    "backends.cuda.fp16_bf16_reduction_math_sdp_allowed",
+    "backends.cuda.cudnn_sdp_enabled",
 )
 _MODES = ("is_inference_mode_enabled", "is_anomaly_enabled", "is_autocast_cache_enabled")
-_LIBRARIES = (
-    *("mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"),
-    *("cudnn", "cudnn.conv", "cudnn.rnn", "cuda.matmul"),
-)
 
 
 def cpu_capability() -> str:
     """Return what ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it."""
-    import torch
+    return read("backends.cpu.get_cpu_capability")
 
-    return str(torch.backends.cpu.get_cpu_capability())
+
+def attention() -> str:
+    """Return which attention kernels are allowed, and in which order they are tried."""
+    return read(*_ATTENTION, priority=list(internals.attention_priority.get()()))
 
 
 def matmul_precision() -> str:
     """Return the one setting for all libraries, which says nothing if one of them has its own."""
-    import torch
-
     try:
-        return torch.get_float32_matmul_precision()
+        return read("get_float32_matmul_precision")
     except RuntimeError:
         return "by library"
-
-
-def precision() -> str:
-    """Return what torch as a whole (``""``), and each library, may use for float32."""
-    from torch import backends
-
-    names = ("", *_LIBRARIES)
-    get = (attrgetter(f"{name}.fp32_precision".lstrip(".")) for name in names)
-    return _fields({name: of(backends) for name, of in zip(names, get, strict=True)})
-
-
-def backends() -> str:
-    """Return switches of the libraries that kernels are from."""
-    import torch
-
-    return _fields(_read(torch.backends, _BACKENDS))
-
-
-def attention() -> str:
-    """Return which attention kernels are allowed: a graph is traced to one of them."""
-    import torch
-
-    priority = list(internals.attention_priority.get()())
-    return _fields({**_read(torch.backends.cuda, _ATTENTION), "priority": priority})
 
 
 def modes() -> str:
@@ -296,16 +277,14 @@ def modes() -> str:
     import torch
 
     devices = internals.autocast_devices.get()()
-    return _fields(
-        {
-            **_read(torch, _MODES),
-            "view_replay": internals.view_replay_enabled.get()(),
-            # A graph that enters autocast without a dtype gets the default one.
-            "autocast_dtypes": [str(torch.get_autocast_dtype(device)) for device in devices],
-            "device": str(torch.get_default_device()),
-            # Of this thread, which folds constants; torch has no way to ask.
-            "flush_denormal": sys.float_info.min / 2 == 0,
-        }
+    return read(
+        *_MODES,
+        view_replay=internals.view_replay_enabled.get()(),
+        # A graph that enters autocast without a dtype gets the default one.
+        autocast_dtypes=[str(torch.get_autocast_dtype(device)) for device in devices],
+        device=str(torch.get_default_device()),
+        # Of this thread, which folds constants; torch has no way to ask.
+        flush_denormal=sys.float_info.min / 2 == 0,
     )
 
 
@@ -320,15 +299,13 @@ def autocast() -> str:
 def joint_passes() -> str:
     """Return what torch looks at only to refuse what has no uuid(): its keys have no names."""
     functorch = internals.functorch_config.get()
-    options = {
-        "estimator": functorch.activation_memory_budget_runtime_estimator,
-        "solver": functorch.activation_memory_budget_solver,
-        "joint_custom_pass": functorch.joint_custom_pass,
-    }
+    options = ("runtime_estimator", "solver")
+    values = {name: getattr(functorch, f"activation_memory_budget_{name}") for name in options}
+    values["joint_custom_pass"] = functorch.joint_custom_pass
     return _fields(
         {
             name: [type(value).__qualname__, value.uuid()] if hasattr(value, "uuid") else value
-            for name, value in options.items()
+            for name, value in values.items()
         }
     )
 

@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
     from torch.fx import GraphModule, Node
 
-__all__ = [
-    "constants",
-    "first_call",
-    "graph_modules",
-    "node_annotations",
-    "non_leaf_inputs",
-    "reads_storage_offsets",
-    "sharing",
-    "size_bounds",
-    "storage_offsets",
-    "storage_offsets_read",
-    "traced_values",
-]
-
 
 def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
     """Yield ``gm`` and all graph modules inside of it, with their names; its own is ``""``."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import DeviceMesh, Function, KeyPickler
 
-__all__ = ["CanonicalPickler", "autograd_function_text", "graph_as_text"]
-
 
 class CanonicalPickler:
     """Make bytes that depend on what a value is, and not on which of its items are one object.

@@ -21,16 +21,6 @@ from s3cache.graph._distribution import origin_of
 from s3cache.graph._results import RegisteredVersion, qualified_name
 from s3cache.torch_api import internals
 
-__all__ = [
-    "NATIVE",
-    "UnidentifiedError",
-    "code_digest",
-    "code_fingerprint",
-    "content_of",
-    "identity",
-    "rough_identity",
-]
-
 NATIVE = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,

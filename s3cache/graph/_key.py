@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from s3cache.artifact import SCHEMA
 from s3cache.entries import digest_of
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from s3cache.torch_api.protocols import KeyDetails, KeyPickler
-
-__all__ = ["COMPONENTS", "FIRST_CALL", "Key", "bypass_reasons", "key_of", "settings_digest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +57,25 @@ class Key:
         )
 
 
-# What a digest is made for: a whole graph, an FX graph, or settings alone.
-_Scope: TypeAlias = Literal["aot", "fx", "settings"]
-
-
 @dataclass(frozen=True)
 class _Subject:
-    """A graph to make a key for, with what torch knows of it."""
+    """What a digest is made of: a whole graph, an FX graph, or settings alone."""
 
     details: KeyDetails
     gm: GraphModule
     inputs: Sequence[object]
     pickler: KeyPickler
     version: RegisteredVersion
-    scope: _Scope
+    scope: Literal["aot", "fx", "settings"]
     compilers: Mapping[str, object] = field(default_factory=dict)
-
-    @functools.cached_property
-    def canonical(self) -> CanonicalPickler:
-        return CanonicalPickler(self.pickler, self.version, traced=self.is_traced)
 
     @property
     def is_traced(self) -> bool:
         return self.scope != "aot"
+
+    @functools.cached_property
+    def canonical(self) -> CanonicalPickler:
+        return CanonicalPickler(self.pickler, self.version, traced=self.is_traced)
 
     @functools.cached_property
     def devices(self) -> set[str]:
@@ -92,11 +86,8 @@ class _Subject:
         return env.needs_processor(self.details, self.devices)
 
 
-_ALL: tuple[_Scope, ...] = ("aot", "fx", "settings")
-_KEYS: tuple[_Scope, ...] = ("aot", "fx")
-_AOT: tuple[_Scope, ...] = ("aot",)
-_FX: tuple[_Scope, ...] = ("fx",)
-_SETTINGS: tuple[_Scope, ...] = ("settings",)
+_ALL, _KEYS = {"aot", "fx", "settings"}, {"aot", "fx"}
+_AOT, _FX, _SETTINGS = {"aot"}, {"fx"}, {"settings"}
 
 #: The component of graphs that have to answer their first call with fake tensors, and of no others.
 FIRST_CALL = "compile.first_call"
@@ -104,7 +95,7 @@ FIRST_CALL = "compile.first_call"
 #: What a key is made of, in order, after one component for each attribute of torch's own details:
 #: the name of a component, the digests that have it, and what computes it. Nothing is left out but
 #: a component that has nothing to say (``""`` or None). docs/keys.md says what each is for.
-COMPONENTS: tuple[tuple[str, tuple[_Scope, ...], Callable[[_Subject], Finding]], ...] = (
+COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...] = (
     # the machine and the installation
     ("s3cache.schema", _ALL, lambda _: str(SCHEMA)),
     ("machine.arch", _ALL, lambda _: platform.machine()),
@@ -112,18 +103,22 @@ COMPONENTS: tuple[tuple[str, tuple[_Scope, ...], Callable[[_Subject], Finding]],
     ("machine.isa", _KEYS, lambda of: env.instruction_sets() if of.is_for_cpu else None),
     ("machine.accelerator", _KEYS, lambda of: env.accelerators(of.devices)),
     ("python.abi", _ALL, lambda _: env.python_abi()),
-    ("torch.version", _ALL, lambda _: env.torch_version()),
+    ("torch.version", _ALL, lambda _: env.read("__version__")),
     ("torch.build", _ALL, lambda _: env.build_of_torch()),
-    ("torch.cxx_abi", _ALL, lambda _: env.cxx_abi()),
+    ("torch.cxx_abi", _ALL, lambda _: env.read("compiled_with_cxx11_abi")),
     ("triton.environment", _KEYS, lambda of: env.triton_variables(of.devices)),
     # settings of the process
     ("torch.cpu_capability", _KEYS, lambda of: env.cpu_capability() if of.is_for_cpu else None),
     ("torch.num_threads", _KEYS, lambda of: env.threads(of.details, of.gm)),
-    ("torch.num_threads", _SETTINGS, lambda of: env.thread_count() if of.inputs else None),
+    ("torch.num_threads", _SETTINGS, lambda of: env.read("get_num_threads") if of.inputs else None),
     ("torch.float32_matmul_precision", _ALL, lambda _: env.matmul_precision()),
-    ("torch.precision", _ALL, lambda _: env.precision()),
-    ("torch.backends", _ALL, lambda _: env.backends()),
-    ("torch.attention", _ALL, lambda _: env.attention()),
+    ("torch.precision", _ALL, lambda _: env.read(*env.PRECISION)),
+    ("torch.backends", _ALL, lambda _: env.read(*env.BACKENDS)),
+    (
+        "torch.attention",
+        _ALL,
+        lambda _: env.attention(),
+    ),
     ("torch.modes", _ALL, lambda _: env.modes()),
     ("functorch.budget", _ALL, lambda _: env.joint_passes()),
     ("dynamo.config", _ALL, lambda _: env.dynamo_options()),
@@ -168,7 +163,7 @@ def key_of(
     """
     gm, inputs = details.gm, details.example_inputs
     assert gm is not None
-    scope: _Scope = "fx" if traced else "aot"
+    scope: Literal["aot", "fx"] = "fx" if traced else "aot"
     return _key(_Subject(details, gm, inputs, pickler, registered_version, scope, compilers or {}))
 
 

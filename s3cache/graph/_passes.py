@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Config, CustomPass
 
-__all__ = [
-    "compilers_component",
-    "context_hash",
-    "context_hashes",
-    "described_passes",
-    "pass_reasons",
-    "table_text",
-]
-
 
 class _Option(NamedTuple):
     """An option of torch that takes users' code.
@@ -96,32 +87,39 @@ def pass_reasons(registered_version: RegisteredVersion) -> Iterator[BypassReason
     """Yield a reason for each of users' passes that has no identity."""
     for option in _options():
         for pass_ in option.passes:
-            why = _why_unidentified(option, pass_, registered_version)
-            if why is None:
-                continue
-            fix = "use a later torch"
-            if option.kind is not None:
-                base = f"{option.kind.__module__}.{option.kind.__name__}"
-                fix = f"derive it from {base} and give it a uuid()"
-            if isinstance(pass_, FunctionType):
-                fix = suggested_fix(pass_, f"with a new version after each change to it; or {fix}")
-            name = qualified_name(pass_)
-            message = f"{option.name} is {name}, which {why}"
-            yield BypassReason(option.code, message, fix, target=name)
+            try:
+                _pass_identity(option.kind, pass_, registered_version)
+            except UnidentifiedError as exc:
+                fix = "use a later torch"
+                if option.kind is not None:
+                    base = f"{option.kind.__module__}.{option.kind.__name__}"
+                    fix = f"derive it from {base} and give it a uuid()"
+                if isinstance(pass_, FunctionType):
+                    condition = f"with a new version after each change to it; or {fix}"
+                    fix = suggested_fix(pass_, condition)
+                name = qualified_name(pass_)
+                message = f"{option.name} is {name}, which {exc}"
+                yield BypassReason(option.code, message, fix, target=name)
 
 
-def _why_unidentified(
-    option: _Option, pass_: object, registered_version: RegisteredVersion
+def _pass_identity(
+    kind: type[CustomPass] | None, pass_: object, registered_version: RegisteredVersion
 ) -> str | None:
-    if option.kind is None:
-        return "has no uuid()"
-    if isinstance(pass_, option.kind):
-        return None if pass_.uuid() else "has an empty uuid()"
+    """Return the identity of a pass that torch cannot ask for one; None if it can.
+
+    Raises:
+        UnidentifiedError: it has none.
+    """
+    if kind is None:
+        raise UnidentifiedError("has no uuid()", pass_)
+    if isinstance(pass_, kind):
+        if not pass_.uuid():
+            raise UnidentifiedError("has an empty uuid()", pass_)
+        return None
     try:
-        identity(pass_, registered_version)
+        return identity(pass_, registered_version)
     except UnidentifiedError as exc:
-        return f"has no uuid(), and {exc}"
-    return None
+        raise UnidentifiedError(f"has no uuid(), and {exc}", exc.about) from exc
 
 
 @contextlib.contextmanager

@@ -11,17 +11,6 @@ from typing import Literal, TypeAlias
 
 from s3cache.torch_api import internals
 
-__all__ = [
-    "BypassReason",
-    "Code",
-    "Component",
-    "Finding",
-    "RegisteredVersion",
-    "bounded",
-    "qualified_name",
-    "suggested_fix",
-]
-
 #: Returns the version that the user registered a function, operator, class or module with, if any.
 RegisteredVersion: TypeAlias = Callable[[object], "str | None"]
 

@@ -35,14 +35,6 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function
 
-__all__ = [
-    "extra_cacheable_functions",
-    "fx_bypass_reasons",
-    "is_custom_function",
-    "process_bypass_reasons",
-    "unsafe_graph_reasons",
-]
-
 
 def unsafe_graph_reasons(
     gm: GraphModule, inputs: Iterable[object], registered_version: RegisteredVersion

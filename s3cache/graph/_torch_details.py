@@ -27,8 +27,6 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Config, KeyDetails
 
-__all__ = ["torch_components", "unpicklable_options"]
-
 _LEFT_OUT = frozenset(name for fields in internals.CACHING_OPTIONS for name in fields.names)
 _SCALARS = (type(None), bool, int, float, complex, str)
 _ALL_CHARACTERS = 128 << 10

@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Operator
 
-__all__ = [
-    "custom_operators",
-    "functions",
-    "refaked_operators",
-    "registered_versions",
-    "subclasses",
-    "traced_operators",
-]
-
 
 def registered_versions(gm: GraphModule, registered_version: RegisteredVersion) -> str:
     """Return the versions that the user registered what ``gm`` calls with."""
