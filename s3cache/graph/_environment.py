@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import KeyDetails
 
 
-def read(*names: str, **more: object) -> str:
+def read(names: str, **more: object) -> str:
     """Return attributes of torch by their dotted names, and ``more``; functions are called."""
     import torch
 
-    values = {name: attrgetter(name)(torch) for name in names}
+    values = {name: attrgetter(name)(torch) for name in names.split()}
     called = {name: value() if callable(value) else value for name, value in values.items()}
-    if len(names) == 1:
-        return str(called[names[0]])
+    if len(called) == 1:
+        return str(called[names])
     shown = {name.removeprefix("backends."): value for name, value in called.items()}
     return _fields({**shown, **more})
 
@@ -221,37 +221,25 @@ def _may_use_templates(gm: GraphModule) -> bool:
 
 #: Switches of the libraries that kernels are from.
 BACKENDS = (
-    "backends.mkldnn.enabled",
-    "backends.mkldnn.deterministic",
-    "backends.cudnn.enabled",
-    "backends.cudnn.deterministic",
-    "backends.cudnn.benchmark",
-    "backends.mha.get_fastpath_enabled",
-    "backends.opt_einsum.enabled",
-    "backends.opt_einsum.strategy",
-    "backends.quantized.engine",
+    "backends.mkldnn.enabled backends.mkldnn.deterministic backends.cudnn.enabled "
+    "backends.cudnn.deterministic backends.cudnn.benchmark backends.mha.get_fastpath_enabled "
+    "backends.opt_einsum.enabled backends.opt_einsum.strategy backends.quantized.engine"
 )
 #: What torch as a whole, and each library, may use for float32.
-PRECISION = (
-    "backends.fp32_precision",
-    "backends.mkldnn.fp32_precision",
-    "backends.mkldnn.matmul.fp32_precision",
-    "backends.mkldnn.conv.fp32_precision",
-    "backends.mkldnn.rnn.fp32_precision",
-    "backends.cudnn.fp32_precision",
-    "backends.cudnn.conv.fp32_precision",
-    "backends.cudnn.rnn.fp32_precision",
-    "backends.cuda.matmul.fp32_precision",
+PRECISION = "backends.fp32_precision " + " ".join(
+    f"backends.{library}.fp32_precision"
+    for library in (
+        *("mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"),
+        *("cudnn", "cudnn.conv", "cudnn.rnn", "cuda.matmul"),
+    )
 )
 # A graph is traced to one of the kernels that are allowed.
 _ATTENTION = (
-    "backends.cuda.flash_sdp_enabled",
-    "backends.cuda.mem_efficient_sdp_enabled",
-    "backends.cuda.math_sdp_enabled",
-    "backends.cuda.fp16_bf16_reduction_math_sdp_allowed",
-    "backends.cuda.cudnn_sdp_enabled",
+    "backends.cuda.flash_sdp_enabled backends.cuda.mem_efficient_sdp_enabled "
+    "backends.cuda.math_sdp_enabled backends.cuda.fp16_bf16_reduction_math_sdp_allowed "
+    "backends.cuda.cudnn_sdp_enabled"
 )
-_MODES = ("is_inference_mode_enabled", "is_anomaly_enabled", "is_autocast_cache_enabled")
+_MODES = "is_inference_mode_enabled is_anomaly_enabled is_autocast_cache_enabled"
 
 
 def cpu_capability() -> str:
@@ -261,7 +249,7 @@ def cpu_capability() -> str:
 
 def attention() -> str:
     """Return which attention kernels are allowed, and in which order they are tried."""
-    return read(*_ATTENTION, priority=list(internals.attention_priority.get()()))
+    return read(_ATTENTION, priority=list(internals.attention_priority.get()()))
 
 
 def matmul_precision() -> str:
@@ -278,7 +266,7 @@ def modes() -> str:
 
     devices = internals.autocast_devices.get()()
     return read(
-        *_MODES,
+        _MODES,
         view_replay=internals.view_replay_enabled.get()(),
         # A graph that enters autocast without a dtype gets the default one.
         autocast_dtypes=[str(torch.get_autocast_dtype(device)) for device in devices],

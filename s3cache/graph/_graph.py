@@ -28,6 +28,12 @@ def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
             yield name, module
 
 
+def call_nodes(gm: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of ``gm``, and of all graphs inside of it, that call a function."""
+    for _, module in graph_modules(gm):
+        yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
 # -- inputs
 
 

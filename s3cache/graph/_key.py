@@ -112,8 +112,8 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.num_threads", _KEYS, lambda of: env.threads(of.details, of.gm)),
     ("torch.num_threads", _SETTINGS, lambda of: env.read("get_num_threads") if of.inputs else None),
     ("torch.float32_matmul_precision", _ALL, lambda _: env.matmul_precision()),
-    ("torch.precision", _ALL, lambda _: env.read(*env.PRECISION)),
-    ("torch.backends", _ALL, lambda _: env.read(*env.BACKENDS)),
+    ("torch.precision", _ALL, lambda _: env.read(env.PRECISION)),
+    ("torch.backends", _ALL, lambda _: env.read(env.BACKENDS)),
     (
         "torch.attention",
         _ALL,

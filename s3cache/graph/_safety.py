@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from s3cache.graph._graph import graph_modules
+from s3cache.graph._graph import call_nodes, graph_modules
 from s3cache.graph._graph_bytes import autograd_function_text
 from s3cache.graph._identity import UnidentifiedError
 from s3cache.graph._passes import context_hash, pass_reasons
@@ -245,12 +245,7 @@ _ALSO_SAFE = (
 
 def extra_cacheable_functions(gm: GraphModule) -> dict[str, str]:
     """Return names of functions in ``gm`` that are safe and that torch's own check refuses."""
-    targets = {
-        node.target
-        for _, module in graph_modules(gm)
-        for node in module.graph.nodes
-        if node.op == "call_function"
-    }
+    targets = {node.target for node in call_nodes(gm)}
     return {internals.name_of(target): "" for target in targets if _is_also_safe(target)}
 
 

@@ -16,10 +16,10 @@ import functools
 import re
 import types
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from s3cache.graph._distribution import origin_of
-from s3cache.graph._graph import graph_modules
+from s3cache.graph._graph import call_nodes, graph_modules
 from s3cache.graph._graph_bytes import autograd_function_text
 from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._registered import is_of_torch
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 
 def registered_versions(gm: GraphModule, registered_version: RegisteredVersion) -> str:
     """Return the versions that the user registered what ``gm`` calls with."""
-    called: list[object] = [type(module) for module in gm.modules()]
-    for _, module in graph_modules(gm):
-        called += (node.target for node in module.graph.nodes if node.op == "call_function")
+    called = [*(type(module) for module in gm.modules()), *(n.target for n in call_nodes(gm))]
     versions = {
         f"{internals.name_of(target)}={version}"
         for target in called
@@ -121,20 +119,15 @@ def _operators_in(gm: GraphModule) -> dict[Operator, str]:
     """Return operators that torch does not define, and a node that calls each."""
     overload, packet = internals.operator.get(), internals.operator_packet.get()
     callers: dict[Operator, str] = {}
-    for _, module in graph_modules(gm):
-        for node in module.graph.nodes:
-            target: object = node.target
-            if isinstance(target, overload):
-                operators = [target]
-            elif isinstance(target, packet):
-                operators = [getattr(target, name) for name in target.overloads()]
-            else:
-                continue
-            callers.update(
-                (operator, node.name)
-                for operator in operators
-                if operator.namespace != "aten" and not is_of_torch(operator.name())
-            )
+    for target, name in {node.target: node.name for node in call_nodes(gm)}.items():
+        operators: list[Operator] = []
+        if isinstance(target, overload):
+            operators = [target]
+        elif isinstance(target, packet):
+            operators = [getattr(target, each) for each in target.overloads()]
+        for operator in operators:
+            if operator.namespace != "aten" and not is_of_torch(operator.name()):
+                callers[operator] = name
     return callers
 
 
@@ -176,19 +169,16 @@ def functions(gm: GraphModule, registered_version: RegisteredVersion) -> Finding
     """
     texts: list[str] = []
     reasons: list[BypassReason] = []
-    callers: dict[types.FunctionType, str] = {}
-    of_torch: set[object] = set()
-    for _, module in graph_modules(gm):
-        for node in module.graph.nodes:
-            target: object = node.target
-            if not isinstance(target, types.FunctionType) or target in of_torch:
-                continue
-            if internals.has_code_of_torch(target):
-                of_torch.add(target)
-            elif not node.meta.get(internals.WRAPPED_HASH):
-                callers[target] = node.name
+    callers = {
+        node.target: node for node in call_nodes(gm) if not node.meta.get(internals.WRAPPED_HASH)
+    }
     for function, caller in callers.items():
-        if registered_version(function) is not None or autograd_function_text(function) is not None:
+        if (
+            not isinstance(function, types.FunctionType)
+            or internals.has_code_of_torch(function)
+            or registered_version(function) is not None
+            or autograd_function_text(function) is not None
+        ):
             continue
         name = internals.name_of(function)
         try:
@@ -196,18 +186,11 @@ def functions(gm: GraphModule, registered_version: RegisteredVersion) -> Finding
         except UnidentifiedError as exc:
             message = f"calls what bears the name {name}, and {exc}"
             fix = suggested_fix(function)
-            reasons.append(BypassReason("function", message, fix, caller, name))
+            reasons.append(BypassReason("function", message, fix, caller.name, name))
     return reasons or " ".join(sorted(texts))
 
 
 # -- tensor subclasses
-
-
-class _Use(NamedTuple):
-    """Where a class was met first, and what of others its tensors carry, by identity."""
-
-    where: str
-    carried: dict[int, object]
 
 
 def subclasses(
@@ -224,23 +207,22 @@ def subclasses(
 
     texts: list[str] = []
     reasons: list[BypassReason] = []
-    for kind, use in _subclasses_in(gm, inputs).items():
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        version = registered_version(kind)
+    for kind, (where, carried) in _subclasses_in(gm, inputs).items():
+        name, version = f"{kind.__module__}.{kind.__qualname__}", registered_version(kind)
         if version is not None:
             texts.append(f"{name}: version {version}")
             continue
-        versions = {id_: version_of(carried) for id_, carried in use.carried.items()}
-        unversioned = [use.carried[id_] for id_, version in versions.items() if version is None]
+        versions = [(each, version_of(each)) for each in carried.values()]
+        unversioned = [each for each, version in versions if version is None]
         foreign = next(_foreign_code(kind, unversioned), None)
         if foreign is not None:
             message = f"works on a {name}, and {foreign} takes part in tracing"
-            reasons.append(BypassReason("subclass", message, suggested_fix(kind), use.where, name))
+            reasons.append(BypassReason("subclass", message, suggested_fix(kind), where, name))
             continue
         handlers = internals.sharding_handlers(kind)
-        handled = sorted(f"{operator} {qualified_name(handler)}" for operator, handler in handlers)
-        carried = sorted(f"version {version}" for version in versions.values())
-        texts.append(f"{name}: {' '.join((*handled, *carried))}")
+        words = sorted(f"{operator} {qualified_name(handler)}" for operator, handler in handlers)
+        words += sorted(f"version {version}" for _, version in versions)
+        texts.append(f"{name}: {' '.join(words)}")
     return reasons or " ".join(sorted(texts))
 
 
@@ -268,14 +250,19 @@ def _is_rule_of_torch(rule: object) -> bool:
     return True
 
 
-def _subclasses_in(gm: GraphModule, inputs: Iterable[object]) -> dict[type, _Use]:
-    """Return the classes of tensors that run code of their own, or carry code of others."""
-    found: dict[type, _Use] = {}
+def _subclasses_in(
+    gm: GraphModule, inputs: Iterable[object]
+) -> dict[type, tuple[str, dict[int, object]]]:
+    """Return the classes of tensors that run code of their own, or carry code of others.
+
+    With each is where it was met first, and what its tensors carry, by identity.
+    """
+    found: dict[type, tuple[str, dict[int, object]]] = {}
 
     def meet(value: object, where: str) -> None:
         for kind, carried in _kinds(value):
-            use = found.setdefault(kind, _Use(where, {}))
-            use.carried.update((id(each), each) for each in carried)
+            _, known = found.setdefault(kind, (where, {}))
+            known.update((id(each), each) for each in carried)
 
     for index, value in enumerate(inputs):
         meet(value, f"input {index}")
