@@ -17,17 +17,15 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import s3cache
 from s3cache.torch_api import installed_release
 
+# One of each kind of option; test_safety.py has all of them.
 OPTIONS = [
-    (inductor, "post_grad_custom_pre_pass"),
     (inductor, "post_grad_custom_post_pass"),
     (inductor, "joint_custom_pre_pass"),
-    (inductor, "joint_custom_post_pass"),
     (inductor, "_fuse_ddp_communication_passes"),
     (inductor, "custom_partitioner_fn"),
-    (functorch, "joint_custom_pass"),
     (functorch, "activation_memory_budget_solver"),
-    (functorch, "activation_memory_budget_runtime_estimator"),
 ]
+GENERATING = {"post_grad_custom_post_pass", "_fuse_ddp_communication_passes"}
 
 
 def keys(function: Callable[..., Any], *args: Any) -> list[str | None]:
@@ -40,8 +38,6 @@ def sine(x: Tensor) -> Tensor:
 
 Install = Callable[[str], Any]
 LIBRARY = "def of(by): return lambda *args: by"
-GENERATING = {"post_grad_custom_pre_pass", "post_grad_custom_post_pass"}
-GENERATING |= {"_fuse_ddp_communication_passes"}
 
 
 @pytest.mark.parametrize(("config", "option"), OPTIONS)
