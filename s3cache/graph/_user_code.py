@@ -119,7 +119,8 @@ def _operators_in(gm: GraphModule) -> dict[Operator, str]:
     """Return operators that torch does not define, and a node that calls each."""
     overload, packet = internals.operator.get(), internals.operator_packet.get()
     callers: dict[Operator, str] = {}
-    for target, name in {node.target: node.name for node in call_nodes(gm)}.items():
+    targets: dict[object, str] = {node.target: node.name for node in call_nodes(gm)}
+    for target, name in targets.items():
         operators: list[Operator] = []
         if isinstance(target, overload):
             operators = [target]

@@ -260,7 +260,8 @@ def test_a_suggested_fix_can_be_pasted_and_names_what_to_register() -> None:
         return args
 
     registered = f"import s3cache, {__name__}; s3cache.register_cacheable({__name__}.{{}}, "
-    for function in (users_own, wrapping):  # functools.wraps gives the latter torch's name
+    top: list[Any] = [users_own, wrapping]  # functools.wraps gives the latter torch's name
+    for function in top:
         fix = suggested_fix(function)
         assert fix.startswith(registered.format(function.__code__.co_name))
         compile(fix, "pasted", "exec")
