@@ -13,7 +13,7 @@ import pytest
 
 from s3cache import errors
 from s3cache._pages import command, footer, pointer, sections, sections_on
-from s3cache.graph import Code, Unsafe
+from s3cache.graph import BypassReason, Code
 from s3cache.insight import Check, Name
 from s3cache.stats import Reason
 from s3cache.trust import Cause
@@ -68,7 +68,7 @@ def test_causes_of_distrust_are_documented() -> None:
 
 def test_what_cannot_be_shared_in_halves_says_so() -> None:
     """The page promises that it tells where not even halves of a graph are cached."""
-    in_no_form = {code for code in get_args(Code) if Unsafe(code, "").in_any_form}
+    in_no_form = {code for code in get_args(Code) if BypassReason(code, "").blocks_fx_level}
     bypasses = [each for each in sections() if each.kind == "bypass"]
     marked = {each.code for each in bypasses if "in halves either" in each.text}
     assert marked == in_no_form

@@ -26,7 +26,7 @@ from s3cache.cli._output import Output, age, size_text
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.manage import About, Item, Selection
+    from s3cache.manage import HeaderSummary, Item, Selection
 
 __all__ = ["du", "ls", "verify"]
 
@@ -153,7 +153,7 @@ class _GroupBy(str, Enum):
 
 
 # What takes a look at the header.
-_GROUPS_BY_HEADER: dict[_GroupBy, Callable[[About], str]] = {
+_GROUPS_BY_HEADER: dict[_GroupBy, Callable[[HeaderSummary], str]] = {
     _GroupBy.DEVICE: lambda about: " ".join(about.devices) or "(does not say)",
     _GroupBy.KIND: lambda about: about.kind,
     _GroupBy.SIGNER: lambda about: " ".join(about.signers) or "(nobody)",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from s3cache.artifact import Artifact, describe, packed, variant_of
 from s3cache.cache import Saved
 from s3cache.errors import CorruptError
-from s3cache.graph import FIRST_CALL, Code, Unsafe
+from s3cache.graph import FIRST_CALL, BypassReason, Code
 from s3cache.hooks._conditions import (
     NotSharableError,
     add_guards,
@@ -250,7 +250,7 @@ class AOTGraphs(Level["AOTResult"]):
                 self._engine.supersede(graph._fx_graph_cache_key, variant_of(graph.guards_expr))
 
     def _refused(self, code: Code, error: Exception) -> None:
-        reasons = [Unsafe(code, str(error))]
+        reasons = [BypassReason(code, str(error))]
         self._bypasses.warn(reasons, what="a compiled graph is not shared")
         current = self._state.current
         if current is not None:

@@ -137,7 +137,9 @@ class _DeferredBackward:
             if inductor.cpp_wrapper:
                 stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
             of_threads = self._conditions["of_threads"]
-            return settings_digest(of_threads=of_threads, vouched=self._registered_version)
+            return settings_digest(
+                of_threads=of_threads, registered_version=self._registered_version
+            )
 
     def _lowered_now(self, args: Sequence[object]) -> Function[object]:
         assert self._compiler is not None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from s3cache.graph import Graph, GraphBreak, Report, Unsafe, remember_pristine
+from s3cache.graph import BypassReason, Graph, GraphBreak, Report, remember_pristine
 from s3cache.hooks._keys import KeyHook, Registry
 from s3cache.hooks._state import CacheCall, CompileState, Patches
 from s3cache.torch_api import internals
@@ -118,7 +118,7 @@ class _Watch:
                     raise KeyError(key)  # torch made it up
                 graph = Graph(nodes, key, components, ())
             except Exception as exc:  # noqa: BLE001 - the report says it
-                graph = Graph(nodes, None, {}, call.reasons or (Unsafe("error", repr(exc)),))
+                graph = Graph(nodes, None, {}, call.reasons or (BypassReason("error", repr(exc)),))
         self.graphs.append(graph)
         return internals.loaded(_eagerly(mod), aot_config)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS
 from s3cache.errors import CorruptError
-from s3cache.graph import Code, places
+from s3cache.graph import Code, storage_offsets
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Compile:
             of_threads=of_threads,
             sources=config.aot_autograd_arg_pos_to_source or (),
             symbols=internals.symbols_of(inputs),
-            places=places(inputs),
+            places=storage_offsets(inputs),
             guards=guards,
             shapes=shapes,
             dynamos=len(context.guards_context.dynamo_guards),
@@ -231,7 +231,7 @@ def described(conditions: Conditions) -> str | None:
 def conditions_hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
     """Return whether the code may be called with ``inputs``, for which a graph is looked up."""
     expected = conditions["places"]
-    if expected is not None and expected != places(inputs):
+    if expected is not None and expected != storage_offsets(inputs):
         return False
     if not conditions["guards"] and not conditions["sizes"]:
         return True

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError
 from s3cache.graph import (
+    BypassReason,
     Key,
-    Unsafe,
-    also_safe,
+    bypass_reasons,
     context_hashes,
     described_passes,
+    extra_cacheable_functions,
+    fx_bypass_reasons,
     is_custom_function,
     key_of,
     unpicklable_options,
-    unsafe_code,
-    unsafe_half,
-    unsafe_parts,
 )
 from s3cache.hooks._state import CacheCall, CompileState, Patches
 from s3cache.torch_api import internals
@@ -70,10 +69,6 @@ class Registry:
         if not version:
             raise ConfigError(f"function {name}", "has no version", "give one, e.g. version='1'")
         self._versions[name] = version
-
-    def holds(self, function: object) -> bool:
-        """Return whether the user has registered ``function``."""
-        return self.version_of(function) is not None
 
     def version_of(self, function: object) -> str | None:
         """Return the version that the user gave, if any. An operator stands for its overloads."""
@@ -185,21 +180,17 @@ class KeyHook:
     def _check_cacheable(self, original: Callable[[GraphModule], None], gm: GraphModule) -> None:
         call = self._calls.current
         inputs = () if call is None else call.inputs
-        reasons = unsafe_parts(gm, self._registry.holds, inputs)
-        if reasons:  # all of them at once: there will be no key that would find the others
-            with contextlib.suppress(Exception):
-                reasons += unsafe_code(gm, inputs, self._registry.version_of)
-        self._refuse(reasons)
+        self._refuse(bypass_reasons(gm, inputs, self._registry.version_of))
         # torch refuses first calls on fake tensors; an entry here has room for those.
         with (
-            self._registry.accepted(also_safe(gm)),
+            self._registry.accepted(extra_cacheable_functions(gm)),
             internals.first_calls_unasked(),
             internals.freezing_unasked(),
         ):
             original(gm)
 
     def _context_hashes(self, _: object, gm: GraphModule) -> list[object]:
-        return context_hashes(gm, vouched=self._registry.version_of)
+        return context_hashes(gm, self._registry.version_of)
 
     def _get_hash(self, original: Function[str], pickler: KeyPickler, value: object) -> str:
         if not isinstance(value, internals.key_details.get()):
@@ -207,7 +198,7 @@ class KeyHook:
         key = key_of(
             value,
             pickler,
-            vouched=self._registry.version_of,
+            self._registry.version_of,
             compilers=self._calls.user_compilers,
         )
         if not isinstance(key, Key):
@@ -229,9 +220,9 @@ class KeyHook:
             return
         original(gm, *internals.without_carried(args), **kwargs)
         try:
-            call.reasons = tuple(unsafe_half(gm, self._registry.holds))
+            call.reasons = tuple(fx_bypass_reasons(gm, self._registry.version_of))
         except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
-            call.reasons = (Unsafe("error", repr(exc)),)
+            call.reasons = (BypassReason("error", repr(exc)),)
             call.record_error(exc)
 
     def _fx_get_key(self, original: Function[str], pickler: KeyPickler, value: object) -> str:
@@ -240,9 +231,9 @@ class KeyHook:
         if type(value) is not details or not isinstance(call, FxKeying) or call.reasons:
             return original(pickler, value)
         try:
-            key = key_of(value, pickler, vouched=self._registry.version_of, traced=True)
+            key = key_of(value, pickler, self._registry.version_of, traced=True)
         except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
-            key = [Unsafe("error", repr(exc))]
+            key = [BypassReason("error", repr(exc))]
             call.record_error(exc)
         if not isinstance(key, Key):
             call.reasons = tuple(key)
@@ -251,7 +242,7 @@ class KeyHook:
         self._remember(call.key, key)
         return internals.fx_prefix() + key.digest
 
-    def _refuse(self, reasons: Sequence[Unsafe]) -> None:
+    def _refuse(self, reasons: Sequence[BypassReason]) -> None:
         if reasons:
             if self._calls.current is not None:
                 self._calls.current.reasons = tuple(reasons)
@@ -286,10 +277,10 @@ def _is_cacheable(original: Callable[[object], bool], operator: object) -> bool:
     return is_custom_function(operator) or original(operator)
 
 
-def _reasons_for(error: Exception) -> tuple[Unsafe, ...]:
+def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
     """Return why torch gave a graph up; code ``error`` if it was not on purpose."""
     if options := tuple(unpicklable_options()):
         return options
     if isinstance(error, internals.bypass_error.get()):
-        return (Unsafe("torch", str(error)),)
-    return (Unsafe("error", repr(error)),)
+        return (BypassReason("torch", str(error)),)
+    return (BypassReason("error", repr(error)),)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from s3cache.graph import places
+from s3cache.graph import storage_offsets
 from s3cache.hooks._conditions import Conditions
 from s3cache.torch_api import internals
 
@@ -77,7 +77,8 @@ def _failing_places(
     if expected is None:
         return
     before, now = (
-        dict(each.split("@") for each in text.split()) for text in (expected, places(inputs))
+        dict(each.split("@") for each in text.split())
+        for text in (expected, storage_offsets(inputs))
     )
     for name in dict.fromkeys([*before, *now]):
         if before.get(name) != now.get(name):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
 from s3cache.cache import Engine
-from s3cache.graph import unsafe_process
+from s3cache.graph import process_bypass_reasons
 from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 
@@ -85,7 +85,7 @@ class Progress:
         answer = original()
         if not (answer or any(internals.tiers_asked("aot"))):
             try:
-                self._lookup_log.bypassed("aot", unsafe_process(), None)
+                self._lookup_log.bypassed("aot", process_bypass_reasons(), None)
             except Exception:
                 logger.debug("a graph is not noted", exc_info=True)
         return answer

@@ -28,7 +28,7 @@ from s3cache._forks import call_in_child
 from s3cache._logs import logger_of
 from s3cache._pages import command
 from s3cache.cache import Engine, Hit, Miss
-from s3cache.graph import Unsafe
+from s3cache.graph import BypassReason
 from s3cache.hooks._keys import KeyHook
 from s3cache.records import Event, Lanes, Record, Transfers
 from s3cache.stats import Level, Listener, Reason
@@ -67,7 +67,7 @@ class Bypasses:
 
     def warn(
         self,
-        reasons: Sequence[Unsafe],
+        reasons: Sequence[BypassReason],
         error: Exception | None = None,
         *,
         what: str = "a graph is not cached as a whole",
@@ -183,7 +183,12 @@ class LookupLog:
         self._engine.record(Event("save", now, elapsed_s, key, size))
 
     def bypassed(
-        self, level: Level, reasons: Sequence[Unsafe], gm: GraphModule | None, *, key: str = ""
+        self,
+        level: Level,
+        reasons: Sequence[BypassReason],
+        gm: GraphModule | None,
+        *,
+        key: str = "",
     ) -> None:
         """Record a graph that was not looked up, or not saved under the key that missed."""
         if not self._engine.settings.record:
@@ -265,7 +270,7 @@ def _places() -> tuple[str, tuple[str, ...]]:
 _TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?')
 
 
-def line_of(gm: GraphModule, reason: Unsafe) -> str:
+def line_of(gm: GraphModule, reason: BypassReason) -> str:
     """Return the line of the user's program that a reason is about, as ``file:line: code``."""
     module = gm.get_submodule(reason.module) if reason.module else gm
     for node in getattr(getattr(module, "graph", None), "nodes", ()):

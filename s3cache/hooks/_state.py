@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
 from s3cache._problems import code_of
-from s3cache.graph import ORIGINAL, Unsafe, sees_places, settings_digest
+from s3cache.graph import ORIGINAL_ATTR, BypassReason, reads_storage_offsets, settings_digest
 from s3cache.hooks._conditions import Compile, FxInfo, NotSharableError, attach_fx_info
 from s3cache.store import Buffer
 from s3cache.torch_api import Internal, internals
@@ -75,7 +75,7 @@ class Patches:
         original: F = present.__func__ if wrapped else present
         replacement: object = make(original)
         if isinstance(replacement, FunctionType):  # keys describe a user's original as before
-            vars(replacement)[ORIGINAL] = original
+            vars(replacement)[ORIGINAL_ATTR] = original
         old = vars(owner).get(name, _ABSENT)  # absent where the owner inherits it
         setattr(owner, name, type(present)(replacement) if wrapped else replacement)
         self._undo.append(
@@ -127,7 +127,7 @@ class CacheCall:
 
     inputs: Sequence[object] = ()  # of the graph, once its key is computed
     key: str | None = None  # of the graph, if it has one
-    reasons: tuple[Unsafe, ...] = ()  # why it has none
+    reasons: tuple[BypassReason, ...] = ()  # why it has none
     error: Exception | None = None  # the first thing that went wrong
     kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if one is
     modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
@@ -318,10 +318,10 @@ class PendingCompiles:
         late = is_backward and not self._state.depth
         try:
             return {
-                "sees_places": sees_places(gm),
+                "sees_places": reads_storage_offsets(gm),
                 "late": late,
                 "lowered": settings_digest(
-                    of_threads=compile_.of_threads, vouched=self._registered_version
+                    of_threads=compile_.of_threads, registered_version=self._registered_version
                 )
                 if late
                 else None,

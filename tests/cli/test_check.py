@@ -108,7 +108,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     assert done.code == 1
     assert done.out.splitlines() == [
         "1 of 3 graphs can be cached",
-        f"graph 0: train.py:7 in step, 2 times, key {'a' * 65}",
+        f"graph 0: train.py:7 in step, 2 times, cached at the first level, key {'a' * 65}",
         "graph 1: train.py:8 in step, cached at the second level only (function)",
         "  a.py:3: f(x): calls f [function]",
         "    fix: vouch for f",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.cache import Engine
-from s3cache.graph import Unsafe
+from s3cache.graph import BypassReason
 from s3cache.hooks._recorder import Bypasses
 from tests.support.density import dense
 
@@ -36,7 +36,10 @@ def test_of_several_reasons_those_that_are_new_are_pointed_to(
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
     bypasses = Bypasses(engine)
-    function, kernel = Unsafe("function", "calls f", "vouch for f"), Unsafe("kernel", "is foreign")
+    function, kernel = (
+        BypassReason("function", "calls f", "vouch for f"),
+        BypassReason("kernel", "is foreign"),
+    )
     for reasons in ([function], [kernel, function, kernel], [kernel]):
         bypasses.warn(reasons)
     engine.close()
@@ -53,7 +56,9 @@ def test_each_function_is_told_with_its_way_out_and_no_message_is_long(
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
     bypasses = Bypasses(engine)
-    reasons = [Unsafe("function", f"calls f{n}", f"f{n}()", target=f"f{n}") for n in range(200)]
+    reasons = [
+        BypassReason("function", f"calls f{n}", f"f{n}()", target=f"f{n}") for n in range(200)
+    ]
     for some in (reasons[:2], reasons[1:3], reasons[:2], reasons, *([each] for each in reasons)):
         bypasses.warn(some)
     engine.close()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import Graph
 
-from s3cache.graph._stable import plain_text
+from s3cache.graph._graph_bytes import graph_as_text
 
 _FUNCTIONS: list[Any] = [
     torch.add,
@@ -89,7 +89,7 @@ def code_of(graph: Graph) -> tuple[str, list[str]]:
 @given(_CALLS, _CALLS)
 def test_it_differs_when_generated_code_does(some: Any, others: Any) -> None:
     one, other = graph_of(some), graph_of(others)
-    texts = plain_text(one), plain_text(other)
+    texts = graph_as_text(one), graph_as_text(other)
     assert None not in texts
     assert (texts[0] == texts[1]) == (code_of(one) == code_of(other))
 
@@ -103,7 +103,7 @@ def test_it_differs_when_one_thing_does(calls: Any, data: Any) -> None:
     changed = [*calls]
     changed[place] = (*calls[place][:which], more[which], *calls[place][which + 1 :])
     one, other = graph_of(calls), graph_of(changed)
-    assert (plain_text(one) == plain_text(other)) == (code_of(one) == code_of(other))
+    assert (graph_as_text(one) == graph_as_text(other)) == (code_of(one) == code_of(other))
 
 
 class _Colour(enum.Enum):
@@ -129,21 +129,21 @@ def test_what_is_not_plain_is_left_to_torch() -> None:
         graph.output(graph.call_function(function, (graph.placeholder("x"), *args)))
         return graph
 
-    assert plain_text(called(torch.add, 1)) is not None
+    assert graph_as_text(called(torch.add, 1)) is not None
     for each in (_Colour.RED, _Named(1), Text("x"), object(), torch.add, [_Colour.RED], Text):
         graph = Graph()
         graph.output(graph.call_function(torch.add, (graph.placeholder("x"),)))
         node = next(iter(graph.find_nodes(op="call_function", target=torch.add)))
         node.update_arg(0, each)
-        assert plain_text(graph) is None, each
+        assert graph_as_text(graph) is None, each
     for function in (_function_of_ours, math.sqrt):
-        assert plain_text(called(function)) is None
+        assert graph_as_text(called(function)) is None
     wrapped = called(torch.add, 1)
     next(iter(wrapped.find_nodes(op="call_function", target=torch.add))).meta["is_wrapped"] = True
-    assert plain_text(wrapped) is None
+    assert graph_as_text(wrapped) is None
     transformed = called(torch.add, 1)
     transformed.on_generate_code(lambda _: lambda body: [*body, "x = 1"])
-    assert plain_text(transformed) is None
+    assert graph_as_text(transformed) is None
     annotated = called(torch.add, 1)
     next(iter(annotated.nodes)).type = list[int]
-    assert plain_text(annotated) is None
+    assert graph_as_text(annotated) is None
