@@ -248,7 +248,7 @@ class Kernels:
 
 def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
     main_code, optimized_code, device_type, extra_flags = (
-        call.arguments[name] for name in internals.KERNEL_ARGUMENTS.words
+        call.arguments[name] for name in internals.KERNEL_ARGUMENTS
     )
     parts = (
         cls.__name__,
