@@ -344,7 +344,7 @@ def _prologue_text(target: FunctionType) -> str | None:
     used = {name for name in _names_in(prologue.__code__) if name in prologue.__globals__}
     tangents = prologue.__globals__.get(internals.PROLOGUE_TANGENTS, ())
     plain = internals.plain_tensor_meta.get()
-    if used - _KNOWN_GLOBALS - {*internals.PROLOGUE_MESSAGES.words} or any(
+    if used - _KNOWN_GLOBALS - {*internals.PROLOGUE_MESSAGES} or any(
         type(tangent) is not plain for tangent in tangents
     ):
         return None  # of a tensor subclass, or of a torch that we have not seen

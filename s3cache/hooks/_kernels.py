@@ -236,7 +236,7 @@ def _unsharable(why: str) -> NotSharableError:
 
 def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
     main_code, optimized_code, device_type, extra_flags = (
-        call.arguments[name] for name in internals.KERNEL_ARGUMENTS.words
+        call.arguments[name] for name in internals.KERNEL_ARGUMENTS
     )
     flags = repr(tuple(extra_flags))
     digest = hashlib.sha256()
