@@ -171,8 +171,8 @@ class Backlog:
             By name the size, 0 where it is not known.
         """
         names = [] if self.disk is None else self.disk.pending()
-        passed_over = self._arriving.union(but)
-        return self._sizes([name for name in names if name not in passed_over])
+        arriving = self._arriving
+        return self._sizes([name for name in names if name not in but and name not in arriving])
 
     def adopt(self, limit: int | None, but: Collection[str]) -> dict[str, int]:
         """Take over what processes that are gone have left to upload, by name with its size.
