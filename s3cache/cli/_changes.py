@@ -167,7 +167,7 @@ def _copy(out: Output, source: Place, target: Place, selection: Selection) -> Ta
                 source.store,
                 target.store,
                 entries_in(source, selection, absent),
-                admit=source.policy.judge,
+                admit=source.policy.check,
                 advance=advance,
             )
         )
@@ -282,7 +282,7 @@ def _remove(
                     place.store,
                     entries_in(place, selection, absent),
                     keep=keep,
-                    admit=place.policy.judge,
+                    admit=place.policy.check,
                     advance=advance,
                 )
             )

@@ -261,7 +261,7 @@ def verify(selection: Selection, where: Where, out: Output) -> None:
         absent: list[str] = []
         batches = entries_in(place, selection, absent)
         tally = until_done(
-            manage.verify(place.store, batches, admit=place.policy.judge, advance=advance)
+            manage.verify(place.store, batches, admit=place.policy.check, advance=advance)
         )
         for name in absent:
             tally.fail(name, NOT_THERE)

@@ -190,7 +190,7 @@ def _signatures(head: Head) -> list[dict[str, Any]]:
 
 def _verdict(head: Head, policy: Policy) -> str:
     try:
-        signature = policy.judge(head.digest, head.signatures)
+        signature = policy.check(head.digest, head.signatures)
     except UntrustedError as exc:
         return f"not used here ({exc.cause}): {exc.detail}"
     if signature is None:

@@ -171,7 +171,7 @@ async def entries_in(
         selection,
         is_local=place.is_local,
         heads=heads,
-        admit=place.policy.judge,
+        admit=place.policy.check,
         absent=absent.append,
         seen=seen.note,
     )

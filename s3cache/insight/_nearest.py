@@ -188,7 +188,7 @@ class EntrySource:
         async def read(name: str) -> None:
             async with limit:
                 with contextlib.suppress(CorruptError, UntrustedError):
-                    head = await read_head(place.store, name, place.policy.judge)
+                    head = await read_head(place.store, name, place.policy.check)
                     if head is not None and (one := _neighbor(head.header, self._where)):
                         found.append(one)
 
@@ -203,7 +203,7 @@ class EntrySource:
         data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
         if not isinstance(data, (bytes, bytearray, memoryview)):
             return {}
-        return Artifact.parts_of(frame.decode(data, admit=place.policy.judge))
+        return Artifact.parts_of(frame.decode(data, admit=place.policy.check))
 
 
 def _neighbor(header: Header, where: str) -> Neighbor | None:

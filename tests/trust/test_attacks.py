@@ -185,7 +185,7 @@ def test_no_forgery_in_the_local_tier_is_used(
     forgery: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of large ones it is judged whose they are while they are read, and again."""
-    monkeypatch.setattr("s3cache.store._file._LARGE_BYTES", 0 if size == "large" else 1 << 60)
+    monkeypatch.setattr("s3cache.store._objects._LARGE_BYTES", 0 if size == "large" else 1 << 60)
     data, cause = FORGERIES[forgery]
     engine = open_engine(tmp_path, None, signing_key=MAIN.secret_text(), **READS)
     assert isinstance(engine.save(KEY, GOOD), Saved)
@@ -239,7 +239,7 @@ def test_a_signature_of_another_statement_is_none() -> None:
     """Who has a signature cannot have it say more: another audience, signer, time or expiry."""
     judge = Policy("require", (Trusted("main", PUBLIC), Trusted("pulls", PUBLIC)), now=lambda: NOW)
     data = signed(GOOD, issued_s=NOW, ttl_s=60)
-    found = frame.decode(data, admit=judge.judge)
+    found = frame.decode(data, admit=judge.check)
     (one,) = unpack(found.signatures)
     for changes in (
         {"audience": "pulls"},
@@ -249,7 +249,7 @@ def test_a_signature_of_another_statement_is_none() -> None:
     ):
         more = replace(one, statement=replace(one.statement, **changes))
         with pytest.raises(UntrustedError, match="bad-signature"):
-            frame.decode(with_signatures(GOOD, pack([more])), admit=judge.judge)
+            frame.decode(with_signatures(GOOD, pack([more])), admit=judge.check)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_clock_that_is_set_back_brings_back_what_has_expired_and_no_more(
 ) -> None:
     """It is used at most from an hour before it was signed until it expires, by the clock here."""
     data = signed(GOOD, issued_s=NOW, ttl_s=60)
-    judge = Policy("require", (Trusted("main", PUBLIC),), now=lambda: NOW + moved_s).judge
+    judge = Policy("require", (Trusted("main", PUBLIC),), now=lambda: NOW + moved_s).check
     if is_used:
         assert frame.decode(data, admit=judge)
     else:

@@ -57,7 +57,7 @@ def entry(*keys: SigningKey, audience: str = "main", issued_s: int = NOW, ttl_s:
 
 def cause_of(data: bytes, judged_by: Policy) -> Cause | str:
     try:
-        frame.decode(data, admit=judged_by.judge)
+        frame.decode(data, admit=judged_by.check)
     except UntrustedError as exc:
         return exc.cause
     return "trusted"
@@ -139,7 +139,7 @@ def test_what_is_stripped_is_unsigned() -> None:
     assert stripped == small_frame()
     assert cause_of(stripped, policy()) == "unsigned"
     with pytest.raises(CorruptError, match="do not match their digest"):
-        frame.decode(data[:10] + bytes(2) + data[12:], admit=policy().judge)
+        frame.decode(data[:10] + bytes(2) + data[12:], admit=policy().check)
 
 
 def test_a_revoked_digest_is_refused_signed_or_not() -> None:
@@ -156,13 +156,13 @@ def test_nothing_of_the_header_is_parsed_before() -> None:
     fields = frame.MAGIC + b"\0\1\0\0" + len(header).to_bytes(4, "big")
     data = fields + hashlib.sha256(fields + header).digest() + header
     with pytest.raises(UntrustedError, match="unsigned"):
-        frame.decode(data, admit=policy().judge)
+        frame.decode(data, admit=policy().check)
     with pytest.raises(CorruptError, match="msgpack"):
         frame.decode(data)
     with pytest.raises(UntrustedError):
-        frame.decode_head(data, admit=policy().judge)
+        frame.decode_head(data, admit=policy().check)
     with pytest.raises(UntrustedError):
-        frame.decode_header(data, admit=policy().judge)
+        frame.decode_header(data, admit=policy().check)
 
 
 SIGNED = entry(MAIN, STRANGER)
@@ -175,7 +175,7 @@ def test_no_flipped_bit_is_accepted_but_in_what_proves_nothing(bit: int) -> None
     ours = len(pack([sign(bytes(32), MAIN, audience="main", issued_s=NOW, ttl_s=0)]))
     theirs = range(48 + ours, 48 + int.from_bytes(SIGNED[10:12], "big"))
     try:
-        frame.decode(bytes(data), admit=policy().judge).verify()
+        frame.decode(bytes(data), admit=policy().check).verify()
     except (UntrustedError, CorruptError):
         return
     assert bit // 8 in theirs  # the stranger's signature, which nobody relies on

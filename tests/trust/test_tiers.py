@@ -97,7 +97,7 @@ def test_a_refusal_is_counted_warned_of_once_and_never_raised(
         assert [outcome(engine, key) for key in (KEY, OTHER)] == ["untrusted"] * 2
     (message,) = (record.getMessage() for record in caplog.records)
     assert message == (
-        "an entry is not used: an entry is not trusted (unsigned): nobody signed it "
+        "an entry is not used: an entry is not trusted (unsigned): it has no signature "
         "(s3cache explain untrusted)"
     )
     stats = engine.stats()
