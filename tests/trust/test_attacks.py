@@ -171,14 +171,6 @@ def test_no_forgery_in_the_bucket_is_used_and_none_lands(forgery: str, tmp_path:
     assert tier == ("corrupt" if cause == "corrupt" or "harms" in forgery else "remote")
 
 
-@pytest.mark.parametrize("forgery", FORGERIES)
-def test_no_forgery_in_a_shared_directory_is_used(forgery: str, tmp_path: Path) -> None:
-    data, cause = FORGERIES[forgery]
-    placed(FileStore(tmp_path / "shared", create=True), data)
-    store = FileStore(tmp_path / "shared")
-    assert outcome(open_engine(None, store, **READS)) == expected(cause)
-
-
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_no_forgery_in_the_local_tier_is_used(
