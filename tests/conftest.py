@@ -10,6 +10,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
+from s3cache.store import DeadlineExecutor
 from tests.support import compiled
 from tests.support.clock import FakeClock
 
@@ -48,6 +49,12 @@ def loop_blocking() -> Iterator[None]:
             function.can_block_in("s3cache/store/s3/_session.py", "run_on_new_loop")
             function.can_block_in("s3cache/store/s3/_options.py", "_sections")
         yield
+
+
+@pytest.fixture(autouse=True)
+def disk_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a slow disk as long as it takes: tests of a disk that hangs set a limit."""
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", 3600.0)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class Cache:
     ) -> None:
         self._settings = settings
         self._policy, self._signer = trust_of(settings)
-        self._check_trust = self._policy.judge if self._policy.judges else None
+        self._check_trust = self._policy.check if self._policy.is_on else None
         self._open_remote = open_remote
         self._closed = False
         namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]

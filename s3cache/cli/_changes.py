@@ -156,7 +156,7 @@ def _copy(
     with out.progress("copied") as advance:
         batches = entries_in(source, selection, absent)
         work = manage.copy(
-            source.store, target.store, batches, admit=source.policy.judge, advance=advance
+            source.store, target.store, batches, admit=source.policy.check, advance=advance
         )
         return until_done(work), absent
 
@@ -241,7 +241,7 @@ def _remove(out: Output, where: Where, selection: Selection, dry_run: bool, how:
         try:
             tally = until_done(
                 manage.remove(
-                    place.store, batches, keep=keep, admit=place.policy.judge, advance=advance
+                    place.store, batches, keep=keep, admit=place.policy.check, advance=advance
                 )
             )
         except AccessDeniedError as exc:

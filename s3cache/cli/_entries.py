@@ -228,7 +228,7 @@ def verify(selection: Selection, where: Where, out: Output) -> int:
     with where.open() as place, out.progress("verified") as advance:
         batches = entries_in(place, selection, absent)
         tally = until_done(
-            manage.verify(place.store, batches, admit=place.policy.judge, advance=advance)
+            manage.verify(place.store, batches, admit=place.policy.check, advance=advance)
         )
     level = place.policy.level
     checked = "" if level == "off" else ", signatures too"

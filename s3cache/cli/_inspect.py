@@ -169,7 +169,7 @@ def _show(out: Output, name: str, head: Head, size: int, policy: Policy) -> None
 
 def _verdict(head: Head, policy: Policy) -> str:
     try:
-        signature = policy.judge(head.digest, head.signatures)
+        signature = policy.check(head.digest, head.signatures)
     except UntrustedError as exc:
         return f"not used here ({exc.cause}): {exc.detail}"
     if signature is not None:

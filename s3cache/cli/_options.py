@@ -330,7 +330,7 @@ async def entries_in(
         selection,
         is_local=place.is_local,
         heads=heads,
-        admit=place.policy.judge,
+        admit=place.policy.check,
         feedback=feedback,
     )
     async with aclosing(batches) as found:

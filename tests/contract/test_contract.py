@@ -1,7 +1,7 @@
 """The contract, for the stores that need no server and for every wrapper.
 
-The stores have all of it in ``make test``. The wrappers have each test of it there, with one case:
-``WrapperStore`` hands the key on as it is, and the others run at night.
+The stores have all of it, the wrappers the tests without parameters: ``WrapperStore`` hands the key
+on as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from s3cache.store import (
 )
 from s3cache.testing import FaultRates, FaultyStore
 from s3cache.testing.contract import StoreContract
-from tests.support.density import sparse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,50 +82,51 @@ class TestMemory(MemoryContract):
     """Behind a dict there is nothing: both ways to the objects are one."""
 
 
-@sparse(nightly=True)
-class TestWrapper(MemoryContract):
+class WrapperContract(MemoryContract):
+    """The contract without its parametrized tests."""
+
+
+for _name, _test in vars(StoreContract).items():
+    if any(mark.name == "parametrize" for mark in getattr(_test, "pytestmark", ())):
+        setattr(WrapperContract, _name, None)
+
+
+class TestWrapper(WrapperContract):
     def wrap(self, store: Store) -> Store:
         return WrapperStore(store)
 
 
-@sparse(nightly=True)
-class TestRetrying(MemoryContract):
+class TestRetrying(WrapperContract):
     def wrap(self, store: Store) -> Store:
         return RetryingStore(store, RETRIES)
 
 
-@sparse(nightly=True)
-class TestMetered(MemoryContract):
+class TestMetered(WrapperContract):
     def wrap(self, store: Store) -> Store:
         return MeteredStore(store)
 
 
-@sparse(nightly=True)
-class TestBreaking(MemoryContract):
+class TestBreaking(WrapperContract):
     def wrap(self, store: Store) -> Store:
         return BreakingStore(store, BREAKER)
 
 
-@sparse(nightly=True)
-class TestLatency(MemoryContract):
+class TestLatency(WrapperContract):
     def wrap(self, store: Store) -> Store:
         return LatencyStore(store, 0.0001, bytes_per_s=1e9)
 
 
-@sparse(nightly=True)
-class TestFaultyWithoutFaults(MemoryContract):
+class TestFaultyWithoutFaults(WrapperContract):
     def wrap(self, store: Store) -> Store:
         return FaultyStore(store, FaultRates())
 
 
-@sparse(nightly=True)
-class TestNested(MemoryContract):
+class TestNested(WrapperContract):
     def wrap(self, store: Store) -> Store:
         return BreakingStore(RetryingStore(MeteredStore(store), RETRIES), BREAKER)
 
 
-@sparse(nightly=True)
-class TestRetryingHidesFaults(MemoryContract):
+class TestRetryingHidesFaults(WrapperContract):
     """Under retries a store that fails one call in five keeps every promise."""
 
     many = 200

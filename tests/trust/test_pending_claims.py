@@ -1,4 +1,4 @@
-"""Who uploads what others have left: only who may, and as those others wanted it."""
+"""Pending uploads of another process: only a process that may claims them, as their saver would."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NAMES = keys(0, 5)
 SSE_C = {"sse": "C", "sse_c_key": base64.b64encode(b"k" * 32).decode()}
 
 
-def test_who_may_not_write_is_no_heir(new_machine: NewMachine, moto_port: int) -> None:
-    """However long it lives: the entries go up as soon as somebody comes who may."""
+def test_reader_cannot_claim_uploads(new_machine: NewMachine, moto_port: int) -> None:
+    """However long it lives: the entries are uploaded by the next process that may write."""
     with Gate(moto_port) as gate:
         url = f"http://127.0.0.1:{gate.port}"
         gate.rule = lambda method, *_: refusal(503, "SlowDown") if method == "PUT" else None
@@ -94,7 +94,7 @@ def headers(moto_port: int, url: str, key: str) -> dict[str, str]:
     ],
     ids=["kms", "storage class"],
 )
-def test_an_heir_uploads_as_the_saver_would_have(
+def test_claimed_uploads_use_the_savers_options(
     proxy: Proxy,
     new_machine: NewMachine,
     moto_port: int,
@@ -102,7 +102,7 @@ def test_an_heir_uploads_as_the_saver_would_have(
     options: dict[str, str],
     expected: dict[str, str],
 ) -> None:
-    """Whatever its own options are: the policy of the one who saved holds for what it saved."""
+    """Whatever the claiming process's own options are."""
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     left_behind(machine, proxy, **options)
     assert machine.run(["save", ["key-own"], SIZE], ["flush"]) == ["saved key-own -", "flushed 0"]
@@ -113,35 +113,36 @@ def test_an_heir_uploads_as_the_saver_would_have(
     assert machine.leftovers() == []
 
 
-def test_who_trusts_nobody_else_uploads_nothing_of_others(
-    proxy: Proxy, new_machine: NewMachine
-) -> None:
-    """Nor looks at more of it than its signature; whoever trusts whose it is does both."""
+def test_untrusted_pending_uploads_are_not_claimed(proxy: Proxy, new_machine: NewMachine) -> None:
+    """Only their signature is read; a process that trusts the signer uploads them."""
     ours, theirs = generate("ours"), generate("theirs")
     trusting: dict[str, Any] = {"trusted_keys": ours.public_text()}
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     left_behind(machine, proxy, signing_key=theirs.secret_text())
-    heir = machine.start(["save", ["key-own"], SIZE], ["flush"], **trusting)
-    assert heir.finish() == ["saved key-own -", "flushed 0"]  # unsigned, and its own to answer for
-    assert heir.errors == ""
+    claimer = machine.start(["save", ["key-own"], SIZE], ["flush"], **trusting)
+    assert claimer.finish() == [
+        "saved key-own -",
+        "flushed 0",
+    ]  # unsigned, and its own to answer for
+    assert claimer.errors == ""
     assert len(machine.pending()) == len(NAMES)
     machine.run(["flush"], trusted_keys=f"{ours.public_text()} {theirs.public_text()}")
     assert machine.pending() == []
 
 
-def test_what_was_saved_with_a_key_of_ones_own_waits_for_who_has_it(
+def test_an_upload_that_needs_an_sse_c_key_waits_for_a_process_that_has_it(
     proxy: Proxy, new_machine: NewMachine
 ) -> None:
-    """A key of SSE-C is never on the disk; what it protects is not uploaded without it."""
+    """The key is never on the disk, and nothing is uploaded without it."""
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     left_behind(machine, proxy, **SSE_C)
     for path in machine.tier.rglob("*"):
         if path.is_file():
             assert b"k" * 32 not in path.read_bytes()
             assert SSE_C["sse_c_key"].encode() not in path.read_bytes()
-    heir = machine.start(["save", ["key-own"], SIZE], ["flush"])
-    assert heir.finish() == ["saved key-own -", "flushed 0"]
-    assert "needs the SSE-C key" in heir.errors
+    claimer = machine.start(["save", ["key-own"], SIZE], ["flush"])
+    assert claimer.finish() == ["saved key-own -", "flushed 0"]
+    assert "needs the SSE-C key" in claimer.errors
     assert len(machine.pending()) == len(NAMES)
     other = base64.b64encode(b"o" * 32).decode()
     machine.run(["flush"], sse="C", sse_c_key=other)
