@@ -29,6 +29,7 @@ from tests.infra.iam import Policy, Request, is_allowed, s3_requests
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.density import dense
 from tests.support.gate import Answer, Gate, refusal
+from tests.support.waiting import LONG_S
 
 # Making the stack takes seconds, and many of them on a busy machine.
 pytestmark = pytest.mark.timeout(300)
@@ -381,6 +382,6 @@ def test_a_damaged_entry_waits_for_the_operator_and_holds_up_no_other(
             assert isinstance(reader.lookup(KEY), Miss)
             assert isinstance(reader.lookup(OTHER), Hit)
         deployed.client(who="operator", endpoint=over_tls).delete_object(**damaged)
-        assert cache.flush(20).complete
+        assert cache.flush(LONG_S).complete
     with open_as("reader", local=False, mode="read-only") as reader:
         assert isinstance(reader.lookup(KEY), Hit)
