@@ -99,19 +99,6 @@ def graph_breaks(compile_it: Compile) -> Any:
     return train(compile_it(function), matrix(True))
 
 
-@case("paths", graphs=1, dense=True)
-def mark_dynamic(compile_it: Compile) -> Any:
-    import torch
-
-    function = compile_it(lambda x: x.sum(1) * x.shape[0])
-    found = []
-    for rows in (5, 6):
-        x = matrix(rows=rows)
-        torch._dynamo.mark_dynamic(x, 0)
-        found.append(function(x))
-    return found
-
-
 @case("paths", differs=("[1].stride",), dense=True)
 def data_dependent_size(compile_it: Compile) -> Any:
     """A size that only the numbers tell (an unbacked symbol)."""
