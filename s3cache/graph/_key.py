@@ -47,7 +47,7 @@ class Key:
 
     @property
     def parts(self) -> dict[str, Mapping[str, str]]:
-        """What each component consists of, of those whose value does not say it."""
+        """What components consist of, by name, where the value does not say it."""
         return {name: each.parts for name, each in self.components.items() if each.parts}
 
     def without_parts(self) -> Key:

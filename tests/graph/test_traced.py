@@ -18,7 +18,7 @@ from s3cache.graph._graph import traced_values
 
 
 def graph_of(make: Callable[[Tensor], Any] = lambda x: x, **meta: Any) -> GraphModule:
-    """A graph of one call, whose value is what ``make`` makes of its input."""
+    """A graph of one call, with what ``make`` makes of its input as the value."""
     graph = Graph()
     with FakeTensorMode():
         x = torch.empty(4, 6)
