@@ -78,7 +78,7 @@ def test_where_an_input_begins_does_not_matter_and_where_a_view_does() -> None:
     assert of(0, 2) == of(5, 2) != of(5, 3)
 
 
-def test_symbolic_sizes_are_told_by_their_expressions() -> None:
+def test_symbolic_sizes_are_in_the_key_as_expressions() -> None:
     def of(change: Callable[[Any], Any]) -> str:
         mode = FakeTensorMode(shape_env=ShapeEnv())
         x = mode.from_tensor(torch.empty(5, 7))
@@ -113,7 +113,7 @@ def test_where_a_node_comes_from_does_not() -> None:
     assert digest(noted=object()) == plain
 
 
-def test_a_subclass_is_told_by_what_it_wraps() -> None:
+def test_a_subclass_is_described_by_what_it_wraps() -> None:
     def of(inner: Callable[[], Tensor]) -> str:
         gm = graph_of()
         with FakeTensorMode():
