@@ -8,7 +8,7 @@ from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._registered import forget_kernels, record_kernel
 from s3cache.graph._report import Graph, GraphBreak, Report
-from s3cache.graph._results import BypassReason, Code, Component
+from s3cache.graph._results import BypassReason, Code, Component, cached_at
 from s3cache.graph._safety import (
     extra_cacheable_functions,
     fx_bypass_reasons,
@@ -28,6 +28,7 @@ __all__ = [
     "Key",
     "Report",
     "bypass_reasons",
+    "cached_at",
     "code_fingerprint",
     "context_hashes",
     "described_passes",

@@ -70,7 +70,7 @@ _NOT_INSTRUCTIONS = """
 
 @functools.cache
 def instruction_sets() -> str:
-    """Return everything a compiler might use here when told ``-march=native``, sorted."""
+    """Return all instructions that a compiler uses here with ``-march=native``, sorted."""
     names = ("flags", "Features")  # x86, Arm
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:

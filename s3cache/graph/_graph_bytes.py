@@ -168,7 +168,9 @@ class CanonicalPickler:
             return f" version {version}"
         if not self._traced and origin_of(value).kind != "torch":
             name = f"{value.__module__}.{value.__qualname__}"
-            raise UnidentifiedError(f"an object of {name}, whose code takes part in tracing", value)
+            raise UnidentifiedError(
+                f"an object of {name}, which has code that takes part in tracing", value
+            )
         return ""
 
 
@@ -242,7 +244,7 @@ def _mesh_text(mesh: DeviceMesh, depth: int = 0) -> str:
 #
 # Nearly all nodes call something of torch's on other nodes and on constants. Their text says all
 # that ``Graph.python_code`` would, in a tenth of its time. A graph with anything else in it is left
-# to torch, whose code names what it calls, imports it, and knows many kinds of arguments.
+# to torch: its code names what it calls, imports it, and knows many kinds of arguments.
 
 _ROOTS = frozenset(("torch", "builtins", "operator", "_operator", "self"))
 

@@ -47,7 +47,7 @@ class Key:
 
     @property
     def parts(self) -> dict[str, Mapping[str, str]]:
-        """What each component consists of, of those whose value does not say it."""
+        """What components consist of, by name, where the value does not say it."""
         return {name: each.parts for name, each in self.components.items() if each.parts}
 
     def without_parts(self) -> Key:
@@ -114,11 +114,7 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.float32_matmul_precision", _ALL, lambda _: env.matmul_precision()),
     ("torch.precision", _ALL, lambda _: env.read(env.PRECISION)),
     ("torch.backends", _ALL, lambda _: env.read(env.BACKENDS)),
-    (
-        "torch.attention",
-        _ALL,
-        lambda _: env.attention(),
-    ),
+    ("torch.attention", _ALL, lambda _: env.attention()),
     ("torch.modes", _ALL, lambda _: env.modes()),
     ("functorch.budget", _ALL, lambda _: env.joint_passes()),
     ("dynamo.config", _ALL, lambda _: env.dynamo_options()),
@@ -141,7 +137,8 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("graph.functions", _AOT, lambda of: code.functions(of.gm, of.version)),
     ("graph.subclasses", _AOT, lambda of: code.subclasses(of.gm, of.inputs, of.version)),
     ("compile.compilers", _AOT, lambda of: compilers_component(of.compilers, of.version)),
-    ("torch.overrides", _ALL, lambda of: _overrides(of.version, traced=of.is_traced)),
+    ("torch.overrides", _KEYS, lambda of: _overrides(of.version, traced=of.is_traced)),
+    ("torch.overrides", _SETTINGS, lambda of: _overrides(of.version, again=True, traced=True)),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from s3cache._pages import footer
 from s3cache._words import code, counted, printable, table, text
-from s3cache.graph._results import BypassReason, Component
+from s3cache.graph._results import BypassReason, Component, cached_at
 
 
 class _Printer(Protocol):
@@ -54,12 +54,9 @@ class Graph:
     @property
     def verdict(self) -> str:
         """Its level and why, its key, and what the cache has under the key, in one line."""
-        codes = ", ".join(dict.fromkeys(reason.code for reason in self.reasons))
-        verdict = f"cannot be cached ({codes})"
-        if self.cacheable:
-            verdict = f"cached at the first level, key {self.key}"
-        elif self.in_halves:
-            verdict = f"cached at the second level only ({codes})"
+        codes = dict.fromkeys(reason.code for reason in self.reasons)
+        why = f" ({', '.join(codes)})" if codes else f", key {self.key}"
+        verdict = cached_at(codes) + why
         return verdict if self.entry is None else f"{verdict}, {self.entry}"
 
     @property

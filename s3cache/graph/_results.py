@@ -147,6 +147,15 @@ class BypassReason:
         return asdict(self)
 
 
+def cached_at(codes: Iterable[str]) -> str:
+    """Return at which level a graph is cached that has reasons of these codes, in words."""
+    found = {*codes}
+    if not found:
+        return "cached at the first level"
+    is_shared = found.isdisjoint(_BLOCKS_FX_LEVEL)
+    return "cached at the second level only" if is_shared else "cannot be cached"
+
+
 #: A component, or its text, or nothing to say; or every reason why some code allows no key.
 Finding: TypeAlias = "Component | str | list[BypassReason] | None"
 

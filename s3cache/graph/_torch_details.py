@@ -53,7 +53,7 @@ def torch_components(
                 value = internals.without_debugging(value)
             data = canonical(value)
             yield name, Component.of_bytes(data, _value_text(value), _parts_of(value, canonical))
-        except Exception as exc:  # noqa: BLE001 - pickling runs anybody's code
+        except Exception as exc:  # noqa: BLE001 - pickling runs code of others
             yield name, _reasons(name, exc)
 
 
@@ -208,7 +208,7 @@ def _item_text(value: object) -> str:
 
 
 def _parts_of(value: object, canonical: CanonicalPickler) -> Mapping[str, str]:
-    """Return what a value whose bytes were just made consists of, so that a difference has a name.
+    """Return what a value that was just pickled consists of, so that a difference has a name.
 
     Of a graph that is its code, of a list each item by number, of options and objects each by name.
     """

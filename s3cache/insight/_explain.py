@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from s3cache._pages import footer
 from s3cache._words import code, printable, table, text
 from s3cache.errors import ConfigError
+from s3cache.graph import cached_at
 from s3cache.insight._differences import Difference, KeyDescription, differences
 from s3cache.insight._nearest import EntrySource, Neighbor, nearest, recorded_neighbors
 from s3cache.insight._runs import Runs, url_of
@@ -296,7 +297,8 @@ def _of_key(key: str, runs: Iterable[Run], find: Callable[[Record], Neighbor | N
 
 def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Explanation:
     if record.outcome == "bypass":
-        return Explanation(record, "it cannot be cached as it is")
+        at = cached_at(reason.get("code", "") for reason in record.reasons)
+        return Explanation(record, at if record.level == "aot" else "cannot be cached")
     why = _REASONS.get(record.reason, "")
     if record.reason != "absent" or not record.components:
         return Explanation(record, why)

@@ -17,7 +17,7 @@ import tests.support.compiler  # noqa: F401
 def install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., types.ModuleType]]:
-    """Install a library of one module, whose source this is, in a directory of its own."""
+    """Install a library of one module with this source, in a directory of its own."""
     made: list[str] = []
 
     def install(source: str, *, recorded: bool = True, version: str = "1.0") -> types.ModuleType:

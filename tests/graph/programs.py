@@ -1,4 +1,4 @@
-"""Programs whose keys must be the same wherever they run."""
+"""Programs that must have the same keys wherever they run."""
 
 from __future__ import annotations
 

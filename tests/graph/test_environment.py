@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.fx import symbolic_trace
 import tests.support.compiler  # noqa: F401
 from s3cache.graph import key_of
 from s3cache.graph._environment import build_of_torch
+from s3cache.graph._key import COMPONENTS
 from s3cache.torch_api import internals
 
 PROCESSOR = {"machine.isa", "torch.cpu_capability"}
@@ -72,3 +74,13 @@ def test_what_torch_was_built_with_says_nothing_of_this_processor(
         digests.add(build_of_torch())
     build_of_torch.cache_clear()
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("scope", ["aot", "fx", "settings"])
+def test_a_digest_has_each_component_once_and_the_page_on_keys_has_all(scope: str) -> None:
+    names = [name for name, scopes, _ in COMPONENTS if scope in scopes]
+    assert len(set(names)) == len(names)
+    page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text(encoding="utf-8")
+    unlisted = [name for name in names if f"`{name}`" not in page]
+    # Of a graph, torch's own details have it.
+    assert unlisted == (["autocast"] if scope == "settings" else [])

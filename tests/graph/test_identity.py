@@ -123,12 +123,6 @@ def test_what_is_not_recorded_as_installed_is_the_users(install: Install) -> Non
         identity(library.plain)
 
 
-def test_a_users_function_in_what_torch_made_is_found() -> None:
-    decorated = torch.no_grad()(mine)
-    with pytest.raises(UnidentifiedError, match="mine"):
-        identity([torch.nn.functional.relu, decorated])
-
-
 @pytest.mark.parametrize(
     "value",
     [

@@ -65,7 +65,7 @@ def test_a_pass_of_a_library_is_in_the_key_by_its_source(
 
 
 @pytest.mark.parametrize(("config", "option"), OPTIONS)
-def test_a_pass_of_a_program_is_a_reason_and_matters_later_if_it_generates(
+def test_a_pass_of_a_program_blocks_the_fx_level_only_if_it_generates(
     config: Any, option: str
 ) -> None:
     """What runs earlier has done its part when the second level looks a graph up."""

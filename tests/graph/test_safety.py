@@ -265,7 +265,8 @@ def test_a_suggested_fix_can_be_pasted_and_names_what_to_register() -> None:
         fix = suggested_fix(function)
         assert fix.startswith(registered.format(function.__code__.co_name))
         compile(fix, "pasted", "exec")
-    for function in (local, inner):
+    nested: list[Any] = [local, inner]
+    for function in nested:
         name = function.__code__.co_name
         assert suggested_fix(function).startswith(f"define {name} at the top of {__name__}, then: ")
         assert registered.format(name) in suggested_fix(function)

@@ -18,7 +18,7 @@ from s3cache.graph._graph import traced_values
 
 
 def graph_of(make: Callable[[Tensor], Any] = lambda x: x, **meta: Any) -> GraphModule:
-    """A graph of one call, whose value is what ``make`` makes of its input."""
+    """A graph of one call, with what ``make`` makes of its input as the value."""
     graph = Graph()
     with FakeTensorMode():
         x = torch.empty(4, 6)
@@ -78,7 +78,7 @@ def test_where_an_input_begins_does_not_matter_and_where_a_view_does() -> None:
     assert of(0, 2) == of(5, 2) != of(5, 3)
 
 
-def test_symbolic_sizes_are_told_by_their_expressions() -> None:
+def test_symbolic_sizes_are_in_the_key_as_expressions() -> None:
     def of(change: Callable[[Any], Any]) -> str:
         mode = FakeTensorMode(shape_env=ShapeEnv())
         x = mode.from_tensor(torch.empty(5, 7))
@@ -113,7 +113,7 @@ def test_where_a_node_comes_from_does_not() -> None:
     assert digest(noted=object()) == plain
 
 
-def test_a_subclass_is_told_by_what_it_wraps() -> None:
+def test_a_subclass_is_described_by_what_it_wraps() -> None:
     def of(inner: Callable[[], Tensor]) -> str:
         gm = graph_of()
         with FakeTensorMode():

@@ -26,7 +26,7 @@ class Case:
         again: how many lookups of the first machine hit what it saved just before.
         halves: how many halves of graphs are saved, and hit by the next machine, at the second
             level: of those that are bypassed or unsaved.
-        lowered: how many graphs every machine compiles anew, as none can cache them.
+        lowered: how many graphs every machine compiles, as none can cache them.
         bypassed: how many graphs are refused in each process.
         reasons: which reasons the cache gives for that.
         shows: whether the description of an entry, as plain data, has the kind that the case is

@@ -74,17 +74,6 @@ def mutated_under_no_grad(compile_it: Compile) -> Any:
     return train(compile_it(function), matrix(True))
 
 
-@case("inputs", shows=_any(mutates_data=True, requires_grad=True), dense=True)
-def mutated_hidden_from_autograd(compile_it: Compile) -> Any:
-    """On the CPU torch takes it for a mutation that autograd sees, and has the same effect."""
-
-    def function(x: Any) -> Any:
-        x.data.mul_(2)
-        return x * x
-
-    return train(compile_it(function), matrix(True))
-
-
 @case("inputs", since=(2, 12), dense=True)
 def storage_resized(compile_it: Compile) -> Any:
     """As FSDP does it: a parameter is given room, and filled."""

@@ -45,7 +45,7 @@ def eager_backward(compile_it: Compile) -> Any:
 
 @case("paths", graphs=0, unsaved=1, halves=1, dense=True)
 def forward_without_a_backward(compile_it: Compile) -> Any:
-    """As in an evaluation that forgets ``no_grad``: nobody ever asks for the backward pass."""
+    """As in an evaluation that forgets ``no_grad``: the backward pass never runs."""
     x = matrix(True)
     return x, compile_it(lambda x: x.sinh())(x)
 
@@ -67,7 +67,7 @@ def dynamic_after_a_recompile(compile_it: Compile) -> Any:
 
 
 def _variants(entries: list[dict[str, Any]]) -> bool:
-    """Several entries under one key, told apart by their guards."""
+    """Several entries under one key, each with guards of its own."""
     keys, guards = {e["key"] for e in entries}, {e["guards"] for e in entries}
     return len(keys) == 1 and len(guards) == len(entries) > 1
 
@@ -97,19 +97,6 @@ def graph_breaks(compile_it: Compile) -> Any:
         return z - y
 
     return train(compile_it(function), matrix(True))
-
-
-@case("paths", graphs=1, dense=True)
-def mark_dynamic(compile_it: Compile) -> Any:
-    import torch
-
-    function = compile_it(lambda x: x.sum(1) * x.shape[0])
-    found = []
-    for rows in (5, 6):
-        x = matrix(rows=rows)
-        torch._dynamo.mark_dynamic(x, 0)
-        found.append(function(x))
-    return found
 
 
 @case("paths", differs=("[1].stride",), dense=True)

@@ -12,15 +12,6 @@ from typing import Any
 from tests.kinds.case import Compile, case, matrix, train
 
 
-@case("runtime", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, dense=True)
-def saved_symints(compile_it: Compile) -> Any:
-    """The backward pass needs a size that only the forward pass has seen."""
-    import torch
-
-    function = compile_it(lambda x: x.sum(0).expand(x.shape[0], -1) * x.shape[0], dynamic=True)
-    return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 6)]
-
-
 @case("runtime", dense=True)
 def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
     """Autograd must notice."""

@@ -29,18 +29,6 @@ def every_safe_node(compile_it: Compile) -> Any:
     return x, compile_it(function, dynamic=True)(x)
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1, since=(2, 13), dense=True)
-def numpy_functions(compile_it: Compile) -> Any:
-    """torch knows its stand-ins for numpy's functions, and not those for operators."""
-    import numpy as np
-    import torch
-
-    x = matrix()
-    function = compile_it(lambda x: torch.from_numpy(np.multiply(x.numpy(), 11.0)))
-    operator = compile_it(lambda x: torch.from_numpy(x.numpy() + 11.0))
-    return x, function(x), operator(x)
-
-
 @case("safety", dense=True)
 def einops_functions(compile_it: Compile) -> Any:
     import einops
@@ -116,19 +104,6 @@ def _clocked() -> Any:
     return Clocked
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1, dense=True)
-def unknown_function_and_a_registered_one(compile_it: Compile) -> Any:
-    import torch
-
-    import s3cache
-
-    torch._dynamo.allow_in_graph(unknown)
-    torch._dynamo.allow_in_graph(known)
-    s3cache.register_cacheable(known, version="1")
-    x = matrix()
-    return x, compile_it(lambda x: unknown(x) + 1)(x), compile_it(lambda x: known(x) + 1)(x)
-
-
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2)
 def graphs_of_a_mixture(compile_it: Compile) -> Any:
     """A program in three parts: one that can be cached, one that cannot, and one that breaks."""
@@ -149,10 +124,6 @@ def graphs_of_a_mixture(compile_it: Compile) -> Any:
 
 def unknown(x: Any) -> Any:
     return x * 13
-
-
-def known(x: Any) -> Any:
-    return x * 14
 
 
 @case("safety", graphs=0, bypassed=2, reasons=("override",), halves=2, dense=True)
@@ -426,15 +397,6 @@ def caches_off(compile_it: Compile) -> Any:
     with torch._functorch.config.patch(enable_autograd_cache=False):
         found.append(compile_it(lambda x: x * 23)(x))
     return x, found
-
-
-@case("safety", graphs=0, bypassed=1, reasons=("fx-graph-cache-off",), lowered=1, dense=True)
-def fx_graph_cache_off(compile_it: Compile) -> Any:
-    import torch
-
-    x = matrix()
-    with torch._inductor.config.patch(fx_graph_cache=False):
-        return x, compile_it(lambda x: x * 24)(x)
 
 
 @case("safety", dense=True)
