@@ -66,10 +66,7 @@ class Explanation:
         """Return the explanation as plain data."""
         record = self.record
         return {
-            "level": record.level,
-            "outcome": record.outcome,
-            "key": record.key,
-            "reason": record.reason,
+            **{name: getattr(record, name) for name in ("level", "outcome", "key", "reason")},
             "why": self.why,
             "time": record.time,
             "elapsed_s": record.elapsed_s,

@@ -157,28 +157,12 @@ def _of_this_process() -> Run | None:
 def _by_script(script: str) -> Callable[[Run], bool]:
     paths = _paths_at(script)
     plain = os.path.normpath(script)
-    ends = (plain, os.path.join(plain, "__main__.py"))
-
-    def is_meant(run: Run) -> bool:
-        file = run.file or os.path.normpath(run.program)
-        if os.path.isabs(file):
-            return file in paths if paths else any(_ends_with(file, end) for end in ends)
-        # An older record has the name that the program was called by, in whatever directory.
-        return any(_ends_with(path, file) for path in paths or ends)
-
-    return is_meant
+    ends = (os.sep + plain, os.sep + os.path.join(plain, "__main__.py"))
+    return lambda run: run.file in paths or (not paths and f"{os.sep}{run.file}".endswith(ends))
 
 
 def _by_module(module: str) -> Callable[[Run], bool]:
-    path = module.replace(".", os.sep)
-    ends = (f"{path}.py", os.path.join(path, "__main__.py"))
-
-    def is_meant(run: Run) -> bool:
-        if run.file:
-            return run.module in (module, f"{module}.__main__")
-        return any(_ends_with(run.program, end) for end in ends)
-
-    return is_meant
+    return lambda run: run.module in (module, f"{module}.__main__")
 
 
 def _paths_at(script: str) -> Sequence[str]:
@@ -186,10 +170,6 @@ def _paths_at(script: str) -> Sequence[str]:
     path = os.path.realpath(script)
     inside = os.path.join(path, "__main__.py")
     return (path, inside) if os.path.isfile(path) or os.path.isfile(inside) else ()
-
-
-def _ends_with(path: str, end: str) -> bool:
-    return path == end or path.endswith(os.sep + end)
 
 
 def _programs(runs: Iterable[Run]) -> list[str]:

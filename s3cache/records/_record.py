@@ -139,8 +139,8 @@ class Run:
     Attributes:
         name: what ``--run`` takes.
         program: the script that it ran, as it was called.
-        file: the whole path of that script; older records lack it.
-        module: the name of the module, if ``-m`` ran it; older records lack it.
+        file: the whole path of that script.
+        module: the name of the module, if ``-m`` ran it.
         started: Unix time.
         rank: of a distributed job, if it is one.
         complete: whether all its lookups are here; a very long run has more.
