@@ -5,15 +5,8 @@ their signatures. :mod:`~s3cache.manage.check`, :mod:`~s3cache.manage.warm` and
 :mod:`~s3cache.manage.bench` run programs.
 """
 
-from s3cache.manage._scan import concurrently, read_about, read_head, scan
-from s3cache.manage._selection import (
-    FilterFeedback,
-    HeaderSummary,
-    Item,
-    Selection,
-    Unmatched,
-    read_manifest,
-)
+from s3cache.manage._scan import concurrently, read_head, scan
+from s3cache.manage._selection import FilterFeedback, Item, Selection, read_manifest
 from s3cache.manage._work import (
     BatchResult,
     Place,
@@ -28,15 +21,12 @@ from s3cache.manage._work import (
 __all__ = [
     "BatchResult",
     "FilterFeedback",
-    "HeaderSummary",
     "Item",
     "Place",
     "Selection",
-    "Unmatched",
     "concurrently",
     "copy",
     "open_place",
-    "read_about",
     "read_head",
     "read_manifest",
     "remove",

@@ -21,7 +21,6 @@ from s3cache.graph import Unsafe
 from s3cache.insight._nearest import EntrySource
 from s3cache.manage import Place
 from s3cache.records import Record, Recorder
-from s3cache.settings import Settings
 from s3cache.store import MemoryStore, WrapperStore
 from s3cache.trust import generate, policy_of
 from tests.support.shelves import Shelf
@@ -214,7 +213,7 @@ async def test_a_large_remote_takes_few_requests() -> None:
         if number == 7_999:
             await store.inner.put(first_name(TUNED.key), entry(TUNED))
         await store.inner.put(f"{NAMES}fff/a{number:064x}.0", b"")
-    place = Place(store, False, Settings(), policy_of(None, "", "", audience=""))
+    place = Place(store, False, policy_of(None, "", "", audience=""))
     source = EntrySource("the remote", lambda: place)
     neighbors = await asyncio.to_thread(lambda: source.neighbors)
     assert [each.key for each in neighbors] == [TUNED.key]
