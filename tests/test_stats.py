@@ -69,7 +69,7 @@ def test_counts_in_numbers_are_json() -> None:
 
 
 def test_saves_at_the_second_level_are_shown_unless_superseded() -> None:
-    """As of a graph whose backward never ran: its forward is shared by itself."""
+    """As of a graph without a backward: its forward is shared by itself."""
     counters, halves = Counters(), Counters()
     counters.miss(Reason.ABSENT, 0.1)
     halves.saved(10, 0.1)

@@ -164,7 +164,9 @@ def check_trust(settings: Settings) -> Iterator[Check]:
         yield fault("trust", f"{exc.thing}: {exc.cause}", exc.fix, "ConfigError")
         return
     if policy.level == "off":
-        problem = "no key is trusted: whoever can write to the bucket decides what its readers run"
+        problem = (
+            "no key is trusted: anyone who can write to the bucket decides what its readers run"
+        )
         yield warning("trust", problem, "s3cache keygen NAME, and docs/trust.md")
     else:
         names = ", ".join(f"{each.key.name} for {each.audience}" for each in policy.trusted)

@@ -23,7 +23,7 @@ class KeyDescription:
 
     Attributes:
         components: the digest and a readable value of each, by name.
-        parts: the details of those whose value does not show them, by name.
+        parts: the details of components, where their value does not show them, by name.
     """
 
     components: Mapping[str, tuple[str, str]]

@@ -235,7 +235,7 @@ async def check_remote(
             return ok("delete", "allowed, as for everybody who may write here")
         return warning(
             "delete",
-            "allowed: whoever has these credentials can empty the cache, and training needs no "
+            "allowed: anyone with these credentials can empty the cache, and training needs no "
             "such right",
             "take s3:DeleteObject away (infra/aws/s3cache-policy.json), unless you operate it",
         )

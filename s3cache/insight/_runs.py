@@ -14,7 +14,7 @@ from s3cache.settings import Settings
 
 __all__ = ["Runs", "meaning", "url_of"]
 
-# The latest runs, whose lookups a miss is compared with.
+# The latest runs: a miss is compared with their lookups.
 _READ_AT_MOST = 16
 # Programs that an error names, where the one that was asked for is not there.
 _NAMED_AT_MOST = 5
@@ -51,7 +51,7 @@ class Runs:
         return runs
 
     def named(self, beginning: str) -> Run:
-        """Return the latest run whose name begins so.
+        """Return the latest run with a name that begins so.
 
         Raises:
             ConfigError: there is none.

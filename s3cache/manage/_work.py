@@ -210,7 +210,7 @@ async def remove(
     admit: Judge | None = None,
     advance: _Advance | None = None,
 ) -> BatchResult:
-    """Remove each entry, except those whose names are in ``keep``.
+    """Remove each entry, except those with a name in ``keep``.
 
     An entry that was chosen because it could not be used is read again: it may have been the
     network.

@@ -34,7 +34,7 @@ class Record:
         where: file, line and function that called what was compiled, outside of torch.
         of_whole: whether it is an FX graph of a whole graph that was looked up before.
         components: what the key is made of, by name: the digest and a readable value.
-        parts: of a miss, the details of components whose value does not show them, by name.
+        parts: of a miss, the details of components, where their value does not show them.
         rejected: of a miss, why each entry under the key was not used, each in a line.
         reasons: why it was bypassed: code, message, fix, and the line in the user's program.
     """

@@ -28,7 +28,7 @@ recorder.close(60)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where programs lie that leave a record of one lookup, whose key has their argument."""
+    """A directory of programs that record one lookup each, with their argument in its key."""
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "local").mkdir(mode=0o700)

@@ -44,7 +44,7 @@ def test_headers_say_kind_release_and_tag(shelf: Shelf) -> None:
     assert (about.variant, about.signers) == ("v", ())
 
 
-def test_what_cannot_be_used_is_listed_with_the_reason(shelf: Shelf) -> None:
+def test_entries_that_cannot_be_used_are_listed_with_the_reason(shelf: Shelf) -> None:
     damaged, cut, moved = (shelf.add(key) for key in ("damaged", "cut", "moved"))
     shelf.damage(damaged, at=70)
     shelf.put(cut, (shelf.files.read(cut) or b"")[:-1])
@@ -56,11 +56,11 @@ def test_what_cannot_be_used_is_listed_with_the_reason(shelf: Shelf) -> None:
     assert items[moved].problem is None
 
 
-def test_nothing_of_what_is_not_trusted_is_parsed(shelf: Shelf) -> None:
+def test_untrusted_entries_are_not_parsed(shelf: Shelf) -> None:
     name = shelf.add("k")
 
     def admit(digest: bytes, block: bytes) -> None:
-        raise UntrustedError("unsigned", "nobody signed it")
+        raise UntrustedError("unsigned", "it has no signature")
 
     item = found(shelf, heads=True, admit=admit)[name]
     assert isinstance(item.problem, UntrustedError)
@@ -87,8 +87,7 @@ class _Counting(WrapperStore):
         return await super().get_range(key, start, length)
 
 
-async def test_it_goes_as_it_is_asked_for() -> None:
-    """Whoever stops early has not made it read all."""
+async def test_a_scan_that_is_stopped_early_has_not_read_everything() -> None:
     store = _Counting()
     for number in range(600):
         await store.put(f"v1/000/{number}.0", b"nothing")
@@ -98,7 +97,7 @@ async def test_it_goes_as_it_is_asked_for() -> None:
     assert len(first) == store.asked == 256
 
 
-async def test_what_is_named_is_found_without_a_listing_of_the_rest() -> None:
+async def test_named_entries_are_found_without_listing_the_rest() -> None:
     """Ten of 100,000 objects: ten listings, of one object each."""
     store = _Counting()
     for number in range(100_000):
@@ -114,7 +113,7 @@ async def test_what_is_named_is_found_without_a_listing_of_the_rest() -> None:
 
 
 class _Slow(WrapperStore):
-    """A store whose listings all wait for one another, and notes how many do so at once."""
+    """A store with listings that all wait for one another, and notes how many do so at once."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -143,7 +142,7 @@ async def _slow(*keys: str) -> _Slow:
     return store
 
 
-async def test_what_is_named_is_listed_several_at_once_and_comes_in_one_order() -> None:
+async def test_named_entries_are_listed_concurrently_and_in_order() -> None:
     """The order is that in which a bucket lists everything."""
     keys = [f"k{number}" for number in range(300)]
     store = await _slow(*keys)
@@ -153,7 +152,7 @@ async def test_what_is_named_is_listed_several_at_once_and_comes_in_one_order() 
     assert 1 < store.at_once <= 16
 
 
-async def test_nothing_is_under_way_when_a_listing_has_failed_or_nobody_reads_on() -> None:
+async def test_no_request_runs_on_after_a_failure_or_an_early_end() -> None:
     keys = [f"k{number}" for number in range(300)]
     store = await _slow(*keys)
     batches = scan(store, Selection(named=frozenset(keys)))
