@@ -12,7 +12,7 @@ from s3cache.errors import ConfigError
 from s3cache.records import Run, in_jobs, read_head, read_run, run_names
 from s3cache.settings import Settings
 
-__all__ = ["Runs", "meaning", "url_of"]
+__all__ = ["Runs", "meaning"]
 
 # The latest runs: a miss is compared with their lookups.
 _READ_AT_MOST = 16
@@ -132,14 +132,6 @@ def meaning(word: str) -> dict[str, str]:
         return {"key": word}
     is_path = os.sep in word or word.endswith((".py", ".pyc")) or bool(_paths_at(word))
     return {"script": word} if is_path or runs.has_program(word) else {}
-
-
-def url_of(settings: Settings) -> str | None:
-    """Return the remote that settings name, else that of the cache of this process."""
-    caches = sys.modules.get("s3cache.cache")
-    cache = None if caches is None else caches.latest()
-    url: str | None = settings.url or (None if cache is None else cache.settings.url)
-    return url
 
 
 def _of_this_process() -> Run | None:
