@@ -22,7 +22,7 @@ DIST_TOOLS := build hatchling twine
 DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 # What the pages are made into a site with.
-DOCS_TOOLS := mkdocs mkdocs-material
+DOCS_TOOLS := mkdocs mkdocs-material mkdocstrings[python]
 # Two `make` at once build an environment one after the other, where flock(1) exists; any file
 # that is always there serves as the lock.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
@@ -53,9 +53,11 @@ check-python:
 			"(Debian: apt-get install python3-venv); name another with make PYTHON=..." >&2; \
 		exit 1; }
 
-lint: $(READY) ## formatting, lint rules and strict types, of the tests too
+lint: $(READY) ## formatting, lint rules, spelling, workflows and strict types, of the tests too
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell s3cache tests docs infra examples benchmarks .github *.md *.py
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy
 
 format: $(READY) ## format the code and fix what ruff can fix
@@ -63,38 +65,38 @@ format: $(READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 
 PYTEST := $(BIN)/python -m pytest
-SHARED = -n $(WORKERS) --durations=15
+SHARED = -n $(WORKERS) --dist loadgroup --durations=15
+FAST = -m "not slow and not nightly"
+THOROUGH = --hypothesis-profile=thorough
 
-# Each suite says in its own words which cases it leaves to test-all and test-nightly; what has been
-# left is printed in the end. Tests that need Ceph RGW skip where it can neither be found nor
-# installed.
-test: $(READY) ## every suite with a part of its cases, some of each kind; minutes
-	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(ARGS)
+# Tests that need Ceph RGW skip where it can neither be found nor installed.
+test: $(READY) ## every suite, without slow cases; minutes
+	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(FAST) $(ARGS)
 
-test-all: $(READY) ## every suite with most of its cases; ARGS=--left leaves out what test has run
-	infra/rgw/run.sh --if-possible $(PYTEST) tests --all $(SHARED) $(ARGS)
+test-all: $(READY) ## the slow cases too; ARGS="-m slow" leaves out what test has run
+	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "not nightly" $(ARGS)
 
 # All of them run, whatever the others say.
 test-nightly: $(READY) ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
 	status=0; \
-	infra/rgw/run.sh --if-possible $(PYTEST) tests --nightly $(SHARED) $(ARGS) || status=1; \
+	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) $(ARGS) || status=1; \
 	infra/rgw/run.sh --if-possible $(BIN)/python -m tests.soak --seconds $(SOAK_TIME) || status=1; \
 	$(MAKE) --keep-going ARGS= test-opinfo test-perturb fuzz fuzz-hits test-frameworks || status=1; \
 	exit $$status
 
 UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/transfer
 test-fast: $(READY) ## unit and contract tests only: no server, no compiler; 1 minute
-	$(PYTEST) $(UNIT) $(SHARED) $(ARGS)
+	$(PYTEST) $(UNIT) $(SHARED) $(FAST) $(ARGS)
 
 BUSY = $(UNIT) tests/faults tests/trust
 test-busy: $(READY) ## the tests that have threads and processes, 6 times at once; 7 minutes
 	seq 6 | xargs -P 6 -I{} bash -euo pipefail -c \
 		'place=$$(mktemp -d); trap "rm -rf $$place" EXIT; \
-		$(PYTEST) -q -p no:cacheprovider --basetemp=$$place/t $(BUSY) $(ARGS) \
+		$(PYTEST) -q -p no:cacheprovider --basetemp=$$place/t $(BUSY) $(FAST) $(ARGS) \
 			| tail -n 40 | sed "s/^/{}: /"'
 
 test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
-	infra/rgw/run.sh $(PYTEST) tests --nightly -m rgw $(ARGS)
+	infra/rgw/run.sh $(PYTEST) tests $(THOROUGH) -m rgw $(ARGS)
 
 test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
@@ -129,11 +131,11 @@ MAKE_TORCH_VENV = [ -e $(TORCH_VENV)/.ready ] || $(LOCKED) bash -euc '\
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt \
 		$(TORCH_VENV)/bin/python -m pip install --quiet $(TORCH_WHEEL) -e ".[test]"; \
 	touch $(TORCH_VENV)/.ready'
-test-torch: check-python ## what touches torch, with another one: make test-torch TORCH=2.14.1 [ARGS=--nightly]
+test-torch: check-python ## what touches torch, with another one: make test-torch TORCH=2.14.1
 	@[ -n "$(TORCH)" ] || { echo "error: say which torch: make test-torch TORCH=2.14.1" >&2; exit 1; }
 	@$(MAKE_TORCH_VENV)
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
-	$(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) $(TORCH_TESTS) $(ARGS)
+	$(TORCH_VENV)/bin/python -m pytest $(SHARED) $(FAST) $(TORCH_TESTS) $(ARGS)
 
 .PHONY: test-gpu test-gpu-standin gpu-bundle
 # The Python that has torch with CUDA and s3cache; by itself on a machine with a GPU.
@@ -171,7 +173,7 @@ policies: $(READY) ## write what infra/policies.py says into the files that are 
 	$(BIN)/python -m infra.generate
 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
-	$(PYTEST) tests/infra $(ARGS)
+	$(PYTEST) tests/infra $(FAST) $(ARGS)
 
 test-perturb: $(READY) ## all of 16,300 changes to programs: each a miss or the right answer; about an hour
 	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)

@@ -7,13 +7,15 @@ cache, brings the rest.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 
 from s3cache._importing import before_import
 from s3cache.torch_api import internals
 
-__all__ = ["cancel", "go_ahead", "wait_for_compiler"]
+__all__ = ["ask_environment", "cancel", "go_ahead", "wait_for_compiler"]
 
 _enable: Callable[[], None] | None = None
 _withdraw: list[Callable[[], None]] = []
@@ -31,6 +33,16 @@ def wait_for_compiler(enable: Callable[[], None]) -> None:
         _enable = enable
         for module in (internals.COMPILER, internals.CODE_CACHES):
             _withdraw.append(before_import(module, go_ahead))
+
+
+def ask_environment() -> None:
+    """Enable the cache now where the environment asks for one, also before ``import torch``."""
+    wanted = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+    if wanted and not _cancelled and "torch" not in sys.modules:
+        import _s3cache_autoload
+
+        _s3cache_autoload.autoload()
+    go_ahead()
 
 
 def go_ahead() -> None:

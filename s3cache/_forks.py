@@ -1,21 +1,20 @@
 """Make forks safe: no inherited lock stays locked, no open file is shared, nothing is used twice.
 
-The child has the forking thread only. Whatever lock another one held at that moment is locked in
-the child for good: that of a module being imported, or one inside OpenSSL, which hangs whatever in
-the child uses TLS or just exits, even if it knows nothing of this cache. So a fork waits until no
-thread of ours is inside such code (:func:`new_event_loop`).
+The child has the forking thread only. A lock that another thread held at that moment stays locked
+in the child: that of a module being imported, or one inside OpenSSL, which hangs any use of TLS
+and the exit. So a fork waits until no thread of ours is inside such code (:func:`new_event_loop`).
 
-The child shares open files with its parent. A ``flock`` belongs to the open file: as long as the
-child keeps its copy, the lock outlives the parent that took it, and everybody else waits for the
-child. So the child closes what :func:`open_unshared` opened.
+The child shares open files with its parent. A ``flock`` belongs to the open file: it would outlive
+the parent as long as the child keeps its copy. So the child closes what :func:`open_unshared`
+opened.
 
-Whatever else belongs to one process is made anew in the child (:func:`call_in_child`).
+All else that belongs to one process is replaced in the child (:func:`call_in_child`).
 """
 
 from __future__ import annotations
 
-# Before ours, so that its lock, which a thread that we wait for may need, is taken after the wait:
-# what is registered first is called last before a fork.
+# Imported before our hooks are registered, so that its lock, which a thread that we wait for may
+# need, is taken after the wait: what is registered first is called last before a fork.
 import asyncio
 import contextlib
 import fcntl
@@ -31,7 +30,7 @@ from types import MethodType
 
 from s3cache._logs import logger_of
 
-# It registers a hook for the exit, which is refused once that has begun: no thread starts then.
+# It registers a hook for the exit, which is refused once the exit has begun.
 with contextlib.suppress(RuntimeError):
     import concurrent.futures.thread  # noqa: F401
 
@@ -43,9 +42,9 @@ __all__ = [
     "threads_are_greenlets",
 ]
 
-# A thread that gets no further for so long may need a lock that the forking thread holds.
-PATIENCE_S = 1.0
-# One that does get on, as an import from a slow disk, is waited for so long.
+# A thread that makes no progress for so long may need a lock that the forking thread holds.
+STUCK_S = 1.0
+# One that does, as an import from a slow disk, is waited for so long.
 LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.0001
 _COMPARE_EVERY_S = 0.01
@@ -54,11 +53,11 @@ logger = logger_of()
 
 
 def threads_are_greenlets() -> bool:
-    """Whether gevent has taken the place of threads: all of them are one to the system then.
+    """Return whether gevent has replaced threads: all of them are one to the system then.
 
     Raises:
-        RuntimeError: that happened after this module was imported, whose locks and selectors are
-            the system's: one greenlet that waits would stop all.
+        RuntimeError: it did so after this module was imported, with locks and selectors of the
+            system: one greenlet that waits would stop all.
     """
     monkey = sys.modules.get("gevent.monkey")
     are_greenlets = monkey is not None and bool(monkey.is_module_patched("threading"))
@@ -77,7 +76,7 @@ _were_greenlets = threads_are_greenlets()
 
 _descriptors: set[int] = set()
 _forks = 0  # of this process, begun so far
-# Held by whoever forks: a child must know every descriptor it got. Reentrant, for a signal handler
+# Held during a fork: a child must know every descriptor that it got. Reentrant, as a signal handler
 # may fork.
 _mutex = threading.RLock()
 
@@ -85,14 +84,14 @@ _mutex = threading.RLock()
 def open_unshared(path: str, flags: int, *, dir_fd: int | None = None) -> int:
     """Open ``path``, a private file; every child forked from now on closes it at once."""
     while True:
-        # A file system that hangs must not keep anybody from forking.
+        # Without the lock: a file system that hangs must not keep other threads from forking.
         forks = _forks
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=dir_fd)
         with _mutex:
             if forks == _forks:
                 _descriptors.add(fd)
                 return fd
-        os.close(fd)  # a child may have it, unknown: nothing was locked through it, nor will be
+        os.close(fd)  # a child may have it, and not know: nothing was locked through it
 
 
 def close_unshared(fd: int) -> None:
@@ -123,56 +122,56 @@ os.register_at_fork(
 )
 
 
-# -- code that no fork divides
+# -- code that a fork waits for
 
-# Held by whoever forks. Reentrant, for a signal handler may fork while its thread does.
+# Held during a fork. Reentrant, as a signal handler may fork while its thread does.
 _gate = threading.RLock()
-_undivided: set[int] = set()  # the threads to wait for
+_busy: set[int] = set()  # the threads to wait for
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that delays fork(): the process forks only while the loop waits for events.
+    """Return an event loop that delays fork() while a callback runs.
 
     A callback may hold a lock that the child would inherit locked. A fork by another thread waits
-    for running callbacks as long as they make progress, 30 seconds at most.
+    for it as long as it makes progress, 30 seconds at most.
     """
     return asyncio.SelectorEventLoop(_Selector())
 
 
 class _Selector(selectors.DefaultSelector):
-    """Marks its thread as busy from the end of one wait to the beginning of the next."""
+    """Mark the thread as busy from the end of one wait to the beginning of the next."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        _undivided.discard(threading.get_ident())
+        _busy.discard(threading.get_ident())
         try:
             return super().select(timeout)
         finally:
             with _gate:
-                _undivided.add(threading.get_ident())
+                _busy.add(threading.get_ident())
 
     def close(self) -> None:
         super().close()
-        _undivided.discard(threading.get_ident())
+        _busy.discard(threading.get_ident())
 
 
 def _wait_for_others() -> None:
     mine = {threading.get_ident()}
-    began = compared = got_on = time.monotonic()
+    began = compared = progressed = time.monotonic()
     at = None
     # Without a lock, which a child could inherit locked.
-    while others := _undivided - mine:
+    while others := _busy - mine:
         now = time.monotonic()
-        if now - began > LIMIT_S or now - got_on > PATIENCE_S:
+        if now - began > LIMIT_S or now - progressed > STUCK_S:
             break
         if now - compared > _COMPARE_EVERY_S:
             compared = now
             if (now_at := _positions(others)) != at:
-                at, got_on = now_at, now
+                at, progressed = now_at, now
         time.sleep(_LOOK_EVERY_S)
 
 
 def _positions(threads: set[int]) -> list[tuple[int, list[int]]]:
-    """Where each thread is in its code, caller by caller: unchanged as long as the thread waits."""
+    """Return where each thread is in its code: unchanged as long as the thread waits."""
     return [
         (thread, [frame.f_lasti for frame, _ in traceback.walk_stack(innermost)])
         for thread, innermost in sys._current_frames().items()
@@ -181,12 +180,12 @@ def _positions(threads: set[int]) -> list[tuple[int, list[int]]]:
 
 
 def _after_in_child() -> None:
-    _undivided.intersection_update({threading.get_ident()})
+    _busy.intersection_update({threading.get_ident()})
 
 
 os.register_at_fork(before=_wait_for_others, after_in_child=_after_in_child)
-# Registered later, taken earlier: nobody begins anything from the wait to the end of the fork. The
-# functions are in C, so that no exception of a signal's handler leaves the gate closed.
+# Registered later, taken earlier: no callback begins from the wait to the end of the fork. The
+# functions are in C, so that no exception of a signal handler leaves the gate closed.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )
@@ -203,7 +202,7 @@ def call_in_child(renew: Callable[[], None]) -> None:
     A method is forgotten together with its object.
     """
     known = weakref.WeakMethod(renew) if isinstance(renew, MethodType) else lambda: renew
-    with _mutex:  # a lock that nobody else holds when the child is born
+    with _mutex:  # held by the forking thread when the child is made
         _renewals[:] = [*(former for former in _renewals if former() is not None), known]
 
 
@@ -217,5 +216,5 @@ def _renew_in_child() -> None:
             logger.exception("a forked child could not renew what belongs to one process")
 
 
-# Last: what is made anew may start threads and open files.
+# Last: these functions may start threads and open files.
 os.register_at_fork(after_in_child=_renew_in_child)

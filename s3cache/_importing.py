@@ -19,14 +19,12 @@ def before_import(name: str, callback: Callable[[], None]) -> Callable[[], None]
     It runs on the importing thread. What it raises, the import statement raises.
 
     Returns:
-        A function that takes this back, if it has not happened yet.
+        A function that cancels this, if it has not happened yet.
     """
     if name in sys.modules:
         callback()
         return lambda: None
-    finder = _Announcer(name, callback)
-    sys.meta_path.insert(0, finder)
-    return finder.withdraw
+    return _Finder(name, before=callback).withdraw
 
 
 def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]:
@@ -36,29 +34,35 @@ def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]
     raise: the program that imports would see it.
 
     Returns:
-        A function that takes this back, if it has not happened yet.
+        A function that cancels this, if it has not happened yet.
     """
     if name in sys.modules:
         import_module(name)  # waits, should another thread be importing it just now
         callback()
         return lambda: None
-    finder = _Finder(name, callback)
-    sys.meta_path.insert(0, finder)
-    return finder.withdraw
+    return _Finder(name, after=callback).withdraw
 
 
 def is_being_imported(name: str) -> bool:
-    """Whether module ``name`` is there, but its code has not run to the end."""
+    """Return whether module ``name`` is there, but its code has not run to the end."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
 
 
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Waits on the import path for one module, and is off it before anything happens."""
+class _Finder(importlib.abc.MetaPathFinder):
+    """Wait on the import path for one module, and leave the path before anything happens."""
 
-    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
         self._name = name
-        self._callback = callback
+        self._before = before
+        self._after = after
+        sys.meta_path.insert(0, self)
 
     def withdraw(self) -> None:
         if self in sys.meta_path:
@@ -70,30 +74,12 @@ class _Watcher(importlib.abc.MetaPathFinder):
         if fullname != self._name:
             return None
         self.withdraw()
-        return self._found(fullname, path, target)
-
-    def _found(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
-        raise NotImplementedError
-
-
-class _Announcer(_Watcher):
-    def _found(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
-        self._callback()
-        # From the start: the callback may have put a finder of its own before the others.
-        return importlib.util.find_spec(fullname)
-
-
-class _Finder(_Watcher):
-    def _found(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
-        spec = importlib.util.find_spec(fullname)  # by all others, who may wait for it as well
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._callback)
+        if self._before is not None:
+            self._before()
+        # All finders are asked: the callback may have put one of its own before the others.
+        spec = importlib.util.find_spec(fullname)
+        if self._after is not None and spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._after)
         return spec
 
 

@@ -1,7 +1,7 @@
 """Load a package's names when they are first used.
 
-aioboto3 alone takes half a second to import, and torch several: whoever imports a package pays only
-for what is then used of it.
+aioboto3 alone takes half a second to import, and torch several: an import of a package costs only
+what is then used of it.
 """
 
 import sys
@@ -14,10 +14,9 @@ __all__ = ["lazy_exports"]
 def lazy_exports(
     package: str, *modules: str, **names: str
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of ``package``, which export what its modules have.
+    """Return ``__getattr__`` and ``__dir__`` of ``package``, which export what its modules have.
 
-    Type checkers must see neither, for to them a module with ``__getattr__`` has every attribute
-    there is. They read the same imports instead::
+    A type checker must see neither, or every attribute exists to it. It reads the imports::
 
         if TYPE_CHECKING:
             from package import module
@@ -30,7 +29,7 @@ def lazy_exports(
         modules: those to export as they are.
         names: what to export of others, by module, with spaces between.
     """
-    homes = {name: module for module, theirs in names.items() for name in theirs.split()}
+    homes = {name: module for module, exported in names.items() for name in exported.split()}
 
     def load(name: str) -> object:
         if name in modules:
@@ -38,7 +37,7 @@ def lazy_exports(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value: object = getattr(import_module(f"{package}.{homes[name]}"), name)
-        setattr(sys.modules[package], name, value)  # the next use finds it without us
+        setattr(sys.modules[package], name, value)  # the next use does not come here
         return value
 
     def known() -> list[str]:

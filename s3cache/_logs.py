@@ -1,8 +1,8 @@
-"""The loggers, named by what they tell, and what is heard of them where nobody has set up logging.
+"""The loggers by topic, and their messages where no program has set up logging.
 
 ``logging.getLogger("s3cache")`` stands above all of them. No message names s3cache: the logger's
-name does. Python shows warnings without that name where no handler is set up at all; so there they
-get it from here.
+name does. Python shows warnings without that name where no handler is set up at all, so a handler
+of ours adds it there.
 """
 
 from __future__ import annotations
@@ -24,44 +24,43 @@ Topic: TypeAlias = Literal[
 
 
 def logger_of(topic: Topic | None = None) -> logging.Logger:
-    """The logger of ``topic``; without one, that of turning the cache on and of settings."""
+    """Return the logger of ``topic``; without one, that of turning the cache on and of settings."""
     logger = logging.getLogger(f"{_NAME}.{topic}" if topic else _NAME)
-    logger.addFilter(_made_printable)  # which is added once
+    logger.addFilter(_make_printable)  # which is added once
     return logger
 
 
-def _made_printable(record: logging.LogRecord) -> bool:
+def _make_printable(record: logging.LogRecord) -> bool:
     """Escape what a terminal would obey: most of what is logged quotes servers and entries."""
-    said = record.getMessage()
-    if (fit := printable_lines(said)) != said:
-        record.msg, record.args = fit, None
+    message = record.getMessage()
+    if (escaped := printable_lines(message)) != message:
+        record.msg, record.args = escaped, None
     if record.exc_info and not record.exc_text:
-        text = _plain.formatException(record.exc_info)
-        if (fit := printable_lines(text)) != text:
-            record.exc_text = fit  # handlers that show it take it from here
+        text = _PLAIN.formatException(record.exc_info)
+        if (escaped := printable_lines(text)) != text:
+            record.exc_text = escaped  # handlers that show it take it from here
     return True
 
 
-_plain = logging.Formatter()
+_PLAIN = logging.Formatter()
 
 
-class _Unheard(logging.Handler):
-    """Takes the place of :data:`logging.lastResort`, and says who it is that warns.
+class _LastResort(logging.Handler):
+    """Replace :data:`logging.lastResort`, with the name of s3cache before the message.
 
-    Where any handler of the program's own gets the record, or ``lastResort`` is taken away, it
-    does nothing.
+    It does nothing where a handler of the program gets the record, or ``lastResort`` is gone.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         last = logging.lastResort
-        if last is None or record.levelno < last.level or self._is_heard(record.name):
+        if last is None or record.levelno < last.level or self._is_handled(record.name):
             return
         try:
             sys.stderr.write(f"{self.format(record)}\n")
         except Exception:  # noqa: BLE001 - as every handler: there may be no stderr
             self.handleError(record)
 
-    def _is_heard(self, name: str) -> bool:
+    def _is_handled(self, name: str) -> bool:
         logger: logging.Logger | None = logging.getLogger(name)
         while logger is not None:
             if any(handler is not self for handler in logger.handlers):
@@ -70,10 +69,6 @@ class _Unheard(logging.Handler):
         return False
 
 
-def _be_heard() -> None:
-    handler = _Unheard()
-    handler.setFormatter(logging.Formatter(f"{_NAME}: %(message)s"))
-    logging.getLogger(_NAME).addHandler(handler)
-
-
-_be_heard()
+_handler = _LastResort()
+_handler.setFormatter(logging.Formatter(f"{_NAME}: %(message)s"))
+logging.getLogger(_NAME).addHandler(_handler)

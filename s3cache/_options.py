@@ -50,8 +50,8 @@ class Kind:
     """What an option can be.
 
     Attributes:
-        parse: gives the value that a text means; raises ``ValueError`` with what is wrong with it
-            and what to write instead, as one phrase each.
+        parse: returns the value of a text; raises ``ValueError`` with the problem and the fix, as
+            one phrase each.
         types: what code may give instead of text.
         in_text: whether a value from code has to mean something as text, too: so a number is held
             to the same range wherever it comes from.
@@ -63,7 +63,7 @@ class Kind:
 
 
 def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = False) -> Any:
-    """A field of a dataclass whose ``__post_init__`` calls :func:`check`.
+    """Declare a field of a dataclass that calls :func:`check` in its ``__post_init__``.
 
     Args:
         default: the default, or a function that makes it.
@@ -76,12 +76,9 @@ def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = F
 
 @cache
 def kinds(of: type) -> Mapping[str, Kind]:
-    """The options that a dataclass has, by name."""
-    return {
-        declared.name: declared.metadata["kind"]
-        for declared in fields(of)
-        if "kind" in declared.metadata
-    }
+    """Return the options that a dataclass has, by name."""
+    declared = {each.name: each.metadata.get("kind") for each in fields(of)}
+    return {name: kind for name, kind in declared.items() if kind is not None}
 
 
 def check(options: Any) -> None:
@@ -96,13 +93,12 @@ def check(options: Any) -> None:
         value = getattr(options, declared.name)
         kind: Kind | None = declared.metadata.get("kind")
         if kind is not None and (value is not None or declared.default is not None):
-            object.__setattr__(
-                options, declared.name, _read(f"option {declared.name}", kind, value)
-            )
+            read = _read(f"option {declared.name}", kind, value)
+            object.__setattr__(options, declared.name, read)
 
 
 def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
-    """What environment variables say of the options of ``of``; an empty one says nothing.
+    """Return what environment variables say of the options of ``of``; an empty one says nothing.
 
     Args:
         but: names of options that are known already.
@@ -119,27 +115,21 @@ def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str = "") -> None:
-    """Raises :class:`ConfigError` for a name that is not ``known``: it may be misspelt.
+    """Raise :class:`ConfigError` for a name that is not ``known``: it may be misspelt.
 
     Args:
-        of: whose options they are, for the message.
+        of: what has the options, for the message.
     """
     names = sorted(known)
     for name in given:
         if name not in names:
             fix = f"use one of {', '.join(names)}" if names else "it takes no options"
-            whose = f" of {of}" if of else ""
-            raise ConfigError(
-                f"option {name}{whose}", "is not known", did_you_mean(name, names, fix)
-            )
+            thing = f"option {name} of {of}" if of else f"option {name}"
+            raise ConfigError(thing, "is not known", did_you_mean(name, names, fix))
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
-    """Asks whether ``word`` is meant to be one of ``known``, if it is near; ``otherwise`` if not.
-
-    Args:
-        prefix: put before the name in the question.
-    """
+    """Ask whether ``prefix`` and one of ``known`` are meant, if ``word`` is near it."""
     spelled = {name.lower(): name for name in known}
     close = get_close_matches(word.lower(), list(spelled), n=1)
     return f"did you mean {prefix + spelled[close[0]]!r}?" if close else otherwise
@@ -150,7 +140,7 @@ def _read(thing: str, kind: Kind, value: Any) -> Any:
         value = os.fspath(value)
     if isinstance(value, str):
         return _parse(thing, kind, value)
-    # bool is an int to Python, but nobody means one by the other.
+    # bool is an int to Python.
     if not isinstance(value, kind.types) or (isinstance(value, bool) and bool not in kind.types):
         expected = " or ".join(type_.__name__ for type_ in (*kind.types, str))
         raise ConfigError(thing, f"is a {type(value).__name__}", f"give {expected}")
@@ -237,12 +227,9 @@ def size(at_least: int = 1, at_most: int | None = None) -> Kind:
 
 
 def _flag(text: str) -> bool:
-    try:
-        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
-            text.lower()
-        ]
-    except KeyError:
-        raise ValueError(f"{text!r} is no truth value", "use true or false") from None
+    if (word := text.lower()) not in ("true", "1", "yes", "false", "0", "no"):
+        raise ValueError(f"{text!r} is no truth value", "use true or false")
+    return word in ("true", "1", "yes")
 
 
 def _base64(text: str) -> bytes:

@@ -1,7 +1,4 @@
-"""Keep errors from the user's program: each becomes a reason, one warning, or raises if strict.
-
-A miss, or a refused save, carries the reason. There is one warning for each kind of error.
-"""
+"""Keep errors from the user's program: each becomes a reason and one warning, or is raised."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ logger, trust = logger_of("storage"), logger_of("trust")
 
 
 def reason_for(error: Exception) -> Reason:
-    """The reason that a miss, or a refused save, gives for ``error``."""
+    """Return the reason that a miss, or a refused save, gives for ``error``."""
     if isinstance(error, MemoryError) or (isinstance(error, _OURS) and _is_lacking(error)):
         return Reason.MACHINE
     for kind, reason in _REASONS:
@@ -40,9 +37,9 @@ def reason_for(error: Exception) -> Reason:
 
 
 def code_of(error: Exception) -> str:
-    """The code under which the documentation has a section on ``error`` itself.
+    """Return the code of the documentation's section on ``error``.
 
-    Of an error that is not of s3cache, the reason that it becomes.
+    For an error that is not s3cache's own, that is the reason that it becomes.
     """
     for kind in type(error).__mro__:
         if kind.__module__ == S3CacheError.__module__:
@@ -51,7 +48,7 @@ def code_of(error: Exception) -> str:
 
 
 def _is_lacking(error: BaseException) -> bool:
-    """Whether the system said so to whoever raised this, however many libraries are in between."""
+    """Return whether ``error`` was raised because the system lacked memory or descriptors."""
     while (before := error.__cause__ or error.__context__) is not None:
         if isinstance(before, MemoryError):
             return True
@@ -62,16 +59,15 @@ def _is_lacking(error: BaseException) -> bool:
 
 
 def is_machines_trouble(error: BaseException | None) -> bool:
-    """Whether ``error`` says that this machine lacks something, and nothing of what it was for."""
+    """Return whether ``error`` says that this machine lacks something, not that an entry is bad."""
     while error is not None:
         if isinstance(error, MemoryError):
             return True
-        # The system refused to make, write or open a file. That one is missing may be the entry's
-        # fault: it did not bring it.
+        # The system refused to make, write or open a file. A missing one may be the entry's fault.
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
             return True
         # The dynamic loader says it in words: no room, a file system without execution, a library
-        # that is not installed, or is too old, of those that a kernel is linked to.
+        # that is missing or too old.
         if isinstance(error, (OSError, ImportError)) and any(
             words in str(error) for words in _TROUBLE_IN_WORDS
         ):
@@ -81,26 +77,25 @@ def is_machines_trouble(error: BaseException | None) -> bool:
 
 
 def is_devices_trouble(error: BaseException | None) -> bool:
-    """Whether the driver of an accelerator said so, of a kernel that it was to load.
+    """Return whether the driver of an accelerator failed to load a kernel that is sound.
 
-    The bytes are those that were compiled, for such a device and driver: it has no memory, or is
-    lost. Only where it says that the image itself is no kernel is that not its fault.
+    The kernel was compiled for such a device and driver, which lacks memory or is lost. The driver
+    is not to blame where it says that the image itself is no kernel.
     """
     while error is not None:
-        said = str(error)
-        if _DRIVER.search(said) and not _NO_KERNEL.search(said):
+        text = str(error)
+        if _DRIVER.search(text) and not _NO_KERNEL.search(text):
             return True
         error = error.__cause__
     return False
 
 
-# torch's launcher, its runtime, and Triton's driver say it in words: "CUDA driver error: out of
-# memory", "CUDA error: initialization error", "Triton Error [CUDA]: no kernel image is available".
-# torch forgets the class of the error where no configuration of a kernel can be loaded.
+# As "CUDA driver error: out of memory", "Triton Error [CUDA]: no kernel image is available". torch
+# drops the class of the error where no configuration of a kernel can be loaded.
 _DRIVER = re.compile(r"\b(CUDA|HIP|XPU)( driver)? error:|Triton Error \[\w+\]|\bOutOfMemoryError:")
 _NO_KERNEL = re.compile(r"kernel image is invalid|named symbol not found")
 
-# Of these there are enough for others, or a moment later: that says nothing of the store.
+# What the system lacks at the moment says nothing of the store.
 _LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _TROUBLE_IN_WORDS = (
     "failed to map segment from shared object",
@@ -130,7 +125,7 @@ _REASONS: tuple[tuple[type[Exception], Reason], ...] = (
 
 
 class Problems:
-    """Where every error ends that would otherwise reach the user's program."""
+    """Warn of each kind of error once, or raise it where the cache is strict."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
@@ -144,16 +139,16 @@ class Problems:
         self.warn(where, text, error)
 
     def warn(self, where: str, text: str, error: Exception) -> None:
-        """One warning for each kind of problem; after that they are only counted."""
+        """Warn of ``error``, unless of one of its kind before."""
         reason = reason_for(error)
         with self._mutex:
             if (kind := f"{where} {reason}") in self._warned:
                 return
             self._warned.add(kind)
-        # A mistake of ours needs its traceback; other people's trouble does not.
-        ours = error if reason is Reason.ERROR else None
-        teller = trust if isinstance(error, UntrustedError) else logger
-        # The reason is what counts and records have as well. That of a setting says too little.
+        # A mistake of ours needs its traceback.
+        traceback_of = error if reason is Reason.ERROR else None
+        log = trust if isinstance(error, UntrustedError) else logger
+        # The reason is what counts and records have as well; that of a setting says too little.
         code = code_of(error) if isinstance(error, ConfigError) else str(reason)
-        said = str(error) or type(error).__name__
-        teller.warning("%s: %s %s", text, said, pointer(code), exc_info=ours)
+        cause = str(error) or type(error).__name__
+        log.warning("%s: %s %s", text, cause, pointer(code), exc_info=traceback_of)

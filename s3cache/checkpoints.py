@@ -1,4 +1,4 @@
-"""Uploading what was compiled whenever a checkpoint is saved: for machines that may go away.
+"""Upload what was compiled whenever a checkpoint is saved: for machines that may go away.
 
 Uploads go on in the background, and what a machine did not get to is uploaded by the next process
 there. A spot machine has no next process; when its program saves a checkpoint it is about to lose
@@ -24,7 +24,7 @@ __all__ = ["Framework", "flush_at_checkpoint"]
 
 logger = logger_of("storage")
 
-#: Whose callback to make: ``lightning`` is ``lightning.pytorch``, the other its older name.
+#: ``lightning`` is ``lightning.pytorch``, ``pytorch_lightning`` its older name.
 Framework: TypeAlias = Literal["transformers", "lightning", "pytorch_lightning"]
 
 # Where the class of callbacks is, and which of its methods is called where a checkpoint is saved.
@@ -52,10 +52,10 @@ def flush_at_checkpoint(
     flushes when that has been saved. With ``framework`` it is a callback for the trainer's
     ``callbacks``: of transformers' ``Trainer``, when a checkpoint has been saved; of Lightning's,
     right before one is written. Each process of a job flushes what it has compiled itself. What is
-    not uploaded by then goes on in the background, and is told at INFO.
+    not uploaded by then goes on in the background, with a line at INFO.
 
     Args:
-        framework: whose callback; only that is imported.
+        framework: the only one that is imported.
         cache: instead of the one that was enabled last; where there is none nothing is done.
 
     Raises:
@@ -63,17 +63,16 @@ def flush_at_checkpoint(
     """
     flush = partial(_flush, timeout_s, cache)
     if framework is None:
-        return _flushed_after(flush)
+        return _flush_after(flush)
     if framework not in _CALLBACKS:
-        raise ConfigError(
-            f"framework {framework!r}", "is not known", f"give one of {', '.join(_CALLBACKS)}"
-        )
+        fix = f"give one of {', '.join(_CALLBACKS)}"
+        raise ConfigError(f"framework {framework!r}", "is not known", fix)
     again = partial(flush_at_checkpoint, framework, timeout_s=timeout_s)
     return _callback(framework, flush, again)
 
 
 @contextlib.contextmanager
-def _flushed_after(flush: Callable[[], None]) -> Iterator[None]:
+def _flush_after(flush: Callable[[], None]) -> Iterator[None]:
     yield
     flush()
 
@@ -95,9 +94,8 @@ def _callback(framework: str, flush: Callable[[], None], again: Callable[[], Any
     try:
         base = getattr(importlib.import_module(package), name)
     except ImportError as exc:
-        raise ConfigError(
-            f"framework {framework}", f"cannot be imported ({exc})", f"pip install {framework}"
-        ) from exc
+        cause, fix = f"cannot be imported ({exc})", f"pip install {framework}"
+        raise ConfigError(f"framework {framework}", cause, fix) from exc
 
     def saved(_: object, *args: object, **kwargs: object) -> None:
         flush()

@@ -1,4 +1,4 @@
-"""What an entry is, and how entries lie in a store, remote or local.
+"""Name, verify and publish entries, in a remote store or a local one.
 
 An entry is a frame that is sound and lies where it belongs: :func:`verify` is the one place where
 bytes become one, whether they come from the disk, the network or another process.
@@ -10,10 +10,9 @@ bytes become one, whether they come from the disk, the network or another proces
     v1/<spread>/<key>._           ... where its variant is ""
 
 Several entries live under one key (the guards of a compiled graph tell them apart), and most keys
-have one. So a reader asks for ``.0``, one GET, and lists ``<key>.`` only if what it got will not
-do; where there is no ``.0`` there is nothing. A writer creates ``.0`` unless it exists, and
-otherwise the object named after its variant: a name that no writer of another variant uses, so
-none is lost.
+have one. So a reader asks for ``.0``, one GET, and lists ``<key>.`` only if that one will not do;
+where there is no ``.0`` there is nothing. A writer creates ``.0`` unless it exists, and otherwise
+the object named after its variant, a name that no writer of another variant uses: none is lost.
 
 ``<spread>`` is three hexadecimal digits of SHA-256(key): it spreads the load over an S3 store's
 partitions (https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html) and
@@ -23,11 +22,12 @@ files over directories.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import re
 import threading
-from collections.abc import Container, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Container, Mapping
+from typing import Any, Literal, TypeVar
 
 from s3cache import frame
 from s3cache.errors import (
@@ -38,7 +38,7 @@ from s3cache.errors import (
     TruncatedError,
     UntrustedError,
 )
-from s3cache.frame import Frame, Head, Header, Judge
+from s3cache.frame import Frame, Header, Judge
 from s3cache.store import Buffer, Store
 
 __all__ = [
@@ -58,6 +58,8 @@ __all__ = [
     "variant_name",
     "verify",
 ]
+
+T = TypeVar("T")
 
 #: What the names of all entries begin with.
 NAMES = "v1/"
@@ -92,7 +94,7 @@ def check_key(key: str) -> str:
 
 
 def check_entry(key: str, entry: Frame) -> None:
-    """Raises :class:`ConfigError` unless ``entry`` can be saved under ``key``."""
+    """Raise :class:`ConfigError` unless ``entry`` can be saved under ``key``."""
     check_key(key)
     if entry.header.key != key:
         raise ConfigError(
@@ -109,27 +111,27 @@ def check_entry(key: str, entry: Frame) -> None:
 
 
 def name_prefix(key: str) -> str:
-    """What the names of all entries under ``key`` begin with, and no others do."""
+    """Return what the names of all entries under ``key`` begin with, and no others do."""
     return f"v1/{hashlib.sha256(key.encode()).hexdigest()[:3]}/{key}."
 
 
 def key_of(name: str) -> str:
-    """The key of the entries that may lie at ``name``."""
+    """Return the key of the entries that may lie at ``name``."""
     return name.rpartition("/")[2].partition(".")[0]
 
 
 def first_name(key: str) -> str:
-    """The object that holds the entry saved first under ``key``."""
+    """Return the name of the object that holds the entry saved first under ``key``."""
     return name_prefix(key) + "0"
 
 
 def variant_name(key: str, variant: str) -> str:
-    """The object that holds nothing but this variant."""
+    """Return the name of the object that holds nothing but this variant."""
     return name_prefix(key) + (variant or "_")
 
 
 def names_of(header: Header) -> tuple[str, str]:
-    """The two objects that the entry may be in."""
+    """Return the names of the two objects that the entry may be in."""
     return first_name(header.key), variant_name(header.key, header.variant)
 
 
@@ -137,10 +139,10 @@ def names_of(header: Header) -> tuple[str, str]:
 
 
 def verify(name: str, data: Buffer, *, admit: Judge | None = None) -> Frame:
-    """The entry in ``data``, every section checked, and that it belongs at ``name``.
+    """Return the entry in ``data``; every section is checked, and that it belongs at ``name``.
 
     Args:
-        admit: decides by whose it is, before anything of it is parsed.
+        admit: raises if it may not be used; called before anything of it is parsed.
 
     Raises:
         CorruptError: it is damaged, or of another key or variant.
@@ -154,9 +156,9 @@ def verify(name: str, data: Buffer, *, admit: Judge | None = None) -> Frame:
 
 
 def check_place(name: str, header: Header) -> None:
-    """Raises :class:`CorruptError` if the entry was moved here from another key or variant.
+    """Raise :class:`CorruptError` if the entry was moved here from another key or variant.
 
-    Without this, whoever renames an object in the bucket would make a wrong hit.
+    Without this, renaming an object in the bucket would make a wrong hit.
     """
     is_legal = _KEY.fullmatch(header.key) and _VARIANT.fullmatch(header.variant)
     if not is_legal or name not in names_of(header):
@@ -166,10 +168,10 @@ def check_place(name: str, header: Header) -> None:
 
 
 def check_components(name: str, header: Header) -> None:
-    """Raises :class:`CorruptError` if the key is not that of the components in the header.
+    """Raise :class:`CorruptError` if the key is not that of the components in the header.
 
-    Entries of compiled graphs say what their key is made of. One that says something else was
-    made for another graph, machine or setting, whoever has signed it.
+    Entries of compiled graphs say what their key is made of. One that says something else was made
+    for another graph, machine or setting, even if it is signed.
     """
     if header.kind not in _WITH_COMPONENTS:
         return
@@ -188,12 +190,12 @@ def check_components(name: str, header: Header) -> None:
 
 
 class Replaceable:
-    """The entries in the remote that the next one of the same variant replaces, by digest.
+    """Digests of entries in the remote that the next one of the same variant replaces.
 
-    Any thread may use it. It remembers so many entries, the last ones.
+    Any thread may use it. It remembers the last :attr:`MAX_COUNT` of them.
 
     Args:
-        everything: all of them.
+        everything: whether all entries are replaced.
     """
 
     MAX_COUNT = 4096
@@ -208,7 +210,7 @@ class Replaceable:
         with self._mutex:
             self._digests.pop(digest, None)
             self._digests[digest] = None
-            while len(self._digests) > self.MAX_COUNT:
+            if len(self._digests) > self.MAX_COUNT:
                 del self._digests[next(iter(self._digests))]
 
     def __len__(self) -> int:
@@ -221,15 +223,15 @@ class Replaceable:
 async def publish(
     store: Store, entry: Frame, *, replaceable: Container[bytes], admit: Judge | None = None
 ) -> bool:
-    """Make ``entry`` readable for everybody, next to the other variants under its key.
+    """Make ``entry`` readable for every process, next to the other variants under its key.
 
     If the same variant is there already, and whole, it is left alone, unless its digest is among
     the ``replaceable``. What no reader can use is overwritten anyway: a damaged header, one that
     says another size than the object has, an entry that belongs elsewhere. Another variant is only
     overwritten if its digest is among the ``replaceable`` and all of it, read twice, is damaged.
 
-    What is not admitted is as good as nothing where it stands under the entry's own name, and
-    leaves ``.0`` to whoever put it there: nobody keeps an entry that we trust from its readers.
+    An entry that ``admit`` refuses is overwritten where it lies under the entry's own name, and
+    keeps ``.0``: it keeps no entry that we trust from its readers.
 
     Returns:
         Whether anything was written, which proves that we may write; all was there if not.
@@ -237,10 +239,12 @@ async def publish(
     Raises:
         StoreError: the store could not do it.
     """
-    if admit is not None and not _is_admitted(admit, entry):
-        admit = None  # who is not trusted judges nobody
-    key, variant = entry.header.key, entry.header.variant
-    own, first = variant_name(key, variant), first_name(key)
+    if admit is not None:
+        try:
+            admit(entry.digest, entry.signatures)
+        except UntrustedError:
+            admit = None  # what we write is not trusted either
+    own, first = variant_name(entry.header.key, entry.header.variant), first_name(entry.header.key)
     if not await store.atomic_create():
         # Of several writers that race for the first name there, the last one wins: what the
         # others wrote must also be elsewhere.
@@ -256,24 +260,27 @@ async def _put(
     store: Store, name: str, entry: Frame, replaceable: Container[bytes], admit: Judge | None
 ) -> Literal["written", "there", "taken"]:
     """Have ``name`` hold the entry's variant, unless another variant has taken it."""
+    header = entry.header
     metadata = {
-        "s3cache-kind": entry.header.kind,
-        "s3cache-variant": entry.header.variant,
-        "s3cache-producer": entry.header.producer,
+        "s3cache-kind": header.kind,
+        "s3cache-variant": header.variant,
+        "s3cache-producer": header.producer,
     }
     try:
         await store.put(name, entry.data, mode="create", metadata=metadata)
     except PreconditionError:
         try:
-            there = await _read_head(store, name, admit)
+            head = functools.partial(frame.decode_head, admit=admit)
+            there = await _read(store, name, head, frame.HEADER_HINT_BYTES)
         except UntrustedError:
-            if name == first_name(entry.header.key):
+            if name == first_name(header.key):
                 return "taken"
             there = None
         if there is not None and _belongs(name, there.header):
             is_suspect = there.digest in replaceable
-            if there.header.variant != entry.header.variant:
-                if not (is_suspect and await _is_damaged(store, name)):
+            if there.header.variant != header.variant:
+                check = functools.partial(verify, name)
+                if not (is_suspect and await _read(store, name, check) is None):
                     return "taken"
             elif not is_suspect and await _has_size(store, name, there.size):
                 return "there"
@@ -290,61 +297,35 @@ def _belongs(name: str, header: Header) -> bool:
     return True
 
 
-def _is_admitted(admit: Judge, entry: Frame) -> bool:
-    try:
-        admit(entry.digest, entry.signatures)
-    except UntrustedError:
-        return False
-    return True
-
-
 async def _has_size(store: Store, name: str, size: int) -> bool:
     info = await store.head(name)
     return info is not None and info.size == size
 
 
-async def _is_damaged(store: Store, name: str) -> bool:
-    """Whether what is stored at ``name``, and not only what came from there, is no entry.
+async def _read(
+    store: Store, name: str, parse: Callable[[Buffer], T], length: int | None = None
+) -> T | None:
+    """Parse the object at ``name``; return None if it is absent, or damaged in two equal reads.
+
+    Args:
+        length: bytes to read first, if not all of it.
 
     Raises:
-        TransientError: reads differ, so the damage is not in what is stored.
-    """
-    damaged = None
-    for _ in range(4):
-        data = await store.get(name)
-        if data is None:
-            return True
-        try:
-            await asyncio.to_thread(verify, name, data)
-        except CorruptError:
-            if data == damaged:
-                return True
-            damaged = data
-        else:
-            return False
-    raise TransientError("reads of one object differ", op="get", store=store.url, key=name)
-
-
-async def _read_head(store: Store, name: str, admit: Judge | None) -> Head | None:
-    """The head of the frame at ``name``, or ``None`` if there is no sound one.
-
-    Raises:
-        UntrustedError: it is not admitted.
         TransientError: two reads differ, so the damage is not in what is stored.
+        Exception: what ``parse`` raises, less :class:`CorruptError`.
     """
     damaged = None
-    length = frame.HEADER_HINT_BYTES
     for _ in range(4):
-        data = await store.get_range(name, 0, length)
+        data = await (store.get(name) if length is None else store.get_range(name, 0, length))
         if data is None:
             return None
         try:
-            return frame.decode_head(data, admit=admit)
+            return await asyncio.to_thread(parse, data)
         except CorruptError as exc:
-            if isinstance(exc, TruncatedError) and exc.needed > length:
-                length = exc.needed
-            elif data == damaged:
+            if data == damaged:
                 return None
-            else:
-                damaged = data
-    raise TransientError("reads of one object differ", op="get_range", store=store.url, key=name)
+            damaged = data
+            if length is not None and isinstance(exc, TruncatedError):
+                length = max(length, exc.needed)
+    op = "get" if length is None else "get_range"
+    raise TransientError("reads of one object differ", op=op, store=store.url, key=name)

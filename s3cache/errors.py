@@ -6,7 +6,7 @@
     ├── ConfigError (ValueError)     a URL, setting or key that cannot be used; nothing was tried
     ├── CorruptError                 bytes that are not what they claim to be; becomes a miss
     │   └── TruncatedError           ... because they end too early
-    ├── UntrustedError               whole, and nobody whom we trust has signed it; a miss
+    ├── UntrustedError               whole, but no trusted key has signed it; a miss
     ├── ClosedError                  used after close()
     ├── UnsupportedTorchError        the installed torch lacks what the compile cache uses of it
     └── StoreError                   a store could not do what it was asked
@@ -51,11 +51,15 @@ __all__ = [
 class S3CacheError(Exception):
     """Root of every error s3cache raises on purpose.
 
-    Its message is one line that can be printed, whatever a server or an entry has in it.
+    Its message is one line that can be printed, whatever a server or an entry has in it. Errors
+    can be pickled: ``args`` are the arguments.
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(self._text())
+
+    def _text(self) -> str:
+        return super().__str__()
 
 
 class ConfigError(S3CacheError, ValueError):
@@ -66,25 +70,25 @@ class ConfigError(S3CacheError, ValueError):
     """
 
     def __init__(self, thing: str, cause: str, fix: str) -> None:
-        super().__init__(f"{thing}: {cause}; {fix}")
+        super().__init__(thing, cause, fix)
         self.thing = thing
         self.cause = cause
         self.fix = fix
 
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, str]]:
-        return type(self), (self.thing, self.cause, self.fix)
+    def _text(self) -> str:
+        return f"{self.thing}: {self.cause}; {self.fix}"
 
 
 class CorruptError(S3CacheError):
     """Bytes are malformed or do not match their digest; ``where`` says in which part."""
 
     def __init__(self, where: str, problem: str) -> None:
-        super().__init__(f"{where}: {problem}")
+        super().__init__(where, problem)
         self.where = where
         self.problem = problem
 
-    def __reduce__(self) -> tuple[type[CorruptError], tuple[str, str]]:
-        return type(self), (self.where, self.problem)
+    def _text(self) -> str:
+        return f"{self.where}: {self.problem}"
 
 
 class TruncatedError(CorruptError):
@@ -92,11 +96,9 @@ class TruncatedError(CorruptError):
 
     def __init__(self, where: str, have: int, needed: int) -> None:
         super().__init__(where, f"ends after {have} bytes, needs at least {needed}")
+        self.args = (where, have, needed)
         self.have = have
         self.needed = needed
-
-    def __reduce__(self) -> tuple[type[TruncatedError], tuple[str, int, int]]:  # type: ignore[override]
-        return type(self), (self.where, self.have, self.needed)
 
 
 class UntrustedError(S3CacheError):
@@ -104,16 +106,16 @@ class UntrustedError(S3CacheError):
 
     Attributes:
         cause: in one word, see :data:`s3cache.trust.Cause`.
-        detail: whose it is, where it says so; nothing that it says can be relied on.
+        detail: the signer, where the entry names one; nothing that it says can be relied on.
     """
 
     def __init__(self, cause: str, detail: str) -> None:
-        super().__init__(f"an entry is not trusted ({cause}): {detail}")
+        super().__init__(cause, detail)
         self.cause = cause
         self.detail = detail
 
-    def __reduce__(self) -> tuple[type[UntrustedError], tuple[str, str]]:
-        return type(self), (self.cause, self.detail)
+    def _text(self) -> str:
+        return f"an entry is not trusted ({self.cause}): {self.detail}"
 
 
 class ClosedError(S3CacheError):
@@ -153,12 +155,12 @@ class StoreError(S3CacheError):
         self.attempts = attempts
         self.elapsed_s = elapsed_s
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         where = " ".join(part for part in (self.op, self.store, self.key) if part)
         text = f"{where}: {self.message}" if where else self.message
         if self.attempts > 1:
             text += f" (gave up after {self.attempts} attempts in {self.elapsed_s:.1f} s)"
-        return printable(text)
+        return text
 
 
 class PreconditionError(StoreError):
@@ -174,7 +176,7 @@ class CircuitOpenError(TransientError):
 
 
 class DownloadTimeoutError(TransientError):
-    """The caller's patience ended; the download goes on."""
+    """The caller waited long enough; the download goes on."""
 
 
 class PermanentError(StoreError):

@@ -28,8 +28,8 @@ that nothing unverified is ever decompressed. The header holds every section's d
 prelude's digest stands for the whole frame, and signing it signs everything. The header is
 canonical: it must be exactly the bytes that :func:`encode` packs for what it says.
 
-This module decides what is well-formed, not who wrote it: anybody can compute a digest. Who reads
-frames from elsewhere says in ``admit`` whose they use; it is asked before anything is parsed.
+This module decides what is well-formed, not who wrote it: anybody can compute a digest. Pass
+``admit`` to check signatures before anything is parsed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Judge: TypeAlias = "Callable[[bytes, bytes], object]"
 MAGIC: Final = b"\x89S3CF\r\n\n"
 VERSION: Final = 1
 PRELUDE_BYTES: Final = 48
-#: Size of a first ranged read that holds most headers whole; see :func:`decode_header`.
+#: Size of a first ranged read that holds most headers whole; see :func:`decode_head`.
 HEADER_HINT_BYTES: Final = 16 << 10
 
 # Every limit on bytes from elsewhere, each checked before anything of that size is allocated.
@@ -103,8 +103,7 @@ MIN_COMPRESS_BYTES: Final = 128
 # entry of 1.5 MB. SHA-256 is in the standard library, in FIPS builds, in what signs, and in S3.
 _sha256 = hashlib.sha256
 
-# The digest that follows covers these fields too.
-_FIELDS: Final = struct.Struct(">8sHHI")
+_FIELDS: Final = struct.Struct(">8sHHI")  # the prelude but for the digest, which covers these too
 _CODECS: Final = ("zstd", "none")
 _DIGEST_BYTES: Final = 32
 _NAME: Final = re.compile(rf"[ -~]{{1,{MAX_NAME_BYTES}}}")
@@ -152,8 +151,8 @@ _HEADER_KEYS: Final = tuple(field.name for field in fields(Header))
 class Frame:
     """A frame whose header is verified, over bytes whose sections are verified when first read.
 
-    It keeps ``data`` alive and copies nothing of it; whoever passes a ``bytearray`` must leave it
-    alone meanwhile. Any number of threads may share a frame.
+    It keeps ``data`` alive and copies nothing of it: a ``bytearray`` must not change meanwhile. Any
+    number of threads may share a frame.
 
     Attributes:
         header: the decoded header.
@@ -167,17 +166,14 @@ class Frame:
         "_index", "_verified", "_view", "data", "digest", "header", "signatures", "size",
     )  # fmt: skip
 
-    def __init__(self, data: Buffer, view: memoryview, header: Header, prelude: _Prelude) -> None:
-        start = prelude.end
+    def __init__(self, data: Buffer, view: memoryview, head: Head) -> None:
         self.data = data
-        self.header = header
-        self.digest = prelude.digest
-        self.signatures = prelude.signatures
-        self.size = len(view)
+        self.header, self.digest, self.signatures, self.size = head
         self._view = view
         self._index: dict[str, tuple[Section, int]] = {}
         self._verified: set[str] = set()
-        for section in header.sections:
+        start = self.size - sum(section.stored_size for section in self.header.sections)
+        for section in self.header.sections:
             self._index[section.name] = section, start
             start += section.stored_size
 
@@ -200,10 +196,10 @@ class Frame:
             self._stored(name)
 
     def section(self, name: str) -> Buffer:
-        """The bytes of one section, verified; no other section is looked at.
+        """Return the bytes of one section, verified; no other section is looked at.
 
         An uncompressed section comes as a read-only view into :attr:`data`; a compressed one is
-        decompressed anew by each call.
+        decompressed again by each call.
 
         Raises:
             KeyError: the frame has no such section.
@@ -240,7 +236,7 @@ def encode(
     """Pack ``sections`` into a frame, in their order.
 
     ``codec`` is what to try: a section that would not shrink, or that would shrink beyond what
-    :func:`decode` admits, is stored as it is. Equal arguments, ``created_ns`` included, give equal
+    :func:`decode` accepts, is stored as it is. Equal arguments, ``created_ns`` included, give equal
     bytes (with one version of zstd). A section is copied once at most.
 
     Raises:
@@ -260,36 +256,41 @@ def encode(
     )
     _check_fields(header)
     _check_count(len(sections))
-    views: list[tuple[str, memoryview]] = []
+    views: dict[str, memoryview] = {}
     for name, data in sections.items():
         _check_name("section name", name)
-        views.append((name, _bytes_view(f"section {name!r}", data)))
-    _check_total("sections", sum(len(view) for _, view in views))
+        views[name] = _bytes_view(f"section {name!r}", data)
+    _check_total("sections", sum(map(len, views.values())))
 
-    compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL) if codec == "zstd" else None
-    records: list[tuple[str, str, int, int, bytes]] = []
+    compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+    rows: list[tuple[str, str, int, int, bytes]] = []
     payload: list[Buffer] = []
-    for name, raw in views:
+    for name, raw in views.items():
         stored: Buffer = raw
         used: Codec = "none"
-        if compressor is not None and len(raw) >= MIN_COMPRESS_BYTES:
+        if codec == "zstd" and len(raw) >= MIN_COMPRESS_BYTES:
             packed = compressor.compress(raw)
             if len(packed) < len(raw) <= _max_raw(len(packed)):
                 stored, used = packed, "zstd"
-        records.append((name, used, len(stored), len(raw), _sha256(stored).digest()))
+        rows.append((name, used, len(stored), len(raw), _sha256(stored).digest()))
         payload.append(stored)
 
-    header_bytes = _pack(header, records)
-    if len(header_bytes) > MAX_HEADER_BYTES:
+    packed_header = _pack(header, rows)
+    if len(packed_header) > MAX_HEADER_BYTES:
         raise ConfigError(
             "header",
-            f"takes {len(header_bytes)} bytes, more than {MAX_HEADER_BYTES}",
+            f"takes {len(packed_header)} bytes, more than {MAX_HEADER_BYTES}",
             "move large metadata into a section, or use fewer sections",
         )
-    prelude = _FIELDS.pack(MAGIC, VERSION, 0, len(header_bytes))
-    digest = _sha256(prelude + header_bytes).digest()
-    _check_total("frame", PRELUDE_BYTES + len(header_bytes) + sum(map(len, payload)))
-    return b"".join([prelude, digest, header_bytes, *payload])
+    digest = _sha256(_FIELDS.pack(MAGIC, VERSION, 0, len(packed_header)) + packed_header).digest()
+    return _join(b"", digest, packed_header, payload)
+
+
+def _join(signatures: bytes, digest: bytes, header: Buffer, payload: list[Buffer]) -> bytes:
+    fields = _FIELDS.pack(MAGIC, VERSION, len(signatures), len(header))
+    chunks = [fields, digest, signatures, header, *payload]
+    _check_total("frame", sum(map(len, chunks)))
+    return b"".join(chunks)
 
 
 def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
@@ -301,24 +302,31 @@ def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
     Raises:
         ConfigError: they are too many.
     """
-    prelude = _read_prelude(entry._view)
-    header = entry._view[prelude.end - prelude.header_size : prelude.end]
     signatures = sign(entry.digest)
     if len(signatures) > MAX_SIGNED_BYTES:
         raise ConfigError(
             "signatures", f"take {len(signatures)} bytes", f"use {MAX_SIGNED_BYTES} at most"
         )
-    fields = _FIELDS.pack(MAGIC, VERSION, len(signatures), len(header))
-    payload = entry._view[prelude.end :]
-    _check_total("frame", PRELUDE_BYTES + sum(map(len, (signatures, header, payload))))
-    return b"".join([fields, entry.digest, signatures, header, payload])
+    prelude = _read_prelude(entry._view)
+    payload: list[Buffer] = [entry._view[prelude.end :]]
+    return _join(signatures, entry.digest, entry._view[prelude.start : prelude.end], payload)
+
+
+class Head(NamedTuple):
+    """What the first bytes of a frame say: its header, what stands for all of it, and its size."""
+
+    header: Header
+    digest: bytes
+    signatures: bytes
+    size: int
 
 
 def decode(data: Buffer, *, admit: Judge | None = None) -> Frame:
     """Read a whole frame: every size and the header's digest are checked, no section is touched.
 
     Args:
-        admit: decides by whose it is, before the header is parsed.
+        admit: raises if a frame with that digest and those signatures may not be used; it is called
+            before the header is parsed.
 
     Raises:
         TruncatedError: the bytes end too early.
@@ -327,33 +335,16 @@ def decode(data: Buffer, *, admit: Judge | None = None) -> Frame:
         Exception: what ``admit`` raises.
     """
     view = _bytes_view("frame", data)
-    header, prelude = _read_header(view, admit)
-    end = prelude.end + sum(section.stored_size for section in header.sections)
-    if len(view) < end:
-        raise TruncatedError("frame payload", len(view), end)
-    if len(view) > end:
-        raise CorruptError("frame end", f"{len(view) - end} bytes follow the last section")
-    return Frame(data, view, header, prelude)
-
-
-class Head(NamedTuple):
-    """What the first bytes of a frame tell."""
-
-    header: Header
-    digest: bytes
-    signatures: bytes
-    size: int
+    head = _read_head(view, admit)
+    if len(view) < head.size:
+        raise TruncatedError("frame payload", len(view), head.size)
+    if len(view) > head.size:
+        raise CorruptError("frame end", f"{len(view) - head.size} bytes follow the last section")
+    return Frame(data, view, head)
 
 
 def decode_head(first_bytes: Buffer, *, admit: Judge | None = None) -> Head:
-    """Like :func:`decode_header`, with what tells this frame from every other, and its size."""
-    header, prelude = _read_header(_bytes_view("frame", first_bytes), admit)
-    size = prelude.end + sum(section.stored_size for section in header.sections)
-    return Head(header, prelude.digest, prelude.signatures, size)
-
-
-def decode_header(first_bytes: Buffer, *, admit: Judge | None = None) -> Header:
-    """Read a header from the first bytes of a frame, as they come from a ranged read.
+    """Read the head from the first bytes of a frame, as they come from a ranged read.
 
     Raises:
         TruncatedError: read at least ``needed`` bytes and call again; two reads are enough from
@@ -362,25 +353,30 @@ def decode_header(first_bytes: Buffer, *, admit: Judge | None = None) -> Header:
         ConfigError: ``first_bytes`` is no contiguous buffer.
         Exception: what ``admit`` raises.
     """
-    return _read_header(_bytes_view("frame", first_bytes), admit)[0]
+    return _read_head(_bytes_view("frame", first_bytes), admit)
+
+
+def decode_header(first_bytes: Buffer, *, admit: Judge | None = None) -> Header:
+    """Return the header in what :func:`decode_head` reads, which raises the same."""
+    return decode_head(first_bytes, admit=admit).header
 
 
 def judge(first_bytes: Buffer, admit: Judge) -> None:
-    """Have ``admit`` decide by whose a frame is; nothing of its header is parsed.
+    """Have ``admit`` decide whether a frame may be used; nothing of its header is parsed.
 
     Raises:
-        As :func:`decode_header` does.
+        As :func:`decode_head` does.
     """
     prelude = _read_prelude(_bytes_view("frame", first_bytes))
     admit(prelude.digest, prelude.signatures)
 
 
 class _Prelude(NamedTuple):
-    """What comes before the header is parsed: it holds whole, and ends at ``end``."""
+    """What comes before the header, which lies from ``start`` to ``end`` and is verified."""
 
     digest: bytes
     signatures: bytes
-    header_size: int
+    start: int
     end: int
 
 
@@ -391,7 +387,6 @@ def _read_prelude(view: memoryview) -> _Prelude:
     if len(view) < PRELUDE_BYTES:
         raise TruncatedError("frame prelude", len(view), PRELUDE_BYTES)
     _, version, signed_size, header_size = _FIELDS.unpack_from(view)
-    digest = bytes(view[_FIELDS.size : PRELUDE_BYTES])
     if version != VERSION:
         raise CorruptError(
             "frame version", f"found {version}, this s3cache reads {VERSION} and nothing else"
@@ -406,29 +401,28 @@ def _read_prelude(view: memoryview) -> _Prelude:
     end = start + header_size
     if len(view) < end:
         raise TruncatedError("frame header", len(view), end)
+    digest = bytes(view[_FIELDS.size : PRELUDE_BYTES])
     hasher = _sha256(_FIELDS.pack(MAGIC, version, 0, header_size))
     hasher.update(view[start:end])
     if hasher.digest() != digest:
         raise CorruptError("frame header", "its bytes do not match their digest")
-    return _Prelude(digest, bytes(view[PRELUDE_BYTES:start]), header_size, end)
+    return _Prelude(digest, bytes(view[PRELUDE_BYTES:start]), start, end)
 
 
-def _read_header(view: memoryview, admit: Judge | None) -> tuple[Header, _Prelude]:
-    """The header of a frame that is admitted."""
+def _read_head(view: memoryview, admit: Judge | None) -> Head:
     prelude = _read_prelude(view)
     if admit is not None:
         admit(prelude.digest, prelude.signatures)
-    end = prelude.end
     try:
-        header = _parse_header(view[end - prelude.header_size : end])
-        _check_total("frame", end + sum(section.stored_size for section in header.sections))
-    except ConfigError as error:
+        header = _parse_header(view[prelude.start : prelude.end])
+        size = prelude.end + sum(section.stored_size for section in header.sections)
+        _check_total("frame", size)
+    except ConfigError as error:  # what encode() would not accept either
         raise CorruptError("frame header", f"{error.thing} {error.cause}") from None
-    return header, prelude
+    return Head(header, prelude.digest, prelude.signatures, size)
 
 
 def _parse_header(packed: memoryview) -> Header:
-    """Raises CorruptError, or ConfigError for what :func:`encode` would not accept either."""
     try:
         parsed = msgpack.unpackb(
             packed,
@@ -446,25 +440,25 @@ def _parse_header(packed: memoryview) -> Header:
         ) from None
     if type(parsed) is not dict or tuple(parsed) != _HEADER_KEYS:
         raise CorruptError("frame header", f"not a map with the keys {', '.join(_HEADER_KEYS)}")
-    records = parsed["sections"]
-    if type(records) is not list:
+    rows = parsed["sections"]
+    if type(rows) is not list:
         raise CorruptError("frame header", "sections is no array")
-    _check_count(len(records))
-    header = Header(**(parsed | {"sections": tuple(map(_parse_section, records))}))
+    _check_count(len(rows))
+    header = Header(**(parsed | {"sections": tuple(map(_parse_section, rows))}))
     _check_fields(header)
     _check_total("sections", sum(section.raw_size for section in header.sections))
-    if len({section.name for section in header.sections}) != len(records):
+    if len({section.name for section in header.sections}) != len(rows):
         raise CorruptError("frame header", "two sections have one name")
     # Two readings of one header must not differ: this refuses duplicate keys and padded integers.
-    if _pack(header, records) != packed:
+    if _pack(header, rows) != packed:
         raise CorruptError("frame header", "not in canonical form")
     return header
 
 
-def _parse_section(record: object) -> Section:
-    if type(record) is not list or len(record) != 5:
+def _parse_section(row: object) -> Section:
+    if type(row) is not list or len(row) != 5:
         raise CorruptError("frame header", "a section is no array of 5")
-    name, codec, stored_size, raw_size, digest = record
+    name, codec, stored_size, raw_size, digest = row
     _check_name("section name", name)
     where = f"section {name!r}"
     if type(codec) is not str or codec not in _CODECS:
@@ -498,8 +492,8 @@ def _decompress(section: Section, stored: memoryview) -> bytes:
         raise CorruptError(where, f"does not decompress ({error})") from None
 
 
-def _pack(header: Header, records: list[Any]) -> bytes:
-    content = {name: getattr(header, name) for name in _HEADER_KEYS} | {"sections": records}
+def _pack(header: Header, rows: list[Any]) -> bytes:
+    content = {name: getattr(header, name) for name in _HEADER_KEYS} | {"sections": rows}
     return cast("bytes", msgpack.packb(content, use_bin_type=True))
 
 
@@ -508,7 +502,7 @@ def _max_raw(stored_size: int) -> int:
 
 
 def _bytes_view(thing: str, data: Buffer) -> memoryview:
-    """``data`` as a flat read-only view of its bytes."""
+    """Return ``data`` as a flat read-only view of its bytes."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise ConfigError(
             thing, f"is {type(data).__name__}", "give bytes, a bytearray or a memoryview"
@@ -573,7 +567,7 @@ def _check_total(thing: str, size: int) -> None:
 
 
 def _meta_fault(value: object, depth: int) -> tuple[str, str] | None:
-    """Where in ``value`` something is that a header cannot hold, and what; ``None`` if all is well.
+    """Return where in ``value`` something is that a header cannot hold, and what it is.
 
     Types are compared exactly: msgpack would turn a subclass into its base without a word.
     """
@@ -614,7 +608,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _brief(value: object) -> str:
-    """A repr short enough for a message, whatever was forged."""
+    """Return a repr short enough for a message, whatever was forged."""
     if type(value) is int and value.bit_length() > 64:  # repr() refuses ints beyond 4,300 digits
         return "a very large int"
     text = repr(value) if type(value) in (str, bytes, int, bool, float) else type(value).__name__

@@ -39,21 +39,20 @@ __all__ = ["WATCHED", "Mode", "Options", "Settings", "Trust"]
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
 
-# A time that is not allowed to be nothing.
-_MOMENT_S = 0.001
+_MOMENT_S = 0.001  # the least of times that must not be nothing
 
 _SIGNER = Kind(str, (Signer,), in_text=False)
 
 # Variables that are no settings of a cache: others read them.
 _NO_SETTINGS = ("AUTOLOAD", "JOB", "WATCHED")
-#: Set where somebody watches from outside how far a program is.
+#: Set where another process watches how far a program is.
 WATCHED = f"{PREFIX}WATCHED"
 
 logger = logger_of()
 
 
 def _default_local_dir() -> str:
-    """``$XDG_CACHE_HOME/s3cache``, or a directory of ours in the temporary one without a home."""
+    """Return ``$XDG_CACHE_HOME/s3cache``, or without a home a directory below the temporary one."""
     home = os.path.expanduser("~")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     if cache in _hanging:
@@ -71,21 +70,21 @@ def _default_local_dir() -> str:
 
 
 def _is_home(path: str) -> bool:
-    """Whether we may write there, and leave nothing behind that its owner then may not."""
+    """Return whether we may write there, and leave no file that its owner could not remove."""
     if not os.access(path, os.W_OK):
         return False
     caller = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
     return caller in ("", "0") or str(os.stat(path).st_uid) != caller
 
 
-# Where the default would be, on a file system that has not answered: not asked again.
+# Where the default would be, on a file system that has not answered: it is not tried again.
 _hanging: set[str] = set()
 
 
 def _temporary_local_dir() -> str:
     try:
         place = tempfile.gettempdir()
-    except OSError:  # there is none: whoever opens the tier says so
+    except OSError:  # there is none: opening the tier says so
         place = "/tmp"  # noqa: S108
     return os.path.join(place, f"s3cache-{os.geteuid()}")
 
@@ -94,52 +93,8 @@ def _temporary_local_dir() -> str:
 class Settings:
     """How a cache behaves. Times in seconds, sizes in bytes.
 
-    Values may be given as text, as environment variables are: ``local_max_bytes="10GiB"``.
-
-    Attributes:
-        url: the remote store; ``None`` for none.
-        mode: ``read-only`` never uploads, ``write-only`` never looks up, ``off`` does neither.
-        strict: raise what would otherwise become a miss and a warning.
-        recache: look nothing up, and overwrite what is there with what is saved.
-        summary: end the process with one line on stderr: what hit, missed and was bypassed; with
-            ``json`` it is an object of JSON.
-        metrics_file: where the process leaves what it counted when it ends, for the textfile
-            collector of Prometheus' node exporter, which takes files that end in ``.prom``.
-            ``{pid}`` and ``{rank}`` become the process's number and rank.
-        record: keep what was looked up in the local tier, for ``s3cache explain``; none of it
-            leaves this machine.
-        shape_profile: share which sizes of tensors turned out to change, and start with those
-            dynamic. A program that only compiles with constant sizes can fail for it.
-        share_sources: leave in entries which lines of the program an operation is from, with the
-            paths of its files, and in kernels what debuggers read.
-        trust: ``require`` uses only what a trusted key has signed, ``prefer`` nothing that is
-            signed wrongly; left out it is ``require`` where any key is trusted, and else ``off``.
-        trusted_keys: public keys as ``keygen`` prints them, apart by spaces or commas, each with
-            ``AUDIENCE=`` before it if it signs for another one than ``audience``.
-        revoked: fingerprints of keys, and digests of entries, that are worth nothing.
-        signing_key: the file of the key that signs what is saved, or that key itself; from code
-            also an object that signs, see :class:`s3cache.trust.Signer`.
-        signing_timeout_s: the longest that such an object is waited for.
-        audience: for whom it is signed.
-        signature_ttl_s: for how long a signature holds; 0 for ever.
-        local: whether to keep a local tier.
-        local_dir: its directory, private to this user.
-        local_max_bytes, local_max_files: its bounds. The defaults hold some thousand graphs with
-            their kernels and leave room on a training node's system disk.
-        lookup_timeout_s: the longest a lookup waits for the remote.
-        download_concurrency: prefetches at once.
-        upload_concurrency: uploads at once.
-        prefetch_max_bytes: memory that prefetches take: fewer run at once where objects are large.
-        upload_queue_max_count: uploads queued; further ones wait in the local tier.
-        upload_queue_max_bytes: payload that uploads hold in memory.
-        exit_timeout_s: the longest that leaving the process waits for uploads.
-        retry_attempts: tries of one remote call, the first one included.
-        attempt_timeout_s: the longest one try of a read may take.
-        retry_timeout_s: the longest they may take together; a lookup does not wait for it.
-        upload_timeout_s: the longest that one upload may take, with its retries.
-        breaker_failures: failed remote reads in a row, or lookups that ran out of time, after which
-            lookups stop asking.
-        breaker_reset_s: after that time one asks again, and waits for half a second at most.
+    ``docs/configuration.md`` says what each setting means. Values may be given as text, as
+    environment variables are: ``local_max_bytes="10GiB"``.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -184,7 +139,7 @@ class Settings:
 
     @property
     def has_default_local_dir(self) -> bool:
-        """Whether ``local_dir`` is the default: that it cannot be used is no bad setting then."""
+        """Whether ``local_dir`` is the default, which need not be usable."""
         return self.local_dir == _default_local_dir()
 
     @property
@@ -197,23 +152,21 @@ class Settings:
     def load(
         cls, url: str | None = None, **options: Unpack[Options]
     ) -> tuple[Settings, StoreOptions]:
-        """Settings from arguments and environment, and the arguments that are the store's.
+        """Return settings from arguments and environment, and the arguments that are the store's.
 
         Raises:
             ConfigError: a value cannot be used, or an argument is neither a setting nor a store's.
         """
         _options.check_names(options, _all_names())
-        given: dict[str, Any] = {
-            name: value for name, value in options.items() if value is not None
-        }
+        given: dict[str, Any] = {k: value for k, value in options.items() if value is not None}
         theirs = {name: given.pop(name) for name in [*given] if name in STORE_OPTIONS}
         if url is not None:
             given["url"] = url
-        # Whoever names keys in code wants them asked for: a variable takes nothing of that back.
+        # Keys that are named in code are required: no variable weakens that.
         known = set(given)
         if keys := given.get("trusted_keys"):
             known.add("trust")
-            if isinstance(keys, str):  # nor does one say for whom they sign
+            if isinstance(keys, str):  # nor does a variable choose the audience
                 given["trusted_keys"] = for_audience(keys, given.get("audience", AUDIENCE))
         environment = _options.from_environment(cls, but=known)
         return cls(**environment, **given), cast("StoreOptions", theirs)
@@ -266,7 +219,7 @@ def warn_of_unknown_variables() -> None:
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
-    """Each ``S3CACHE_*`` variable that nothing reads, and what it may be meant to be."""
+    """Yield each ``S3CACHE_*`` variable that nothing reads, and what it may be meant to be."""
     variables = {name.upper() for name in _all_names()}
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
@@ -277,7 +230,7 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
 
 
 def is_strict_by_environment() -> bool:
-    """What the environment says of ``strict``, also where other settings cannot be used."""
+    """Return what the environment says of ``strict``, even where other settings are unusable."""
     try:
         return bool(FLAG.parse(os.environ.get(f"{PREFIX}STRICT") or "no"))
     except ValueError:

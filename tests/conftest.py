@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import HealthCheck, settings
 
+from s3cache.store import DeadlineExecutor
 from tests.support import compiled
 from tests.support.clock import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-pytest_plugins = ["tests.support.density", "tests.support.schedule"]
+# make test-all asks for --hypothesis-profile=thorough. CI draws the same examples each time, so a
+# failure is about the commit. No deadline: a busy machine is no fault of the code.
+for _profile, _examples in {"default": 25, "thorough": 100}.items():
+    settings.register_profile(
+        _profile,
+        max_examples=_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize="CI" in os.environ,
+    )
+settings.load_profile("default")
 
 # Without torch, and mypy, there is still the engine to test: make test-pythons.
 WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_api typing"
@@ -29,15 +42,45 @@ def loop_blocking() -> Iterator[None]:
 
     Only calls made from s3cache's own files count; tests, the contract suite among them, may touch
     the disk as they like. An S3 client may be made, and its credentials looked for: that happens on
-    a loop and a thread of its own.
+    a loop and a thread of its own. The AWS configuration is a small file.
     """
     with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
         for function in blockbuster.functions.values():
-            function.can_block_in("s3cache/store/s3/_client.py", "_make_client")
-            function.can_block_in("s3cache/store/s3/_credentials.py", "credentials_source")
+            function.can_block_in("s3cache/store/s3/_session.py", "run_on_new_loop")
+            function.can_block_in("s3cache/store/s3/_options.py", "_sections")
         yield
+
+
+@pytest.fixture(autouse=True)
+def disk_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a slow disk as long as it takes: tests of a disk that hangs set a limit."""
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", 3600.0)
 
 
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file on one worker (they share costly fixtures), the longest first.
+
+    Files that share more than that have a mark of their own: ``xdist_group("rgw")``.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+    items.sort(key=_group_timeout(items), reverse=True)
+
+
+def _group_timeout(items: list[pytest.Item]) -> Callable[[pytest.Item], float]:
+    def group(item: pytest.Item) -> str:
+        mark = item.get_closest_marker("xdist_group")
+        return str(mark.args[0]) if mark else ""
+
+    longest: dict[str, float] = {}
+    for item in items:
+        timeout = item.get_closest_marker("timeout")
+        seconds = float(timeout.args[0]) if timeout else 0.0
+        longest[group(item)] = max(longest.get(group(item), 0.0), seconds)
+    return lambda item: longest[group(item)]

@@ -33,7 +33,7 @@ class Callback:
     """What frameworks have their users' callbacks made of."""
 
     def on_save(self, *_: object, **__: object) -> None:
-        raise AssertionError("nobody took its place")
+        raise AssertionError("it was not overridden")
 
     on_save_checkpoint = on_save
 

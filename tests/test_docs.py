@@ -14,7 +14,6 @@ import pytest
 from benchmarks.render import COMMANDS, fill, render
 from infra.docs import metrics
 from infra.docs.settings import updated
-from s3cache.errors import ConfigError
 from s3cache.settings import Settings
 from s3cache.stats import Reason
 from s3cache.store import FileLocation, S3Options, parse_url
@@ -100,13 +99,7 @@ def test_the_command_mends_defaults_adds_what_is_new_and_takes_away_what_is_gone
     assert row in page
     assert updated(page.replace("`50000`", "`5`")) == page
     assert updated(page.replace(row, f"{row}| `bygone` | none | of before |\n")) == page
-    assert "| `local_max_files` | `50000` | its bounds." in updated(page.replace(row, ""))
-
-
-def test_a_wrong_default_would_be_noticed() -> None:
-    with pytest.raises(ConfigError):
-        Settings.load(local_max_bytes="10 gigs")
-    assert Settings.load(local_max_bytes="11GiB")[0].local_max_bytes != Settings().local_max_bytes
+    assert "| `local_max_files` | `50000` | |\n" in updated(page.replace(row, ""))
 
 
 def test_every_reason_is_documented() -> None:
@@ -120,13 +113,6 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     local = [target.partition("#")[0] for target in targets if "://" not in target]
     assert [target for target in local if not (page.parent / target).exists()] == []
-
-
-def test_the_readme_is_short_and_names_the_two_commands_to_try() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
-    assert re.search("^make demo .*$", text, re.MULTILINE)
-    assert re.search("^make test .*$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -166,40 +152,6 @@ def test_every_attack_names_a_test_or_says_that_it_succeeds() -> None:
         assert "::test_" in shown_by or "**" in happens, row
 
 
-def test_each_actor_has_attacks() -> None:
-    actors = THREATS.partition("## Who may attack")[2].partition("## Attacks")[0]
-    rows = re.findall(r"^\| (?!actor|---)(.+?) \|", actors, re.MULTILINE)
-    sections = re.findall(r"^### (.+)$", THREATS, re.MULTILINE)
-    assert len(rows) == len(sections) == 6
-
-
-RESULTS = {
-    "environment": {"machine": "x86_64", "cores": 2},
-    "results": [
-        {
-            "title": "A lookup",
-            "columns": ["what", "p50"],
-            "rows": [["hit", "1 ms"]],
-            "notes": ["Warm."],
-            "bars": [
-                {"what": "ratio", "value": 1.2345, "bound": "at most", "limit": 2, "met": True}
-            ],
-        }
-    ],
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_page_has_one_block_for_what_was_measured(name: str) -> None:
-    page = BENCHMARKS.read_text(encoding="utf-8")
-    text = render(RESULTS, COMMANDS[name])
-    filled = fill(page, name, text)
-    assert "| what | p50 |\n| --- | --- |\n| hit | 1 ms |\n\nWarm.\n" in filled
-    assert "ratio: 1.23; at most 2 asked: met." in filled
-    assert f"Measured with `{COMMANDS[name]}` on: machine x86_64, cores 2" in filled
-    assert fill(filled, name, text) == filled
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
     page = BENCHMARKS.read_text(encoding="utf-8")
@@ -209,9 +161,3 @@ def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
         assert fill(page, name, text) == page
     else:
         assert f"Not measured yet: `{COMMANDS[name]}`" in page
-
-
-@pytest.mark.parametrize("page", ["", "<!-- bench:storage -->\n<!-- /bench:storage -->\n" * 2])
-def test_a_page_without_exactly_one_block_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match="blocks, not 1"):
-        fill(page, "storage", "text\n")

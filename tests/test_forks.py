@@ -10,7 +10,7 @@ from tests.support.scripts import run_script
 FORK = """
 import time
 from s3cache import _forks
-_forks.PATIENCE_S = 20.0
+_forks.STUCK_S = 20.0
 state = "before"
 
 def work():
@@ -53,7 +53,7 @@ def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
     done = run_script(
         """
         from s3cache import _forks
-        _forks.PATIENCE_S = 600.0
+        _forks.STUCK_S = 600.0
         async def for_ever(): await asyncio.Event().wait()
         running = background().submit(for_ever())  # nobody else holds it
         loop = _forks.new_event_loop()
@@ -76,7 +76,7 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
     done = run_script(
         """
         from s3cache import _forks
-        _forks.PATIENCE_S = 0.1
+        _forks.STUCK_S = 0.1
         lock, there = threading.Lock(), threading.Event()
         def work():
             there.set()
@@ -96,7 +96,7 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
 
 def test_a_fork_waits_for_what_takes_long_as_long_as_it_gets_on() -> None:
     done = run_script(
-        FORK.format(start="_forks.PATIENCE_S = 1.0; background().call(work)").replace(
+        FORK.format(start="_forks.STUCK_S = 1.0; background().call(work)").replace(
             "time.sleep(0.2)",
             "[(time.sleep(0.05), time.sleep(0.06)) for _ in range(25)]",
         )

@@ -28,8 +28,9 @@ from tests.support.waiting import LONG_S
 
 
 class TestDamage:
-    def test_every_truncation_is_a_truncated_error(self) -> None:
-        data = small_frame()
+    @pytest.mark.parametrize("signatures", [b"", b"signatures"])
+    def test_every_truncation_says_how_much_is_needed(self, signatures: bytes) -> None:
+        data = frame.signed(decode(small_frame()), lambda _: signatures)
         for size in range(len(data)):
             with pytest.raises(TruncatedError) as caught:
                 decode(data[:size])

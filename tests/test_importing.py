@@ -1,4 +1,4 @@
-"""Callbacks around the import of a module, which nobody else notices."""
+"""Callbacks around the import of a module, which no other importer notices."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module that nobody has imported."""
+    """The name of a module that has not been imported."""
     name = f"module_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text("import sys\nseen = [*map(id, sys.meta_path)]\n")
     monkeypatch.syspath_prepend(tmp_path)
     return name
 
 
-def test_a_module_is_announced_before_it_runs_and_told_of_after(module: str) -> None:
+def test_callbacks_run_before_and_after_the_import(module: str) -> None:
     """What is put up by the first callback, for the same module, works too."""
     order: list[tuple[str, bool]] = []
     finders = [*sys.meta_path]
@@ -60,13 +60,13 @@ def test_what_an_announcement_raises_the_import_raises(module: str) -> None:
     assert import_module(module)
 
 
-def test_whoever_waits_for_a_module_is_told_of_it(module: str) -> None:
-    told: list[str] = []
-    when_imported(module, lambda: told.append("first"))
-    when_imported(module, lambda: told.append("second"))
-    before_import(module, lambda: told.append("before"))
+def test_all_callbacks_of_a_module_run(module: str) -> None:
+    called: list[str] = []
+    when_imported(module, lambda: called.append("first"))
+    when_imported(module, lambda: called.append("second"))
+    before_import(module, lambda: called.append("before"))
     loaded = import_module(module)
-    assert sorted(told[1:]) == ["first", "second"]
-    assert told[0] == "before"
+    assert sorted(called[1:]) == ["first", "second"]
+    assert called[0] == "before"
     assert loaded.__loader__ is loaded.__spec__.loader  # type: ignore[union-attr]
     assert type(loaded.__loader__).__module__ != "s3cache._importing"

@@ -143,19 +143,3 @@ def internals_of_torch(source: ast.Module) -> Iterator[str]:
 def test_torchs_internals_are_named_in_one_place_only(name: str) -> None:
     """In ``torch_api``, with the releases that have them."""
     assert list(internals_of_torch(MODULES[name])) == []
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import torch._dynamo",
-        "from torch._inductor import config",
-        "from torch import _guards",
-        "from torch.fx.experimental import symbolic_shapes",
-        "torch._C._dispatch_dump(name)",
-        "x = torch.utils._pytree.tree_map",
-    ],
-)
-def test_another_place_would_be_noticed(code: str) -> None:
-    assert list(internals_of_torch(ast.parse(code)))
-    assert not list(internals_of_torch(ast.parse("import torch; torch.__version__; torch.ops")))

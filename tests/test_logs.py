@@ -1,9 +1,8 @@
-"""What is logged: by loggers that people know of, without saying twice whose it is."""
+"""What is logged: by loggers that people know of, without the name of s3cache twice."""
 
 from __future__ import annotations
 
 import ast
-import logging
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from s3cache._logs import Topic, logger_of
+from s3cache._logs import Topic
 from tests.support.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +66,7 @@ CALLS = [
 ]
 
 
-def test_no_message_repeats_whose_it_is() -> None:
+def test_no_message_repeats_the_name_of_s3cache() -> None:
     """Of the command it may tell, in backquotes."""
     assert len(CALLS) > 30
     for file, call, _, _ in CALLS:
@@ -77,23 +76,7 @@ def test_no_message_repeats_whose_it_is() -> None:
                 assert "s3cache" not in text, (file, call.lineno)
 
 
-def test_s3cache_names_itself_only_where_no_logger_does() -> None:
-    """At the terminal and in what is raised: no other text that may be logged does."""
-    for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        allowed = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Raise)
-            or (isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.stderr.write")
-            for inner in ast.walk(node)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and id(node) not in allowed:
-                assert not str(node.value).startswith("s3cache: "), (path.name, node.lineno)
-
-
-def test_each_logger_and_what_it_tells_at_which_level_is_documented() -> None:
+def test_each_logger_is_documented_with_its_levels() -> None:
     page = (ROOT / "docs" / "explaining-misses.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(s3cache[.\w]*)` \|([^|]*)\|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
     documented = {
@@ -102,11 +85,11 @@ def test_each_logger_and_what_it_tells_at_which_level_is_documented() -> None:
         for level, cell in zip(("WARNING", "INFO", "DEBUG"), cells, strict=True)
         if cell.strip()
     }
-    told = {(name, level) for _, _, name, level in CALLS if level}
-    # One is told at WARNING first and at INFO then; one of the loggers is chosen at run time.
-    told |= {("s3cache.bypasses", "WARNING"), ("s3cache.trust", "WARNING")}
-    assert documented == told
-    assert {name for name, _ in told} == {"s3cache", *(f"s3cache.{t}" for t in get_args(Topic))}
+    logged = {(name, level) for _, _, name, level in CALLS if level}
+    # One is logged at WARNING first and at INFO then; one of the loggers is chosen at run time.
+    logged |= {("s3cache.bypasses", "WARNING"), ("s3cache.trust", "WARNING")}
+    assert documented == logged
+    assert {name for name, _ in logged} == {"s3cache", *(f"s3cache.{t}" for t in get_args(Topic))}
 
 
 PROGRAM = """
@@ -151,10 +134,3 @@ def test_a_warning_says_once_who_warns_however_logging_is_set_up(
         timeout=LONG_S,
     )
     assert (done.returncode, done.stderr.splitlines()) == (0, expected)
-
-
-def test_all_loggers_are_below_one(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "s3cache"):
-        for topic in get_args(Topic):
-            logger_of(topic).debug("said")
-    assert [each.name for each in caplog.records] == [f"s3cache.{t}" for t in get_args(Topic)]

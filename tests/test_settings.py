@@ -132,19 +132,9 @@ def test_a_bad_variable_is_named_as_one(
     assert value in caught.value.cause
 
 
-def test_every_default_is_legal_and_every_setting_described() -> None:
+def test_every_default_is_legal() -> None:
     defaults = Settings()
-    again = Settings(
-        **{each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
-    )
-    assert again == defaults
-    for each in dataclasses.fields(Settings):
-        assert each.name in (Settings.__doc__ or "")
-
-
-def test_small_and_large_times_are_what_they_are() -> None:
-    assert Settings(lookup_timeout_s=0.00025).lookup_timeout_s == 0.00025
-    assert Settings(exit_timeout_s=86_400).exit_timeout_s == 86_400
+    assert dataclasses.replace(defaults) == defaults
 
 
 def test_a_path_is_a_directory_too() -> None:

@@ -4,15 +4,14 @@
 
 Each row has a setting's name, its default and what it means. Names and defaults come from the
 dataclasses that declare them; rows of settings that are gone go. What it means is written on the
-page, where it can link to other pages; a new setting begins with what the docstring says, below
-the one that is declared before it. With ``--check`` nothing is written, and the status is 1 if the
+page, where it can link to other pages; a new setting gets an empty cell, below the one that is
+declared before it. With ``--check`` nothing is written, and the status is 1 if the
 page is not up to date.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import sys
 from dataclasses import MISSING, Field, fields
@@ -41,7 +40,6 @@ def updated(page: str) -> str:
     """
     lines = page.splitlines()
     for of, without in DECLARED:
-        docs = _described(of)
         declared = [each for each in fields(of) if each.name not in without]
         at = -1
         for each in declared:
@@ -50,7 +48,7 @@ def updated(page: str) -> str:
                 if at < 0:
                     raise ValueError(f"{each.name}: there is no row of {of.__name__} before it")
                 at += 1
-                lines.insert(at, _row(each, docs.get(each.name, "")))
+                lines.insert(at, _row(each, ""))
             else:
                 at = found
                 matched = _ROW.match(lines[at])
@@ -91,20 +89,6 @@ def _row_of(lines: list[str], name: str) -> int | None:
         if (row := _ROW.match(line)) and row[1] == name:
             return index
     return None
-
-
-def _described(of: type) -> dict[str, str]:
-    """What a class's docstring says of each attribute, as Markdown."""
-    text = inspect.getdoc(of) or ""
-    part = re.search(r"^Attributes:\n(.*?)(?=^\S|\Z)", text, re.DOTALL | re.MULTILINE)
-    entries = re.findall(
-        r"^    ([\w, ]+): (.*?)(?=^    \w|\Z)", part[1] if part else "", re.DOTALL | re.MULTILINE
-    )
-    return {
-        name.strip(): " ".join(said.replace("``", "`").split()).rstrip(".")
-        for names, said in entries
-        for name in names.split(",")
-    }
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), `
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
 ``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
 ``made_by`` (torch, compiler and platform, for people); of a graph whose first call is on fake
-tensors also ``first_call`` (its outputs, see ``hooks/_first_calls.py``), and of one whose code
+tensors also ``first_call`` (its outputs, see ``hooks/_distributed.py``), and of one whose code
 relies on where inputs lie in their storages ``relies_on`` (text, see ``hooks/_conditions.py``).
 """
 

@@ -1,4 +1,4 @@
-"""The cache: a local tier before a remote one, and the only place that swallows their errors."""
+"""The cache: the local tier before the remote one, and where their errors end."""
 
 from __future__ import annotations
 
@@ -37,14 +37,12 @@ __all__ = ["Cache", "Engine"]
 
 logger = logger_of("storage")
 
-# How long an entry that another may supersede is kept from being uploaded: a training step that
-# compiles a forward pass comes to its backward within that time, or it never does.
+# How long the upload of an entry that another may replace is delayed: a training step that compiles
+# a forward pass comes to its backward within that time, or it never does.
 _PROVISIONAL_S = 60.0
-# Beside waiting for uploads the end of a cache takes so long at most, all its parts together.
-_LET_GO_S = 3.0
-# ... and of that, writing what was looked up.
+# Beside waiting for uploads, closing takes so long at most; of that, writing the last lookups.
+_RELEASE_S = 3.0
 _RECORDS_S = 0.5
-
 
 # What a forked child inherits is kept, unused: collecting it would close connections of the parent.
 _inherited: list[RemoteTier | None] = []
@@ -56,11 +54,10 @@ class Cache:
     Any thread may use it, but listeners may not wait for it. In a forked child it has
     connections, a background thread, counts and listeners of the child's own.
 
-    Everything below it raises what goes wrong. Here that becomes a reason, a count and one
-    warning, or is raised after all, if the settings are strict.
+    What goes wrong becomes a reason, a count and one warning. If the settings are strict, it is
+    raised instead.
 
     Args:
-        settings: how to behave.
         open_remote: makes the remote store, once in each process. ``None`` for no remote.
         identity: a canonical name of the place behind ``open_remote``. The local tier keeps
             entries of different places apart: they need not be equally trusted.
@@ -68,8 +65,8 @@ class Cache:
             saved here; see :attr:`s3cache.store.S3Options.note`.
 
     Raises:
-        ConfigError: the local directory is not safe to use, and was named; with ``strict`` the
-            default is as good as named.
+        ConfigError: the local directory was named and is not safe to use; with ``strict``, also
+            the default one.
         StoreError: with ``strict``, the local directory cannot be used.
     """
 
@@ -83,7 +80,7 @@ class Cache:
     ) -> None:
         self._settings = settings
         self._policy, self._signer = trust_of(settings)
-        self._admit = self._policy.judge if self._policy.judges else None
+        self._check_trust = self._policy.check if self._policy.is_on else None
         self._open_remote = open_remote
         self._closed = False
         namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -92,7 +89,7 @@ class Cache:
 
     @classmethod
     def open(cls, url: str | None = None, **options: Unpack[Options]) -> Cache:
-        """The cache that ``url``, ``options`` and the environment describe.
+        """Open the cache that ``url``, ``options`` and the environment describe.
 
         ``options`` are those of :class:`~s3cache.settings.Settings` and of the store. The remote
         is connected to in the background.
@@ -121,18 +118,14 @@ class Cache:
         self._mutex = threading.Lock()
         self._counters = Counters()
         self._other_counters: dict[Level, Counters] = {"fx": Counters(), "shapes": Counters()}
-        self._provisional: set[str] = set()  # names saved here, and not superseded
-        self._unsent: set[str] = set()  # names put on record here when no remote could be opened
+        self._provisional: set[str] = set()  # names saved here that may yet be superseded
+        self._unsent: set[str] = set()  # names made pending here when no remote could be opened
         self._last_report = FlushReport(0, 0, None)
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
         self._local = LocalTier(
-            disk,
-            self._counters,
-            self._problems,
-            self._admit,
-            ahead=self._policy.takes_long,
+            disk, self._counters, self._problems, self._check_trust, ahead=self._policy.takes_long
         )
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
@@ -162,7 +155,7 @@ class Cache:
     # -- looking up
 
     def lookup(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss:
-        """The first entry under ``key`` that ``accept`` accepts; any, if it is not given.
+        """Return the first entry under ``key`` that ``accept`` accepts; any, if it is not given.
 
         The local tier is asked first, then the remote, for ``lookup_timeout_s`` at most; what
         arrives later still lands in the local tier. Whatever is returned was verified.
@@ -207,10 +200,10 @@ class Cache:
         )
 
     def _reject(self, entry: Frame, error: Exception) -> None:
-        """Treat a sound entry that turned out to be unusable as if it were damaged.
+        """Treat a sound entry that cannot be used as damaged.
 
-        It is set aside here. What this process saves next under its key and variant replaces it
-        in the remote.
+        It is set aside here, and what is saved next under its key and variant replaces it in the
+        remote.
         """
         self._problems.warn("entry", "an entry cannot be used and is set aside", error)
         self._replaceable.add(entry.digest)
@@ -242,9 +235,9 @@ class Cache:
     def save(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved:
         """Keep ``entry`` and share it, without waiting for the network.
 
-        On return it is on the local disk, on record as to be uploaded. Entries with one key and
-        different variants live side by side. One with the same variant replaces the local one;
-        the remote one stays, unless ``recache`` is set or it is known to be damaged.
+        On return it is on the local disk, pending. Entries with one key and different variants live
+        side by side. One with the same variant replaces the local one; the remote one stays,
+        unless ``recache`` is set or it is known to be damaged.
 
         Raises:
             ConfigError: ``key`` is not legal, or not the one in the frame.
@@ -263,19 +256,21 @@ class Cache:
         share: bool = True,
     ) -> Saved | NotSaved:
         started = time.perf_counter()
+        size = 0
         result: Saved | NotSaved
         try:
             checked = _checked(key, entry)
-        except MemoryError as exc:  # all else that is wrong with an entry is its maker's mistake
+            size = checked.size
+            result = self._save(checked, provisional=provisional, share=share)
+        except MemoryError as exc:
             result = self._not_saved(exc)
-        else:
-            try:
-                result = self._save(checked, provisional=provisional, share=share)
-            except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-                result = self._not_saved(exc)
+        except Exception as exc:
+            if not size:  # the entry itself is wrong, which is its maker's mistake
+                raise
+            result = self._not_saved(exc)
         result = replace(result, elapsed_s=time.perf_counter() - started)
         if isinstance(result, Saved):
-            counters.saved(checked.size, result.elapsed_s)
+            counters.saved(size, result.elapsed_s)
             return result
         counters.not_saved(result.reason, result.elapsed_s)
         if self.settings.strict and result.error is not None:
@@ -308,31 +303,10 @@ class Cache:
             self._problems.met("remote", "the remote cannot be opened", exc)
         if provisional:
             self._provisional.add(name)
-        if self._kept_on_disk(remote, name, entry, provisional=provisional, share=share):
-            return Saved(True, 0.0)
-        if remote is not None:
-            if provisional and self._local.disk is None:
-                remote.uploads.hold_back(name, entry.data, _PROVISIONAL_S)
-            else:
-                remote.uploads.put_in_memory(name, entry.data)
-            return Saved(False, 0.0)
-        error = error or self._local.error
-        return NotSaved(Reason.DISABLED if error is None else reason_for(error), 0.0, error)
-
-    def _kept_on_disk(
-        self,
-        remote: RemoteTier | None,
-        name: str,
-        entry: Frame,
-        *,
-        provisional: bool,
-        share: bool,
-    ) -> bool:
-        """Whether the entry is on the disk now, on record if it is still to be uploaded."""
 
         def write(disk: DiskTier) -> None:
             if remote is not None and provisional:
-                remote.uploads.hold_back(name, entry.data, _PROVISIONAL_S)
+                remote.uploads.put_delayed(name, entry.data, _PROVISIONAL_S)
             elif remote is not None:
                 remote.uploads.put(name, entry.data)
             elif share and self._open_remote is not None:
@@ -341,16 +315,24 @@ class Cache:
             else:
                 disk.put(name, entry.data)
 
-        return self._local.write(write)
+        if self._local.write(write):
+            return Saved(True, 0.0)
+        if remote is None:
+            error = error or self._local.error
+            return NotSaved(Reason.DISABLED if error is None else reason_for(error), 0.0, error)
+        if provisional and self._local.disk is None:
+            remote.uploads.put_delayed(name, entry.data, _PROVISIONAL_S)
+        else:
+            remote.uploads.put_in_memory(name, entry.data)
+        return Saved(False, 0.0)
 
     # -- removing
 
     def remove(self, key: str) -> int:
-        """Remove all entries under ``key``, here and in the remote; returns how many there were.
+        """Remove all entries under ``key``, here and in the remote; return how many there were.
 
-        What is still to be uploaded is uploaded first, so that nothing comes back later; other
-        machines keep what they have. The remote has to allow it: those who train need not be able
-        to delete.
+        What is pending is uploaded first, so that nothing comes back later. Other machines keep
+        what they have. Removing takes the right to delete in the remote.
 
         Raises:
             ConfigError: ``key`` is not legal.
@@ -383,7 +365,7 @@ class Cache:
         return self._listeners.add(listener)
 
     def stats(self) -> CacheStats:
-        """Counts so far, exact but for what happens meanwhile; those of a closed cache stay."""
+        """Return the counts so far; those of a closed cache stay."""
         remote = self._remote or self._closed_remote
         return self._counters.snapshot(
             local=self._local.usage(),
@@ -396,7 +378,7 @@ class Cache:
     # -- the life of a cache
 
     def start(self) -> None:
-        """Connect in the background now, and begin to upload what dead processes have left.
+        """Connect in the background now, and begin to upload what other processes have left.
 
         Raises:
             ConfigError: the remote cannot be used as it is configured.
@@ -413,7 +395,7 @@ class Cache:
             remote.connect_soon()
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
-        """Wait until all that was saved is uploaded, at most ``timeout_s``; says what remains.
+        """Wait until all that was saved is uploaded, at most ``timeout_s``; return what remains.
 
         Raises:
             RuntimeError: called by a listener, on the thread that uploads.
@@ -426,18 +408,17 @@ class Cache:
         remote = self._remote
         if remote is not None:
             return remote.uploads.flush(timeout_s)
-        recorded = self._recorded()
-        if not recorded.remaining:
-            return recorded
+        pending = self._pending_on_disk()
+        if not pending.remaining:
+            return pending
         try:
             remote = self._remote_now()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             self._problems.met("remote", "the remote cannot be opened", exc)
-            return replace(recorded, error=exc)
-        return recorded if remote is None else remote.uploads.flush(timeout_s)
+            return replace(pending, error=exc)
+        return pending if remote is None else remote.uploads.flush(timeout_s)
 
-    def _recorded(self) -> FlushReport:
-        """What is on record without a remote to upload it to."""
+    def _pending_on_disk(self) -> FlushReport:
         disk = self._local.disk
         if disk is None or self._open_remote is None:
             return FlushReport(0, 0, None)
@@ -447,20 +428,20 @@ class Cache:
             return FlushReport(len(self._unsent), 0, exc)
 
     def close(self, timeout_s: float | None = None) -> FlushReport:
-        """Flush, by default for ``exit_timeout_s``, and let go of everything.
+        """Flush, by default for ``exit_timeout_s``, and release everything.
 
-        What then remains is on record for the next process, as far as it was durable. A second
-        call does nothing.
+        What then remains is left to the next process, as far as it was durable. A second call does
+        nothing.
         """
         if self._closed:
             return self._last_report
         limit_s = self._exit_timeout_s() if timeout_s is None else timeout_s
-        over = Deadline(limit_s + _LET_GO_S)
+        deadline = Deadline(limit_s + _RELEASE_S)
         try:
             self._last_report = self.flush(limit_s)
             return self._last_report
         finally:
-            self._let_go(over)
+            self._release(deadline)
 
     def _exit_timeout_s(self) -> float:
         limit_s = self.settings.exit_timeout_s
@@ -469,7 +450,7 @@ class Cache:
     def _at_exit(self) -> None:
         remote = self._remote
         limit_s = self._exit_timeout_s()
-        over = Deadline(limit_s + _LET_GO_S)
+        deadline = Deadline(limit_s + _RELEASE_S)
         if remote is not None:
             report = remote.uploads.flush_while_it_works(limit_s)
             self._last_report = report
@@ -482,9 +463,9 @@ class Cache:
                     report.remaining - report.in_memory,
                     report.in_memory,
                 )
-        self._let_go(over)
+        self._release(deadline)
 
-    def _let_go(self, over: Deadline) -> None:
+    def _release(self, deadline: Deadline) -> None:
         with self._mutex:
             if self._closed:
                 return
@@ -492,13 +473,13 @@ class Cache:
             remote, self._remote = self._remote, None
             self._closed_remote = remote
         self._forget_exit()
-        self._records.close(min(over.left_s, _RECORDS_S))
+        self._records.close(min(deadline.left_s, _RECORDS_S))
         if remote is not None:
-            remote.close(over.left_s)
-        self._local.close(over.left_s)
+            remote.close(deadline.left_s)
+        self._local.close(deadline.left_s)
 
     def _remote_now(self) -> RemoteTier | None:
-        """The remote tier, opened by the first in this process who needs it."""
+        """Return the remote tier; the first call in this process opens it."""
         if self._open_remote is None or self.settings.mode == "off":
             return None
         with self._mutex:
@@ -511,7 +492,7 @@ class Cache:
                     counters=self._counters,
                     listeners=self._listeners,
                     problems=self._problems,
-                    admit=self._admit,
+                    check_trust=self._check_trust,
                 )
                 if self.settings.mode != "read-only":
                     self._remote.uploads.backlog.expect(self._unsent)
@@ -531,7 +512,7 @@ class Engine(Cache):
 
     @property
     def uses_trusted_only(self) -> bool:
-        """Whether only entries that a trusted key has signed are used, wherever they come from."""
+        """Whether only entries that a trusted key has signed are used."""
         return self._policy.level == "require"
 
     @property
@@ -547,7 +528,7 @@ class Engine(Cache):
     def judged(
         self, key: str, level: Level = "aot", *, local: bool = True, remote: bool = True
     ) -> JudgedLookup:
-        """The entries under ``key``, for the caller to judge one by one; counted for ``level``.
+        """Look up the entries under ``key``, for the caller to choose one; counted for ``level``.
 
         Args:
             local, remote: whether that tier is asked.
@@ -558,7 +539,7 @@ class Engine(Cache):
         return self._judged(key, self._counters_of(level), local=local, remote=remote)
 
     def inquire(self, key: str) -> str:
-        """Where an entry under ``key`` is, or why none is used, in words; counted nowhere.
+        """Say where an entry under ``key`` is, or why none is used, without counting the lookup.
 
         Whether it fits is not asked.
         """
@@ -586,7 +567,7 @@ class Engine(Cache):
         Args:
             level: which one it is counted for.
             provisional: upload it in a minute, or with the next flush or at the exit, so that
-                :meth:`supersede` may take it back before.
+                :meth:`supersede` may remove it before.
             remote: upload it; else it stays on this machine.
         """
         return self._save_counted(
@@ -594,9 +575,9 @@ class Engine(Cache):
         )
 
     def supersede(self, key: str, variant: str) -> None:
-        """Take back what was saved provisionally under ``key``, unless it is on its way already.
+        """Remove what was saved provisionally, as a better entry has taken its place.
 
-        A better entry has taken its place.
+        An upload that is under way goes on.
         """
         name = entries.variant_name(key, variant)
         if name not in self._provisional:
@@ -604,22 +585,19 @@ class Engine(Cache):
         self._provisional.discard(name)
         try:
             if self._remote is not None:
-                taken_back = self._remote.uploads.take_back(name)
+                is_removed = self._remote.uploads.cancel_delayed(name)
             else:
-                taken_back = self._local.remove(name)
+                is_removed = self._local.remove(name)
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
             self._problems.met("local", "an entry that is not needed cannot be removed", exc)
         else:
-            if taken_back:
+            if is_removed:
                 self._counters_of("fx").superseded()
 
     def clear_local(self, beginning: str) -> int:
-        """Remove from the local tier what is under keys that begin so; the remote keeps it all.
+        """Remove entries from the local tier by the beginning of their keys; return how many.
 
-        What is not uploaded within ``exit_timeout_s`` stays: no other place has it.
-
-        Returns:
-            How many entries were removed.
+        The remote keeps them. What is not uploaded within ``exit_timeout_s`` stays.
 
         Raises:
             StoreError: the disk cannot do it.
@@ -628,11 +606,11 @@ class Engine(Cache):
         if self._closed or disk is None:
             return 0
         self.flush(self.settings.exit_timeout_s)
-        waiting = disk.recorded()
+        pending = disk.recorded()
         return len(
             self._local.remove_all(
                 entries.NAMES,
-                but=lambda name: name in waiting or not entries.key_of(name).startswith(beginning),
+                but=lambda name: name in pending or not entries.key_of(name).startswith(beginning),
             )
         )
 

@@ -1,4 +1,4 @@
-"""Which cache is meant where none is named: the one that torch.compile was given last."""
+"""The cache that torch.compile was given last, which is meant where none is named."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def announce(cache: Cache) -> None:
 
 
 def latest() -> Cache | None:
-    """The cache that was enabled last, also where it is off again: its counts stay readable."""
+    """Return the cache that was enabled last, even if it is off again: its counts stay."""
     return _latest
 
 
 def with_each(act: Callable[[Cache], None]) -> Callable[[], None]:
-    """Have ``act`` called with the cache that was enabled last, and with each one from now on.
+    """Call ``act`` with the cache that was enabled last, and with each one from now on.
 
     Returns:
         A function that ends this.

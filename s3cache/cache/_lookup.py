@@ -1,4 +1,4 @@
-"""One lookup: where it looks, in which order, and its outcome; and the outcomes of a save."""
+"""One lookup: where it looks, in which order, and its outcome; also the outcomes of a save."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["Hit", "JudgedLookup", "Miss", "NotSaved", "Saved"]
 
 _T = TypeVar("_T")
 
-# A writer can put any number of entries under a key. At most so many are fetched that cannot be
-# used, and so many in all; usual keys have one entry, those of dynamic shapes a few.
+# A writer can put any number of entries under a key. At most so many useless ones are fetched,
+# and so many in all. Usual keys have one entry, those of dynamic shapes a few.
 _MAX_REJECTED = 32
 _MAX_FETCHED = 256
 
@@ -71,7 +71,7 @@ class NotSaved:
 
 
 class JudgedLookup:
-    """The entries under one key; the caller judges them one by one and accepts one, or none.
+    """The entries under one key, of which the caller accepts one, or none.
 
     ::
 
@@ -81,15 +81,14 @@ class JudgedLookup:
                     lookup.accept(hit)
                     break
 
-    It counts as one lookup, when it is closed: as a hit if an entry was accepted, else as a miss.
-    The caller's own time is not the lookup's. What fails is skipped, unless the cache is strict.
+    It counts as one lookup when it is closed: as a hit if an entry was accepted, else as a miss.
+    The caller's own time is not counted. What fails is skipped, unless the cache is strict.
 
     Args:
-        key: a legal key.
         skip: why nothing is looked at, if so.
         disk: the local tier; ``None`` if it is not asked.
         remote: gives the remote tier, if there is one; may raise.
-        set_aside: called with an entry that turned out to be unusable.
+        set_aside: called with an entry that proved unusable.
         timeout_s: how long the remote is waited for, all in all.
     """
 
@@ -114,8 +113,8 @@ class JudgedLookup:
         self._problems = problems
         self._deadline = time.monotonic() + timeout_s
         self._first = entries.first_name(key)
-        self._has_first = False  # here, on this machine
-        self._offered: set[str] = set()  # names of what was yielded, each variant's own
+        self._has_first = False  # on this machine
+        self._offered: set[str] = set()  # names of what was yielded
         self._reason = skip or Reason.ABSENT
         self._error: Exception | None = None  # the first thing that went wrong
         self._last_error: Exception | None = None
@@ -125,7 +124,7 @@ class JudgedLookup:
         self._closed = False
 
     def __iter__(self) -> Iterator[Hit]:
-        """Verified entries, each variant once, the cheapest to get first.
+        """Give verified entries, each variant once, the cheapest to get first.
 
         Raises:
             S3CacheError: with ``strict``, whatever would have made it a miss but absence.
@@ -147,14 +146,13 @@ class JudgedLookup:
         self._accepted = hit
 
     def overrule(self, reason: Reason) -> None:
-        """Nothing is to be accepted, though something might fit: the lookup ends as a miss."""
+        """End as a miss with ``reason``, though an entry might fit."""
         self._accepted, self._reason = None, reason
 
     def reject(self, hit: Hit, error: Exception) -> None:
-        """``hit`` is sound but cannot be used: treat it as damaged, see :meth:`Engine.reject`.
+        """Set ``hit`` aside, which is sound but cannot be used.
 
-        Unless it is the machine's fault, or its device's: then it stays where it is, for better
-        times and others.
+        If it is the fault of this machine, or its device, the entry stays.
         """
         if is_machines_trouble(error):
             self._reason = Reason.MACHINE
@@ -167,7 +165,7 @@ class JudgedLookup:
             self._set_aside(hit.entry, error)
 
     def fail(self, error: Exception) -> None:
-        """The caller's judgement failed: that entry is not accepted.
+        """Note that something failed: the caller's check, or reading an entry.
 
         Raises:
             Exception: ``error``, with ``strict``.
@@ -178,7 +176,7 @@ class JudgedLookup:
         self._problems.met("lookup", "a lookup failed, which is a miss", error)
 
     def close(self) -> Hit | Miss:
-        """The outcome, counted by the first call."""
+        """Return the outcome; the first call counts it."""
         hit = self._accepted
         if not self._closed:
             self._closed = True
@@ -199,15 +197,15 @@ class JudgedLookup:
     def _candidates(self) -> Iterator[tuple[Frame, TierName]]:
         disk = self._disk
         if disk is not None:
-            yield from self._here(disk)
+            yield from self._in_disk(disk)
         remote = self._guard(self._open_remote)
         if remote is not None:
-            yield from self._elsewhere(remote)
+            yield from self._in_remote(remote)
         elif self._reason is Reason.ABSENT and disk is not None and (error := disk.read_error):
             # It may be there.
             self._error, self._reason = error, reason_for(error)
 
-    def _here(self, disk: LocalTier) -> Iterator[tuple[Frame, TierName]]:
+    def _in_disk(self, disk: LocalTier) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; a directory is only read for the others.
         usual = [self._first, entries.variant_name(self._key, "")]
         found = self._guard(lambda: disk.search(self._key, usual))
@@ -235,10 +233,10 @@ class JudgedLookup:
             self._has_first |= name == self._first
             yield from self._offer("local", entry)
 
-    def _elsewhere(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
+    def _in_remote(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
         disk = self._disk
         if disk and not self._has_first and self._guard(lambda: disk.holds(self._first)):
-            yield from self._on_disk(disk, self._first)  # somebody else's download has landed
+            yield from self._on_disk(disk, self._first)  # another download has landed
         if not self._has_first:
             self._last_error = None
             first = self._fetch(remote, self._first)
@@ -274,11 +272,11 @@ class JudgedLookup:
         return max(self._deadline - time.monotonic(), 0.0)
 
     def _guard(self, call: Callable[[], _T]) -> _T | None:
-        """The result of ``call``, or ``None`` if it fails: the search goes on elsewhere."""
+        """Return the result of ``call``, or ``None`` if it fails: the lookup goes on elsewhere."""
         try:
             return call()
         except UntrustedError as exc:
-            # No failure, whatever anybody leaves in a bucket: as if it were not there.
+            # No failure: anybody may leave such entries in a bucket.
             self._last_error = exc
             self._rejected += 1
             self._counters.refused(exc.cause)

@@ -1,4 +1,4 @@
-"""What a cache begins with, by its settings: whom it trusts, how it signs, where its disk is."""
+"""Make what a cache begins with from its settings: trust, signer and local tier."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def trust_of(settings: Settings) -> tuple[Policy, Signer | None]:
     """Return which entries are trusted, and what signs ours.
 
     Raises:
-        ConfigError: a key or a name cannot be used, or where they are kept hangs: without them
-            no entry can be trusted.
+        ConfigError: a key or a name cannot be used, or the disk that has them hangs.
     """
 
     def read() -> tuple[Policy, Signer | None]:
@@ -59,14 +58,14 @@ def trust_of(settings: Settings) -> tuple[Policy, Signer | None]:
 
 
 def open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | None:
-    """Open the local tier, at the spare place where the default one cannot be used.
+    """Open the local tier, or the spare one if the default place cannot be used.
 
     Returns:
-        ``None`` if there is to be none, or none can be had, which is a warning.
+        ``None`` if there is to be none, or, with a warning, if none can be opened.
 
     Raises:
-        ConfigError: the directory was named and is not safe to use; with ``strict`` the default is
-            as good as named.
+        ConfigError: the directory was named and is not safe to use; with ``strict``, also the
+            default one.
         StoreError: with ``strict``, it cannot be used.
     """
     if not settings.local or settings.mode == "off":
@@ -82,7 +81,7 @@ def open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | Non
         )
 
     problems = Problems(strict=settings.strict)
-    # The program did not name the default: it is not to blame if another user sits there.
+    # The program did not name the default, and is not to blame if another user has it.
     is_default = settings.has_default_local_dir
     problem: Exception | None = None
     for place in filter(None, (settings.local_dir, settings.spare_local_dir)):

@@ -1,7 +1,7 @@
 """The command line: ``s3cache ...`` and ``python -m s3cache ...``.
 
-Commands are functions, several to a module, registered in ``_app.py``. They parse arguments and
-show results; the rooms above do the work. :func:`main` is where each command begins and where its
+Commands are functions, several to a module, listed in ``_app.py``. They parse arguments and show
+results; the rooms above do the work. :func:`main` is where each command begins and where its
 errors end: in one line, and an exit code.
 """
 
@@ -33,12 +33,10 @@ def main(arguments: list[str]) -> int:
     try:
         code = app(args=arguments, prog_name="s3cache", standalone_mode=False)
         sys.stdout.flush()
-    except (CorruptError, UntrustedError) as exc:
-        return _fail(redacted(error_text(exc)), _FOUND)
-    except ConfigError as exc:
-        return _fail(redacted(error_text(exc)), _USAGE)
     except S3CacheError as exc:
-        return _fail(redacted(error_text(exc)), _STORE)
+        is_found = isinstance(exc, (CorruptError, UntrustedError))
+        code = _FOUND if is_found else _USAGE if isinstance(exc, ConfigError) else _STORE
+        return _fail(redacted(error_text(exc)), code)
     except (BrokenPipeError, SystemExit):
         # The reader of the output is gone, as in `s3cache ls | head`. Typer also exits by itself
         # when a shell asks it to complete a word.
@@ -50,12 +48,11 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as exc:
-        # One of Typer's own errors. Its class is in another module in each release of Typer.
-        say = getattr(exc, "format_message", None)
-        if say is not None:
-            return _fail(f"{redacted(say())} (see s3cache --help)", _USAGE)
+        # Typer's own errors are in another module in each release of Typer.
         if type(exc).__name__ == "Abort":
             return _INTERRUPTED
+        if say := getattr(exc, "format_message", None):
+            return _fail(f"{redacted(say())} (see s3cache --help)", _USAGE)
         raise
     return code if isinstance(code, int) else 0
 

@@ -13,9 +13,17 @@ from s3cache.cli._entries import du, ls, verify
 from s3cache.cli._explain import explain, report
 from s3cache.cli._inspect import inspect
 from s3cache.cli._jobs import bench, check, run, warm
-from s3cache.cli._setup import doctor, keygen, show_version, stats
+from s3cache.cli._options import with_groups
+from s3cache.cli._setup import doctor, keygen, stats, version
 
 __all__ = ["app"]
+
+_COMMANDS = (
+    *(run, check, warm, version, doctor, stats, report, ls, du, inspect, explain, verify),
+    *(rm, clear, gc, pull, push, prefetch, mirror, bench, keygen),
+)
+# What follows the name of a program is the program's.
+_OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 app = typer.Typer(
     name="s3cache",
@@ -48,31 +56,9 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    # The help of the app is said above.
-    pass
+    pass  # its docstring would replace the help of the app
 
 
-# What follows the name of a program is the program's.
-_OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-
-app.command("run", context_settings=_OF_A_PROGRAM)(run)
-app.command("check", context_settings=_OF_A_PROGRAM)(check)
-app.command("warm")(warm)
-app.command("version")(show_version)
-app.command("doctor")(doctor)
-app.command("stats")(stats)
-app.command("report")(report)
-app.command("ls")(ls)
-app.command("du")(du)
-app.command("inspect")(inspect)
-app.command("explain")(explain)
-app.command("verify")(verify)
-app.command("rm")(rm)
-app.command("clear")(clear)
-app.command("gc")(gc)
-app.command("pull")(pull)
-app.command("push")(push)
-app.command("prefetch")(prefetch)
-app.command("mirror")(mirror)
-app.command("bench")(bench)
-app.command("keygen")(keygen)
+for _command in _COMMANDS:
+    _context = _OF_A_PROGRAM if _command in (run, check) else None
+    app.command(_command.__name__, context_settings=_context)(with_groups(_command))

@@ -5,37 +5,36 @@ from __future__ import annotations
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-import typer
+from typer import Option
 
 from s3cache._words import counted
 from s3cache.cli._options import (
     NOT_THERE,
+    Number,
     Where,
-    chosen,
     entries_in,
-    grouped,
+    finish,
     hits_here,
+    items_in,
     until_done,
-    whole_batches,
 )
 from s3cache.cli._output import Output, age, size_text
 from s3cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from s3cache.manage import Item, Place, Selection
+    from s3cache.manage import HeaderSummary, Item, Selection
 
 __all__ = ["du", "ls", "verify"]
 
-# ruff: noqa: UP045 - see _options.py
+_Hits = Mapping[str, int]
 
 # -- ls
 
-
-# What is sorted is kept: of more than that, only those at the top are.
+# Sorting keeps no more entries than this in memory: those at the top.
 _SORTED_AT_MOST = 1000
 
 
@@ -48,42 +47,56 @@ class _Order(str, Enum):
     TORCH = "torch"
 
 
-@grouped(selection=chosen, where=Where, out=Output)
+_SORT_KEYS: dict[_Order, Callable[[Item, _Hits], Any]] = {
+    _Order.AGE: lambda item, _: -item.modified,
+    _Order.HITS: lambda item, hits: (-hits.get(item.key, 0), item.key),
+    _Order.KEY: lambda item, _: (item.key, item.name),
+    _Order.KIND: lambda item, _: (item.about.kind if item.about else "", item.key),
+    _Order.SIZE: lambda item, _: -item.size,
+    _Order.TORCH: lambda item, _: (item.about.torch if item.about else "", item.key),
+}
+
+
 def ls(
     selection: Selection,
     where: Where,
     out: Output,
     long: Annotated[
-        bool, typer.Option("--long", "-l", help="What headers say, too: a request for each entry.")
+        bool, Option("--long", "-l", help="Also what headers say: one request for each entry.")
     ] = False,
     sort: Annotated[
-        Optional[_Order],
-        typer.Option(help="The newest, largest or first ones on top; a thousand without --limit."),
+        Optional[_Order],  # noqa: UP045 - see _options.py
+        Option(help="Put the newest, largest or first on top; a thousand without --limit."),
     ] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", "-r", help="Sort the other way.")] = False,
-    limit: Annotated[Optional[int], typer.Option(help="So many at most.", min=1)] = None,
-) -> None:
+    reverse: Annotated[bool, Option("--reverse", "-r", help="Sort the other way.")] = False,
+    limit: Annotated[Number, Option(help="At most so many entries.", min=1)] = None,
+) -> int:
     """List entries: size, time since the last change, key and variant.
 
-    With --long also kind, torch, device, tag, signers, and how often this machine has hit it: as
-    its last 128 processes recorded it, whatever other machines do. It prints as it goes, from
-    buckets of any size.
+    With --long also kind, torch, device, tag and signers, and how often this machine hit the entry,
+    as its last 128 processes recorded it. Entries are printed as they are found, so the bucket may
+    be of any size.
     """
     if reverse and sort is None:
         raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
     long = long or sort in (_Order.KIND, _Order.TORCH) or selection.needs_heads
     hits = hits_here() if long or sort is _Order.HITS else None
     absent: list[str] = []
+    shown = 0
     with where.open() as place:
-        items = _items(place, selection, long, absent)
+        items = items_in(place, selection, absent, heads=long)
         if sort is not None:
-            items = iter(_sorted(items, sort, reverse, limit or _SORTED_AT_MOST, hits))
-        shown = 0
+            by, pick = _SORT_KEYS[sort], heapq.nlargest if reverse else heapq.nsmallest
+            most = limit or _SORTED_AT_MOST
+            items = iter(pick(most, items, key=lambda item: by(item, hits or {})))
         for item in items:
             if shown == limit:
                 break
             shown += 1
-            _show_item(out, item, long, hits)
+            if out.json:
+                out.record(_item_as_dict(item, long, hits))
+            else:
+                out.line(_item_text(item, long, hits))
     out.note(counted(shown, "entry", "entries") if shown else "no entries")
     if sort is not None and limit is None and shown == _SORTED_AT_MOST:
         out.note("there may be more, which come after these: give --limit for another number")
@@ -91,73 +104,40 @@ def ls(
         out.note("hits are those of this machine, as far as they are recorded")
     for name in absent:
         out.note(f"{name}: {NOT_THERE}")
-    raise typer.Exit(1 if absent else 0)
+    return 1 if absent else 0
 
 
-def _items(place: Place, selection: Selection, long: bool, absent: list[str]) -> Iterator[Item]:
-    for batch in whole_batches(entries_in(place, selection, absent, heads=long)):
-        yield from batch
-
-
-def _sorted(
-    items: Iterable[Item], by: _Order, reverse: bool, limit: int, hits: Mapping[str, int] | None
-) -> list[Item]:
-    values = {
-        _Order.HITS: lambda item: (-(hits or {}).get(item.key, 0), item.key),
-        _Order.AGE: lambda item: -item.modified,
-        _Order.SIZE: lambda item: -item.size,
-        _Order.KEY: lambda item: (item.key, item.name),
-        _Order.KIND: lambda item: (item.about.kind if item.about else "", item.key),
-        _Order.TORCH: lambda item: (item.about.torch if item.about else "", item.key),
-    }
-    pick = heapq.nlargest if reverse else heapq.nsmallest
-    return pick(limit, items, key=values[by])
-
-
-def _show_item(out: Output, item: Item, long: bool, hits: Mapping[str, int] | None) -> None:
-    if out.json:
-        out.record(_item_as_dict(item, long, hits))
-        return
-    variant = item.name.rpartition(".")[2]
+def _item_text(item: Item, long: bool, hits: _Hits | None) -> str:
     text = f"{size_text(item.size):>10}  {age(time.time() - item.modified):>6}  "
     if hits is not None:
         count = hits.get(item.key, 0)
         text += f"{count:>5} {'hit ' if count == 1 else 'hits'}  "
     if long:
-        about = item.about
-        parts = ("?", "", "", "", "") if about is None else (
-            about.kind, about.torch, ",".join(about.devices) or "-", about.tag or "-",
-            ",".join(about.signers) or "unsigned",
-        )  # fmt: skip
-        kind, torch, devices, tag, signers = parts
-        text += f"{kind:6}  {torch or '-':14}  {devices:5}  {tag:8}  {signers:12}  "
-    text += f"{item.key}  {variant}"
-    if item.problem is not None:
-        text += f"  ({item.problem})"
-    out.line(text)
+        kind, torch, devices, tag, signers = ("?", "-", "", "", "")
+        if about := item.about:
+            kind, torch, tag = about.kind, about.torch or "-", about.tag or "-"
+            devices, signers = ",".join(about.devices) or "-", ",".join(about.signers) or "unsigned"
+        text += f"{kind:6}  {torch:14}  {devices:5}  {tag:8}  {signers:12}  "
+    problem = "" if item.problem is None else f"  ({item.problem})"
+    return f"{text}{item.key}  {item.name.rpartition('.')[2]}{problem}"
 
 
-def _item_as_dict(item: Item, long: bool, hits: Mapping[str, int] | None) -> dict[str, Any]:
+def _item_as_dict(item: Item, long: bool, hits: _Hits | None) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "key": item.key,
-        "name": item.name,
-        "size": item.size,
-        "modified": item.modified,
+        name: getattr(item, name) for name in ("key", "name", "size", "modified")
     }
     if hits is not None:
         found["hits_here"] = hits.get(item.key, 0)
     if long:
-        found["about"] = item.about
-        found["problem"] = None if item.problem is None else str(item.problem)
+        problem = None if item.problem is None else str(item.problem)
+        found |= {"about": item.about, "problem": problem}
     return found
 
 
 # -- du
 
-
 _AGES = ((3600, "1 hour"), (86400, "1 day"), (7 * 86400, "7 days"), (30 * 86400, "30 days"))
 _SIZES = ((64 << 10, "64 KiB"), (1 << 20, "1 MiB"), (16 << 20, "16 MiB"), (256 << 20, "256 MiB"))
-
 _HITS = ((10, "10 or more"), (2, "2 to 9"), (1, "1"), (0, "none here"))
 
 
@@ -172,106 +152,90 @@ class _GroupBy(str, Enum):
     TORCH = "torch"
 
 
-@grouped(selection=chosen, where=Where, out=Output)
+# What takes a look at the header.
+_GROUPS_BY_HEADER: dict[_GroupBy, Callable[[HeaderSummary], str]] = {
+    _GroupBy.DEVICE: lambda about: " ".join(about.devices) or "(does not say)",
+    _GroupBy.KIND: lambda about: about.kind,
+    _GroupBy.SIGNER: lambda about: " ".join(about.signers) or "(nobody)",
+    _GroupBy.TAG: lambda about: about.tag or "(none)",
+    _GroupBy.TORCH: lambda about: about.torch or "(does not say)",
+}
+
+
 def du(
     selection: Selection,
     where: Where,
     out: Output,
     by: Annotated[
         _GroupBy,
-        typer.Option(
-            help="What to sum up by; all but age, hits and size take a request for each entry."
-        ),
+        Option(help="Group by; all but age, hits and size take one request for each entry."),
     ] = _GroupBy.AGE,
-) -> None:
-    """Sum up how many entries there are and what they take, the largest sum first.
+) -> int:
+    """Sum up the number and the size of entries, the largest sum first.
 
     Hits are those of this machine, as its last 128 processes recorded them.
     """
-    heads = by not in (_GroupBy.AGE, _GroupBy.HITS, _GroupBy.SIZE)
     hits = hits_here() if by is _GroupBy.HITS else {}
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     absent: list[str] = []
     with where.open() as place, out.progress("entries") as advance:
-        for batch in whole_batches(entries_in(place, selection, absent, heads=heads)):
-            for item in batch:
-                count = counts[_group_of(item, by, hits)]
-                count[0] += 1
-                count[1] += item.size
-            advance(len(batch))
-    _show_sums(out, by, counts, absent)
-    raise typer.Exit(1 if absent else 0)
-
-
-def _show_sums(
-    out: Output, by: _GroupBy, counts: Mapping[str, list[int]], absent: list[str]
-) -> None:
-    rows = sorted(counts.items(), key=lambda each: (-each[1][1], each[0]))
-    total = [sum(count[at] for count in counts.values()) for at in (0, 1)]
+        for item in items_in(place, selection, absent, heads=by in _GROUPS_BY_HEADER):
+            group = sums[_group_of(item, by, hits)]
+            group[0] += 1
+            group[1] += item.size
+            advance(1)
+    rows = sorted(sums.items(), key=lambda row: (-row[1][1], row[0]))
+    count, size = (sum(group[at] for group in sums.values()) for at in (0, 1))
     if out.json:
-        groups = [{by.value: name, "entries": n, "bytes": size} for name, (n, size) in rows]
-        sums = {"entries": total[0], "bytes": total[1]}
-        out.record({"by": by.value, "groups": groups, **sums, "absent": absent})
-        return
-    shown = [(name, str(n), size_text(size)) for name, (n, size) in rows]
-    out.table(
-        [by.value, ">entries", ">size"], [*shown, ("all", str(total[0]), size_text(total[1]))]
-    )
-    for name in absent:
-        out.note(f"{name}: {NOT_THERE}")
+        groups = [{by.value: name, "entries": n, "bytes": total} for name, (n, total) in rows]
+        found = {"by": by.value, "groups": groups, "entries": count, "bytes": size}
+        out.record({**found, "absent": absent})
+    else:
+        shown = [(name, str(n), size_text(total)) for name, (n, total) in rows]
+        out.table([by.value, ">entries", ">size"], [*shown, ("all", str(count), size_text(size))])
+        for name in absent:
+            out.note(f"{name}: {NOT_THERE}")
+    return 1 if absent else 0
 
 
-def _group_of(item: Item, by: _GroupBy, hits: Mapping[str, int]) -> str:
-    if by is _GroupBy.AGE:
-        return _below(time.time() - item.modified, _AGES, "30 days or more")
+def _group_of(item: Item, by: _GroupBy, hits: _Hits) -> str:
+    if of_header := _GROUPS_BY_HEADER.get(by):
+        return "(not readable)" if item.about is None else of_header(item.about)
     if by is _GroupBy.HITS:
         return next(name for least, name in _HITS if hits.get(item.key, 0) >= least)
-    if by is _GroupBy.SIZE:
-        return _below(item.size, _SIZES, "256 MiB or more")
-    if item.about is None:
-        return "(not readable)"
-    if by is _GroupBy.KIND:
-        return item.about.kind
-    if by is _GroupBy.TORCH:
-        return item.about.torch or "(does not say)"
-    if by is _GroupBy.DEVICE:
-        return " ".join(item.about.devices) or "(does not say)"
-    if by is _GroupBy.TAG:
-        return item.about.tag or "(none)"
-    return " ".join(item.about.signers) or "(nobody)"
+    if by is _GroupBy.AGE:
+        return _below(time.time() - item.modified, _AGES)
+    return _below(item.size, _SIZES)
 
 
-def _below(value: float, bounds: tuple[tuple[int, str], ...], otherwise: str) -> str:
-    return next((f"below {name}" for bound, name in bounds if value < bound), otherwise)
+def _below(value: float, bounds: tuple[tuple[int, str], ...]) -> str:
+    names = (f"below {name}" for bound, name in bounds if value < bound)
+    return next(names, f"{bounds[-1][1]} or more")
 
 
 # -- verify
 
 
-@grouped(selection=chosen, where=Where, out=Output)
-def verify(selection: Selection, where: Where, out: Output) -> None:
-    """Read every entry whole, and check all digests; signatures too, where a key is trusted.
+def verify(selection: Selection, where: Where, out: Output) -> int:
+    """Read every entry whole, and check all digests, and signatures where a key is trusted.
 
-    Exit code 1 if anything is damaged, out of place or not trusted. To remove that: s3cache gc
-    --unreadable --untrusted --delete.
+    Exits with 1 if anything is damaged, out of place or not trusted. To remove such entries:
+    s3cache gc --unreadable --untrusted --delete.
     """
     from s3cache import manage
 
+    absent: list[str] = []
     with where.open() as place, out.progress("verified") as advance:
-        absent: list[str] = []
         batches = entries_in(place, selection, absent)
         tally = until_done(
-            manage.verify(place.store, batches, admit=place.policy.judge, advance=advance)
+            manage.verify(place.store, batches, admit=place.policy.check, advance=advance)
         )
-        for name in absent:
-            tally.fail(name, NOT_THERE)
-    if out.json:
-        out.record({"trust": place.policy.level, **vars(tally)})
-    else:
-        for name, why in tally.failures:
-            out.line(f"{name}: {why}")
-        if tally.failed > len(tally.failures):
-            out.line(f"and {tally.failed - len(tally.failures)} more")
-        asked = "" if place.policy.level == "off" else ", signatures too"
-        out.line(f"{tally.done} sound{asked} ({size_text(tally.size)}), {tally.failed} not")
-    raise typer.Exit(1 if tally.failed else 0)
+    level = place.policy.level
+    checked = "" if level == "off" else ", signatures too"
+    return finish(
+        out,
+        tally,
+        absent,
+        lambda sum_: f"{sum_.done} sound{checked} ({size_text(sum_.size)}), {sum_.failed} not",
+        trust=level,
+    )

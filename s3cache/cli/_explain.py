@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-import typer
+from typer import Argument, Option
 
 from s3cache import _pages
-from s3cache._pages import footer
 from s3cache._words import counted
-from s3cache.cli._options import Url, grouped
+from s3cache.cli._options import Text, Texts, Url
 from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
 
@@ -23,55 +23,52 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "report"]
 
-# ruff: noqa: UP045 - see _options.py
-
 # -- explain
-
 
 # Keys are hexadecimal, after a letter for their level. No code is (tests/test_pages.py).
 _KEY = re.compile(r"[a-z]?[0-9a-f]*")
 
 
 def _codes(incomplete: str) -> list[str]:
-    """For the shell: the codes that begin so."""
+    """Complete a code for the shell."""
     there = (section.code for section in _pages.sections())
     return [code for code in dict.fromkeys(there) if code.startswith(incomplete)]
 
 
-@grouped(out=Output)
 def explain(
     out: Output,
     words: Annotated[
-        Optional[list[str]],
-        typer.Argument(
+        Texts,
+        Argument(
             metavar="[CODE...|KEY|SCRIPT]",
-            help="What messages name, such as untrusted, custom-operator or ConfigError; what was "
-            "looked up, or the beginning of it; or the program whose last run is meant.",
+            help="A code in a message, such as untrusted, custom-operator or ConfigError; a key "
+            "that was looked up, or its beginning; or a program, for its last run.",
             show_default=False,
             autocompletion=_codes,
         ),
     ] = None,
     run: Annotated[
-        Optional[str],
-        typer.Option(metavar="ID", help="A run, as this prints it. Default: the last one."),
+        Text,
+        Option(
+            metavar="ID", help="A run, by the name that this command prints. Default: the last one."
+        ),
     ] = None,
     module: Annotated[
-        Optional[str],
-        typer.Option("-m", metavar="MODULE", help="The last run of that module, which -m ran."),
+        Text, Option("-m", metavar="MODULE", help="The last run of that module.")
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Do not read the remote.")] = False,
+    local: Annotated[bool, Option("--local", help="Do not read the remote.")] = False,
     url: Url = None,
 ) -> int:
-    """Say why lookups missed: the nearest entry, and what its key differs in; or what a code means.
+    """Explain why lookups missed: the nearest entry, and how its key differs; or what a code means.
 
-    Of the last process on this machine that looked something up, unless told otherwise. What was
-    looked up is recorded in the local tier (S3CACHE_RECORD=0: it is not). It is compared with what
-    was looked up before, and with entries in the local tier and in the remote. Exits with 1 if
-    anything missed or was bypassed.
+    By default it explains the last process on this machine that looked something up. Lookups are
+    recorded in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups,
+    and with entries in the local tier and in the remote. Exits with 1 if anything missed or was
+    bypassed.
 
-    Of a code (a reason, that of a bypass, the name of an error, a check of doctor) it shows,
-    offline, the section that the documentation has on it. What is a code, or on record as the
-    beginning of a key, is taken as such; a file of that name is given as ./NAME then.
+    For a code (a reason, a bypass, an error, a check of doctor) it shows the section of the
+    documentation, offline. A word that is a code, or the beginning of a recorded key, is taken as
+    such: give a file of that name as ./NAME.
     """
     words = words or []
     target = _target(words[0]) if len(words) == 1 else {}
@@ -79,9 +76,9 @@ def explain(
         for section in [section for word in words for section in _sections_on(word)]:
             _show_section(out, section)
         return 0
-    from s3cache.insight import explain as explained
+    from s3cache import insight
 
-    found = explained(
+    found = insight.explain(
         run,
         key=target.get("key"),
         script=target.get("script"),
@@ -97,7 +94,7 @@ def explain(
 
 
 def _target(word: str) -> dict[str, str]:
-    """What a word is, if it is no code: a ``key`` or a ``script``."""
+    """Return what a word is, if it is no code: a ``key`` or a ``script``."""
     if _pages.sections_on(word):
         return {}
     from s3cache.insight import meaning
@@ -106,13 +103,11 @@ def _target(word: str) -> dict[str, str]:
 
 
 def _sections_on(word: str) -> list[Section]:
-    """What the documentation says of a code.
+    """Return what the documentation says of a code.
 
     Raises:
-        ConfigError: nothing. The codes that it may be meant to be are named.
+        ConfigError: nothing; it names the codes that may be meant.
     """
-    from difflib import get_close_matches
-
     if found := _pages.sections_on(word):
         return found
     there = {section.code.casefold(): section.code for section in _pages.sections()}
@@ -132,7 +127,7 @@ def _show_section(out: Output, section: Section) -> None:
         return
     text, codes, places = section.without_links()
     out.markdown(f"{section.code}: {section.title}", text)
-    if more := footer(codes):
+    if more := _pages.footer(codes):
         out.line(more)
     if places:
         out.line(f"see also: {', '.join(places)}")
@@ -140,82 +135,66 @@ def _show_section(out: Output, section: Section) -> None:
 
 # -- report
 
+_File = Optional[Path]  # noqa: UP045 - see _options.py
 
-@grouped(out=Output)
+
 def report(
     out: Output,
     run: Annotated[
-        Optional[list[str]],
-        typer.Option(
-            "--run", metavar="ID", help="The job of that run; may be given several times."
-        ),
+        Texts,
+        Option("--run", metavar="ID", help="The job of that run; may be given several times."),
     ] = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="The last N jobs.")] = 1,
+    last: Annotated[int, Option("--last", metavar="N", min=1, help="The last N jobs.")] = 1,
     html: Annotated[
-        Optional[Path],
-        typer.Option("--html", metavar="FILE", help="Write a page of HTML that stands by itself."),
+        _File, Option("--html", metavar="FILE", help="Write a self-contained HTML page.")
     ] = None,
     trace: Annotated[
-        Optional[Path],
-        typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."),
+        _File, Option("--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome.")
     ] = None,
     manifest: Annotated[
-        Optional[Path],
-        typer.Option("--manifest", metavar="FILE", help="Write the keys that were used, for pull."),
+        _File,
+        Option("--manifest", metavar="FILE", help="Write the keys that were used, for pull."),
     ] = None,
 ) -> None:
-    """Show what processes of this machine looked up: how it ended, when, and what it spared.
+    """Show what processes of this machine looked up: outcomes, times, and what hits spared.
 
-    Of the last job, unless --run or --last says otherwise: of one process, or of all that torchrun,
-    s3cache run or whoever sets S3CACHE_JOB has started. Processes record it in the local tier
-    (S3CACHE_RECORD=0: none).
+    By default it shows the last job: one process, or all that torchrun, s3cache run or another
+    launcher with S3CACHE_JOB has started. Processes record their lookups in the local tier (not
+    with S3CACHE_RECORD=0).
     """
-    from s3cache.insight import is_counted, name_of, page, sum_up
-    from s3cache.insight import manifest as listed
-    from s3cache.insight import trace as traced
+    from s3cache import insight
     from s3cache.records import ranks_in_words
 
     jobs = _selected_jobs(run or [], last)
     runs = [each for job in jobs for each in job]
-    totals = sum_up(runs)
+    totals = insight.sum_up(runs)
     if html is not None:
-        _write(html, page(runs, _explainer(jobs)), out)
+        _write(html, insight.page(runs, _explainer(jobs)), out)
     if trace is not None:
-        _write(trace, traced(runs), out)
+        _write(trace, insight.trace(runs), out)
     if manifest is not None:
-        _write(manifest, listed(runs), out)
+        _write(manifest, insight.manifest(runs), out)
     if out.json:
-        out.record(
-            {
-                "runs": [each.name for each in runs],
-                "hits": totals.hits,
-                "misses": totals.misses,
-                "bypasses": totals.bypasses,
-                "hit_rate": totals.hit_rate,
-                "spared_s": totals.spared_s,
-                "waited_s": totals.waited_s,
-                "complete": totals.complete,
-                "outcomes": [
-                    {"outcome": outcome, "reason": reason, "count": count}
-                    for (outcome, reason), count in totals.outcomes.items()
-                ],
-            }
-        )
+        counts = ("hits", "misses", "bypasses", "hit_rate", "spared_s", "waited_s", "complete")
+        found: dict[str, object] = {"runs": [each.name for each in runs]}
+        found |= {name: getattr(totals, name) for name in counts}
+        found["outcomes"] = [
+            {"outcome": outcome, "reason": reason, "count": count}
+            for (outcome, reason), count in totals.outcomes.items()
+        ]
+        out.record(found)
         return
     for job in jobs:
         ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
-        count = sum(is_counted(record) for each in job for record in each.records)
+        count = sum(insight.is_counted(record) for each in job for record in each.records)
         out.line(f"{job[0].name}: {job[0].program}{ranks}, {counted(count, 'lookup')}")
-    rows = [
-        (name_of(outcome, reason), str(count))
-        for (outcome, reason), count in totals.outcomes.items()
-    ]
+    rows = [(insight.name_of(*which), str(count)) for which, count in totals.outcomes.items()]
     out.table(["outcome", ">lookups"], rows)
     rate = "" if totals.hit_rate is None else f"{totals.hit_rate:.0%} of lookups hit; "
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
-    if more := footer(totals.codes):
+    if more := _pages.footer(totals.codes):
         out.line(more)
 
 
@@ -229,7 +208,7 @@ def _write(path: Path, text: str, out: Output) -> None:
 
 
 def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
-    """Says what a miss or a bypass is due to, as ``s3cache explain`` does, in a line."""
+    """Return a function that says in a line what ``s3cache explain`` says of a lookup."""
     from s3cache.insight import explain
 
     words: dict[tuple[str, float], str] = {}
@@ -246,7 +225,7 @@ def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
 
 
 def _selected_jobs(names: list[str], last: int) -> list[list[Run]]:
-    """The runs that are meant, by the jobs that they are of, the earliest first.
+    """Return the runs that are meant, by job, the earliest first.
 
     Raises:
         ConfigError: there is none of that name, or none at all.
@@ -254,23 +233,15 @@ def _selected_jobs(names: list[str], last: int) -> list[list[Run]]:
     from s3cache.records import in_jobs, read_head, read_run, run_names
     from s3cache.settings import Settings
 
-    settings, _ = Settings.load()
-    known = run_names(settings.local_dir)
+    root = Settings.load()[0].local_dir
+    known = run_names(root)
     for name in names:
         if name not in known:
-            raise ConfigError(
-                f"run {name}",
-                f"none of that name is recorded in {settings.local_dir}",
-                f"it may be {known[0]}" if known else "S3CACHE_LOCAL_DIR says where to look",
-            )
-    jobs = in_jobs(read_head(settings.local_dir, name) for name in known)
-    chosen = (
-        [job for job in jobs if any(run.name in names for run in job)] if names else jobs[:last]
-    )
-    if not chosen:
-        raise ConfigError(
-            "records of lookups",
-            f"there are none in {settings.local_dir}",
-            "run a program with the cache on, and without S3CACHE_RECORD=0",
-        )
-    return [[read_run(settings.local_dir, run.name) for run in job] for job in reversed(chosen)]
+            fix = f"it may be {known[0]}" if known else "S3CACHE_LOCAL_DIR says where to look"
+            raise ConfigError(f"run {name}", f"none of that name is recorded in {root}", fix)
+    jobs = list(in_jobs(read_head(root, name) for name in known))
+    named = [job for job in jobs if any(run.name in names for run in job)]
+    if not (jobs := named if names else jobs[:last]):
+        fix = "run a program with the cache on, and without S3CACHE_RECORD=0"
+        raise ConfigError("records of lookups", f"there are none in {root}", fix)
+    return [[read_run(root, run.name) for run in job] for job in reversed(jobs)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from s3cache._words import printable
-from s3cache.cli._options import Where, grouped, open_file, until_done, whole_batches
+from s3cache.cli._options import Where, flattened, open_file, until_done
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError, TruncatedError, UntrustedError
 
@@ -30,7 +30,6 @@ _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 _ENTRIES_AT_MOST = 100
 
 
-@grouped(where=Where, out=Output)
 def inspect(
     where: Where,
     out: Output,
@@ -44,54 +43,39 @@ def inspect(
 ) -> None:
     """Show what an entry says of itself: key, guards, kernels, times, signatures, its graph.
 
-    Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks
-    the rest.
+    Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks the
+    rest.
     """
-    from s3cache.manage import open_place
+    from s3cache.manage import open_place, trust_of
+    from s3cache.settings import Settings
 
-    is_found = _OBJECT.fullmatch(target)
     if "://" not in target and (os.sep in target or os.path.isfile(target)):
-        policy = _policy()
-        head, size = _read_file(target)
-        _show(out, target, head, size, policy)
-    elif is_found:
-        url = is_found[1] + (is_found[3] or "")
-        with open_place(url) as place:
-            _show_all(out, place, [is_found[2]], target)
+        policy = trust_of(Settings.load()[0])
+        _show(out, target, *_read_file(target), policy)
+    elif is_object := _OBJECT.fullmatch(target):
+        with open_place(is_object[1] + (is_object[3] or "")) as place:
+            _show_all(out, place, [is_object[2]], target)
     elif "://" in target:
-        raise ConfigError(
-            "the URL",
-            "is not that of an entry",
-            "give scheme://.../v1/abc/key.0, or a key and --url",
-        )
+        fix = "give scheme://.../v1/abc/key.0, or a key and --url"
+        raise ConfigError("the URL", "is not that of an entry", fix)
     else:
         with where.open() as place:
             _show_all(out, place, _names_of(place, target), target)
 
 
-def _policy() -> Policy:
-    from s3cache.manage import trust_of
-    from s3cache.settings import Settings
-
-    return trust_of(Settings.load()[0])
-
-
 def _names_of(place: Place, key: str) -> list[str]:
-    """Of all entries under a key, or of the only one that begins so."""
+    """Return the names of all entries under ``key``, or under the only key that begins so."""
     from s3cache.manage import Selection, scan
 
-    names: list[str] = []
-    keys: set[str] = set()
     if _KEY.fullmatch(key) and not place.is_local:
         # One request, where the key is whole.
-        for batch in whole_batches(scan(place.store, Selection(named=frozenset({key})))):
-            names += (item.name for item in batch)
-        if names:
+        whole = scan(place.store, Selection(named=frozenset({key})))
+        if names := [item.name for item in flattened(whole)]:
             return names
-    batches = scan(place.store, Selection(keys=(key,)), is_local=place.is_local)
-    for batch in whole_batches(batches):
-        names += (item.name for item in batch)
-        keys |= {item.key for item in batch}
+    names, keys = [], set()
+    for item in flattened(scan(place.store, Selection(keys=(key,)), is_local=place.is_local)):
+        names.append(item.name)
+        keys.add(item.key)
         if len(names) > _ENTRIES_AT_MOST:
             break
     if key in keys:
@@ -113,9 +97,9 @@ def _show_all(out: Output, place: Place, names: list[str], target: str) -> None:
         _show(out, name, head, head.size, place.policy)
 
 
-def _absent(what: str) -> typer.Exit:
-    """Says so, and how it ends: nothing is damaged, so no page on errors is of any use."""
-    sys.stderr.write(f"s3cache: error: {printable(what)}\n")
+def _absent(problem: str) -> typer.Exit:
+    """Report what is not there, without a pointer: nothing is damaged."""
+    sys.stderr.write(f"s3cache: error: {printable(problem)}\n")
     return typer.Exit(1)
 
 
@@ -134,12 +118,13 @@ def _read_file(path: str) -> tuple[Head, int]:
 
 def _show(out: Output, name: str, head: Head, size: int, policy: Policy) -> None:
     from s3cache.artifact import description, to_plain
+    from s3cache.trust import unpack
 
-    header = head.header
+    header, meta = head.header, head.header.meta
     graph = description(header)
-    meta = header.meta
     times = meta.get("times_ns")
-    times = times if isinstance(times, list) else []
+    created = dt.datetime.fromtimestamp(header.created_ns // 10**9, dt.timezone.utc)
+    statements = [each.statement for each in unpack(head.signatures)]
     found: dict[str, Any] = {
         "name": name,
         "size": size,
@@ -148,19 +133,28 @@ def _show(out: Output, name: str, head: Head, size: int, policy: Policy) -> None
         "key": header.key,
         "variant": header.variant,
         "schema": header.schema,
-        "created": dt.datetime.fromtimestamp(
-            header.created_ns // 10**9, dt.timezone.utc
-        ).isoformat(),
+        "created": created.isoformat(),
         "producer": header.producer,
         "made_by": meta.get("made_by"),
-        "times_s": [ns / 1e9 for ns in times if isinstance(ns, int)],
+        "times_s": [
+            ns / 1e9 for ns in (times if isinstance(times, list) else []) if isinstance(ns, int)
+        ],
         "guards": meta.get("guards"),
         "relies_on": meta.get("relies_on"),
         "sections": [
             {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
             for each in header.sections
         ],
-        "signatures": _signatures(head),
+        "signatures": [
+            {
+                "signer": each.signer,
+                "audience": each.audience,
+                "algorithm": each.algorithm.name,
+                "issued_s": each.issued_s,
+                "expires_s": each.expires_s,
+            }
+            for each in statements
+        ],
         "trust": _verdict(head, policy),
         "components": meta.get("components"),
         "graph": None if graph is None else to_plain(graph),
@@ -173,31 +167,14 @@ def _show(out: Output, name: str, head: Head, size: int, policy: Policy) -> None
         _print_graph(out, graph)
 
 
-def _signatures(head: Head) -> list[dict[str, Any]]:
-    from s3cache.trust import unpack
-
-    return [
-        {
-            "signer": each.statement.signer,
-            "audience": each.statement.audience,
-            "algorithm": each.statement.algorithm.name,
-            "issued_s": each.statement.issued_s,
-            "expires_s": each.statement.expires_s,
-        }
-        for each in unpack(head.signatures)
-    ]
-
-
 def _verdict(head: Head, policy: Policy) -> str:
     try:
-        signature = policy.judge(head.digest, head.signatures)
+        signature = policy.check(head.digest, head.signatures)
     except UntrustedError as exc:
         return f"not used here ({exc.cause}): {exc.detail}"
-    if signature is None:
-        return (
-            "not asked for here" if policy.level == "off" else "used, though nobody known signed it"
-        )
-    return f"signed by {signature.statement.signer}, who is trusted here"
+    if signature is not None:
+        return f"signed by {signature.statement.signer}, who is trusted here"
+    return "not asked for here" if policy.level == "off" else "used, though no known key signed it"
 
 
 def _print(out: Output, found: Mapping[str, Any]) -> None:
@@ -209,10 +186,10 @@ def _print(out: Output, found: Mapping[str, Any]) -> None:
         ("object", f"{found['name']}, {size_text(found['size'])}"),
         ("digest", found["digest"].hex()),
         ("made", f"{found['created']} by {found['producer']}, schema {found['schema']}"),
-        *((name, str(text)) for name, text in made_by.items()),
+        *made_by.items(),
         ("compiled in", f"{times} (forward, backward)"),
-        ("guards", str(found["guards"] or "none")),
-        ("relies on", str(found["relies_on"] or "nothing beside its key")),
+        ("guards", found["guards"] or "none"),
+        ("relies on", found["relies_on"] or "nothing beside its key"),
         ("trust", found["trust"]),
         *(
             ("signed", f"by {each['signer']} for {each['audience']} ({each['algorithm']})")
@@ -221,15 +198,12 @@ def _print(out: Output, found: Mapping[str, Any]) -> None:
     ]
     for name, text in rows:
         out.line(f"  {name:12} {text}")
-    sections = [
-        (s["name"], size_text(s["size"]), size_text(s["stored"])) for s in found["sections"]
-    ]
-    out.table(["section", ">size", ">stored"], sections)
-    components = found["components"]
-    if isinstance(components, Mapping):
+    sizes = ((s["name"], size_text(s["size"]), size_text(s["stored"])) for s in found["sections"])
+    out.table(["section", ">size", ">stored"], sizes)
+    if isinstance(found["components"], Mapping):
         pairs = [
             (name, str(pair[1]), str(pair[0]))
-            for name, pair in components.items()
+            for name, pair in found["components"].items()
             if isinstance(pair, list) and len(pair) == 2
         ]
         out.table(["key component", "value", "digest"], pairs)

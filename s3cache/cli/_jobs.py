@@ -8,12 +8,12 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from s3cache._words import counted
-from s3cache.cli._options import Steps, Url, duration_s, grouped, size_bytes
+from s3cache.cli._options import Number, Steps, Url, duration_s, size_bytes
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError
 
@@ -23,16 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["bench", "check", "run", "warm"]
 
-# ruff: noqa: UP045 - see _options.py
-
 Program = Annotated[
     list[str],
-    typer.Argument(
-        metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."
-    ),
+    Argument(metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."),
 ]
-Module = Annotated[bool, typer.Option("-m", help="A module, not a script.")]
-Command = Annotated[bool, typer.Option("-c", help="Code, not a script.")]
+Module = Annotated[bool, Option("-m", help="A module, not a script.")]
+Command = Annotated[bool, Option("-c", help="Code, not a script.")]
 
 
 def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
@@ -52,22 +48,22 @@ def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
 # -- run
 
 
-@grouped()
 def run(
     program: Program,
     url: Url = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with an object of JSON in place of a line.")
+        bool, Option("--json", help="End with an object of JSON in place of a line.")
     ] = False,
     module: Module = False,
     command: Command = False,
 ) -> None:
     """Run a Python program with s3cache turned on, unchanged.
 
-    A program is what python runs: a script, a .pyc, a directory or zip file with a __main__, - for
-    standard input, a module or code. What follows its name is the program's. Python runs it in this
-    process, with the environment that turns s3cache on, in the processes that it starts too. Each
-    process that compiles prints one line at its end: its hits and misses (S3CACHE_SUMMARY=0: none).
+    A program is anything that python runs: a script, a .pyc, a directory or zip file with a
+    __main__, - for standard input, a module or code. Everything after its name belongs to the
+    program. Python runs it in this process, with environment variables that turn s3cache on, also
+    in the processes that it starts. Each process that compiles ends with one line that counts its
+    hits and misses (S3CACHE_SUMMARY=0: no line).
     """
     from s3cache.manage import trust_of
     from s3cache.records import JOB, job_here
@@ -125,17 +121,16 @@ def _interpreter_options() -> list[str]:
 # -- check
 
 
-_CHECK_ENDS = {
-    "itself": "the program ended by itself",
-    "steps": "the program was ended: its optimizers have stepped (--steps)",
-    "graphs": "the program was ended: so many graphs were compiled (--graphs)",
-    "quiet": "the program was ended: it compiled nothing more (--quiet 0 lets it run)",
-    "timeout": "the program was ended: its time was over (--timeout)",
-    "interrupted": "the program was ended: interrupted",
+_ENDS = {
+    "itself": "ended by itself",
+    "steps": "was ended: its optimizers have stepped (--steps)",
+    "graphs": "was ended: so many graphs were compiled (--graphs)",
+    "quiet": "was ended: it compiled nothing more (--quiet)",
+    "timeout": "was ended: its time was over (--timeout)",
+    "interrupted": "was ended: interrupted",
 }
 
 
-@grouped(out=Output)
 def check(
     out: Output,
     program: Program,
@@ -143,25 +138,25 @@ def check(
     command: Command = False,
     quiet: Annotated[
         str,
-        typer.Option(metavar="TIME", help="End it when it compiled nothing for so long; 0: never."),
+        Option(metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."),
     ] = "30s",
     steps: Steps = None,
     graphs: Annotated[
-        Optional[int],
-        typer.Option(metavar="N", help="End it when so many graphs were looked at.", min=1),
+        Number,
+        Option(metavar="N", help="End it after so many graphs.", min=1),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="End it after that time in any case; 0: never.")
+        str, Option(metavar="TIME", help="End it after that time in any case; 0: never.")
     ] = "2h",
 ) -> int:
-    """Run a program, and say of each graph that it compiles whether it can be cached.
+    """Run a program, and report for each graph that it compiles whether it can be cached.
 
-    It compiles as ever, in a process of its own; no bucket is needed, none is asked, and nothing is
-    left in one, unless the program itself turns s3cache on. Of a graph that cannot be cached all
-    reasons are said, with the line in the program and what to do about it. A program is ended
-    (SIGTERM, as by a scheduler) once it has compiled something and then nothing for --quiet: that
-    is after the first steps of training that takes days, which then saves nothing. Exits with 1 if
-    a graph cannot be cached as a whole, or nothing was compiled.
+    The program compiles as usual, in a process of its own. No bucket is needed or read, and nothing
+    is written to one, unless the program itself turns s3cache on. If a graph cannot be cached, all
+    reasons are listed, with the line in the program and a fix. Once the program has compiled
+    something and then nothing for --quiet, it is ended with SIGTERM, as by a scheduler. So training
+    that takes days ends after its first steps, and saves nothing. Exits with 1 if a graph cannot be
+    cached as a whole, or nothing was compiled.
     """
     from s3cache.manage.check import Limits, check_program
 
@@ -186,7 +181,7 @@ def check(
 
 def _show_check(out: Output, found: Report) -> None:
     code = found.program["exit_code"]
-    out.note(f"{_CHECK_ENDS[str(found.program['end'])]}{f' with {code}' if code else ''}")
+    out.note(f"the program {_ENDS[str(found.program['end'])]}{f' with {code}' if code else ''}")
     if found.graphs:
         out.text(str(found))
     else:
@@ -196,40 +191,33 @@ def _show_check(out: Output, found: Report) -> None:
 # -- warm
 
 
-_WARM_ENDS = {
-    "itself": "the job ended by itself",
-    "steps": "the job was ended: its steps are done",
-    "quiet": "the job was ended: it compiled nothing more",
-    "timeout": "the job was ended: its time was over",
-}
 _NOTHING_COMPILED = (
     "the job called nothing that torch.compile compiles by Inductor, or turned the cache off: "
     "s3cache check says what a program compiles"
 )
 
 
-@grouped(out=Output)
 def warm(
     out: Output,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="The job, as a shell has it.")
+        list[str], Argument(metavar="-- COMMAND...", help="The job, as a shell has it.")
     ],
     steps: Steps = None,
     quiet: Annotated[
-        str, typer.Option(metavar="TIME", help="End it when it compiled nothing for so long.")
+        str, Option(metavar="TIME", help="End it when it compiled nothing for so long.")
     ] = "60s",
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="End it after that time in any case.")
+        str, Option(metavar="TIME", help="End it after that time in any case.")
     ] = "2h",
     url: Url = None,
 ) -> int:
-    """Run a job until it compiles nothing more and all is uploaded, then end it.
+    """Run a job until it compiles nothing more and everything is uploaded, then end it.
 
-    For a build step, or one machine before a fleet starts: what it compiled is in the remote then.
-    The cache is turned on in all its processes, which are ended with SIGTERM. Steps of an optimizer
-    that is itself compiled cannot be counted, and inference has none: there --quiet ends the job.
-    Exits with 1 if the time was over, the job failed, something is not uploaded, or it compiled
-    nothing at all.
+    This is for a build step, or for one machine before a fleet starts: then the remote has what the
+    job compiled. The cache is turned on in all processes of the job, which are ended with SIGTERM.
+    Steps of an optimizer that is itself compiled cannot be counted, and inference has none: there
+    --quiet ends the job. Exits with 1 if the time was over, the job failed, something is not
+    uploaded, or the job compiled nothing at all.
     """
     from s3cache.manage.warm import warm as warmed
 
@@ -244,7 +232,7 @@ def warm(
         out.record({**vars(done), "is_warm": done.is_warm})
         return 0 if done.is_warm else 1
     code = f" with {done.exit_code}" if done.exit_code else ""
-    out.note(f"{_WARM_ENDS[done.end]}{code}")
+    out.note(f"the job {_ENDS[done.end]}{code}")
     left = f", {done.to_upload} not uploaded" if done.to_upload else ", all is uploaded"
     if not done.compiled:
         out.note(f"nothing was compiled, so nothing is warm{left if done.to_upload else ''}")
@@ -269,27 +257,26 @@ _BENCH_LABELS = {
 }
 
 
-@grouped(out=Output)
 def bench(
     out: Output,
     storage_only: Annotated[
-        bool, typer.Option("--storage-only", help="Compile nothing; torch is not needed.")
+        bool, Option("--storage-only", help="Compile nothing; torch is not needed.")
     ] = False,
     rounds: Annotated[
-        int, typer.Option(metavar="N", help="Cold and warm starts, each N times.", min=1)
+        int, Option(metavar="N", help="Cold and warm starts, each N times.", min=1)
     ] = 3,
-    size: Annotated[str, typer.Option(metavar="SIZE", help="Of a large object.")] = "32MB",
+    size: Annotated[str, Option(metavar="SIZE", help="Of a large object.")] = "32MB",
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Leave out tries that would take longer.")
+        str, Option(metavar="TIME", help="Leave out tries that would take longer.")
     ] = "5min",
     url: Url = None,
 ) -> int:
-    """Measure the user's own bucket: its storage, and a first step compiled and hit through it.
+    """Measure your own bucket: its storage, and a first step compiled and hit through it.
 
-    A warm start is that of a small model in a fresh process whose disk is empty; a cold one
-    compiles it there. Medians of all tries. Everything is written below a prefix of its own,
-    s3cache-bench-..., and removed in the end; where the credentials may not delete it is said what
-    stays. Exits with 1 if the warm start did not hit.
+    A warm start is the first step of a small model in a fresh process with an empty disk; a cold
+    start compiles it there. Times are medians of all tries. Everything is written below a prefix of
+    its own, s3cache-bench-..., and removed at the end. If the credentials may not delete, the
+    output says what is left. Exits with 1 if the warm start did not hit.
     """
     from s3cache.manage.bench import Bench
 
@@ -315,7 +302,7 @@ def bench(
 
 @contextmanager
 def _cleanup(running: Bench, found: dict[str, Any]) -> Iterator[None]:
-    """What was written is removed however it ends, also by Ctrl-C."""
+    """Remove what was written, however it ends, also by Ctrl-C."""
     try:
         try:
             yield
@@ -335,9 +322,13 @@ def _show_bench(out: Output, found: dict[str, Any], storage: dict[str, Times]) -
     out.table(["storage", ">median", ">speed", ">tries"], rows)
     if start := found.get("warm_start"):
         cold, warm = start["cold"], start["warm"]
+        starts = (
+            (f"compiled, on {start['device']}", cold, ""),
+            ("hit", warm, f"{start['ratio']:.1f}x faster"),
+        )
         rows = [
-            (f"compiled, on {start['device']}", f"{cold['median_s']:.2f} s", "", _tries(cold)),
-            ("hit", f"{warm['median_s']:.2f} s", f"{start['ratio']:.1f}x faster", _tries(warm)),
+            (name, f"{times['median_s']:.2f} s", speed, str(len(times["seconds"])))
+            for name, times, speed in starts
         ]
         out.table(["first step", ">median", ">", ">tries"], rows)
         if not start["hits"]:
@@ -346,11 +337,7 @@ def _show_bench(out: Output, found: dict[str, Any], storage: dict[str, Times]) -
     if found["left"]:
         out.line(
             f"{counted(found['left'], 'object')} left below {found['prefix']}: these credentials "
-            "may not delete; whoever operates the bucket may remove what is there"
+            "may not delete; the operator of the bucket may remove what is there"
         )
     else:
         out.note(f"what was written is removed ({counted(found['removed'], 'object')})")
-
-
-def _tries(times: dict[str, Any]) -> str:
-    return str(len(times["seconds"]))

@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Output", "age", "error_text", "redacted", "show_retries", "size_text"]
 
-# What is no terminal has no width: long names stay whole.
-_WIDTH = 240
-# Lines of sentences are no longer, however wide the terminal is.
-_READABLE = 100
+_WIDTH = 240  # of what is no terminal: long names stay whole
+_PROSE_WIDTH = 100
 _WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
 _SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
+_SCHEMES = ("s3", "file", "memory", "http", "https")
 
 
 class Output:
-    """Where a command says what it found; with ``--json`` in JSON and in nothing else."""
+    """Standard output of a command: text, or with ``--json`` JSON and nothing else."""
 
     def __init__(
         self,
@@ -43,40 +42,38 @@ class Output:
         self.json = json
 
     def record(self, value: object) -> None:
-        """One JSON value, on a line of its own."""
+        """Write one JSON value on a line of its own."""
         sys.stdout.write(json_of.dumps(_jsonable(value), ensure_ascii=True) + "\n")
 
     def line(self, text: str) -> None:
+        """Write one line, with whatever a terminal would obey escaped."""
         sys.stdout.write(f"{printable(text)}\n")
 
     def text(self, text: str) -> None:
-        """Lines of ours: nothing of others has been put into them but by :func:`printable`."""
+        """Write several lines of our own; foreign text in them has gone through `printable`."""
         sys.stdout.write(f"{printable_lines(text)}\n")
 
     def note(self, text: str) -> None:
-        """What is beside the point: on standard error, and not with ``--json``."""
+        """Write a line to standard error; with ``--json`` write nothing."""
         if not self.json:
             sys.stderr.write(f"{printable(text)}\n")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-        """Columns whose names begin with ``>`` are set to the right."""
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Write a table; columns with names that begin with ``>`` are set to the right."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in columns:
-            table.add_column(
-                column.lstrip(">"),
-                justify="right" if column.startswith(">") else "left",
-                overflow="fold",
-            )
+            side = "right" if column.startswith(">") else "left"
+            table.add_column(column.lstrip(">"), justify=side, overflow="fold")  # type: ignore[arg-type]
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         _console().print(table)
 
     def markdown(self, title: str, text: str) -> None:
-        """Laid out on a terminal; what is none gets ``text`` as it is written."""
+        """Lay out ``text`` on a terminal; write it as it is to anything else."""
         if not sys.stdout.isatty():
             self.text(f"{title}\n\n{text}\n")
             return
@@ -84,37 +81,32 @@ class Output:
         from rich.text import Text
 
         console = _console()
-        width = min(console.width, _READABLE)
+        width = min(console.width, _PROSE_WIDTH)
         console.print(Text(title, style="bold"), "", Markdown(text), "", sep="\n", width=width)
 
     @contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """A bar on standard error, if that is a terminal; call what it gives with each advance."""
+        """Draw a bar on standard error, if that is a terminal; yield what advances it."""
         if self.json or not sys.stderr.isatty():
             yield lambda _: None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            console=_console(error=True),
-            transient=True,
-        ) as bar:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
             task = bar.add_task(what, total=total)
             yield lambda count: bar.advance(task, count)
 
 
-def _console(*, error: bool = False) -> Console:
+def _console(stream: Any = None) -> Console:
     from rich.console import Console
 
-    stream = sys.stderr if error else sys.stdout
+    stream = stream or sys.stdout
     return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
 
 
 def redacted(text: str) -> str:
-    """``text`` with no password of a URL in it, however the URL is misspelt."""
+    """Return ``text`` without the passwords of URLs, however the URLs are misspelt."""
 
     def shorter(match: re.Match[str]) -> str:
         word = match[0]
@@ -122,14 +114,13 @@ def redacted(text: str) -> str:
         before, _, query = rest.partition("?")
         if "@" not in word and not _SECRET.search(query) and ":" not in before.partition("/")[0]:
             return word
-        known = separator and scheme in ("s3", "file", "memory", "http", "https")
-        return f"{scheme}://…" if known else "…"
+        return f"{scheme}://…" if separator and scheme in _SCHEMES else "…"
 
     return _WORD.sub(shorter, text)
 
 
 def error_text(error: S3CacheError) -> str:
-    """What is wrong, and where to read on, unless it says so itself."""
+    """Return the message, and the command that explains the error unless the message has one."""
     from s3cache._pages import command, pointer
     from s3cache._problems import code_of
 
@@ -137,7 +128,7 @@ def error_text(error: S3CacheError) -> str:
 
 
 def size_text(size: float) -> str:
-    """A size for people, as in ``1.5 MiB``."""
+    """Return a size for people, as in ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -146,7 +137,7 @@ def size_text(size: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago, for people, as in ``3 h``."""
+    """Return how long ago something was, for people, as in ``3 h``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
@@ -157,21 +148,16 @@ def _jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return _jsonable(asdict(value))
     if isinstance(value, Mapping):
-        return {str(name): _jsonable(part) for name, part in value.items()}
+        return {str(name): _jsonable(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_jsonable(part) for part in value]
+        return [_jsonable(item) for item in value]
     if isinstance(value, bytes):
         return value.hex()
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return str(value)
-
-
-# -- what a store fails to do, shown at a terminal: it may be tried again for two minutes
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
 class _RetryHandler(logging.Handler):
-    """Says what is logged on standard error, above a bar if one is drawn there."""
+    """Print each failed request that will be repeated, above a bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -179,8 +165,8 @@ class _RetryHandler(logging.Handler):
 
 
 def show_retries() -> None:
-    """Print each request that failed and is tried again, from now on."""
+    """Print each request that failed and is tried again, from now on: that may take minutes."""
     logger = logging.getLogger("s3cache.storage")
-    if not any(isinstance(each, _RetryHandler) for each in logger.handlers):
+    if not any(isinstance(handler, _RetryHandler) for handler in logger.handlers):
         logger.addHandler(_RetryHandler())
         logger.setLevel(logging.INFO)

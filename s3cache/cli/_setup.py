@@ -5,38 +5,40 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from s3cache._pages import pointer
 from s3cache._version import __version__
 from s3cache._words import counted
-from s3cache.cli._options import Url, Where, grouped, until_done, whole_batches
+from s3cache.cli._options import Text, Url, Where, flattened, until_done
 from s3cache.cli._output import Output, redacted, size_text
 from s3cache.errors import ConfigError
 
-__all__ = ["doctor", "keygen", "show_version", "stats", "versions"]
+if TYPE_CHECKING:
+    from s3cache.manage import Place
+
+__all__ = ["doctor", "keygen", "stats", "version"]
 
 # -- doctor
 
 
-@grouped(out=Output)
 def doctor(
     out: Output,
     url: Url = None,
     write: Annotated[
-        bool, typer.Option("--write/--no-write", help="Write an object of its own, and remove it.")
+        bool, Option("--write/--no-write", help="Write a test object, and remove it.")
     ] = True,
     programs: Annotated[
-        bool, typer.Option("--programs/--no-programs", help="Start torch and the compiler, too.")
+        bool, Option("--programs/--no-programs", help="Also start torch and the compiler.")
     ] = True,
-    timeout: Annotated[float, typer.Option(help="Seconds for any one request.", min=0.1)] = 15.0,
-) -> None:
+    timeout: Annotated[float, Option(help="Seconds for any one request.", min=0.1)] = 15.0,
+) -> int:
     """Check settings, credentials, rights, latency, clock, disk, torch, compiler and trust.
 
-    Each check has a verdict, and where it is not well a fix and the command that says more of it.
-    Exit code 1 if any is a fault. Nothing is waited for without bound.
+    Each check has a verdict and, if something is wrong, a fix and the command that explains it.
+    Exits with 1 if there is a fault. Every check ends in bounded time.
     """
     from s3cache.insight import examine
 
@@ -46,26 +48,25 @@ def doctor(
         warnings += check.verdict == "warning"
         found, fix = redacted(check.found), redacted(check.fix)
         if out.json:
-            name, verdict = check.name, check.verdict
-            record = {"name": name, "verdict": verdict, "found": found, "fix": fix}
-            out.record({**record, "code": check.code, "section": check.section})
+            names = ("name", "verdict", "code", "section")
+            record = {name: getattr(check, name) for name in names}
+            out.record({**record, "found": found, "fix": fix})
             continue
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:
             out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
     out.note(f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}")
-    raise typer.Exit(1 if faults else 0)
+    return 1 if faults else 0
 
 
 # -- stats
 
 
-@grouped(where=Where, out=Output)
 def stats(where: Where, out: Output) -> None:
-    """Count what is in the remote and in the local tier, and what is still to be uploaded.
+    """Count the entries in the remote and in the local tier, and the uploads that are pending.
 
-    With --local, of the local tier only. What hit and missed is counted by each process that
-    compiles: S3CACHE_SUMMARY=1 has it said at its end.
+    With --local it counts the local tier only. Hits and misses are counted by each process that
+    compiles: with S3CACHE_SUMMARY=1 it prints them at its end.
     """
     from s3cache.manage import open_place
     from s3cache.settings import Settings
@@ -100,44 +101,33 @@ def stats(where: Where, out: Output) -> None:
             out.line(f"  {tier['to_upload']} to upload")
 
 
-def _tier_totals(place: Any) -> dict[str, int]:
+def _tier_totals(place: Place) -> dict[str, int]:
     from s3cache.manage import scan
 
     entries = size = firsts = 0
     here: set[str] = set()
-    for batch in whole_batches(scan(place.store, is_local=place.is_local)):
-        entries += len(batch)
-        size += sum(item.size for item in batch)
+    for item in flattened(scan(place.store, is_local=place.is_local)):
+        entries += 1
+        size += item.size
         # There is one first entry to a key. A local tier may have others only, and is bounded.
         if place.is_local:
-            here.update(item.name.rpartition(".")[0] for item in batch)
+            here.add(item.name.rpartition(".")[0])
         else:
-            firsts += sum(item.name.endswith(".0") for item in batch)
+            firsts += item.name.endswith(".0")
     return {"entries": entries, "keys": len(here) if place.is_local else firsts, "bytes": size}
 
 
 # -- version
 
-
 _PACKAGES = (
-    "torch",
-    "triton",
-    "aioboto3",
-    "aiobotocore",
-    "botocore",
-    "aiohttp",
-    "msgpack",
-    "zstandard",
-    "tenacity",
-    "pynacl",
-    "typer",
-    "rich",
+    *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
+    *("zstandard", "tenacity", "pynacl", "typer", "rich"),
 )
 
 
-def versions() -> dict[str, str]:
-    """What runs here, by name; nothing of it is imported."""
-    from importlib.metadata import PackageNotFoundError, version
+def version(out: Output) -> None:
+    """Print the versions of s3cache and of everything that it needs, for a bug report."""
+    from importlib import metadata
 
     found = {
         "s3cache": __version__,
@@ -148,16 +138,9 @@ def versions() -> dict[str, str]:
     }
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
-        except PackageNotFoundError:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
             found[package] = "not installed"
-    return found
-
-
-@grouped(out=Output)
-def show_version(out: Output) -> None:
-    """Print versions of s3cache and of all that it stands on: paste it into a bug report."""
-    found = versions()
     if out.json:
         out.record(found)
         return
@@ -169,23 +152,21 @@ def show_version(out: Output) -> None:
 # -- keygen
 
 
-@grouped(out=Output)
 def keygen(
     out: Output,
-    name: Annotated[str, typer.Argument(help="Of the key, such as ci-main-1: readers see it.")],
+    name: Annotated[str, Argument(help="The name of the key, such as ci-main-1: readers see it.")],
     to: Annotated[
-        Optional[str],  # noqa: UP045 - Typer reads it while the program runs, in Python 3.10 too
-        typer.Option(metavar="FILE", help="For the secret key.", show_default="NAME.key"),
+        Text, Option(metavar="FILE", help="For the secret key.", show_default="NAME.key")
     ] = None,
     shared: Annotated[
         bool,
-        typer.Option("--shared", help="One secret for all, who trust each other and may all save."),
+        Option("--shared", help="One secret for all machines: each of them can then sign."),
     ] = False,
 ) -> None:
     """Make a key that signs entries, and the public key to trust.
 
-    The secret key goes to a file that only you can read. Printed are the settings of those who
-    save and of those who read.
+    The secret key goes to a file that only you can read. The output has the settings for machines
+    that save and for machines that read.
     """
     from s3cache.trust import Algorithm, VerifyKey, generate
 
@@ -194,9 +175,8 @@ def keygen(
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise ConfigError(
-            f"key file {path}", f"cannot be made ({exc.strerror})", "name another"
-        ) from None
+        problem = f"cannot be made ({exc.strerror})"
+        raise ConfigError(f"key file {path}", problem, "name another") from None
     with open(fd, "w", encoding="ascii") as file:
         os.fchmod(fd, 0o600)  # whatever the umask
         file.write(f"{key.secret_text()}\n")

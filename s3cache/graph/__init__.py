@@ -1,51 +1,47 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
-from s3cache.graph._homes import ORIGINAL
+from s3cache.graph._distribution import ORIGINAL_ATTR
+from s3cache.graph._graph import graph_modules, reads_storage_offsets, storage_offsets
 from s3cache.graph._identity import code_fingerprint
-from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options, unsafe_code
+from s3cache.graph._key import FIRST_CALL, Key, bypass_reasons, key_of, settings_digest
 from s3cache.graph._overrides import remember_pristine
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._registered import forget_kernels, record_kernel
 from s3cache.graph._report import Graph, GraphBreak, Report
+from s3cache.graph._results import BypassReason, Code, Component
 from s3cache.graph._safety import (
-    Code,
-    Unsafe,
-    also_safe,
-    graph_modules,
+    extra_cacheable_functions,
+    fx_bypass_reasons,
     is_custom_function,
-    unsafe_half,
-    unsafe_parts,
-    unsafe_process,
+    process_bypass_reasons,
 )
-from s3cache.graph._stable import Component
-from s3cache.graph._surroundings import FIRST_CALL, places, sees_places
+from s3cache.graph._torch_details import unpicklable_options
 
 __all__ = [
     "FIRST_CALL",
-    "ORIGINAL",
+    "ORIGINAL_ATTR",
+    "BypassReason",
     "Code",
     "Component",
     "Graph",
     "GraphBreak",
     "Key",
     "Report",
-    "Unsafe",
-    "also_safe",
+    "bypass_reasons",
     "code_fingerprint",
     "context_hashes",
     "described_passes",
+    "extra_cacheable_functions",
     "forget_kernels",
+    "fx_bypass_reasons",
     "graph_modules",
     "is_custom_function",
     "key_of",
-    "places",
+    "process_bypass_reasons",
+    "reads_storage_offsets",
     "record_kernel",
     "remember_pristine",
-    "sees_places",
     "settings_digest",
+    "storage_offsets",
     "unpicklable_options",
-    "unsafe_code",
-    "unsafe_half",
-    "unsafe_parts",
-    "unsafe_process",
 ]

@@ -1,10 +1,10 @@
-"""Name code that is not torch's, without looking into what it does.
+"""Identify code that is not torch's, without looking into what it does.
 
-Code that generates code is named by its own ``uuid()``, by the version that it was registered with,
-or by the distribution that installed it, that one's version and a digest of the source file. What
-has none of these has no identity. Code that only takes part in tracing needs none at the second
-level, where the traced graph is in the key: there, :func:`rough_identity` helps to tell programs
-apart, and never refuses.
+Code that generates code is identified by its own ``uuid()``, by the version that it was registered
+with, or by the distribution that installed it, that one's version and a digest of the source file.
+What has none of these has no identity. Code that only takes part in tracing needs none at the
+second level, where the traced graph is in the key: there, :func:`rough_identity` helps to tell
+programs apart, and never refuses.
 """
 
 from __future__ import annotations
@@ -14,21 +14,12 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
-from s3cache.graph._homes import Home, home_of, name_of
+from s3cache.graph._distribution import origin_of
+from s3cache.graph._results import RegisteredVersion, qualified_name
 from s3cache.torch_api import internals
-
-__all__ = [
-    "NATIVE",
-    "UnidentifiedError",
-    "code_digest",
-    "code_fingerprint",
-    "content_of",
-    "identity",
-    "rough_identity",
-]
 
 NATIVE = (
     types.BuiltinFunctionType,
@@ -41,7 +32,7 @@ NATIVE = (
 )
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _CONTAINERS = (list, tuple, set, frozenset, dict)
-_HOLDERS = (staticmethod, classmethod)
+_CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format", "Size"})
 _MAX_DEPTH = 8
 _MAX_PARTS = 10_000
 
@@ -58,120 +49,109 @@ class UnidentifiedError(Exception):
         self.about = about
 
 
-def identity(value: object, registered: Callable[[object], str | None] = lambda _: None) -> str:
+def identity(value: object, registered_version: RegisteredVersion = lambda _: None) -> str:
     """Return a text that is equal in another process only for the same code.
 
     Args:
         value: a function, class, or object, or a container of some.
-        registered: the version that the user registered something with, if any.
 
     Raises:
         UnidentifiedError: some code in it has no identity; says which.
     """
-    return _Names(registered, strict=True).of(value)
+    return _Identifier(registered_version, strict=True).of(value)
 
 
-def rough_identity(
-    value: object, registered: Callable[[object], str | None] = lambda _: None
-) -> str:
-    """Return the same for less: never refuse, and leave out the state that the code keeps.
+def rough_identity(value: object, registered_version: RegisteredVersion = lambda _: None) -> str:
+    """Return the same without the state that the code keeps, and never refuse.
 
     Code of no distribution has the digest of its source file. A wrapper that counts its calls is
     the same before and after.
     """
-    return _Names(registered, strict=False).of(value)
+    return _Identifier(registered_version, strict=False).of(value)
 
 
-class _Names:
-    def __init__(self, registered: Callable[[object], str | None], *, strict: bool) -> None:
-        self._registered = registered
+class _Identifier:
+    def __init__(self, registered_version: RegisteredVersion, *, strict: bool) -> None:
+        self._registered_version = registered_version
         self._strict = strict
         self._left = _MAX_PARTS
 
     def of(self, value: object, depth: int = 0) -> str:
         self._left -= 1
         if depth > _MAX_DEPTH or self._left < 0:
-            return self._unidentified("refers to too much", value)
+            return self._refuse("refers to too much", value)
         if isinstance(value, _PLAIN):
             return repr(value) if self._strict else ""
-        version = self._registered(value)
+        version = self._registered_version(value)
         if version is not None:
             return f"version {version}"
         uuid = _uuid_of(value)
         if uuid is not None:
-            return f"{_class_name(value)} {uuid!r}"
+            return f"{type(value).__module__}.{type(value).__qualname__} {uuid!r}"
         if type(value) is internals.ordered_set.get():
             value = list(internals.inside_of_ordered_set(value))
         if isinstance(value, _CONTAINERS):
-            return self._container(value, depth) if self._strict else type(value).__name__
+            return self._container(value, depth)
         if isinstance(value, types.FunctionType):
             return self._function(value, depth)
-        if isinstance(value, types.MethodType):
-            return self._all("method", (value.__func__, value.__self__), depth)
-        if isinstance(value, _HOLDERS):
-            return self._all(type(value).__name__, (value.__func__,), depth)
-        if isinstance(value, property):
-            return self._all("property", (value.fget, value.fset, value.fdel), depth)
-        if isinstance(value, functools._lru_cache_wrapper):
-            return self._all("lru_cache", (value.__wrapped__,), depth)
-        if isinstance(value, partial):
-            given = (value.func, *value.args, *sorted(value.keywords.items()))
-            return self._all("partial", given, depth)
+        wrapped = _wrapped(value)
+        if wrapped is not None:
+            return self._all(*wrapped, depth)
         if internals.is_operator(value) or isinstance(value, enum.Enum):
             return f"{type(value).__qualname__} {value}"
         if isinstance(value, types.ModuleType):
-            home = home_of(value)
-            return self._at(home, f"module {value.__name__}", value)
+            return self._located(f"module {value.__name__}", value)
         if isinstance(value, type):
-            return self._at(home_of(value), f"{value.__module__}.{value.__qualname__}", value)
+            return self._located(f"{value.__module__}.{value.__qualname__}", value)
         if isinstance(value, NATIVE):
             owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
             owner = owner if isinstance(owner, (type, types.ModuleType)) else type(owner)
-            return self._at(home_of(value), f"{owner.__name__}.{value.__name__}", value)
+            return self._located(f"{owner.__name__}.{value.__name__}", value)
         return self._object(value, depth)
 
     def _all(self, kind: str, values: Iterable[object], depth: int) -> str:
         return f"{kind}({', '.join(self.of(each, depth + 1) for each in values)})"
 
     def _container(self, value: object, depth: int) -> str:
+        kind = type(value).__name__
+        if not self._strict:
+            return kind
         if isinstance(value, dict):
-            return self._all(type(value).__name__, value.items(), depth)
+            return self._all(kind, value.items(), depth)
         assert isinstance(value, (list, tuple, set, frozenset))
-        texts = [self.of(each, depth + 1) for each in value]
+        texts = [self.of(item, depth + 1) for item in value]
         if isinstance(value, (set, frozenset)):
             texts.sort()
-        return f"{type(value).__name__}({', '.join(texts)})"
+        return f"{kind}({', '.join(texts)})"
 
     def _function(self, function: types.FunctionType, depth: int) -> str:
-        home, code = home_of(function), function.__code__
-        name = f"{function.__qualname__}:{code.co_firstlineno}"
-        if home.kind == "torch":
+        kind, code = origin_of(function).kind, function.__code__
+        if kind == "torch":
             file = code.co_filename.removeprefix(internals.torch_directory())
             text = f"{file}:{code.co_firstlineno}:{code.co_name}:{code_digest(code)}"
         else:
-            text = self._at(home, name, function, code.co_filename)
-        if home.kind == "user":
+            name = f"{function.__qualname__}:{code.co_firstlineno}"
+            text = self._located(name, function, code.co_filename)
+        if kind == "user":
             text = f"{text} {code_digest(code)}"
         held = [content_of(cell) for cell in function.__closure__ or ()]
         given = (*held, function.__defaults__, function.__kwdefaults__)
         return self._all(text, given, depth) if any(each is not None for each in given) else text
 
-    def _at(self, home: Home, name: str, value: object, file: str = "") -> str:
-        """Return the name of code that lies at ``home``."""
-        if home.kind in ("torch", "python"):
-            return f"{home.kind} {name}"
-        if home.kind == "library":
-            return f"{home.name} {_digest_of_file(file or _file_of(value))} {name}"
-        digest = _digest_of_file(file or _file_of(value))
-        where = file or _file_of(value) or "no file"
-        return (
-            self._unidentified(
-                f"is {name_of(value)} of {where}, which no installed distribution has", value
-            )
-            or f"{digest} {name}"
-        )
+    def _located(self, name: str, value: object, file: str = "") -> str:
+        """Return the name of code with what says which version of it is there."""
+        origin, file = origin_of(value), file or _file_of(value)
+        if origin.kind in ("torch", "python"):
+            return f"{origin.kind} {name}"
+        if origin.kind == "library":
+            return f"{origin.name} {_digest_of_file(file)} {name}"
+        what = f"is {qualified_name(value)} of {file or 'no file'}"
+        refused = self._refuse(f"{what}, which no installed distribution has", value)
+        return refused or f"{_digest_of_file(file)} {name}"
 
     def _object(self, value: object, depth: int) -> str:
+        import torch
+
         kind = type(value)
         if kind.__module__ == "torch" and kind.__name__ in _CONSTANTS:
             return str(value)
@@ -179,26 +159,36 @@ class _Names:
         if not self._strict:
             return text
         state = getattr(value, "__dict__", None)
-        if home_of(kind).kind == "torch" and not _is_tensor(value):
-            return text if state is None else self._all(text, [_plain_parts(state)], depth)
-        if state is None or kind.__module__ == "unittest.mock" or _is_tensor(value):
-            raise UnidentifiedError(f"holds a {name_of(value)}", value)
+        is_tensor = isinstance(value, (torch.Tensor, torch.nn.Module))
+        if origin_of(kind).kind == "torch" and not is_tensor:
+            return text if state is None else self._all(text, [_constants_and_code(state)], depth)
+        if state is None or kind.__module__ == "unittest.mock" or is_tensor:
+            raise UnidentifiedError(f"holds a {qualified_name(value)}", value)
         return self._all(text, [state], depth)
 
-    def _unidentified(self, message: str, value: object) -> str:
+    def _refuse(self, message: str, value: object) -> str:
         if self._strict:
             raise UnidentifiedError(message, value)
         return ""
 
 
-_CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format", "Size"})
+def _wrapped(value: object) -> tuple[str, Iterable[object]] | None:
+    """Return the kind of something that wraps code, and all that it wraps."""
+    if isinstance(value, types.MethodType):
+        return "method", (value.__func__, value.__self__)
+    if isinstance(value, (staticmethod, classmethod)):
+        return type(value).__name__, (value.__func__,)
+    if isinstance(value, property):
+        return "property", (value.fget, value.fset, value.fdel)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return "lru_cache", (value.__wrapped__,)
+    if isinstance(value, partial):
+        return "partial", (value.func, *value.args, *sorted(value.keywords.items()))
+    return None
 
 
-def _plain_parts(state: dict[str, object]) -> dict[str, object]:
-    """Return what of an object of torch's is a constant, or code that a program may have put there.
-
-    The rest is the state of torch's own code.
-    """
+def _constants_and_code(state: dict[str, object]) -> dict[str, object]:
+    """Return what a program may have put into an object of torch's; the rest is torch's state."""
     code = types.FunctionType, types.MethodType, partial
     return {
         name: value
@@ -209,15 +199,9 @@ def _plain_parts(state: dict[str, object]) -> dict[str, object]:
 
 def _is_constant(value: object, depth: int) -> bool:
     if isinstance(value, _CONTAINERS):
-        parts = value.items() if isinstance(value, dict) else value
-        return depth < _MAX_DEPTH and all(_is_constant(each, depth + 1) for each in parts)
+        items = value.items() if isinstance(value, dict) else value
+        return depth < _MAX_DEPTH and all(_is_constant(item, depth + 1) for item in items)
     return isinstance(value, (*_PLAIN, enum.Enum)) or internals.is_dtype(value)
-
-
-def _is_tensor(value: object) -> bool:
-    import torch
-
-    return isinstance(value, (torch.Tensor, torch.nn.Module))
 
 
 def _uuid_of(value: object) -> object:
@@ -225,12 +209,8 @@ def _uuid_of(value: object) -> object:
     uuid = getattr(type(value), "uuid", None)
     if isinstance(value, type) or not isinstance(uuid, types.FunctionType):
         return None
-    said = value.uuid()  # type: ignore[attr-defined]
-    return said if said and isinstance(said, (str, bytes, int, tuple)) else None
-
-
-def _class_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    found = value.uuid()  # type: ignore[attr-defined]
+    return found if found and isinstance(found, (str, bytes, int, tuple)) else None
 
 
 def _file_of(value: object) -> str:

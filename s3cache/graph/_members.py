@@ -25,7 +25,7 @@ import _s3cache_autoload
 from s3cache._importing import before_import, when_imported
 from s3cache.graph._altered import remember_insides, stand_in_for
 from s3cache.graph._constants import Tables, is_changed_value
-from s3cache.graph._homes import behind_seam, home_of, home_of_file, installed_as
+from s3cache.graph._distribution import distribution_of, origin_of, origin_of_file, unwrap_patch
 from s3cache.graph._identity import UnidentifiedError, content_of
 from s3cache.graph._whose import ABSENT, is_foreign
 from s3cache.torch_api import internals
@@ -107,7 +107,7 @@ class _Table:
                 and there.__code__.co_filename in _files  # type: ignore[attr-defined]
             ):
                 continue
-            value = behind_seam(there)
+            value = unwrap_patch(there)
             if _is_others(value, is_first=True):
                 self.others.append(Member(f"{self._place}.{name}", value))
             else:
@@ -125,7 +125,7 @@ class _Table:
         self.others = [
             Member(f"{self._place}.{name}", value)
             for name, there in now.items()
-            if (value := behind_seam(there)) is not self._had(name)
+            if (value := unwrap_patch(there)) is not self._had(name)
             and not name.startswith(_DYNAMOS)
             and (
                 _is_others(value, is_first=False)
@@ -137,7 +137,7 @@ class _Table:
 
     def _had(self, name: str) -> object:
         """What torch has there itself: it may have been noted when a seam was there already."""
-        return behind_seam(self._first.get(name, ABSENT))
+        return unwrap_patch(self._first.get(name, ABSENT))
 
     def _is_moved(self, name: str, value: object) -> bool:
         """Whether something of torch's stands in the place of something else that is torch's.
@@ -370,7 +370,7 @@ def _is_others(value: object, *, is_first: bool) -> bool:
     if isinstance(value, type):
         return _is_others_class(value, is_first)
     if kind is types.ModuleType:
-        return not is_first and not home_of(value).is_named
+        return not is_first and not origin_of(value).is_versioned
     if kind is functools.partial:
         return _is_others(value.func, is_first=is_first)  # type: ignore[attr-defined]
     if isinstance(value, (functools._lru_cache_wrapper, types.MethodType)):
@@ -404,8 +404,8 @@ def _is_known(function: types.FunctionType) -> bool:
     if file.startswith("<") and not file.startswith("<frozen "):
         return _is_generated(function)
     of_torch = file.startswith(internals.torch_directory())
-    installed = installed_as(file) in _BUILT_ON or _is_of_built_on(function)
-    if of_torch or installed or home_of_file(file).is_named:
+    installed = distribution_of(file) in _BUILT_ON or _is_of_built_on(function)
+    if of_torch or installed or origin_of_file(file).is_versioned:
         _files.add(file)
         return True
     return False
@@ -431,14 +431,14 @@ def _is_generated(function: types.FunctionType) -> bool:
     name = function.__globals__.get("__name__")
     module = sys.modules.get(str(name))
     if module is not None and vars(module) is function.__globals__:
-        return home_of(module).is_named
+        return origin_of(module).is_versioned
     return name is None or str(name).startswith("namedtuple_")
 
 
 def _is_others_class(kind: type, is_first: bool) -> bool:
     if is_first:
         return not _is_known_module(kind.__module__)
-    if home_of(kind).is_named:
+    if origin_of(kind).is_versioned:
         return False
     # Torch makes some in functions, where nobody finds them by their names.
     functions = [each for each in vars(kind).values() if type(each) is types.FunctionType]
@@ -451,4 +451,4 @@ def _is_known_module(name: str) -> bool:
     if root in _BUILT_ON or root in sys.stdlib_module_names:
         return True
     module = sys.modules.get(name)
-    return module is not None and home_of(module).is_named
+    return module is not None and origin_of(module).is_versioned

@@ -28,14 +28,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import _s3cache_autoload
 from s3cache._importing import is_being_imported, when_imported
 from s3cache.graph._altered import altered_functions, remember_insides, stand_in_for
-from s3cache.graph._homes import name_of
 from s3cache.graph._identity import UnidentifiedError, rough_identity
 from s3cache.graph._members import Member, await_members, replaced_members
 from s3cache.graph._placed import is_misplaced
 from s3cache.graph._registered import is_of_torch, replaced_kernels
 from s3cache.graph._registries import registered_others, unused_kept
-from s3cache.graph._safety import Unsafe, way_out
-from s3cache.graph._stable import Component
+from s3cache.graph._results import BypassReason, Component, qualified_name, suggested_fix
 from s3cache.graph._tables import Entry, remember_tables, replaced_entries
 from s3cache.graph._whose import (
     ABSENT,
@@ -162,7 +160,7 @@ def overrides(
     *,
     again: bool = True,
     traced: bool = False,
-) -> tuple[Component | None, list[Unsafe]]:
+) -> tuple[Component | None, list[BypassReason]]:
     """Return a component for all that is not as torch made it, if anything, and what has none.
 
     Args:
@@ -171,7 +169,7 @@ def overrides(
         traced: whether the key has what was traced.
     """
     lines: list[str] = []
-    unsafe: list[Unsafe] = []
+    unsafe: list[BypassReason] = []
     try:
         for each in _all_replaced(again=again):
             try:
@@ -179,7 +177,7 @@ def overrides(
             except UnidentifiedError as exc:
                 unsafe.append(_unsafe(each, exc))
     except UnidentifiedError as exc:
-        unsafe.append(Unsafe("generator", str(exc), "put torch's own back"))
+        unsafe.append(BypassReason("generator", str(exc), "put torch's own back"))
     if kept := unused_kept():
         lines.append(f"not removed though unused: {' '.join(kept)}")
     return (Component.of_text("\n".join(sorted(lines))) if lines else None), unsafe
@@ -193,28 +191,28 @@ def _text(replaced: _Replaced, registered: Callable[[object], str | None], *, tr
     if replaced.generates or (traced and replaced.value is ABSENT):
         return text_of(replaced.value, registered)
     if isinstance(replaced.value, type) and not foreign_parts(replaced.value):
-        return name_of(replaced.value)  # such as torch.Storage with another default dtype
+        return qualified_name(replaced.value)  # such as torch.Storage with another default dtype
     if not traced:
         raise UnidentifiedError("takes part in tracing", replaced.value)
     return rough_identity(replaced.value, registered)
 
 
-def _unsafe(replaced: _Replaced, error: UnidentifiedError) -> Unsafe:
+def _unsafe(replaced: _Replaced, error: UnidentifiedError) -> BypassReason:
     place, value = replaced.place, replaced.value
     part = next(iter(foreign_parts(value)), value)
-    what = f"a file, {value}" if isinstance(value, str) else name_of(part)
+    what = f"a file, {value}" if isinstance(value, str) else qualified_name(part)
     if value is ABSENT:
         what = "nothing"
     otherwise = "put torch's own back"
     about = error.about if hasattr(error.about, "__qualname__") else part
     fix = otherwise
     if hasattr(about, "__qualname__"):
-        fix = way_out(about, f"if it depends on its inputs alone; or {otherwise}")
+        fix = suggested_fix(about, f"if it depends on its inputs alone; or {otherwise}")
     if replaced.generates:
         message = f"{place} {replaced.how} by {what}, which generates code and {error}"
-        return Unsafe("generator", message, fix, target=place)
+        return BypassReason("generator", message, fix, target=place)
     message = f"{place} {replaced.how} by {what}, which takes part in tracing every graph"
-    return Unsafe("override", message, fix, target=place)
+    return BypassReason("override", message, fix, target=place)
 
 
 def _all_replaced(*, again: bool) -> Iterator[_Replaced]:

@@ -5,20 +5,27 @@ graphs for which it says nothing. Here its :func:`identity` stands for it, if it
 runs before a graph is lowered takes part in tracing: it is refused at the first level, and needs no
 identity at the second.
 
-A backend of the user's hands compilers and decompositions to Inductor or to AOTAutograd as
-arguments, in place of torch's own; no graph names them, and torch's keys have none of them.
+A user's backend hands compilers and decompositions to Inductor or to AOTAutograd as arguments, in
+place of torch's own; no graph names them, and torch's keys have none of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from types import FunctionType
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from s3cache.graph._identity import UnidentifiedError, identity
-from s3cache.graph._whose import ABSENT, foreign_parts, text_of
+from s3cache.graph._results import (
+    BypassReason,
+    Finding,
+    RegisteredVersion,
+    qualified_name,
+    suggested_fix,
+)
+from s3cache.graph._whose import foreign_parts
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -26,20 +33,9 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Config, CustomPass
 
-__all__ = [
-    "compilers_text",
-    "context_hash",
-    "context_hashes",
-    "custom_passes",
-    "described_passes",
-    "table_text",
-    "why_unidentified",
-]
 
-
-@dataclass(frozen=True)
-class _Option:
-    """An option of torch that takes a user's code.
+class _Option(NamedTuple):
+    """An option of torch that takes users' code.
 
     Attributes:
         config: the module it is in.
@@ -55,18 +51,19 @@ class _Option:
     code: Literal["custom-pass", "custom-callable"] = "custom-pass"
 
     @property
-    def fix(self) -> str:
-        """Return what a user can do about code without an identity."""
-        if self.kind is None:
-            return "use a later torch"
-        base = f"{self.kind.__module__}.{self.kind.__name__}"
-        return f"derive it from {base} and give it a uuid()"
+    def passes(self) -> list[object]:
+        """The user's code that it is set to; names of torch's own passes are left out."""
+        value = getattr(self.config, self.name)
+        given = value if isinstance(value, (list, tuple)) else [value]
+        return [each for each in given if each and not isinstance(each, str)]
 
 
-def custom_passes() -> Iterator[tuple[_Option, object]]:
-    """The options that are set to users' code, and what to: one piece of code, or several."""
+def _options() -> Iterator[_Option]:
+    """Yield the options that are set to users' code."""
     inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
     graphs, nodes = internals.custom_graph_pass.get(), internals.custom_scheduler_pass.find()
+    partitioner, estimator = internals.custom_partitioner.get(), internals.custom_estimator.get()
+    budget = "activation_memory_budget"
     options = [
         _Option(inductor, "post_grad_custom_pre_pass", graphs),
         _Option(inductor, "post_grad_custom_post_pass", graphs),
@@ -75,87 +72,93 @@ def custom_passes() -> Iterator[tuple[_Option, object]]:
         _Option(inductor, "_pre_fusion_custom_pass", nodes),
         _Option(inductor, "_post_fusion_custom_pass", nodes),
         _Option(inductor, "_fuse_ddp_communication_passes", graphs),
-        _Option(
-            inductor, "custom_partitioner_fn", internals.custom_partitioner.get(), "custom-callable"
-        ),
+        _Option(inductor, "custom_partitioner_fn", partitioner, "custom-callable"),
         # torch leaves this one out of its key, and does not refuse it either.
         _Option(functorch, "joint_custom_pass", graphs, "custom-callable"),
-        *(
-            _Option(functorch, f"activation_memory_budget_{name}", kind, "custom-callable")
-            for name, kind in (
-                ("solver", internals.custom_solver.get()),
-                ("runtime_estimator", internals.custom_estimator.get()),
-            )
-        ),
+        _Option(functorch, f"{budget}_solver", internals.custom_solver.get(), "custom-callable"),
+        _Option(functorch, f"{budget}_runtime_estimator", estimator, "custom-callable"),
     ]
     if internals.pre_grad_pass_timing.find() == "late":  # others have run on this graph already
         options.append(_Option(inductor, "pre_grad_custom_pass", graphs, "custom-callable"))
-    for option in options:
-        value = getattr(option.config, option.name)
-        if isinstance(value, (list, tuple)):  # some take names beside functions
-            value = [each for each in value if not isinstance(each, str)]
-        if value and not isinstance(value, str):
-            yield option, value
+    return (option for option in options if option.passes)
 
 
-def why_unidentified(
-    option: _Option, pass_: object, registered: Callable[[object], str | None]
+def pass_reasons(registered_version: RegisteredVersion) -> Iterator[BypassReason]:
+    """Yield a reason for each of users' passes that has no identity."""
+    for option in _options():
+        for pass_ in option.passes:
+            try:
+                _pass_identity(option.kind, pass_, registered_version)
+            except UnidentifiedError as exc:
+                fix = "use a later torch"
+                if option.kind is not None:
+                    base = f"{option.kind.__module__}.{option.kind.__name__}"
+                    fix = f"derive it from {base} and give it a uuid()"
+                if isinstance(pass_, FunctionType):
+                    condition = f"with a new version after each change to it; or {fix}"
+                    fix = suggested_fix(pass_, condition)
+                name = qualified_name(pass_)
+                message = f"{option.name} is {name}, which {exc}"
+                yield BypassReason(option.code, message, fix, target=name)
+
+
+def _pass_identity(
+    kind: type[CustomPass] | None, pass_: object, registered_version: RegisteredVersion
 ) -> str | None:
-    """Return why nothing says which code ``pass_`` is; ``None`` if something does."""
-    if option.kind is None:
-        return "has no uuid()"
-    if isinstance(pass_, option.kind):
-        return None if pass_.uuid() else "has an empty uuid()"
+    """Return the identity of a pass that torch cannot ask for one; None if it can.
+
+    Raises:
+        UnidentifiedError: it has none.
+    """
+    if kind is None:
+        raise UnidentifiedError("has no uuid()", pass_)
+    if isinstance(pass_, kind):
+        if not pass_.uuid():
+            raise UnidentifiedError("has an empty uuid()", pass_)
+        return None
     try:
-        identity(pass_, registered)
+        return identity(pass_, registered_version)
     except UnidentifiedError as exc:
-        return f"has no uuid(), and {exc}"
-    return None
+        raise UnidentifiedError(f"has no uuid(), and {exc}", exc.about) from exc
 
 
 @contextlib.contextmanager
 def described_passes(
-    vouched: Callable[[object], str | None] = lambda _: None,
-    *,
-    traced: bool = False,
+    registered_version: RegisteredVersion = lambda _: None, *, traced: bool = False
 ) -> Iterator[None]:
-    """While the block runs, users' passes have a ``uuid()``, for torch to ask for.
+    """Give users' passes a ``uuid()`` while the block runs, for torch to ask for.
 
     Args:
-        vouched: the version that the user registered a function with.
-        traced: whether a key is asked for that has what was traced. Passes that had their part in
-            that need no identity any more.
+        traced: whether a key is made that has what was traced. Passes that took part in tracing
+            need no identity then.
     """
     with contextlib.ExitStack() as stack:
-        for option, value in custom_passes():
+        for option in _options():
             if option.kind is None:
                 continue
-            given = getattr(option.config, option.name)
-            described: object
-            if isinstance(given, (list, tuple)):
-                described = type(given)(_described(option, each, vouched, traced) for each in given)
-            else:
-                described = _described(option, value, vouched, traced)
-            stack.enter_context(option.config.patch(**{option.name: described}))
+            is_done = traced and option.code == "custom-callable"
+            value = getattr(option.config, option.name)
+            several = value if isinstance(value, (list, tuple)) else [value]
+            described: list[object] = [
+                _described(option.kind, pass_, registered_version, is_done=is_done)
+                for pass_ in several
+            ]
+            given = type(value)(described) if several is value else described[0]
+            stack.enter_context(option.config.patch(**{option.name: given}))
         yield
 
 
 def _described(
-    option: _Option, pass_: object, registered: Callable[[object], str | None], traced: bool
+    kind: type[CustomPass], pass_: object, registered_version: RegisteredVersion, *, is_done: bool
 ) -> object:
-    kind = option.kind
-    assert kind is not None
     if isinstance(pass_, (kind, str)):
         return pass_
     try:
-        return _standing_in(kind, pass_, identity(pass_, registered))
+        name = identity(pass_, registered_version)
     except UnidentifiedError:
-        is_done = traced and option.code == "custom-callable"
-        return _standing_in(kind, pass_, "traced") if is_done else pass_
-
-
-def _standing_in(kind: type[CustomPass], pass_: object, name: str) -> object:
-    """An object of class ``kind`` that is ``pass_`` to its callers, and says ``name`` of itself."""
+        if not is_done:
+            return pass_
+        name = "traced"
 
     def call(_: object, *args: object, **kwargs: object) -> object:
         assert callable(pass_)
@@ -173,67 +176,70 @@ def _standing_in(kind: type[CustomPass], pass_: object, name: str) -> object:
 # -- selective checkpointing
 
 
-def context_hash(context_fn: object, registered: Callable[[object], str | None]) -> object:
+def context_hash(context_fn: object, registered_version: RegisteredVersion) -> object:
     """Return what stands for a ``context_fn`` in a key: its ``cache_hash``, or its identity.
 
     Raises:
         UnidentifiedError: it has neither.
     """
     own = getattr(context_fn, "cache_hash", None)
-    return identity(context_fn, registered) if own is None else own
+    return identity(context_fn, registered_version) if own is None else own
 
 
-def context_hashes(gm: GraphModule, *, vouched: Callable[[object], str | None]) -> list[object]:
-    """Those of all checkpointed regions of a graph, in its order; see :func:`context_hash`."""
+def context_hashes(gm: GraphModule, registered_version: RegisteredVersion) -> list[object]:
+    """Return those of all checkpointed regions of a graph, in its order."""
     return [
-        context_hash(context_fn, vouched)
+        context_hash(context_fn, registered_version)
         for module in gm.modules()
         if (context_fn := (getattr(module, "meta", None) or {}).get(internals.CHECKPOINT_CONTEXT))
         is not None
     ]
 
 
-# -- compilers, and what they decompose by
+# -- compilers and decompositions
 
 
-def compilers_text(given: Mapping[str, object], registered: Callable[[object], str | None]) -> str:
-    """Return what of ``given`` is not as Inductor has it, in words; ``""`` if all of it is.
+def compilers_component(
+    given: Mapping[str, object], registered_version: RegisteredVersion
+) -> Finding:
+    """Return how what compiles a graph differs from Inductor; a reason if it is not torch's.
 
     Args:
         given: what compiles, by the name of the argument; a dict is a table of decompositions.
-        registered: the version that the user registered a function with.
-
-    Raises:
-        UnidentifiedError: one of them is not torch's, and is not registered: it takes part in
-            tracing, or compiles what was traced.
     """
+    if not given:
+        return None
     by_inductor = "inner_compile" in given
     words = [] if by_inductor else ["not by Inductor"]
     for name, value in sorted(given.items()):
         try:
             if name == "decompositions":
-                table = cast("Mapping[object, object]", value or {})
-                text = table_text(table, registered)
+                text = table_text(cast("Mapping[object, object]", value or {}), registered_version)
             elif by_inductor and not foreign_parts(value):
                 text = ""
             else:
-                text = _torchs_own(value, registered)
+                text = _identity_of_torchs(value, registered_version)
         except UnidentifiedError as exc:
-            raise UnidentifiedError(f"{name}, which {exc}", exc.about) from exc
+            fix = "give a function that a module defines"
+            if hasattr(exc.about, "__qualname__"):
+                fix = suggested_fix(exc.about, f"if it depends on its inputs alone; or {fix}")
+            return [BypassReason("custom-callable", f"is compiled by {name}, which {exc}", fix)]
         if text:
             words.append(f"{name}={text}")
     return " ".join(words)
 
 
-def _torchs_own(value: object, registered: Callable[[object], str | None]) -> str:
+def _identity_of_torchs(value: object, registered_version: RegisteredVersion) -> str:
+    if value is _ABSENT:
+        return "nothing"
     for part in foreign_parts(value):
-        if not isinstance(part, partial) and registered(part) is None:
+        if not isinstance(part, partial) and registered_version(part) is None:
             raise UnidentifiedError("is not torch's", part)
-    return text_of(value, registered)
+    return identity(value, registered_version)
 
 
 def table_text(
-    table: Mapping[object, object], registered: Callable[[object], str | None] = lambda _: None
+    table: Mapping[object, object], registered_version: RegisteredVersion = lambda _: None
 ) -> str:
     """Return how a table of decompositions differs from Inductor's; ``""`` if it does not.
 
@@ -243,10 +249,15 @@ def table_text(
     usual = internals.usual_decompositions()
     if table is usual:
         return ""
-    changed = [
-        (str(name), value)
+    changed = {
+        str(name): table.get(name, _ABSENT)
         for name in usual.keys() | table.keys()
-        if (value := table.get(name, ABSENT)) is not usual.get(name, ABSENT)
-    ]
-    changed.sort(key=lambda each: each[0])
-    return " ".join(f"{name}={_torchs_own(value, registered)}" for name, value in changed)
+        if table.get(name, _ABSENT) is not usual.get(name, _ABSENT)
+    }
+    return " ".join(
+        f"{name}={_identity_of_torchs(value, registered_version)}"
+        for name, value in sorted(changed.items())
+    )
+
+
+_ABSENT = object()

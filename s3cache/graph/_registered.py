@@ -13,7 +13,7 @@ from functools import partial
 from types import FunctionType, MethodType
 
 import _s3cache_autoload
-from s3cache.graph._homes import home_of
+from s3cache.graph._distribution import origin_of
 from s3cache.graph._identity import content_of
 from s3cache.graph._whose import is_foreign
 from s3cache.torch_api import internals
@@ -124,7 +124,7 @@ def _is_defined_by_torch(name: str) -> bool:
         return False
     if defined[1].startswith(_for_others()):
         definition = internals.custom_operators.get().get(name)
-        return definition is not None and home_of(definition._init_fn).kind == "torch"
+        return definition is not None and origin_of(definition._init_fn).kind == "torch"
     built_in = internals.built_in()
     home = internals.torch_directory()
     return defined[1].startswith((home, built_in) if built_in else home)

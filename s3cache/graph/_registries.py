@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from s3cache.graph._homes import home_of
+from s3cache.graph._distribution import origin_of
 from s3cache.graph._identity import UnidentifiedError
 from s3cache.graph._registered import is_of_torch
 from s3cache.graph._whose import is_foreign
@@ -130,7 +130,7 @@ def _is_users(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_is_users, value))
     if isinstance(value, BuiltinFunctionType):
-        return home_of(value).kind not in ("torch", "python")
+        return origin_of(value).kind not in ("torch", "python")
     if callable(value):
         return is_foreign(value, "", but=_generated())
     return _is_users(type(value))
@@ -153,7 +153,7 @@ _classes: dict[type, None] = {}
 def _is_torchs_class(kind: type) -> bool:
     if kind in _classes:
         return True
-    if home_of(kind).kind not in ("torch", "python"):
+    if origin_of(kind).kind not in ("torch", "python"):
         return False
     _classes[kind] = None
     return True

@@ -8,10 +8,7 @@ from typing import Protocol
 
 from s3cache._pages import footer
 from s3cache._words import code, counted, printable, table, text
-from s3cache.graph._safety import Unsafe
-from s3cache.graph._stable import Component
-
-__all__ = ["Graph", "GraphBreak", "Report"]
+from s3cache.graph._results import BypassReason, Component
 
 
 class _Printer(Protocol):
@@ -39,7 +36,7 @@ class Graph:
     nodes: int
     key: str | None
     components: Mapping[str, Component]
-    reasons: tuple[Unsafe, ...]
+    reasons: tuple[BypassReason, ...]
     entry: str | None = None
     where: tuple[str, int, str] | None = None
     times: int = 1
@@ -51,25 +48,44 @@ class Graph:
 
     @property
     def in_halves(self) -> bool:
-        """Whether, if not as a whole, its forward and backward are shared by themselves."""
-        return bool(self.reasons) and not any(reason.in_any_form for reason in self.reasons)
+        """Whether, if not as a whole, its FX graphs are shared at the second level."""
+        return bool(self.reasons) and not any(reason.blocks_fx_level for reason in self.reasons)
 
     @property
     def verdict(self) -> str:
-        """The key, or the level and why, and what the cache has under the key, in words."""
+        """Its level and why, its key, and what the cache has under the key, in one line."""
         codes = ", ".join(dict.fromkeys(reason.code for reason in self.reasons))
-        verdict = f"key {self.key}" if self.cacheable else f"cannot be cached ({codes})"
-        if self.in_halves:
+        verdict = f"cannot be cached ({codes})"
+        if self.cacheable:
+            verdict = f"cached at the first level, key {self.key}"
+        elif self.in_halves:
             verdict = f"cached at the second level only ({codes})"
         return verdict if self.entry is None else f"{verdict}, {self.entry}"
 
     @property
     def origin(self) -> str:
-        """Its size, the line that called it and how often, as far as they are known, in words."""
+        """Its size, the line that called it and how often, as far as they are known."""
         where = "{}:{} in {}".format(*self.where) if self.where else ""
         times = f"{self.times} times" if self.times > 1 else ""
         nodes = counted(self.nodes, "node") if self.nodes else ""
         return ", ".join(filter(None, (nodes, where, times)))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the graph as plain data."""
+        return {
+            "nodes": self.nodes,
+            "cacheable": self.cacheable,
+            "in_halves": self.in_halves,
+            "key": self.key,
+            "entry": self.entry,
+            "components": {
+                name: {"digest": component.digest, "value": component.value}
+                for name, component in self.components.items()
+            },
+            "reasons": [reason.as_dict() for reason in self.reasons],
+            "where": self.where,
+            "times": self.times,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +124,7 @@ class Report:
             "cacheable": self.cacheable,
             **self.program,
             "complete": self.complete,
-            "graphs": [
-                {
-                    "nodes": graph.nodes,
-                    "cacheable": graph.cacheable,
-                    "in_halves": graph.in_halves,
-                    "key": graph.key,
-                    "entry": graph.entry,
-                    "components": {
-                        name: {"digest": component.digest, "value": component.value}
-                        for name, component in graph.components.items()
-                    },
-                    "reasons": [reason.as_dict() for reason in graph.reasons],
-                    "where": graph.where,
-                    "times": graph.times,
-                }
-                for graph in self.graphs
-            ],
+            "graphs": [graph.as_dict() for graph in self.graphs],
             "breaks": [{"reason": place.reason, "where": place.where} for place in self.breaks],
         }
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_
 from typing import NamedTuple, cast
 
-from s3cache.graph._homes import home_of
+from s3cache.graph._distribution import origin_of
 from s3cache.graph._registered import is_of_torch
 from s3cache.graph._whose import ABSENT, is_foreign
 from s3cache.torch_api import internals
@@ -186,7 +186,7 @@ def _is_others(operator: object, value: object) -> bool:
 
 def _is_of_torch(operator: object) -> bool:
     if internals.is_higher_order(operator):
-        return home_of(type(operator)).kind == "torch"
+        return origin_of(type(operator)).kind == "torch"
     name = operator if isinstance(operator, str) else internals.full_name(operator)
     return "::" not in name or is_of_torch(name)
 

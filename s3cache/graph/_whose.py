@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 
-from s3cache.graph._homes import home_of
+from s3cache.graph._distribution import origin_of
 from s3cache.graph._identity import NATIVE, UnidentifiedError, content_of, identity
 from s3cache.torch_api import internals
 
@@ -83,7 +83,7 @@ def _is_of_torch(value: object) -> bool:
         value = called if isinstance(called, types.FunctionType) else type(value)
     if isinstance(value, types.FunctionType) and internals.has_code_of_torch(value):
         return True
-    if home_of(value).is_named:
+    if origin_of(value).is_versioned:
         return True
     wrapping = sys.modules.get("typing_extensions")  # torch decorates with it
     return isinstance(value, types.FunctionType) and (

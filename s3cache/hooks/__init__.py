@@ -1,8 +1,7 @@
 """The functions of torch's compiler that are replaced, and what turns them on and off.
 
-``_session`` installs them. ``_keys`` says under which key a graph is looked up, ``_level`` goes
-through the entries under it and saves what is compiled: whole graphs in ``_aot_graphs``, forward
-and backward by themselves in ``_fx_graphs``.
+``_session`` installs them. ``_keys`` makes the key of a graph, ``_level`` goes through the entries
+under it and saves what is compiled: whole graphs in ``_aot_graphs``, FX graphs in ``_fx_graphs``.
 """
 
 from s3cache.hooks._session import (

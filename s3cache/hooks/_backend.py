@@ -1,6 +1,6 @@
 """``torch.compile(model, backend="s3cache")``: Inductor with the cache, configured by environment.
 
-torch finds this through the entry point group ``torch_dynamo_backends``; nothing has to import us.
+torch finds it through the entry point group ``torch_dynamo_backends``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from s3cache.torch_api.protocols import Function
-
-__all__ = ["s3cache"]
 
 
 def s3cache(

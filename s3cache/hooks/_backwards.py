@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from s3cache._logs import logger_of
 from s3cache.graph import settings_digest
-from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from s3cache.hooks._state import CompileState
     from s3cache.torch_api.protocols import AOTResult, BackwardModule, Function, RuntimeMetadata
 
-__all__ = ["Backwards"]
 
 logger = logger_of("lookups")
 
@@ -37,12 +36,14 @@ class Backwards:
     """Reads backwards of hits, and has those lowered again that do not fit.
 
     Args:
-        vouched: the version of a function or operator that the user registered.
+        registered_version: gives the version of a function or operator that the user registered.
     """
 
-    def __init__(self, state: CompileState, vouched: Callable[[object], str | None]) -> None:
+    def __init__(
+        self, state: CompileState, registered_version: Callable[[object], str | None]
+    ) -> None:
         self._state = state
-        self._vouched = vouched
+        self._registered_version = registered_version
 
     def install(self, patches: Patches) -> None:
         """Have the graph of a backward made from its text by a tracer that sees every operator.
@@ -52,32 +53,28 @@ class Backwards:
         it makes an error, and it runs what has no arguments of the graph, so that a backward which
         draws random numbers would have the same ones in every step.
         """
-        patches.replace(internals.deserialize_backward, self._deserializer)
-
-    def _deserializer(self, original: Function[object]) -> Function[object]:
-        def deserialize(module: BackwardModule) -> object:
-            body, *rest = module.args
-            if body.get("_tracer_cls") is not None:
-                return original(module)  # not AOTAutograd's: its own tracer knows how
-            # In a copy: the program may ask for it more than once.
-            return module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
-
-        return deserialize
+        patches.wrap(internals.deserialize_backward, _deserialize)
 
     def attach(self, entry: AOTResult, conditions: Conditions) -> None:
         """Have the callable that ``entry`` is about to become compare at its first backward."""
         compiled = entry.compiled_bw
         if compiled is None or conditions["lowered"] is None:
             return
-        late = _DeferredBackward(
-            entry, conditions, self._state.options, self._state.backward_compiler, self._vouched
-        )
+        deferred = _DeferredBackward(entry, conditions, self._state, self._registered_version)
         load = compiled.post_compile
 
         def post_compile(*args: object, **kwargs: object) -> Function[object]:
-            return late.over(load(*args, **kwargs))
+            return deferred.over(load(*args, **kwargs))
 
         compiled.post_compile = post_compile
+
+
+def _deserialize(original: Function[object], module: BackwardModule) -> object:
+    body, *rest = module.args
+    if body.get("_tracer_cls") is not None:
+        return original(module)  # not AOTAutograd's: its own tracer knows how
+    # In a copy: the program may ask for it more than once.
+    return module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
 
 
 class _DeferredBackward:
@@ -87,16 +84,15 @@ class _DeferredBackward:
         self,
         entry: AOTResult,
         conditions: Conditions,
-        options: Mapping[str, object],
-        compiler: Function[Function[object]] | None,
-        vouched: Callable[[object], str | None],
+        state: CompileState,
+        registered_version: Callable[[object], str | None],
     ) -> None:
-        self._vouched = vouched
+        self._registered_version = registered_version
         self._module = entry.serialized_bw_module
         self._metadata = entry.runtime_metadata
         self._conditions = conditions
-        self._options = dict(options)
-        self._compiler = compiler
+        self._options = dict(state.options)  # of the forward's compile
+        self._compiler = state.backward_compiler
         # Memory of inputs that the code reuses, which torch refuses to do where a graph is kept
         # for another backward: it asks before the first call.
         self._donated = self._metadata.bw_donated_idxs
@@ -104,7 +100,7 @@ class _DeferredBackward:
             self._metadata.bw_donated_idxs = []
 
     def over(self, lowered: Function[object]) -> Function[object]:
-        """What calls ``lowered``, or what is lowered in its place."""
+        """Return a function that calls ``lowered``, or what is lowered in its place."""
         chosen: Function[object] | None = None
 
         def backward(args: list[object]) -> object:
@@ -134,14 +130,16 @@ class _DeferredBackward:
             return internals.interpreted(_as_serialized(self._module))
 
     def _settings(self) -> str | None:
-        """What torch would lower it under now."""
+        """Return a digest of the settings that torch would lower it under now."""
         inductor = internals.inductor_config.get()
         with contextlib.ExitStack() as stack:
             stack.enter_context(inductor.patch(**self._options))
             if inductor.cpp_wrapper:
                 stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
             of_threads = self._conditions["of_threads"]
-            return settings_digest(of_threads=of_threads, vouched=self._vouched)
+            return settings_digest(
+                of_threads=of_threads, registered_version=self._registered_version
+            )
 
     def _lowered_now(self, args: Sequence[object]) -> Function[object]:
         assert self._compiler is not None
@@ -151,7 +149,7 @@ class _DeferredBackward:
 
 
 def _as_serialized(module: BackwardModule) -> GraphModule:
-    """The graph with all its nodes.
+    """Return the graph with all its nodes.
 
     torch makes it by tracing its code, and what has no inputs (a tensor of zeros, a seed) is then
     called once, there, and its result put in as a constant.
@@ -199,7 +197,7 @@ def _every_operator() -> type[Tracer]:
 
 @contextlib.contextmanager
 def _new_trace(metadata: RuntimeMetadata) -> Iterator[Function[object]]:
-    """What a compile needs around it; gives what makes fakes of real values. Sizes are numbers."""
+    """Set up a compile; yield a function that makes fakes of real values. Sizes are numbers."""
     import torch
 
     mode = internals.fake_mode.get()(shape_env=internals.shape_env.get()())

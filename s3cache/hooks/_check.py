@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from s3cache.graph import Graph, GraphBreak, Report, Unsafe, remember_pristine
-from s3cache.hooks._keys import KeySeam, Registry
-from s3cache.hooks._patching import Patches
-from s3cache.hooks._state import CacheCall, CompileState
+from s3cache.graph import BypassReason, Graph, GraphBreak, Report, remember_pristine
+from s3cache.hooks._keys import KeyHook, Registry
+from s3cache.hooks._state import CacheCall, CompileState, Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
     from s3cache.torch_api.protocols import AOTConfig, Function
-
-__all__ = ["checked"]
 
 
 def checked(
@@ -32,10 +29,10 @@ def checked(
     kwargs: Mapping[str, object],
     inquire: Callable[[str], str] | None = None,
 ) -> Report:
-    """See :func:`s3cache.check`.
+    """Return the report of :func:`s3cache.check`.
 
     Args:
-        inquire: says what there is under a key.
+        inquire: says what the cache has under a key.
     """
     import torch
 
@@ -87,7 +84,7 @@ class _Watch:
 
     def __init__(self, registry: Registry) -> None:
         self._state = CompileState()
-        self._keys = KeySeam(registry, self._state)
+        self._keys = KeyHook(registry, self._state)
         self.graphs: list[Graph] = []
 
     @contextlib.contextmanager
@@ -97,7 +94,7 @@ class _Watch:
             self._state.install(patches)
             self._keys.install(patches)
             # Asked even where torch's caches are off: that is one of the reasons to report.
-            patches.replace(internals.should_use_local_cache, lambda _: lambda: True)
+            patches.wrap(internals.should_use_local_cache, lambda _: True)
             patches.replace(internals.try_load, lambda _: self._load)
             yield
         finally:
@@ -116,9 +113,12 @@ class _Watch:
         with self._state.entered(CacheCall()) as call:
             try:
                 key = internals.name_of_key(mod, args, aot_config, others)
-                graph = Graph(nodes, key, dict(self._keys.components(key)), ())
-            except Exception as exc:  # noqa: BLE001 - it is what is asked for
-                graph = Graph(nodes, None, {}, call.reasons or (Unsafe("error", repr(exc)),))
+                components = dict(self._keys.known(key).components)
+                if not components:
+                    raise KeyError(key)  # torch made it up
+                graph = Graph(nodes, key, components, ())
+            except Exception as exc:  # noqa: BLE001 - the report says it
+                graph = Graph(nodes, None, {}, call.reasons or (BypassReason("error", repr(exc)),))
         self.graphs.append(graph)
         return internals.loaded(_eagerly(mod), aot_config)
 

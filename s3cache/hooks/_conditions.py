@@ -1,10 +1,10 @@
-"""What code that was compiled relies on beside its key: noted with the entry, held against a hit.
+"""What compiled code relies on beside its key: noted with the entry, checked on a hit.
 
-While it compiles, torch finds out more of a program than its key says, and tells Dynamo to guard
+While it compiles, torch finds out more about a program than its key says, and tells Dynamo to guard
 some of that: inputs that are one tensor, or that overlap in one storage. It writes absolute places
-in storages into the code, and lowers a backward under the settings of the moment. None of it is
-done on a hit. So it is noted on torch's own entry, in plain data, and goes wherever that goes: into
-ours, into torch's directory, into the artifacts of ``torch.compiler.save_cache_artifacts``.
+in storages into the code, and lowers a backward under the settings of the moment. None of it
+happens on a hit. So it is noted on torch's own entry, in plain data, and goes wherever that goes:
+into ours, into torch's directory, into the artifacts of ``torch.compiler.save_cache_artifacts``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS
 from s3cache.errors import CorruptError
-from s3cache.graph import places
+from s3cache.graph import Code, storage_offsets
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from s3cache.hooks._patching import Patches
+    from s3cache.hooks._state import Patches
     from s3cache.torch_api.protocols import (
         AOTConfig,
         AOTResult,
@@ -32,29 +32,9 @@ if TYPE_CHECKING:
         TracingContext,
     )
 
-__all__ = [
-    "Compile",
-    "Conditions",
-    "FxInfo",
-    "UnrecordedError",
-    "add_guards",
-    "attach_fx_info",
-    "conditions_hold",
-    "conditions_of",
-    "described",
-    "failing_conditions",
-    "failing_guards",
-    "install_guard_expressions",
-    "note_conditions",
-    "rewrite_min_max",
-]
 
 _FX_INFO = "s3cache_fx_info"
 _MIN_OR_MAX = re.compile(r"\b(min|max)\(")
-# How torch names the sizes that are inputs, in the guards of its entries, by number.
-_NUMBERED = re.compile(r"L\['t(\d+)'\]")
-# A variable of the function that is compiled.
-_LOCAL = re.compile(r"L\['(\w+)'\]")
 
 
 class Conditions(TypedDict):
@@ -62,7 +42,7 @@ class Conditions(TypedDict):
 
     ``guards`` are kinds of AOTAutograd's guards and the inputs that each is on, by index.
     ``sizes`` are conditions on sizes that torch's entry leaves out, since some of them are no
-    inputs (that of a storage): expressions, with the symbols in them and what those are sizes of.
+    inputs (that of a storage): expressions, with the symbols in them and their sources.
     ``places`` says where inputs begin in storages; nil if the code does not depend on it.
     ``lowered`` is a digest of the settings that the backward was lowered under, if that was at the
     first call of it and not with the forward; ``of_threads`` what it was made with.
@@ -87,8 +67,16 @@ class FxInfo(TypedDict):
     lowered: str | None
 
 
-class UnrecordedError(Exception):
-    """Something that the code relies on cannot be noted: its entry must not be used."""
+class NotSharableError(Exception):
+    """A compiled graph cannot be saved: no entry could hold it, or its code relies on too much."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code: Code = code
+
+
+def _unrecorded(what: str) -> NotSharableError:
+    return NotSharableError("unrecorded", what)
 
 
 # -- while a graph is compiled
@@ -96,30 +84,18 @@ class UnrecordedError(Exception):
 
 @dataclass
 class Compile:
-    """One compile that is to end in an entry, from the lookup that missed to the next lookup.
-
-    Attributes:
-        key: under which it will be saved.
-        of_threads: whether code is made for the number of threads.
-        sources: where Dynamo takes each input from.
-        symbols: those of sizes that are inputs: guards on these are in torch's entry.
-        places: see :class:`Conditions`.
-        guards, shapes, dynamos: how many guards there were before, of AOTAutograd's, on sizes,
-            and of Dynamo's own.
-        until: how many of the first two there were in the end, if it has ended.
-        strays: whether there are guards of Dynamo's own among those that were added.
-    """
+    """One compile that is to end in an entry, from the lookup that missed to the next lookup."""
 
     key: str
-    of_threads: bool
-    sources: Sequence[object]
-    symbols: frozenset[object]
-    places: str
-    guards: int
-    shapes: int
-    dynamos: int
-    until: tuple[int, int] | None = None
-    strays: bool = False
+    of_threads: bool  # whether code is made for the number of threads
+    sources: Sequence[object]  # where Dynamo takes each input from
+    symbols: frozenset[object]  # of sizes that are inputs: guards on these are in torch's entry
+    places: str  # see :class:`Conditions`
+    guards: int  # how many of AOTAutograd's there were before,
+    shapes: int  # on sizes,
+    dynamos: int  # and of Dynamo's own
+    until: tuple[int, int] | None = None  # how many of the first two in the end, if it has ended
+    strays: bool = False  # whether guards of Dynamo's own were added
 
     @classmethod
     def begun(
@@ -131,49 +107,49 @@ class Compile:
         *,
         of_threads: bool,
     ) -> Compile:
-        """The one that begins now."""
+        """Return the compile that begins now."""
         guards, shapes = _counts(context)
         return cls(
             key=key,
             of_threads=of_threads,
             sources=config.aot_autograd_arg_pos_to_source or (),
             symbols=internals.symbols_of(inputs),
-            places=places(inputs),
+            places=storage_offsets(inputs),
             guards=guards,
             shapes=shapes,
             dynamos=len(context.guards_context.dynamo_guards),
         )
 
     def end(self, context: TracingContext) -> None:
-        """What is added from now on is another graph's."""
+        """Leave what is added from now on to another graph."""
         self.until = self.until or _counts(context)
 
     def look(self, context: TracingContext) -> None:
-        """See what Dynamo's own guards are, as long as it still has them."""
+        """Count Dynamo's own guards, as long as it still has them."""
         if self.until is None:
             self.strays |= len(context.guards_context.dynamo_guards) != self.dynamos
 
     def added_guards(self, context: TracingContext) -> Iterator[tuple[str, list[int], list[int]]]:
-        """The guards that compiling it has added, by index of the inputs.
+        """Yield the guards that compiling it has added, by index of the inputs.
 
         Raises:
-            UnrecordedError: there are some that nothing here stands for.
+            NotSharableError: there are some that plain data cannot express.
         """
         if self.strays:
-            raise UnrecordedError("guards of Dynamo's own")
+            raise _unrecorded("guards of Dynamo's own")
         until, _ = self.until or _counts(context)
         for guard in context.guards_context.aotautograd_guards[self.guards : until]:
             known = internals.sources_of_guard(guard)
             if known is None:
-                raise UnrecordedError(f"a guard of an unknown kind ({type(guard).__name__})")
+                raise _unrecorded(f"a guard of an unknown kind ({type(guard).__name__})")
             kind, some, others = known
             yield kind, self._indices(some), self._indices(others)
 
     def added_sizes(self, context: TracingContext) -> Iterator[tuple[str, dict[str, str]]]:
-        """The guards on sizes that it has added and that torch's entry leaves out.
+        """Yield the guards on sizes that it has added and that torch's entry leaves out.
 
         Raises:
-            UnrecordedError: there is one on a size of which it is not known what it is of.
+            NotSharableError: one is on a size without a source.
         """
         _, until = self.until or _counts(context)
         for guard in internals.shape_guards(context)[self.shapes : until]:
@@ -181,14 +157,14 @@ class Compile:
                 continue
             named = internals.named_symbols(context, guard)
             if named is None:
-                raise UnrecordedError(f"a guard on something that has no name ({guard.expr})")
+                raise _unrecorded(f"a guard on something that has no name ({guard.expr})")
             yield internals.written_guard(guard), named
 
     def _indices(self, sources: Sequence[object]) -> list[int]:
         try:
             return [self.sources.index(source) for source in sources]
         except ValueError:
-            raise UnrecordedError("a guard on something that is no input") from None
+            raise _unrecorded("a guard on something that is no input") from None
 
 
 def _counts(context: TracingContext) -> tuple[int, int]:
@@ -204,20 +180,20 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
     """Put what the code in ``entry`` relies on into it, before it is pickled.
 
     Raises:
-        UnrecordedError: that cannot be noted.
+        NotSharableError: that cannot be noted, so the entry must not be used.
     """
     context = internals.current_tracing_context.get()()
     if compile_ is None or context is None:
-        raise UnrecordedError("its compile was not observed")
+        raise _unrecorded("its compile was not observed")
     infos: list[FxInfo] = []
     for compiled in (entry.compiled_fw, entry.compiled_bw):
         if compiled is not None:
             info: FxInfo | None = getattr(compiled.result, _FX_INFO, None)
             if info is None:
-                raise UnrecordedError("the compile of its forward or backward was not observed")
+                raise _unrecorded("the compile of its forward or backward was not observed")
             infos.append(info)
     if any(info["late"] and info["lowered"] is None for info in infos):
-        raise UnrecordedError("the settings that its backward was lowered under have no digest")
+        raise _unrecorded("the settings that its backward was lowered under have no digest")
     conditions: Conditions = {
         "guards": list(compile_.added_guards(context)),
         "sizes": list(compile_.added_sizes(context)),
@@ -255,7 +231,7 @@ def described(conditions: Conditions) -> str | None:
 def conditions_hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
     """Return whether the code may be called with ``inputs``, for which a graph is looked up."""
     expected = conditions["places"]
-    if expected is not None and expected != places(inputs):
+    if expected is not None and expected != storage_offsets(inputs):
         return False
     if not conditions["guards"] and not conditions["sizes"]:
         return True
@@ -313,13 +289,12 @@ def install_guard_expressions(patches: Patches) -> None:
     torch's own. torch has functions for both that take no branch.
     """
 
-    def unbranching(original: Function[bool]) -> Function[bool]:
-        def evaluate_guards_expression(shapes: object, code: str, args: Sequence[object]) -> bool:
-            return original(shapes, rewrite_min_max(code), args)
+    def evaluate(
+        original: Function[bool], shapes: object, code: str, args: Sequence[object]
+    ) -> bool:
+        return original(shapes, rewrite_min_max(code), args)
 
-        return evaluate_guards_expression
-
-    patches.replace(internals.evaluate_guards_expression, unbranching)
+    patches.wrap(internals.evaluate_guards_expression, evaluate)
 
 
 def rewrite_min_max(expression: str) -> str:
@@ -336,7 +311,7 @@ def rewrite_min_max(expression: str) -> str:
 
 
 class _MinMaxRewriter(ast.NodeTransformer):
-    """``max(a, b, c)`` becomes ``torch.sym_max(torch.sym_max(a, b), c)``."""
+    """Turn ``max(a, b, c)`` into ``torch.sym_max(torch.sym_max(a, b), c)``."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
@@ -345,124 +320,3 @@ class _MinMaxRewriter(ast.NodeTransformer):
             return node
         function = ast.parse(f"torch.sym_{name}", mode="eval").body
         return functools.reduce(lambda one, other: ast.Call(function, [one, other], []), node.args)
-
-
-# -- why an entry did not fit, for people: asked on a miss only, and nothing depends on it
-
-
-def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
-    """Return which of torch's guards on sizes do not hold of ``inputs``, with these sizes.
-
-    Args:
-        expression: all of them, joined by ``and``.
-    """
-    sizes = internals.sizes_among(inputs)
-    names = [
-        _as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
-    ]
-    values = [internals.value_of_size(size) for size in sizes]
-    found = []
-    for guard in _conjuncts(expression):
-        if not internals.holds_of_sizes(guard, sizes, values):
-            numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
-            words = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
-            found.append(_failure(words, {names[number]: values[number] for number in numbers}))
-    return found
-
-
-def failing_conditions(
-    conditions: Conditions, inputs: Sequence[object], sources: Sequence[object]
-) -> list[str]:
-    """Return which conditions of an entry do not hold of ``inputs``, in the order of checks.
-
-    Args:
-        sources: where Dynamo takes each input from.
-    """
-    return [
-        *_failing_places(conditions["places"], inputs, sources),
-        *_failing_sizes(conditions["sizes"]),
-        *_failing_overlaps(conditions["guards"], inputs, sources),
-    ]
-
-
-def _conjuncts(expression: str) -> list[str]:
-    tree = ast.parse(expression.strip(), mode="eval").body
-    parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
-    return [ast.unparse(part) for part in parts]
-
-
-def _failure(guard: str, values: Mapping[str, object]) -> str:
-    here = ", ".join(f"{name} is {value}" for name, value in values.items())
-    return f"guard `{guard}` does not hold{f': {here}' if here else ''}"
-
-
-def _as_written(source: str) -> str:
-    """``L['x'].size()[0]`` as the function that is compiled would have it: ``x.size()[0]``."""
-    return _LOCAL.sub(r"\1", source)
-
-
-def _input_name(number: int, sources: Sequence[object]) -> str:
-    name = internals.name_of_source(sources[number]) if number < len(sources) else None
-    return f"input {number}" + (f" ({_as_written(name)})" if name else "")
-
-
-def _failing_places(
-    expected: str | None, inputs: Sequence[object], sources: Sequence[object]
-) -> Iterator[str]:
-    """Of ``2@8/48``: where input 2 begins, in elements, and how large its storage is, in bytes."""
-    if expected is None:
-        return
-    before, now = (
-        dict(each.split("@") for each in of.split()) for of in (expected, places(inputs))
-    )
-    for name in dict.fromkeys([*before, *now]):
-        if before.get(name) != now.get(name):
-            number = name.partition(".")[0]
-            called = _input_name(int(number), sources) if number.isdigit() else f"input {name}"
-            there, here = _begins(before.get(name)), _begins(now.get(name))
-            yield f"{called} begins {there} in the entry, {here} here"
-
-
-def _begins(place: str | None) -> str:
-    if place is None:
-        return "in no storage"
-    start, _, size = place.partition("/")
-    return f"at element {start} of a storage of {size} bytes"
-
-
-def _failing_sizes(sizes: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
-    context = internals.current_tracing_context.get()()
-    for expression, named in sizes:
-        words = re.sub(r"\w+", lambda match: _as_written(named.get(match[0], match[0])), expression)  # noqa: B023
-        if context is None:
-            yield _failure(words, {})
-        elif not internals.are_named(context, named):
-            yield f"guard `{words}` is on sizes that are others here, or not dynamic"
-        elif not internals.size_guard_holds(context, expression, named):
-            values = {
-                _as_written(source): internals.value_of_symbol(context, symbol)
-                for symbol, source in named.items()
-            }
-            yield _failure(words, values)
-
-
-def _failing_overlaps(
-    guards: Sequence[tuple[str, Sequence[int], Sequence[int]]],
-    inputs: Sequence[object],
-    sources: Sequence[object],
-) -> Iterator[str]:
-    context = internals.current_tracing_context.get()()
-    for kind, some, others in guards:
-        if context is not None and internals.guard_holds(
-            context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
-        ):
-            continue
-        one, other = (", ".join(_input_name(i, sources) for i in of) for of in (some, others))
-        if kind == "DuplicateInputs":
-            yield f"{one} and {other} are one tensor in the entry, and two here"
-        elif one and other:
-            yield f"{one} overlap in the entry, and not with {other}; here it is otherwise"
-        elif one:
-            yield f"{one} overlap in memory in the entry; here they do not"
-        else:
-            yield f"{other} do not overlap in memory in the entry; here they do"

@@ -1,12 +1,12 @@
-"""torch's hash of its own source, remembered from one process to the next.
+"""Remember torch's hash of its own source from one process to the next.
 
 torch reads and hashes all its Python files in each process that looks up a key. The result only
 changes with the files: here it is kept with a fingerprint of their names, sizes and times, which
-takes a fraction of the time, and is computed again when that differs.
+takes a fraction of the time.
 
-To list three hundred directories takes half as long as to ask of two thousand files when they were
-changed. So what was listed is kept, with the time at which each directory was changed, and holds
-until one of them was changed again.
+To list three hundred directories takes half as long as to ask for the times of two thousand files.
+So the listing is kept, with the time at which each directory was changed, and holds until one of
+them is changed again.
 """
 
 from __future__ import annotations
@@ -26,33 +26,30 @@ from s3cache.errors import ConfigError, StoreError
 from s3cache.store import DeadlineExecutor, Directory
 from s3cache.torch_api import internals
 
-__all__ = ["Listing", "listing_of", "remember_installation", "settled", "state_of"]
-
 _T = TypeVar("_T")
 
-_FILE = "installation.json"
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe is not waited at for somebody to write.
-_OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_BYTES = 1 << 20  # it is 0.1 of that
 #: Directories by path, each with when it was changed and the names of its files: as JSON has them.
 Listing: TypeAlias = dict[str, tuple[int, list[str]]]
 
+_FILE = "installation.json"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Opening a pipe does not wait for a writer.
+_OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_BYTES = 1 << 20  # it has a tenth of that
 _SKIPPED = ("__pycache__", "lib", "include", "bin", "share")
 _SOURCES = (".py", ".so", ".cpp", ".ld")
-_NOTHING = array("q", [-1, -1])
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Two changes of one moment bear one time: what is younger may be changed and not look so.
+_ABSENT = array("q", [-1, -1])
+# Two changes within one tick of the clock have one time: what is younger may change unseen.
 _SETTLED_NS = 2 * 10**9
 
 
 def remember_installation(directory: str) -> None:
     """Give torch the hash that an earlier process computed; else compute it, and keep it.
 
-    Nothing is read that another user may have written, and the process waits neither for a pipe nor
-    for a disk that hangs: then the hash is computed, and not kept.
+    A file that another user may have written is not read, and the process waits neither for a pipe
+    nor for a disk that hangs: then the hash is computed, and not kept.
     """
-    with _patiently(directory) as call:
+    with _bounded(directory) as call:
         known = call(lambda: _read(directory)) or {}
         listing = listing_of(internals.torch_directory().rstrip(os.sep), known.get("listing"))
         fingerprint = state_of(listing)
@@ -71,8 +68,8 @@ def remember_installation(directory: str) -> None:
 
 
 @contextlib.contextmanager
-def _patiently(directory: str) -> Iterator[Callable[[Callable[[], _T]], _T | None]]:
-    """A function that makes a call of the disk; ``None`` where that fails, or takes too long."""
+def _bounded(directory: str) -> Iterator[Callable[[Callable[[], _T]], _T | None]]:
+    """Yield a function that makes a call of the disk; ``None`` if that fails or takes too long."""
     executor = DeadlineExecutor.of(os.path.abspath(directory))
 
     def call(work: Callable[[], _T]) -> _T | None:
@@ -87,15 +84,15 @@ def _patiently(directory: str) -> Iterator[Callable[[Callable[[], _T]], _T | Non
 
 
 def _read(directory: str) -> dict[str, object]:
-    """What is kept there; nothing where it is not ours, or is no file of ours alone."""
+    """Return what is kept; ``{}`` unless it is a regular file that this user alone can write."""
     place = Directory.at(directory)
     fd = os.open(_FILE, _OLD, dir_fd=place.fd)
     try:
-        found = os.fstat(fd)
-        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-        may_be_written = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        # Under another name as well it is a file that was made to be something else.
-        if not is_ours or may_be_written or found.st_nlink != 1 or found.st_size > _MAX_BYTES:
+        status = os.fstat(fd)
+        is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        may_be_written = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        # With a second name it is a file that was made to be something else.
+        if not is_ours or may_be_written or status.st_nlink != 1 or status.st_size > _MAX_BYTES:
             return {}
         content: object = json.loads(os.read(fd, _MAX_BYTES))
     except (ValueError, RecursionError):
@@ -106,7 +103,7 @@ def _read(directory: str) -> dict[str, object]:
 
 
 def _write(directory: str, value: Mapping[str, object]) -> None:
-    """Keep it there, in the place of whatever is there; nothing of it stays where that fails."""
+    """Replace whatever is there; nothing stays of it where that fails."""
     place = Directory.at(directory)
     staged = f"{_FILE}.{secrets.token_hex(4)}"
     fd = os.open(staged, _NEW, 0o600, dir_fd=place.fd)
@@ -126,14 +123,14 @@ def _write(directory: str, value: Mapping[str, object]) -> None:
 
 
 def listing_of(root: str, known: object) -> Listing:
-    """What is below ``root``: ``known``, where that is such a listing of it, and still holds."""
+    """Return what is below ``root``: ``known`` if that is a listing of it which still holds."""
     if _holds(root, known):
         return cast("Listing", known)
     return dict(_listed(root))
 
 
 def state_of(listing: Listing) -> str:
-    """A digest of names, sizes and times of all files in it."""
+    """Return a digest of names, sizes and times of all files in a listing."""
     numbers = array("q")  # no objects for the garbage collector, busy enough as torch is imported
     for path in sorted(listing):
         _add_states(path, listing[path][1], numbers)
@@ -144,18 +141,19 @@ def state_of(listing: Listing) -> str:
 
 
 def _add_states(path: str, names: list[str], numbers: array[int]) -> None:
-    """The size of each file and when it was changed; two numbers of none for what is not there."""
+    """Add the size and time of each file; two numbers of their own for what is not there."""
     try:
-        at = os.open(path, _DIRECTORY)  # from there, each file is found in fewer steps
+        # Names are looked up from the directory's descriptor, in fewer steps than from the root.
+        at = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # it is gone since
-        numbers.extend(_NOTHING * len(names))
+        numbers.extend(_ABSENT * len(names))
         return
     try:
         for name in names:
             try:
                 status = os.stat(name, dir_fd=at)
             except OSError:  # a link to nothing
-                numbers.extend(_NOTHING)
+                numbers.extend(_ABSENT)
             else:
                 numbers.append(status.st_size)
                 numbers.append(status.st_mtime_ns)
@@ -164,7 +162,7 @@ def _add_states(path: str, names: list[str], numbers: array[int]) -> None:
 
 
 def settled(listing: Listing) -> Listing:
-    """The listing, if any later change will be seen; an empty one if not."""
+    """Return the listing if any later change will be seen; else an empty one."""
     newest = max((changed for changed, _ in listing.values()), default=0)
     return listing if newest < time.time_ns() - _SETTLED_NS else {}
 
@@ -184,7 +182,7 @@ def _holds(root: str, known: object) -> bool:
 
 
 def _listed(path: str) -> Iterator[tuple[str, tuple[int, list[str]]]]:
-    changed = os.stat(path).st_mtime_ns  # before: what is changed meanwhile is seen next time
+    changed = os.stat(path).st_mtime_ns  # before: what changes meanwhile is seen next time
     names, inner = [], []
     with os.scandir(path) as entries:
         for entry in entries:

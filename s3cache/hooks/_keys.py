@@ -1,8 +1,8 @@
-"""The seams at torch's keys: what may be cached, and a key of named components.
+"""Hooks at torch's keys: what may be cached, and a key of named components.
 
-torch comes by here first, inside of a lookup: ``autograd_cache_key`` has a graph checked, collects
-what it depends on and digests that; Inductor does the same with each half of it. The checks and the
-digest are those of :mod:`s3cache.graph`.
+torch comes by here first in a lookup: ``autograd_cache_key`` checks a graph, collects what it
+depends on and digests that; Inductor does the same with each FX graph. Checks and digest are those
+of :mod:`s3cache.graph`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError
 from s3cache.graph import (
-    Component,
+    BypassReason,
     Key,
-    Unsafe,
-    also_safe,
+    bypass_reasons,
     context_hashes,
     described_passes,
+    extra_cacheable_functions,
+    fx_bypass_reasons,
     is_custom_function,
     key_of,
     unpicklable_options,
-    unsafe_code,
-    unsafe_half,
-    unsafe_parts,
 )
-from s3cache.hooks._patching import Patches
-from s3cache.hooks._state import CacheCall, CompileState
+from s3cache.hooks._state import CacheCall, CompileState, Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -38,13 +35,12 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function, KeyPickler
 
-__all__ = ["FxKeying", "KeySeam", "Registry", "is_made_for_threads"]
 
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
-_REMEMBERED_KEYS = 1024
-# What their components consist of takes more, and an entry does without it.
-_REMEMBERED_PARTS = 64
+_MAX_KEYS = 1024
+# Details of components take more memory, and an entry does without them.
+_MAX_WITH_DETAILS = 64
 
 
 class FxKeying(CacheCall):
@@ -52,13 +48,13 @@ class FxKeying(CacheCall):
 
 
 class Registry:
-    """Functions that the user vouches for: their output depends on inputs and version alone."""
+    """Functions that the user has registered: their output depends on inputs and version alone."""
 
     def __init__(self) -> None:
         self._versions: dict[str, str] = {}
 
     def add(self, function: Function[object], version: str) -> None:
-        """Vouch for ``function``; a new ``version`` makes old entries miss.
+        """Register ``function``; a new ``version`` makes old entries miss.
 
         Raises:
             ConfigError: it has no importable name, or the version is empty.
@@ -74,12 +70,8 @@ class Registry:
             raise ConfigError(f"function {name}", "has no version", "give one, e.g. version='1'")
         self._versions[name] = version
 
-    def holds(self, function: object) -> bool:
-        """Whether the user vouched for ``function``."""
-        return self.version_of(function) is not None
-
     def version_of(self, function: object) -> str | None:
-        """The version that the user gave, if any. An operator stands for its overloads."""
+        """Return the version that the user gave, if any. An operator stands for its overloads."""
         if not self._versions:
             return None
         version = self._versions.get(internals.name_of(function))
@@ -89,7 +81,7 @@ class Registry:
         return version
 
     @contextlib.contextmanager
-    def vouched(self, more: Mapping[str, str]) -> Iterator[None]:
+    def accepted(self, more: Mapping[str, str]) -> Iterator[None]:
         """Have torch's own check accept them, and ``more``, while the block runs."""
         if not self._versions and not more:
             yield
@@ -100,200 +92,157 @@ class Registry:
             yield
 
 
-class KeySeam:
-    """Every reason why a graph has no key, or a key; remembered until it is saved with an entry."""
+class KeyHook:
+    """Makes keys, or says why a graph has none; remembers keys until they are saved."""
 
     def __init__(self, registry: Registry, calls: CompileState) -> None:
         self._registry = registry
         self._calls = calls
         self._keys: OrderedDict[str, Key] = OrderedDict()
-        self._with_parts: OrderedDict[str, None] = OrderedDict()
-        self._directory = _cache_directory()
+        self._with_details: OrderedDict[str, None] = OrderedDict()
+        self._directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
 
     def install(self, patches: Patches) -> None:
         """Replace what makes keys."""
-        patches.replace(internals.autograd_cache_key, self._key_maker)
-        patches.replace(internals.check_cacheable, self._checker)
-        patches.replace(internals.get_hash, self._digester)
-        patches.replace(internals.operator_cacheable, _function_accepter)
-        patches.replace(internals.context_hashes, self._context_hasher)
-        patches.replace(internals.init_backends, _only_if_asked)
+        patches.wrap(internals.autograd_cache_key, self._autograd_cache_key)
+        patches.wrap(internals.check_cacheable, self._check_cacheable)
+        patches.wrap(internals.get_hash, self._get_hash)
+        patches.wrap(internals.operator_cacheable, _is_cacheable)
+        patches.wrap(internals.context_hashes, self._context_hashes)
+        patches.wrap(internals.init_backends, _init_backends)
 
     def install_fx(self, patches: Patches) -> None:
         """Replace what makes keys of FX graphs."""
-        patches.replace(internals.fx_check_cacheable, self._fx_checker)
-        patches.replace(internals.fx_key(), self._fx_digester)
+        patches.wrap(internals.fx_check_cacheable, self._fx_check_cacheable)
+        patches.wrap(internals.fx_key(), self._fx_get_key)
 
     def install_logs(self, patches: Patches) -> None:
-        """Replace what torch logs of keys."""
-        patches.replace(internals.fx_debug_lines, self._describer)
+        """Have torch log the components of a key that was made here."""
+        details = internals.fx_key_details.get()  # those of whole graphs are of a subclass
+
+        def debug_lines(
+            original: Function[list[str]], pickler: KeyPickler, value: object
+        ) -> list[str]:
+            call = self._calls.current
+            key = None if call is None else self._keys.get(call.key or "")
+            if key is None or not isinstance(value, details):
+                return original(pickler, value)
+            components = key.components.items()
+            return [f"[{each.digest}] {name}: {each.value}" for name, each in components]
+
+        patches.wrap(internals.fx_debug_lines, debug_lines)
 
     def is_shared(self, key: str | None) -> bool:
-        """Whether entries under ``key`` are to be shared.
+        """Return whether entries under ``key`` are shared.
 
-        Not if it is torch's stand-in or somebody else's, nor inside of ``fresh_cache()``, which
-        asks for compiling anew. That leaves no trace that all of its callers share, but it puts
-        Triton's directory into Inductor's; a program that merely moves its cache seldom does that.
+        They are not if it is torch's stand-in or another library's, nor inside ``fresh_cache()``,
+        which asks for a new compile. All of its callers put Triton's directory into Inductor's,
+        which a program that merely moves its cache seldom does.
         """
         if key not in self._keys:
             return False
-        directory = _cache_directory()
+        directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         if directory is None or directory == self._directory:
             return True
         return os.environ.get("TRITON_CACHE_DIR") != os.path.join(directory, "triton")
 
     def described_passes(self) -> contextlib.AbstractContextManager[None]:
-        """While it is entered, torch can ask users' passes what they are."""
+        """Let torch ask users' passes for a description while the block runs."""
         traced = isinstance(self._calls.current, FxKeying)
         return described_passes(self._registry.version_of, traced=traced)
 
-    def components(self, key: str) -> Mapping[str, Component]:
-        """What a key that is shared is made of."""
-        return self._keys[key].components
-
     def known(self, key: str) -> Key:
-        """What a key is made of, as far as that is remembered."""
+        """Return what a key is made of, as far as that is remembered."""
         return self._keys.get(key, Key({}))
 
-    def _key_maker(
-        self, original: Function[tuple[str, list[str]]]
-    ) -> Function[tuple[str, list[str]]]:
-        """Tell the current call the key, or why the graph has none."""
-
-        def autograd_cache_key(
-            mod: Module, inputs: Sequence[object], *args: object, **kwargs: object
-        ) -> tuple[str, list[str]]:
-            with self._calls.entered(self._calls.current or CacheCall()) as call:
-                call.inputs = inputs
-                try:
-                    with self.described_passes(), internals.backends_unasked():
-                        made = original(mod, inputs, *args, **kwargs)
-                except Exception as exc:
-                    call.key, call.reasons = None, call.reasons or _reasons_for(exc)
-                    call.met(exc)
-                    raise
-                # Told to, torch makes up a key for a graph that has none.
-                call.key, call.reasons = made[0], ()
-                return made
-
-        return autograd_cache_key
-
-    def _checker(self, original: Callable[[GraphModule], None]) -> Callable[[GraphModule], None]:
-        def check_cacheable(gm: GraphModule) -> None:
-            call = self._calls.current
-            inputs = () if call is None else call.inputs
-            reasons = unsafe_parts(gm, self._registry.holds, inputs)
-            if reasons:  # all of them at once: there will be no key that would find the others
-                with contextlib.suppress(Exception):
-                    reasons += unsafe_code(gm, inputs, self._registry.version_of)
-            self._refuse(reasons)
-            # The one thing that torch refuses and an entry here has room for: hooks/_first_calls.
-            with (
-                self._registry.vouched(also_safe(gm)),
-                internals.first_calls_unasked(),
-                internals.freezing_unasked(),
-            ):
-                original(gm)
-
-        return check_cacheable
-
-    def _context_hasher(
-        self, _: Callable[[GraphModule], list[object]]
-    ) -> Callable[[GraphModule], list[object]]:
-        # A function, as what it replaces, and nothing that is called like one.
-        def collect_context_fn_hashes(gm: GraphModule) -> list[object]:
-            return context_hashes(gm, vouched=self._registry.version_of)
-
-        return collect_context_fn_hashes
-
-    def _digester(
-        self, original: Callable[[KeyPickler, object], str]
-    ) -> Callable[[KeyPickler, object], str]:
-        details = internals.key_details.get()
-
-        def get_hash(pickler: KeyPickler, value: object) -> str:
-            if not isinstance(value, details):
-                return original(pickler, value)
-            key = key_of(
-                value,
-                pickler,
-                vouched=self._registry.version_of,
-                compilers=self._calls.user_compilers,
-            )
-            if not isinstance(key, Key):
-                self._refuse(key)
-                raise AssertionError("no key, and no reason")
-            name = internals.key_prefix() + key.digest
-            self._remember(name, key)
-            if self._calls.current is not None:
-                self._calls.current.key = name
-            return key.digest
-
-        return get_hash
-
-    def _fx_checker(self, original: Function[None]) -> Function[None]:
-        """Tell the current call why a graph has no key here; torch may have one of its own."""
-
-        def check_can_cache(gm: GraphModule, *args: object, **kwargs: object) -> None:
-            call = self._calls.current
-            if not isinstance(call, FxKeying):
-                original(gm, *args, **kwargs)
-                return
-            original(gm, *internals.without_carried(args), **kwargs)
+    def _autograd_cache_key(
+        self,
+        original: Function[tuple[str, list[str]]],
+        mod: Module,
+        inputs: Sequence[object],
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[str, list[str]]:
+        """Record the key in the current call, or why the graph has none."""
+        with self._calls.entered(self._calls.current or CacheCall()) as call:
+            call.inputs = inputs
             try:
-                call.reasons = tuple(unsafe_half(gm, self._registry.holds))
-            except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
-                call.reasons = (Unsafe("error", repr(exc)),)
-                call.met(exc)
+                with self.described_passes(), internals.backends_unasked():
+                    made = original(mod, inputs, *args, **kwargs)
+            except Exception as exc:
+                call.key, call.reasons = None, call.reasons or _reasons_for(exc)
+                call.record_error(exc)
+                raise
+            # An option has torch make up a key for a graph that has none.
+            call.key, call.reasons = made[0], ()
+            return made
 
-        return check_can_cache
+    def _check_cacheable(self, original: Callable[[GraphModule], None], gm: GraphModule) -> None:
+        call = self._calls.current
+        inputs = () if call is None else call.inputs
+        self._refuse(bypass_reasons(gm, inputs, self._registry.version_of))
+        # torch refuses first calls on fake tensors; an entry here has room for those.
+        with (
+            self._registry.accepted(extra_cacheable_functions(gm)),
+            internals.first_calls_unasked(),
+            internals.freezing_unasked(),
+        ):
+            original(gm)
 
-    def _fx_digester(
-        self, original: Callable[[KeyPickler, object], str]
-    ) -> Callable[[KeyPickler, object], str]:
+    def _context_hashes(self, _: object, gm: GraphModule) -> list[object]:
+        return context_hashes(gm, self._registry.version_of)
+
+    def _get_hash(self, original: Function[str], pickler: KeyPickler, value: object) -> str:
+        if not isinstance(value, internals.key_details.get()):
+            return original(pickler, value)
+        key = key_of(
+            value,
+            pickler,
+            self._registry.version_of,
+            compilers=self._calls.user_compilers,
+        )
+        if not isinstance(key, Key):
+            self._refuse(key)
+            raise AssertionError("no key, and no reason")
+        name = internals.key_prefix() + key.digest
+        self._remember(name, key)
+        if self._calls.current is not None:
+            self._calls.current.key = name
+        return key.digest
+
+    def _fx_check_cacheable(
+        self, original: Function[None], gm: GraphModule, *args: object, **kwargs: object
+    ) -> None:
+        """Record in the current call why a graph has no key here; torch may have one of its own."""
+        call = self._calls.current
+        if not isinstance(call, FxKeying):
+            original(gm, *args, **kwargs)
+            return
+        original(gm, *internals.without_carried(args), **kwargs)
+        try:
+            call.reasons = tuple(fx_bypass_reasons(gm, self._registry.version_of))
+        except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
+            call.reasons = (BypassReason("error", repr(exc)),)
+            call.record_error(exc)
+
+    def _fx_get_key(self, original: Function[str], pickler: KeyPickler, value: object) -> str:
+        call = self._calls.current
         details = internals.fx_key_details.get()
+        if type(value) is not details or not isinstance(call, FxKeying) or call.reasons:
+            return original(pickler, value)
+        try:
+            key = key_of(value, pickler, self._registry.version_of, traced=True)
+        except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
+            key = [BypassReason("error", repr(exc))]
+            call.record_error(exc)
+        if not isinstance(key, Key):
+            call.reasons = tuple(key)
+            return original(pickler, value)
+        call.key = internals.FX_PREFIX + key.digest
+        self._remember(call.key, key)
+        return internals.fx_prefix() + key.digest
 
-        def get_key(pickler: KeyPickler, value: object) -> str:
-            call = self._calls.current
-            if not (type(value) is details and isinstance(call, FxKeying) and not call.reasons):
-                return original(pickler, value)
-            try:
-                key = key_of(value, pickler, vouched=self._registry.version_of, traced=True)
-            except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
-                key = [Unsafe("error", repr(exc))]
-                call.met(exc)
-            if not isinstance(key, Key):
-                call.reasons = tuple(key)
-                return original(pickler, value)
-            call.key = internals.FX_PREFIX + key.digest
-            self._remember(call.key, key)
-            return internals.fx_prefix() + key.digest
-
-        return get_key
-
-    def _describer(
-        self, original: Callable[[KeyPickler, object], list[str]]
-    ) -> Callable[[KeyPickler, object], list[str]]:
-        """Have torch log, of a key that was made here, the components that are in it."""
-        details = internals.fx_key_details.get()  # those of whole graphs are of a subclass
-
-        def debug_lines(pickler: KeyPickler, value: object) -> list[str]:
-            call = self._calls.current
-            if (
-                call is None
-                or not call.key
-                or call.key not in self._keys
-                or not isinstance(value, details)
-            ):
-                return original(pickler, value)
-            return [
-                f"[{component.digest}] {name}: {component.value}"
-                for name, component in self.components(call.key).items()
-            ]
-
-        return debug_lines
-
-    def _refuse(self, reasons: Sequence[Unsafe]) -> None:
+    def _refuse(self, reasons: Sequence[BypassReason]) -> None:
         if reasons:
             if self._calls.current is not None:
                 self._calls.current.reasons = tuple(reasons)
@@ -301,48 +250,37 @@ class KeySeam:
 
     def _remember(self, name: str, key: Key) -> None:
         self._keys[name] = key
-        self._with_parts[name] = None
-        while len(self._with_parts) > _REMEMBERED_PARTS:
-            old, _ = self._with_parts.popitem(last=False)
+        self._with_details[name] = None
+        while len(self._with_details) > _MAX_WITH_DETAILS:
+            old, _ = self._with_details.popitem(last=False)
             if old in self._keys:
                 self._keys[old] = self._keys[old].without_parts()
-        while len(self._keys) > _REMEMBERED_KEYS:
+        while len(self._keys) > _MAX_KEYS:
             self._keys.popitem(last=False)
 
 
-def _only_if_asked(original: Function[None]) -> Function[None]:
-    def init_backend_registration() -> None:
-        if not internals.are_backends_unasked():
-            original()
-
-    return init_backend_registration
+def is_made_for_threads(key: Key) -> bool:
+    """Return whether code under this key is made for the number of threads."""
+    return bool({"cpp_runtime_thread_count", "torch.num_threads"} & set(key.components))
 
 
-def _function_accepter(original: Callable[[object], bool]) -> Callable[[object], bool]:
+def _init_backends(original: Function[None]) -> None:
+    if not internals.are_backends_unasked():
+        original()
+
+
+def _is_cacheable(original: Callable[[object], bool], operator: object) -> bool:
     """Have all of torch's checks accept custom autograd functions: keys here hold all of them.
 
     torch has an option for it, which would be in the key of every graph.
     """
-
-    def cacheable(operator: object) -> bool:
-        return is_custom_function(operator) or original(operator)
-
-    return cacheable
+    return is_custom_function(operator) or original(operator)
 
 
-def _reasons_for(error: Exception) -> tuple[Unsafe, ...]:
-    """Why torch gave a graph up; code ``error`` if it was not on purpose."""
+def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
+    """Return why torch gave a graph up; code ``error`` if it was not on purpose."""
     if options := tuple(unpicklable_options()):
         return options
     if isinstance(error, internals.bypass_error.get()):
-        return (Unsafe("torch", str(error)),)
-    return (Unsafe("error", repr(error)),)
-
-
-def is_made_for_threads(components: Mapping[str, Component]) -> bool:
-    """Whether a key says that code under it is made for the number of threads."""
-    return bool({"cpp_runtime_thread_count", "torch.num_threads"} & set(components))
-
-
-def _cache_directory() -> str | None:
-    return os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        return (BypassReason("torch", str(error)),)
+    return (BypassReason("error", repr(error)),)

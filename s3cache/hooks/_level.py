@@ -1,9 +1,9 @@
-"""One level of torch's caches, and what both have in common: the AOT level and the FX level.
+"""What the two levels of torch's caches share: whole graphs (AOT) and FX graphs.
 
-A lookup goes through the entries under a key: each is unpickled, its guards are checked, and the
-one that fits is made into a callable by torch's own code (``_aot_graphs``, ``_fx_graphs``). What
-torch compiles instead is saved: its result, its kernels and its description become a frame. What
-cannot be shared goes to torch's directory, as it would without s3cache.
+A lookup goes through the entries under a key: each is unpickled, its guards are checked, and
+torch's own code makes the one that fits into a callable. What torch compiles instead is saved: its
+result, kernels and description become a frame. What cannot be shared goes to torch's directory, as
+it would without s3cache.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import logging
 import platform
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
@@ -25,99 +25,94 @@ from s3cache._problems import code_of
 from s3cache.artifact import Artifact, UnreadableError, check_readable, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup, Saved
 from s3cache.errors import CorruptError
-from s3cache.graph import Code, Component
-from s3cache.hooks._conditions import failing_guards
-from s3cache.hooks._first_calls import UndescribedError
-from s3cache.hooks._kernels import Kernels, UnsharableKernelError
-from s3cache.hooks._keys import KeySeam
-from s3cache.hooks._patching import Patches
+from s3cache.graph import Code
+from s3cache.hooks._backwards import Backwards
+from s3cache.hooks._conditions import NotSharableError
+from s3cache.hooks._kernels import Kernels
+from s3cache.hooks._keys import KeyHook
+from s3cache.hooks._misfits import failing_guards
 from s3cache.hooks._portable import portable, without_sources
-from s3cache.hooks._records import Bypasses, LookupLog, in_words
-from s3cache.hooks._state import CacheCall, CompileState, PendingCompiles
+from s3cache.hooks._recorder import Bypasses, LookupLog
+from s3cache.hooks._state import CacheCall, CompileState, Patches, PendingCompiles
 from s3cache.stats import Level as LevelName
 from s3cache.torch_api import Internal, internals
 
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Function
 
-__all__ = ["Candidate", "Level", "Lookup", "Save", "Shared", "saves"]
 
 lookups, saves = logger_of("lookups"), logger_of("saves")
 
 #: What torch goes through in a lookup: result, its pickle, whether it is of this machine.
 Candidate: TypeAlias = tuple[object, bytes, bool]
-_Result = TypeVar("_Result")
+
+
+class Guarded(Protocol):
+    """What torch compiles at a level."""
+
+    guards_expr: str | None
+
+
+_Result = TypeVar("_Result", bound=Guarded)
 _Call = TypeVar("_Call", bound=CacheCall)
 
 
+@dataclass(eq=False)
 class Lookup(CacheCall):
-    """One lookup of torch's.
+    """One lookup of torch's."""
 
-    Attributes:
-        level: the level that is asked.
-        entries: the entries under its key, once torch asks for them.
-        candidate: the one that torch checks or rebuilds now, and where it came from. The first is
-            ``None`` while it is unpickled.
-        saved_s: of a hit, what making it took where it was made.
-        rejected: of entries under its key, what says why they do not fit.
-    """
+    level: LevelName = "aot"
+    entries: JudgedLookup | None = None  # under its key, once torch asks for them
+    hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
+    result: object = None  # what was unpickled of it
+    saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
+    # Functions that say why each entry was not used.
+    rejected: list[Callable[[], list[str]]] = field(default_factory=list)
 
-    def __init__(self, level: LevelName) -> None:
-        super().__init__()
-        self.level = level
-        self.entries: JudgedLookup | None = None
-        self.candidate: tuple[object, Hit] | None = None
-        self.saved_s = 0.0
-        self.rejected: list[Callable[[], list[str]]] = []
+    def offer(self, hit: Hit, result: object) -> None:
+        """Make this entry the one that torch checks and rebuilds, with its kernels alone."""
+        self.hit, self.result = hit, result
+        self.kernels, self.modules = Artifact.kernels_of(hit.entry), {}
+
+    def withdraw(self) -> None:
+        """End what :meth:`offer` began."""
+        self.hit, self.result, self.kernels = None, None, None
 
     def reject(self, error: Exception) -> None:
-        """Set the candidate aside, which cannot be used."""
+        """Set the current entry aside, which cannot be used."""
         assert self.entries is not None
-        assert self.candidate is not None
-        self.met(error)
+        assert self.hit is not None
+        self.record_error(error)
         self.rejected.append(lambda: [f"cannot be used: {error}"])
-        self.entries.reject(self.candidate[1], error)
-        self.candidate = None
+        self.entries.reject(self.hit, error)
+        self.withdraw()
+
+    def hit_of(self, result: object) -> Hit | None:
+        """Return the entry that ``result`` was unpickled from, if it was one of ours."""
+        return self.hit if self.result is result else None
 
 
+@dataclass(eq=False, kw_only=True)
 class Save(CacheCall, Generic[_Result]):
-    """One save of torch's.
+    """One save of torch's."""
 
-    Attributes:
-        level: the level that it is for.
-        result: what torch has compiled.
-        is_shared: whether it is ours; what torch keeps to itself stays as torch made it.
-        in_directory: whether torch keeps in its directory what cannot be shared.
-        relies_on: see :class:`Artifact`.
-    """
-
-    def __init__(
-        self,
-        level: LevelName,
-        key: str,
-        result: _Result,
-        *,
-        is_shared: bool,
-        in_directory: bool = True,
-    ) -> None:
-        super().__init__()
-        self.key = key
-        self.level = level
-        self.result = result
-        self.is_shared = is_shared
-        self.in_directory = in_directory
-        self.relies_on: str | None = None
+    level: LevelName
+    key: str
+    result: _Result
+    is_shared: bool  # whether it is ours; what torch keeps to itself stays as torch made it
+    in_directory: bool = True  # whether torch keeps in its directory what cannot be shared
+    relies_on: str | None = None  # see :class:`Artifact`
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(NamedTuple):
     """What both levels of a session share."""
 
     engine: Engine
     state: CompileState
-    keys: KeySeam
+    keys: KeyHook
     kernels: Kernels
     compiles: PendingCompiles
+    backwards: Backwards
     bypasses: Bypasses
     log: LookupLog
 
@@ -127,23 +122,26 @@ class Level(ABC, Generic[_Result]):
 
     Attributes:
         name: what statistics and records call it.
-        label: what logs call it.
+        label: what logs add for it.
     """
 
     name: ClassVar[LevelName]
     label: ClassVar[str] = ""
 
     def __init__(self, shared: Shared) -> None:
-        self._engine = shared.engine
-        self._state = shared.state
-        self._keys = shared.keys
-        self._kernels = shared.kernels
-        self._compiles = shared.compiles
-        self._bypasses = shared.bypasses
-        self._log = shared.log
+        (
+            self._engine,
+            self._state,
+            self._keys,
+            self._kernels,
+            self._compiles,
+            self._backwards,
+            self._bypasses,
+            self._log,
+        ) = shared
         self._warned: set[str] = set()
 
-    # -- what an adapter says of its level
+    # -- what differs from level to level
 
     @abstractmethod
     def install(self, patches: Patches) -> None:
@@ -162,44 +160,48 @@ class Level(ABC, Generic[_Result]):
         """Return what compiling forward and backward took."""
 
     @abstractmethod
-    def _guards(self, result: _Result) -> str | None:
-        """Return torch's guards on sizes of inputs."""
-
-    @abstractmethod
     def _refused(self, code: Code, error: Exception) -> None:
         """Count and log something that was compiled and cannot be shared."""
 
     def _misfit(self, result: _Result, lookup: Lookup) -> Callable[[], list[str]] | None:
-        """Return what says why ``result`` does not fit, beside torch's guards; ``None`` if it does.
+        """Return what says why ``result`` does not fit beside torch's guards; ``None`` if it fits.
 
         Raises:
             CorruptError: it cannot be used anywhere.
         """
 
     def _artifact(self, saving: Save[_Result], content: bytes) -> Artifact:
-        """Return what is saved of a compiled graph, of which torch has made ``content``."""
-        graphs, key = self._graphs(saving.result), str(saving.key)
+        """Return what is saved of a compiled graph, which torch has pickled as ``content``."""
+        graphs = self._graphs(saving.result)
         forward_ns, backward_ns = self._compile_ns(saving.result)
         kernels = self._kernels.images_of(graphs)
+        key = self._keys.known(saving.key)
         return Artifact(
             kind=self.name,
             entry=content,
             kernels=kernels,
-            guards=self._guards(saving.result),
+            guards=saving.result.guards_expr,
             relies_on=saving.relies_on,
             forward_ns=forward_ns,
             backward_ns=backward_ns,
-            components=_components_as_json(self._keys.components(key)),
-            parts=self._keys.known(key).parts,
-            made_by=_maker(graphs, compiled=bool(kernels)),
+            components={name: [each.digest, each.value] for name, each in key.components.items()},
+            parts=key.parts,
+            made_by=_made_by(graphs, compiled=bool(kernels)),
         )
 
+    def _prepare(self, saving: Save[_Result]) -> None:
+        """Note with a result what its entry must have.
+
+        Raises:
+            NotSharableError: it cannot be saved.
+        """
+
     def _is_provisional(self) -> bool:
-        """Return whether a better entry may soon make one that is saved now needless."""
+        """Return whether a better entry may soon replace one that is saved now."""
         return False
 
     def _saved(self, saving: Save[_Result], saved: Saved, size: int) -> None:
-        """Do what is left to do once an entry was saved."""
+        """Act on an entry that was saved."""
 
     # -- installing
 
@@ -214,77 +216,75 @@ class Level(ABC, Generic[_Result]):
         uses_torchs_remote: Internal[Callable[[], bool]],
     ) -> None:
         """Replace what both levels have, where this one has it."""
-        patches.replace(candidates, self._candidates)
-        patches.replace(write, self._writer)
-        patches.replace(asks_remote, self._remote_asker)
-        patches.replace(remote_cache, partial(_only_if_asked, uses_torchs_remote))
 
-    def _remote_asker(self, original: Callable[[], bool]) -> Callable[[], bool]:
-        """Have torch know, and log, that a remote cache is asked where that is ours."""
-
-        def should_use_remote_cache() -> bool:
+        def ask_remote(original: Callable[[], bool]) -> bool:  # torch logs it, too
             ours = self._engine.has_remote and internals.tiers_asked(self.name).remote
             return original() or ours
 
-        return should_use_remote_cache
+        def only_if_asked(original: Callable[[], object]) -> object:  # torch's own
+            return original() if uses_torchs_remote.get()() else None
+
+        patches.wrap(candidates, self._candidates)
+        patches.wrap(write, self._write)
+        patches.wrap(asks_remote, ask_remote)
+        patches.wrap(remote_cache, only_if_asked)
 
     # -- lookups
 
     def _current(self, kind: type[_Call]) -> _Call | None:
-        """Return the call of torch into this level that is under way, if it is of that kind."""
+        """Return the current call of torch into this level, if it is of that kind."""
         call = self._state.current
         if isinstance(call, kind) and getattr(call, "level", None) == self.name:
             return call
         return None
 
-    def _candidates(self, original: Function[Iterator[Candidate]]) -> Function[Iterator[Candidate]]:
-        def iterate_over_candidates(
-            cls: type, *args: object, **kwargs: object
-        ) -> Iterator[Candidate]:
-            lookup = self._current(Lookup)
-            if lookup is not None:
-                if self._keys.is_shared(lookup.key):
-                    yield from self._entries(lookup)
-                lookup.candidate = None
-            if self._engine.uses_trusted_only:
-                return  # torch's own are not signed
-            for candidate in original(cls, *args, **kwargs):
-                if lookup is None or self._misfit(cast("_Result", candidate[0]), lookup) is None:
-                    yield candidate
+    @contextlib.contextmanager
+    def _looking_up(self, lookup: Lookup) -> Iterator[dict[str, object]]:
+        """Make ``lookup`` the current call, and show it in torch's traces."""
+        with self._state.entered(lookup), self._log.shown("s3cache.lookup") as event:
+            yield event
 
-        return iterate_over_candidates
+    def _candidates(
+        self, original: Function[Iterator[Candidate]], cls: type, *args: object, **kwargs: object
+    ) -> Iterator[Candidate]:
+        lookup = self._current(Lookup)
+        if lookup is not None:
+            if self._keys.is_shared(lookup.key):
+                yield from self._entries(lookup)
+            lookup.withdraw()
+        if self._engine.uses_trusted_only:
+            return  # torch's own are not signed
+        for candidate in original(cls, *args, **kwargs):
+            if lookup is None or self._misfit(cast("_Result", candidate[0]), lookup) is None:
+                yield candidate
 
     def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
         try:
             asked = internals.tiers_asked(self.name)
             lookup.entries = self._engine.judged(str(lookup.key), self.name, **asked._asdict())
             for hit in lookup.entries:
-                lookup.candidate = None, hit
+                lookup.hit = hit
                 try:
                     content = bytes(Artifact.entry_of(hit.entry, self.name))
                     result = unpickled(content)
                     if not isinstance(result, self._type()):
                         raise CorruptError("entry", f"holds a {type(result).__name__}")
                     misfit = self._misfit(result, lookup)
+                    lookup.offer(hit, result)
                 except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
                     lookup.reject(exc)
                     continue
                 if misfit is not None:
                     lookup.rejected.append(misfit)
                     continue
-                lookup.candidate = result, hit
                 yield result, content, hit.tier == "local"
-                if lookup.candidate is not None:  # torch asks for another one
-                    guards = self._guards(result) or ""
-                    lookup.rejected.append(partial(failing_guards, guards, lookup.inputs))
+                if lookup.hit is not None:  # torch asks for another one
+                    lookup.rejected.append(
+                        partial(failing_guards, result.guards_expr or "", lookup.inputs)
+                    )
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            lookup.met(exc)
+            lookup.record_error(exc)
             self._warn(lookups, "a lookup failed, which is a miss", exc)
-
-    def _hit_of(self, result: object, lookup: Lookup | None) -> Hit | None:
-        """Return the entry that ``result`` was unpickled from, if it was one of ours."""
-        candidate = None if lookup is None else lookup.candidate
-        return None if candidate is None or candidate[0] is not result else candidate[1]
 
     def _accept(self, lookup: Lookup, hit: Hit, result: _Result) -> None:
         """Count a hit that was made into a callable."""
@@ -300,53 +300,60 @@ class Level(ABC, Generic[_Result]):
         if lookup.entries is None:
             return
         outcome, key = lookup.entries.close(), str(lookup.key)
-        event.update(in_words(outcome), key=key, level=self.name)
-        self._log.ended(
-            self.name,
-            key,
-            outcome,
-            saved_s=lookup.saved_s,
-            of_whole=of_whole,
-            rejected=lookup.rejected,
+        event.update(key=key, level=self.name)
+        event.update(
+            self._log.ended(
+                self.name,
+                key,
+                outcome,
+                saved_s=lookup.saved_s,
+                of_whole=of_whole,
+                rejected=lookup.rejected,
+            )
         )
 
     # -- saves
 
-    def _made_portable(
-        self, saving: Save[_Result], *others: object
-    ) -> contextlib.AbstractContextManager[object] | None:
-        """Return a context in which torch pickles nothing of this machine; ``None`` if that fails.
+    def _run(self, saving: Save[_Result], save: Callable[[], None], *others: object) -> None:
+        """Have torch save what is made portable before, unless that fails.
 
         Args:
-            others: what else of the result may say where its code is from.
+            others: what else of the result may name the program's files.
         """
+        with self._state.entered(saving), contextlib.ExitStack() as stack:
+            if not saving.is_shared or self._is_ready(saving, stack, others):
+                save()
+            self._raise_if_strict(saving)
+
+    def _is_ready(
+        self, saving: Save[_Result], stack: contextlib.ExitStack, others: Sequence[object]
+    ) -> bool:
         try:
-            with contextlib.ExitStack() as stack:
-                graphs = self._graphs(saving.result)
-                shares_sources = self._engine.settings.share_sources
-                if with_triton := internals.with_triton_kernels(graphs):
-                    stack.enter_context(portable(with_triton, share_sources=shares_sources))
-                if not shares_sources:
-                    stack.enter_context(without_sources(*others, *graphs))
-                return stack.pop_all()
+            self._prepare(saving)
+            graphs = self._graphs(saving.result)
+            shares_sources = self._engine.settings.share_sources
+            if with_triton := internals.with_triton_kernels(graphs):
+                stack.enter_context(portable(with_triton, share_sources=shares_sources))
+            if not shares_sources:
+                stack.enter_context(without_sources(*others, *graphs))
+            return True
+        except NotSharableError as exc:
+            self._refused(exc.code, exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             self._failed(saving, exc)
-            return None
+        return False
 
-    def _writer(self, original: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
-        def write_to_local_cache(key: str, content: bytes) -> None:
-            saving: Save[_Result] | None = self._current(Save)
-            # Not in a save, this is torch.compiler.load_cache_artifacts.
-            if saving is None or not (
-                (saving.is_shared and self._share(saving, content)) or not saving.in_directory
-            ):
-                original(key, content)
-
-        return write_to_local_cache
+    def _write(self, original: Callable[[str, bytes], None], key: str, content: bytes) -> None:
+        saving: Save[_Result] | None = self._current(Save)
+        # Not in a save, this is torch.compiler.load_cache_artifacts.
+        if saving is None or not (
+            (saving.is_shared and self._share(saving, content)) or not saving.in_directory
+        ):
+            original(key, content)
 
     def _share(self, saving: Save[_Result], content: bytes) -> bool:
         """Save what torch has pickled; return whether it is shared."""
-        key = str(saving.key)
+        key = saving.key
         try:
             check_readable(content)
             with self._log.shown("s3cache.save") as event:
@@ -366,16 +373,14 @@ class Level(ABC, Generic[_Result]):
             return is_saved
         except UnreadableError as exc:
             self._refused("entry", exc)
-        except UnsharableKernelError as exc:
-            self._refused("kernel", exc)
-        except UndescribedError as exc:
-            self._refused("fakify-first-call", exc)
+        except NotSharableError as exc:
+            self._refused(exc.code, exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             self._failed(saving, exc)
         return False
 
     def _failed(self, saving: CacheCall, error: Exception) -> None:
-        saving.met(error)
+        saving.record_error(error)
         self._warn(saves, "a compiled graph is not shared", error)
 
     def _warn(self, logger: logging.Logger, what: str, error: Exception) -> None:
@@ -389,50 +394,31 @@ class Level(ABC, Generic[_Result]):
             raise call.error
 
 
-def _only_if_asked(
-    asked: Internal[Callable[[], bool]], original: Callable[[], object]
-) -> Callable[[], object]:
-    """Have torch's own remote cache asked only where its option is set, as without s3cache."""
-
-    def get_remote_cache() -> object:
-        return original() if asked.get()() else None
-
-    return get_remote_cache
-
-
 # -- what an entry says of itself, for people
 
 
-def _components_as_json(components: Mapping[str, Component]) -> dict[str, list[str]]:
-    """Return the components of a key as plain data: name to digest and value."""
-    return {name: [component.digest, component.value] for name, component in components.items()}
-
-
-def _maker(graphs: Sequence[object], *, compiled: bool) -> dict[str, str]:
-    """Return what makes an entry, and for which devices; with the compiler, if ``compiled``."""
+def _made_by(graphs: Sequence[object], *, compiled: bool) -> dict[str, str]:
+    """Return what made an entry, and for which devices; with the compiler if ``compiled``."""
     import torch
 
+    devices = {str(device) for graph in graphs for device in getattr(graph, "device_types", ())}
     made_by = {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
-        "device": " ".join(sorted(_devices(graphs))),
+        "device": " ".join(sorted(devices)),
     }
     return {**made_by, "compiler": _compiler()} if compiled else made_by
 
 
-def _devices(graphs: Iterable[object]) -> set[str]:
-    return {str(each) for graph in graphs for each in getattr(graph, "device_types", ())}
-
-
 @functools.cache
 def _compiler() -> str:
-    """Return the C++ compiler's name and version, without its path; ``""`` if it does not say."""
+    """Return the C++ compiler's name and version without its path; ``""`` if it has none."""
     try:
         # torch makes one line of what ``g++ -v`` prints, and has asked already.
-        said = internals.compiler_version.get()(internals.cpp_compiler.get()())
+        printed = internals.compiler_version.get()(internals.cpp_compiler.get()())
     except Exception:  # noqa: BLE001 - it has been used, and is gone
         return ""
-    known = re.search(r"(?:\w+ )?(gcc|clang|icpx?) version [\w.+~-]+(?: \([^()/_]*\))?", said)
+    known = re.search(r"(?:\w+ )?(gcc|clang|icpx?) version [\w.+~-]+(?: \([^()/_]*\))?", printed)
     return known[0].strip("_") if known else ""

@@ -1,119 +1,130 @@
-"""Lock torch's own caches down, for where only what is signed may be used.
+"""With ``trust="require"``, keep torch from using its own caches, which are not signed.
 
-What torch writes is not signed: the code of graphs, which it runs if there is a file under its
-name, libraries, kernels of Triton, profiles and graphs that it unpickles. In its directory these
-may be from an entry that was used before signatures were required, or from anybody who could write
-there. So torch gets a directory of its own for as long as the policy is what it is; what is
-compiled there is found there again. Its remote profiles, and artifacts that programs load into its
-caches, are left alone. Where that is not possible, because this torch has other internals, it has
-no caches at all.
+What torch writes is not signed: code of graphs, which it runs if there is a file under its name,
+libraries, kernels of Triton, profiles and graphs that it unpickles. In its directory these may be
+from an entry that was used before signatures were required, or from another user. So torch gets a
+directory of its own for as long as the policy stays the same. Its remote profiles, and artifacts
+that programs load into its caches, are left alone. Where that is not possible, because this torch
+has other internals, it has no caches at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
-from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import Patches
 from s3cache.store import Directory, check_way, make_parents, private_directory
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from s3cache.cache import Engine
     from s3cache.torch_api.protocols import Function
 
-__all__ = ["TorchCacheLockdown", "disable_torch_caches", "own_directory"]
 
 logger = logger_of("trust")
 
 
-class TorchCacheLockdown:
-    """Keeps torch from using what was not signed.
+def lock_down(engine: Engine, patches: Patches) -> None:
+    """Keep torch from using what is not signed; where that fails, it has no caches.
+
+    Raises:
+        Exception: it fails, and the settings are strict.
+    """
+    try:
+        install_lockdown(engine.policy_digest, patches)
+    except Exception:
+        patches.undo()
+        without_torch_caches(engine, patches)
+        if engine.settings.strict:
+            raise
+        logger.warning(
+            "torch cannot be kept from what is not signed, so it has no caches", exc_info=True
+        )
+
+
+def without_torch_caches(engine: Engine, patches: Patches) -> None:
+    """Disable torch's caches, with a warning where that fails.
+
+    Raises:
+        Exception: it fails, and the settings are strict.
+    """
+    try:
+        disable_torch_caches(patches)
+    except Exception:
+        if engine.settings.strict:
+            raise
+        logger.warning("torch may use what is not signed", exc_info=True)
+
+
+def install_lockdown(policy: str, patches: Patches) -> None:
+    """Give torch directories of its own for this ``policy``, and nothing from elsewhere.
 
     Args:
-        policy: what tells the policy from every other.
+        policy: a digest that differs from policy to policy.
     """
-
-    def __init__(self, policy: str) -> None:
-        self._name = f"s3cache-{policy}"
-
-    def install(self, patches: Patches) -> None:
-        with contextlib.suppress(OSError):  # others may sit where it is to be
-            internals.cache_dir.get()()  # sets the variable first, unless it is set
-        for variable in internals.DIRECTORIES:
-            before = os.environ.get(variable)
-            if before is not None and os.path.basename(before) != self._name:
-                self._move(variable, before, patches)
-        patches.replace(internals.populate_caches, self._populator)
-        patches.replace(internals.remote_profiles, self._none)
-
-    def _move(self, variable: str, before: str, patches: Patches) -> None:
-        place, forget = own_directory(os.path.join(before, self._name))
-
-        def back() -> None:
-            os.environ[variable] = before
-            internals.clear_caches.get()()
-            forget()
-
-        os.environ[variable] = place
+    name = f"s3cache-{policy}"
+    with contextlib.suppress(OSError):  # others may sit where it is to be
+        internals.cache_dir.get()()  # sets the variable first, unless it is set
+    for variable in internals.DIRECTORIES:
+        before = os.environ.get(variable)
+        if before is None or os.path.basename(before) == name:
+            continue
+        place, forget = own_directory(os.path.join(before, name))
+        patches.at_undo(forget)
+        patches.at_undo(internals.clear_caches.get())
+        _set_variable(variable, place, patches)
         internals.clear_caches.get()()  # some remember where their files are
-        patches.at_undo(back)
+    patches.wrap(internals.populate_caches, _populate_with_nothing)
+    patches.wrap(internals.remote_profiles, lambda _: None)
 
-    def _populator(self, original: Function[object]) -> Function[object]:
-        def populate_caches(artifacts: object) -> object:
-            logger.warning(
-                "trust is 'require', and artifacts of "
-                "torch.compiler.load_cache_artifacts are not signed: none is loaded"
-            )
-            return original({})
 
-        return populate_caches
-
-    def _none(self, original: Function[object]) -> Function[object]:
-        def get_remote_cache() -> object:
-            return None
-
-        return get_remote_cache
+def _populate_with_nothing(original: Function[object], _: object) -> object:
+    logger.warning(
+        "trust is 'require', and artifacts of "
+        "torch.compiler.load_cache_artifacts are not signed: none is loaded"
+    )
+    return original({})
 
 
 def disable_torch_caches(patches: Patches) -> None:
-    """Turn all of torch's caches off: for a torch that has other internals than we know.
+    """Turn all of torch's caches off, by a public option and the environment alone.
 
-    What it writes on its way goes to a directory that is removed in the end. Nothing but a public
-    option and the environment are relied on; processes that this one starts inherit the latter.
+    What torch writes on its way goes to a directory that is removed in the end. Processes that this
+    one starts inherit the environment.
 
     Raises:
         UnsupportedTorchError: this torch does not even have that option.
     """
     for variable in internals.DIRECTORIES:
-        _set_variable(variable, *private_directory(), patches)
-    _set_variable(internals.NO_CACHES, "1", lambda: None, patches)
+        place, forget = private_directory()
+        patches.at_undo(forget)
+        _set_variable(variable, place, patches)
+    _set_variable(internals.NO_CACHES, "1", patches)
     patches.set(internals.force_disable_caches, True)
 
 
-def _set_variable(variable: str, value: str, forget: Callable[[], None], patches: Patches) -> None:
+def _set_variable(variable: str, value: str, patches: Patches) -> None:
     before = os.environ.get(variable)
+
+    def put_back() -> None:
+        if before is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = before
+
     os.environ[variable] = value
-    patches.at_undo(partial(_put_back, variable, before, forget))
-
-
-def _put_back(variable: str, before: str | None, forget: Callable[[], None]) -> None:
-    if before is None:
-        os.environ.pop(variable, None)
-    else:
-        os.environ[variable] = before
-    forget()
+    patches.at_undo(put_back)
 
 
 def own_directory(path: str) -> tuple[str, Callable[[], None]]:
-    """Return a directory that no other user can write to or exchange, and what to call at the end.
+    """Return a directory that no other user can write to or exchange, and a clean-up function.
 
-    It is ``path``, which stays, unless others have, or could have, a hand in it.
+    It is ``path``, which stays, unless other users can change it.
 
     Raises:
         ConfigError: there is no place for one.

@@ -1,27 +1,33 @@
-"""What entries leave out: files and lines of the program, and whatever is of one machine.
+"""Make entries portable: leave out the program's files and lines, and what is of one machine.
 
 torch's entries hold the text of each graph, with the line of the user's program that each node is
-from, the stack traces of these lines, and variables of the environment, for logs and for its
-profiler. None of it is run. Who may read a bucket need not be one who may read the source.
+from, stack traces, and variables of the environment, for logs and for its profiler. None of it is
+run. Who may read a bucket need not be one who may read the source.
 
 An entry holds what is run of a Triton kernel: no file, no directory, no bound method. What a kernel
-needs of those is made on the machine that reads it (:func:`restore_kernel`).
+needs of those is made on the machine that reads it (:func:`restore_kernel`), in a directory that no
+other user can write to (:func:`check_triton_directory`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
+import os
 import re
+import stat
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from s3cache.artifact import hidden_places
+from s3cache.errors import ConfigError
+from s3cache.store import Directory, check_way, is_writable_by_others, make_parents
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -34,7 +40,6 @@ if TYPE_CHECKING:
         TritonKernel,
     )
 
-__all__ = ["installed_in", "portable", "restore_kernel", "without_sources"]
 
 # In the text of a graph: "# File: /home/me/train.py:7 in forward, code: x = secret(x)", where other
 # notes of torch's may come first.
@@ -57,7 +62,7 @@ _KERNEL_PATH = re.compile(r"(?<=# kernel path: ).*/")
 
 @contextlib.contextmanager
 def without_sources(*results: object) -> Iterator[None]:
-    """While the block runs, torch's entries and compiled graphs do not say where code is from.
+    """Hide where code is from in torch's entries and compiled graphs while the block runs.
 
     What is set on them meanwhile stays.
     """
@@ -109,7 +114,7 @@ def _text(text: str) -> str:
 
 @functools.cache
 def installed_in() -> tuple[str, ...]:
-    """Directories that compiled code may name: what is below them is torch's and Python's."""
+    """Return directories of torch and Python, which compiled code may name."""
     import torch
 
     found = {str(Path(torch.__file__).parent.parent), sys.prefix, sys.base_prefix}
@@ -128,7 +133,7 @@ _CONFIGS = "s3cache_configs"
 
 @contextlib.contextmanager
 def portable(graphs: Iterable[object], *, share_sources: bool) -> Iterator[None]:
-    """While the block runs, Triton kernels of compiled graphs hold what any machine can use.
+    """Reduce Triton kernels of compiled graphs to what any machine can use while the block runs.
 
     torch alone can use them as well, but does not remember the fastest configuration then.
 
@@ -208,3 +213,49 @@ def restore_kernel(kernel: CachingAutotuner) -> None:
             kernel.inductor_meta, kernel.filename, configs
         )
         kernel.save_cache_hook = cache and cache.save
+
+
+def check_triton_directory(base: str, kernel: str) -> None:
+    """Make ``base`` for this user alone, unless it is there; check the files of a kernel in it.
+
+    Raises:
+        PermissionError: others may write in it, or what is there is not this user's alone. That
+            says nothing of the entry.
+    """
+    try:
+        make_parents(os.path.abspath(base))
+        check_way(base)  # before it is opened: from then on the name leads there
+        directory = Directory.at(base, make=True)
+        # Where no other user gets in, it does not matter what the umask left open within.
+        is_private = not os.fstat(directory.fd).st_mode & 0o077
+        with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
+            _check_files(directory, kernel, is_private=is_private)
+    except ConfigError as exc:
+        raise PermissionError(
+            errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
+        ) from exc
+
+
+def _check_files(base: Directory, kernel: str, *, is_private: bool) -> None:
+    place = f"{base.path}/{kernel}"
+    status = os.stat(kernel, dir_fd=base.fd, follow_symlinks=False)
+    _check_ours(status, stat.S_ISDIR, is_private, place)
+    fd = os.open(kernel, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base.fd)
+    try:
+        for name in os.listdir(fd):
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            _check_ours(status, stat.S_ISREG, is_private, f"{place}/{name}")
+    finally:
+        os.close(fd)
+
+
+def _check_ours(
+    status: os.stat_result, is_kind: Callable[[int], bool], is_private: bool, place: str
+) -> None:
+    is_ours = is_kind(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_ours or (not is_private and is_writable_by_others(status)):
+        raise ConfigError(
+            place,
+            "is not this user's alone",
+            "remove it, or give TRITON_CACHE_DIR another directory",
+        )

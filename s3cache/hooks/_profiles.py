@@ -1,28 +1,26 @@
-"""Dynamo's automatic dynamic shapes: what one machine learned, the next one knows.
+"""Share Dynamo's automatic dynamic shapes: what one machine learned, the next one starts with.
 
 Dynamo takes each size for a constant until it sees another one, and compiles again then. The next
 machine starts over: a first batch of another size than any before misses the graph of constants,
 which takes a whole compile, before it would hit the one for every size.
 
-So what turned out to change is shared, as an entry of its own: one for a program, under a key made
-of the code that it compiled first. It is fetched once, when that code is compiled, and says for
-each piece of code which sizes of which inputs change; no more than that, so that sizes which did
-not change stay constants, whatever they were elsewhere. It decides nothing but what Dynamo traces
-as a symbol; guards and keys are what they would be if Dynamo had found out by itself.
+So what turned out to change is shared as one entry for a program, under a key made of the code that
+it compiled first. It is fetched when that code is compiled, and says for each piece of code which
+sizes of which inputs change. It decides nothing but what Dynamo traces as a symbol; guards and keys
+are what they would be if Dynamo had found out by itself.
 
 A program can need its sizes to be constants: ``math.gcd(x.shape[0], 4)`` does not compile with
-``fullgraph=True`` where the size is a symbol. Dynamo alone gets there only if this very job sees
-two sizes; with a profile, any job that shares the bucket is enough, and a profile that is wrong can
-make the program fail. So profiles are off unless a user turns them on, and never make a symbol of a
-Python number, of which programs ask what no symbol answers.
+``fullgraph=True`` where the size is a symbol. So profiles are off unless a user turns them on, and
+never make a symbol of a Python number.
 
 A program that begins as the first one did is left alone: all graphs on its way are there, the one
-of constants too, while a graph that began with symbols may be another one than what was made of
-constants later (sizes that are equal when a graph is traced share a symbol).
+of constants too, while a graph that began with symbols may differ from what was made of constants
+later (sizes that are equal when a graph is traced share a symbol).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 from types import CodeType
@@ -32,15 +30,14 @@ from s3cache._logs import logger_of
 from s3cache.artifact import Changing, ShapeProfile
 from s3cache.cache import Engine
 from s3cache.graph import code_fingerprint
-from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import Patches
 from s3cache.torch_api import installed_version, internals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from s3cache.torch_api.protocols import Function, ShapeState, Translator
 
-__all__ = ["ShapeProfiles"]
 
 logger = logger_of("saves")
 
@@ -50,7 +47,7 @@ _MAX_VARIANTS = 16
 
 
 class ShapeProfiles:
-    """Tells Dynamo what changed elsewhere, and others what changes here."""
+    """Gives Dynamo the sizes that changed elsewhere, and saves those that change here."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -65,34 +62,36 @@ class ShapeProfiles:
 
     def install(self, patches: Patches) -> None:
         """Replace where Dynamo notes the sizes of an input, and where it is done with a compile."""
-        patches.replace(internals.update_automatic_dynamic, self._updater)
-        patches.replace(internals.put_code_state, self._saver)
+        patches.wrap(internals.update_automatic_dynamic, self._update_automatic_dynamic)
+        patches.wrap(internals.put_code_state, self._put_code_state)
 
-    def _updater(self, original: Function[ShapeState]) -> Function[ShapeState]:
-        def update_automatic_dynamic(
-            tx: Translator, name: str, entry: ShapeState, *args: object, **kwargs: object
-        ) -> ShapeState:
-            # Ranks that compile together tell each other what they know; ours may differ.
-            if tx.distributed_state is not None or not internals.automatic_dynamic_shapes.get():
-                return original(tx, name, entry, *args, **kwargs)
-            code = ""
-            try:
-                code = self._code(tx.f_code)
-                known = self._known.get(code, name)
-                begun = self._begin(code, name, entry, known)
-                if known is not None and not begun:
-                    entry = internals.with_changing(entry, known.sizes, known.strides)
-            except Exception as exc:  # noqa: BLE001 - no compile fails for it
-                self._failed(exc)
-            result = original(tx, name, entry, *args, **kwargs)
-            if code:
+    def _update_automatic_dynamic(
+        self,
+        original: Function[ShapeState],
+        tx: Translator,
+        name: str,
+        entry: ShapeState,
+        *args: object,
+        **kwargs: object,
+    ) -> ShapeState:
+        # Ranks that compile together tell each other what they know; ours may differ.
+        if tx.distributed_state is not None or not internals.automatic_dynamic_shapes.get():
+            return original(tx, name, entry, *args, **kwargs)
+        code = ""
+        with self._failing_once():
+            code = self._code(tx.f_code)
+            known = self._known.get(code, name)
+            begun = self._begin(code, name, entry, known)
+            if known is not None and not begun:
+                entry = internals.with_changing(entry, known.sizes, known.strides)
+        result = original(tx, name, entry, *args, **kwargs)
+        if code:
+            with self._failing_once():
                 self._learn(code, name, result)
-            return result
-
-        return update_automatic_dynamic
+        return result
 
     def _begin(self, code: str, name: str, seen: ShapeState, known: Changing | None) -> str:
-        """A digest of what was seen first, if that began as the graph of constants did."""
+        """Return a digest of what was seen first, if that began as the graph of constants did."""
         if (code, name) not in self._begun:
             text = repr((seen.scalar, seen.size, seen.stride))
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -101,26 +100,18 @@ class ShapeProfiles:
         return self._begun[code, name]
 
     def _learn(self, code: str, name: str, state: ShapeState) -> None:
-        try:
-            sizes, strides = internals.changing(state)
-            if any(sizes or ()) or any(strides or ()):
-                begun = self._begun.get((code, name))
-                changing = Changing(sizes, strides, (begun,) if begun else ())
-                self._unsaved |= self._learned.add(code, name, changing)
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._failed(exc)
+        sizes, strides = internals.changing(state)
+        if any(sizes or ()) or any(strides or ()):
+            begun = self._begun.get((code, name))
+            changing = Changing(sizes, strides, (begun,) if begun else ())
+            self._unsaved |= self._learned.add(code, name, changing)
 
-    def _saver(self, original: Callable[[], None]) -> Callable[[], None]:
-        def put_code_state() -> None:
-            original()
-            if self._unsaved and self._saves < _MAX_SAVES:
-                self._unsaved = False
-                try:
-                    self._save()
-                except Exception as exc:  # noqa: BLE001 - as above
-                    self._failed(exc)
-
-        return put_code_state
+    def _put_code_state(self, original: Callable[[], None]) -> None:
+        original()
+        if self._unsaved and self._saves < _MAX_SAVES:
+            self._unsaved = False
+            with self._failing_once():
+                self._save()
 
     def _save(self) -> None:
         if self._key and self._engine.settings.mode in ("read-write", "write-only"):
@@ -128,7 +119,7 @@ class ShapeProfiles:
             self._engine.save(self._key, self._learned.encode(self._key), level="shapes")
 
     def _code(self, code: CodeType) -> str:
-        """The fingerprint of ``code``; that of the first names the program, and has it fetched."""
+        """Return the fingerprint of ``code``; the first one names the program, which is fetched."""
         if code not in self._fingerprints:
             self._fingerprints[code] = code_fingerprint(code)
             if not self._key:
@@ -148,16 +139,21 @@ class ShapeProfiles:
                 break
         self._learned.update(self._known)
 
-    def _failed(self, error: Exception) -> None:
-        if self._engine.settings.strict:
-            raise error
-        if not self._warned:
-            self._warned = True
-            logger.warning("what changes is not shared", exc_info=error)
+    @contextlib.contextmanager
+    def _failing_once(self) -> Iterator[None]:
+        """Warn of the first error in the block, which no compile may fail for."""
+        try:
+            yield
+        except Exception as exc:
+            if self._engine.settings.strict:
+                raise
+            if not self._warned:
+                self._warned = True
+                logger.warning("what changes is not shared", exc_info=exc)
 
 
 def _key(first: str) -> str:
-    """What the profile of a program is kept under."""
+    """Return the key of a program's profile."""
     whole = hashlib.sha256()
     tag = internals.cache_key_tag.get()
     for part in ("shapes", installed_version(), platform.python_version(), tag, first):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from s3cache._importing import when_imported
 from s3cache.graph import forget_kernels, record_kernel, remember_pristine
-from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function, OperatorLibrary
 

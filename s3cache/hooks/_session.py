@@ -22,20 +22,15 @@ from s3cache.errors import S3CacheError
 from s3cache.graph import Report
 from s3cache.hooks._aot_graphs import AOTGraphs
 from s3cache.hooks._backwards import Backwards
-from s3cache.hooks._check import checked
 from s3cache.hooks._conditions import install_guard_expressions
-from s3cache.hooks._events import Progress, TraceEvents
 from s3cache.hooks._fx_graphs import FxGraphs
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import KeySeam, Registry
+from s3cache.hooks._keys import KeyHook, Registry
 from s3cache.hooks._level import Shared
-from s3cache.hooks._lockdown import TorchCacheLockdown, disable_torch_caches
-from s3cache.hooks._patching import Patches
-from s3cache.hooks._profiles import ShapeProfiles
-from s3cache.hooks._records import Bypasses, LookupLog
+from s3cache.hooks._recorder import Bypasses, LookupLog, TraceEvents
 from s3cache.hooks._registrations import watch_registrations
-from s3cache.hooks._state import CompileState, PendingCompiles
+from s3cache.hooks._state import CompileState, Patches, PendingCompiles
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import (
     bind_declarations,
@@ -51,15 +46,6 @@ if TYPE_CHECKING:
 
     from s3cache.settings import Options
 
-__all__ = [
-    "active",
-    "check",
-    "disable",
-    "enable",
-    "enable_by_environment",
-    "enabled",
-    "register_cacheable",
-]
 
 logger = logger_of()
 
@@ -73,42 +59,44 @@ class Session:
     torch's compiler is not imported here: the hooks go in when the program first needs it. Those
     that carry the cache go in together, or not at all. Any other can fail alone: one warning says
     which feature is off.
+
+    Args:
+        supported: whether this torch is; else no hook is installed, and torch has no caches of its
+            own where only what is signed may be used. The engine then looks nothing up.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, supported: bool = True) -> None:
         self._engine = engine
         self.cache: Cache = engine
         self.inquire = engine.inquire
-        self._events = TraceEvents(engine.subscribe)
         self._patches = Patches()
         self._locked = Patches()  # apart, as they stay where no hook can be installed
-        self._lockdown = (
-            TorchCacheLockdown(engine.policy_digest) if engine.uses_trusted_only else None
-        )
-        self._failed_early: list[Exception] = []
-        self._forget_kernels = watch_registrations(self._failed_early.append)
-        self._withdraw_lockdown = (
-            when_imported(internals.CODE_CACHES, self._lock_down) if self._lockdown else None
-        )
-        self._withdraw = when_imported(internals.COMPILER, self._install)
+        self._early_failures: list[Exception] = []
+        self._undo = contextlib.ExitStack()
+        if supported:
+            self._events = TraceEvents(engine.subscribe)
+            self._undo.callback(self._events.close)
+        self._undo.callback(engine.close)
+        self._undo.callback(self._locked.undo)
+        if supported:
+            self._undo.callback(self._patches.undo)
+            self._undo.callback(watch_registrations(self._early_failures.append))
+        if engine.uses_trusted_only:
+            from s3cache.hooks import _lockdown
 
-    def _lock_down(self) -> None:
-        assert self._lockdown is not None
-        try:
-            self._lockdown.install(self._locked)
-        except Exception:
-            self._locked.undo()
-            _disable_torch_caches(self._engine, self._locked)
-            if self._engine.settings.strict:
-                raise
-            logger_of("trust").warning(
-                "torch cannot be kept from what is not signed, so it has no caches",
-                exc_info=True,
-            )
+            lock = _lockdown.lock_down if supported else _lockdown.without_torch_caches
+            lock_down = functools.partial(lock, engine, self._locked)
+            self._undo.callback(when_imported(internals.CODE_CACHES, lock_down))
+        if supported:
+            self._undo.callback(when_imported(internals.COMPILER, self._install))
+
+    def close(self) -> None:
+        """Put torch back as it was, and finish the uploads."""
+        self._undo.close()
 
     def _install(self) -> None:
         try:
-            for error in self._failed_early:
+            for error in self._early_failures:
                 raise error
             bind_declarations()
             if internals.is_untested():
@@ -117,8 +105,10 @@ class Session:
             self._install_features()
         except Exception:
             self._patches.undo()
-            if self._lockdown is not None:
-                _disable_torch_caches(self._engine, self._locked)
+            if self._engine.uses_trusted_only:
+                from s3cache.hooks._lockdown import without_torch_caches
+
+                without_torch_caches(self._engine, self._locked)
             if self._engine.settings.strict:
                 raise
             logger.warning(
@@ -133,28 +123,38 @@ class Session:
     def _install_required(self) -> None:
         """Install the hooks that carry the cache, in the order in which torch calls them."""
         engine, state = self._engine, CompileState()
-        backwards = Backwards(state, registry.version_of)
-        kernels = Kernels(state, share_sources=engine.settings.share_sources)
-        compiles = PendingCompiles(state, registry.version_of)
-        self._keys = keys = KeySeam(registry, state)
-        self._log = log = LookupLog(engine, keys)
-        shared = Shared(engine, state, keys, kernels, compiles, Bypasses(engine), log)
+        self._keys = keys = KeyHook(registry, state)
+        self._log = LookupLog(engine, keys)
+        shared = Shared(
+            engine,
+            state,
+            keys,
+            kernels=Kernels(state, share_sources=engine.settings.share_sources),
+            compiles=PendingCompiles(state, registry.version_of),
+            backwards=Backwards(state, registry.version_of),
+            bypasses=Bypasses(engine),
+            log=self._log,
+        )
         keys.install_fx(self._patches)
-        levels = AOTGraphs(shared, backwards), FxGraphs(shared)
-        for hook in (state, backwards, keys, kernels, compiles, *levels):
+        levels = AOTGraphs(shared), FxGraphs(shared)
+        for hook in (state, shared.backwards, keys, shared.kernels, shared.compiles, *levels):
             hook.install(self._patches)
 
     def _install_features(self) -> None:
         """Install what can fail alone."""
         engine = self._engine
         self._try(internals.TORCH_KEY, lambda _: remember_installation(engine.settings.local_dir))
-        self._try(internals.CLEARING, Clearing(engine).install)
+        self._try(internals.CLEARING, functools.partial(install_clearing, engine))
         self._try(internals.GUARD_EXPRESSIONS, install_guard_expressions)
         self._try(internals.KEY_LOGS, self._keys.install_logs)
         self._try(internals.TRACES, lambda _: self._log.show(self._events))
         if engine.settings.shape_profile:
+            from s3cache.hooks._profiles import ShapeProfiles
+
             self._try(internals.PROFILES, ShapeProfiles(engine).install)
         if os.environ.get(WATCHED):
+            from s3cache.hooks._progress import Progress
+
             self._try(internals.WATCHING, Progress(engine, self._log).install)
 
     def _try(self, feature: str, install: Callable[[Patches], object]) -> None:
@@ -170,51 +170,10 @@ class Session:
         else:
             self._patches.at_undo(patches.undo)
 
-    def close(self) -> None:
-        """Put torch back as it was, and finish the uploads."""
-        self._withdraw()
-        if self._withdraw_lockdown is not None:
-            self._withdraw_lockdown()
-        self._forget_kernels()
-        self._patches.undo()
-        self._locked.undo()
-        self._engine.close()
-        self._events.close()
-
-
-class DisabledSession:
-    """What is left of a session where this torch is not supported: no hook is installed.
-
-    Where only what is signed may be used, torch has no caches of its own either.
-
-    Args:
-        engine: one that looks nothing up.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.cache: Cache = engine
-        self._engine = engine
-        self._locked = Patches()
-        self._withdraw = (
-            when_imported(internals.CODE_CACHES, self._lock_down)
-            if engine.uses_trusted_only
-            else None
-        )
-
-    def _lock_down(self) -> None:
-        _disable_torch_caches(self._engine, self._locked)
-
-    def close(self) -> None:
-        """Put torch back as it was."""
-        if self._withdraw is not None:
-            self._withdraw()
-        self._locked.undo()
-        self._engine.close()
-
 
 @functools.cache
 def _warn_untested() -> None:
-    """Say once that this release of torch is newer than any that was tried."""
+    """Warn once that this release of torch is newer than any that was tried."""
     logger.warning(
         "torch %s is newer than any release that was tried (%d.%d to %d.%d); every name that "
         "the cache needs is there, so it is on %s",
@@ -225,70 +184,51 @@ def _warn_untested() -> None:
     )
 
 
-def _disable_torch_caches(engine: Engine, patches: Patches) -> None:
-    """Have torch use no cache at all, where only what is signed may be used."""
-    try:
-        disable_torch_caches(patches)
-    except Exception:
-        if engine.settings.strict:
-            raise
-        logger_of("trust").warning("torch may use what is not signed", exc_info=True)
-
-
-class Clearing:
-    """Clears a level of the local tier when a program has torch clear that level.
+def install_clearing(engine: Engine, patches: Patches) -> None:
+    """Clear a level of the local tier when a program has torch clear that level.
 
     torch empties its directory, and leaves its remote caches as they are. So entries of the level
     go from the local tier, and those in the remote stay, where the next compile finds them.
     """
+    storage = logger_of("storage")
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def clear(level: str, prefix: str, original: Callable[[], None]) -> None:
+        original()
+        try:
+            count = engine.clear_local(prefix)
+        except Exception:
+            if engine.settings.strict:
+                raise
+            storage.warning("%s were not removed from the local tier", level, exc_info=True)
+            return
+        storage.info(
+            "%d %s removed from the local tier; a remote keeps them: Cache.clear() "
+            "removes them there, and recache=True compiles again",
+            count,
+            level,
+        )
 
-    def install(self, patches: Patches) -> None:
-        """Replace ``AOTAutogradCache.clear()`` and ``FxGraphCache.clear()``."""
-        for internal, what, prefix in (
-            (internals.clear_autograd_cache, "AOT graphs", internals.key_prefix()),
-            (internals.clear_fx_cache, "FX graphs", internals.FX_PREFIX),
-        ):
-            patches.replace(internal, functools.partial(self._clearer, what, prefix))
-
-    def _clearer(self, what: str, prefix: str, original: Callable[[], None]) -> Callable[[], None]:
-        def clear() -> None:
-            original()
-            try:
-                count = self._engine.clear_local(prefix)
-            except Exception:
-                if self._engine.settings.strict:
-                    raise
-                logger_of("storage").warning(
-                    "%s were not removed from the local tier", what, exc_info=True
-                )
-                return
-            logger_of("storage").info(
-                "%d %s removed from the local tier; a remote keeps them: Cache.clear() "
-                "removes them there, and recache=True compiles again",
-                count,
-                what,
-            )
-
-        return clear
+    for internal, level, prefix in (
+        (internals.clear_autograd_cache, "AOT graphs", internals.key_prefix()),
+        (internals.clear_fx_cache, "FX graphs", internals.FX_PREFIX),
+    ):
+        patches.wrap(internal, functools.partial(clear, level, prefix))
 
 
 _mutex = threading.Lock()
 _environment_mutex = threading.Lock()  # taken before the other one
 _session: Session | None = None
-_disabled: DisabledSession | None = None  # instead
+_disabled: Session | None = None  # instead, where this torch is not supported
 _tried_environment = False
 registry = Registry()
 
 
 def active() -> Cache | None:
-    """The cache that torch.compile uses now, if any.
+    """Return the cache that torch.compile uses now, if any.
 
-    One that the environment asks for, and that waits for the first compile, is enabled by this.
+    Enables the one that the environment asks for, which otherwise waits for the first compile.
     """
-    _autoload.go_ahead()
+    _autoload.ask_environment()
     return None if _session is None else _session.cache
 
 
@@ -312,7 +252,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         _close()
         if not internals.is_supported():
             inert: Options = {**options, "mode": "off"}
-            _disabled = DisabledSession(Engine.open(url, **inert))
+            _disabled = Session(Engine.open(url, **inert), supported=False)
             return _disabled.cache
         engine = Engine.open(url, **options)
         try:
@@ -329,9 +269,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
 
 
 def enable_by_environment() -> None:
-    """:func:`enable` as the environment has it, unless that was done; tried once.
-
-    For those who cannot catch what it raises: one warning, and no cache.
+    """Call :func:`enable` once, as the environment has it; an error is one warning, and no cache.
 
     Raises:
         S3CacheError: what keeps it from that, where the environment says strict.
@@ -355,7 +293,7 @@ def enable_by_environment() -> None:
 
 
 def disable() -> None:
-    """Put torch back exactly as it was; waits for uploads, ``exit_timeout_s`` at most."""
+    """Put torch back exactly as it was; wait for uploads, ``exit_timeout_s`` at most."""
     _autoload.cancel()
     with _mutex:
         _close()
@@ -363,7 +301,7 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def enabled(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cache]:
-    """:func:`enable` for the block, then :func:`disable`."""
+    """Call :func:`enable` for the block, then :func:`disable`."""
     try:
         yield enable(url, **options)
     finally:
@@ -371,7 +309,7 @@ def enabled(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cach
 
 
 def register_cacheable(function: _F, *, version: str) -> _F:
-    """Vouch that what ``function`` returns depends on its arguments and ``version`` alone.
+    """Promise that what ``function`` returns depends on its arguments and ``version`` alone.
 
     Graphs that call it can then be cached; the version is part of their key.
 
@@ -393,22 +331,22 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     Raises:
         Exception: what ``function`` raises.
     """
+    from s3cache.hooks._check import checked
+
     inquire = None if _session is None else _session.inquire
     return checked(function, registry, args, kwargs, inquire)
 
 
 def _close() -> None:
     global _session, _disabled
-    session, _session = _session, None
-    if session is not None:
-        session.close()
-    disabled, _disabled = _disabled, None
-    if disabled is not None:
-        disabled.close()
+    sessions, _session, _disabled = (_session, _disabled), None, None
+    for session in sessions:
+        if session is not None:
+            session.close()
 
 
 def _print_summary() -> None:
-    """Say what the cache that was enabled last came to. At exit: the uploads are over."""
+    """Print the counts of the cache that was enabled last, once its uploads are over."""
     cache = latest()
     if cache is None:
         return
@@ -417,8 +355,8 @@ def _print_summary() -> None:
         rank, stats = os.environ.get("RANK"), cache.stats()
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr
             if settings.summary == "json":
-                said = {"rank": rank, "pid": os.getpid(), **stats.in_numbers()}
-                sys.stderr.write(f"{json.dumps(said)}\n")
+                counts = {"rank": rank, "pid": os.getpid(), **stats.in_numbers()}
+                sys.stderr.write(f"{json.dumps(counts)}\n")
             else:
                 prefix = "" if rank is None else f"rank {rank}: "
                 sys.stderr.write(f"s3cache: {prefix}{stats.in_words()}\n")

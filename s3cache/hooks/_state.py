@@ -1,77 +1,139 @@
-"""The compile that is under way on a thread, and which compiles end in an entry.
+"""State of the compile under way on each thread, compiles that end in an entry, and patches.
 
 Between a lookup that misses and the save, torch compiles the graph's forward and backward. With
-``bundled_autograd_cache`` one entry holds a whole graph. That must hold for the graphs that s3cache
-saves and for nothing else. The option cannot simply be set: it would be part of torch's key,
-options are set for one thread only, and Inductor would leave its cache of FX graphs alone, which
-is the second level here (``_fx_graphs``). Only where Inductor does not cache an FX graph by itself
-is it set for that graph: the entry then gets what the second level would have collected.
+``bundled_autograd_cache`` one entry holds a whole graph, which must be so for the graphs that
+s3cache saves and for no others. The option cannot simply be set: it would be part of torch's key,
+options are set for one thread only, and Inductor would ignore its cache of FX graphs, the second
+level here. It is set only for an FX graph that Inductor does not cache by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from s3cache._logs import logger_of
 from s3cache._pages import pointer
 from s3cache._problems import code_of
-from s3cache.graph import Unsafe, sees_places, settings_digest
-from s3cache.hooks._conditions import Compile, FxInfo, attach_fx_info
-from s3cache.hooks._first_calls import Described, UndescribedError, described_outputs
-from s3cache.hooks._patching import Patches
+from s3cache.graph import ORIGINAL_ATTR, BypassReason, reads_storage_offsets, settings_digest
+from s3cache.hooks._conditions import Compile, FxInfo, NotSharableError, attach_fx_info
 from s3cache.store import Buffer
-from s3cache.torch_api import internals
+from s3cache.torch_api import Internal, internals
+from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from s3cache.hooks._distributed import OutputDescription
     from s3cache.torch_api.protocols import (
         AOTConfig,
         CompiledGraph,
         FirstCallWrapper,
-        Function,
         RuntimeMetadata,
         TracingContext,
     )
 
-__all__ = ["CacheCall", "CompileState", "PendingCompiles"]
 
 logger = logger_of("saves")
 
+F = TypeVar("F", bound=Function[object])
+T = TypeVar("T")
+
+_ABSENT = object()
 # As many keys as there may be between a lookup that misses and the save.
-_REMEMBERED = 1024
-# What AOTAutograd is given to compile a graph by, if not by Inductor.
+_MAX_REMEMBERED = 1024
+# Arguments by which AOTAutograd compiles a graph other than by Inductor.
 _COMPILERS = ("bw_compiler", "decompositions", "fw_compiler", "inference_compiler", "partition_fn")
 
 
-class CacheCall:
-    """One call of torch into its cache, from its start to its end: what the hooks have met in it.
-
-    torch swallows what its cache raises. The first error is kept here too, so that strict mode can
-    raise it where torch does not swallow any more.
-
-    Attributes:
-        inputs: what the graph is called with, once its key is asked for.
-        key: the graph's key, if it has one.
-        reasons: why it has none.
-        error: the first thing that went wrong.
-    """
+class Patches:
+    """Stack of replaced functions."""
 
     def __init__(self) -> None:
-        self.inputs: Sequence[object] = ()
-        self.key: str | None = None
-        self.reasons: tuple[Unsafe, ...] = ()
-        self.error: Exception | None = None
+        self._undo: list[Callable[[], None]] = []
 
-    def met(self, error: Exception) -> None:
-        """Keep ``error``, if it is the first."""
+    def replace(self, internal: Internal[F], make: Callable[[F], F]) -> None:
+        """Replace a function by what ``make`` returns for it.
+
+        ``make`` gets and returns the plain function. A static or class method stays one.
+
+        Raises:
+            UnsupportedTorchError: this torch lacks it.
+        """
+        owner, name = internal.owner()
+        present = inspect.getattr_static(owner, name)
+        wrapped = isinstance(present, (staticmethod, classmethod))
+        original: F = present.__func__ if wrapped else present
+        replacement: object = make(original)
+        if isinstance(replacement, FunctionType):  # keys describe a user's original as before
+            vars(replacement)[ORIGINAL_ATTR] = original
+        old = vars(owner).get(name, _ABSENT)  # absent where the owner inherits it
+        setattr(owner, name, type(present)(replacement) if wrapped else replacement)
+        self._undo.append(
+            partial(delattr, owner, name) if old is _ABSENT else partial(setattr, owner, name, old)
+        )
+
+    def wrap(self, internal: Internal[F], around: Function[object]) -> None:
+        """Have ``around(original, *args, **kwargs)`` called in the place of a function.
+
+        Raises:
+            UnsupportedTorchError: this torch lacks it.
+        """
+
+        def make(original: F) -> F:
+            def replacement(*args: object, **kwargs: object) -> object:
+                return around(original, *args, **kwargs)
+
+            return cast("F", replacement)
+
+        self.replace(internal, make)
+
+    def set(self, internal: Internal[T], value: T) -> None:
+        """Set an option.
+
+        Raises:
+            UnsupportedTorchError: this torch lacks it.
+        """
+        owner, name = internal.owner()
+        self._undo.append(partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def at_undo(self, call: Callable[[], None]) -> None:
+        """Call ``call`` in :meth:`undo`, in its turn."""
+        self._undo.append(call)
+
+    def undo(self) -> None:
+        """Put everything back, last first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+@dataclass(eq=False)
+class CacheCall:
+    """One call of torch into its cache, from start to end.
+
+    torch swallows what its cache raises. The first error is kept here, so that strict mode can
+    raise it where torch does not swallow errors any more.
+    """
+
+    inputs: Sequence[object] = ()  # of the graph, once its key is computed
+    key: str | None = None  # of the graph, if it has one
+    reasons: tuple[BypassReason, ...] = ()  # why it has none
+    error: Exception | None = None  # the first thing that went wrong
+    kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if one is
+    modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
+
+    def record_error(self, error: Exception) -> None:
+        """Keep ``error`` if it is the first."""
         self.error = self.error or error
 
 
@@ -80,29 +142,26 @@ _Call = TypeVar("_Call", bound=CacheCall)
 
 @dataclass(eq=False)
 class CompileState(threading.local):
-    """What this thread compiles now. Each hook sets its part, and puts back what was there.
+    """State of the compile under way on this thread; each hook sets its fields and resets them."""
 
-    Attributes:
-        options: what ``torch.compile(options=...)`` has asked Inductor for.
-        depth: how many calls of AOTAutograd the thread is in.
-        backward_compiler: what lowers backwards for the inner one.
-        user_compilers: what a program has given to compile the graph by, by name of the argument.
-        current: the call of torch into its cache. One may come inside of another, and ends first.
-        fx_options: where an option that was set for the FX graph that is compiled is put back.
-        offered: kernels of the entry that is being rebuilt.
-        sources: Python code of that entry, by the path that torch gives it.
-        loading: kernels of each module that is being loaded, the outer first.
-    """
-
+    # What ``torch.compile(options=...)`` has asked Inductor for.
     options: Mapping[str, object] = field(default_factory=dict)
-    depth: int = 0
-    backward_compiler: Function[Function[object]] | None = None
+    depth: int = 0  # how many calls of AOTAutograd the thread is in
+    backward_compiler: Function[Function[object]] | None = None  # of the innermost one
+    # What a program has given to compile the graph by, by name of the argument.
     user_compilers: Mapping[str, object] = field(default_factory=dict)
+    # The call of torch into its cache. One may come inside another, and ends first.
     current: CacheCall | None = None
+    # Puts back an option that was set for the FX graph that is compiled.
     fx_options: contextlib.ExitStack | None = None
-    offered: Mapping[str, Buffer] | None = None
-    sources: dict[str, str] = field(default_factory=dict)
+    # Kernels of each module that is being loaded, the outermost first.
     loading: list[set[str]] = field(default_factory=list)
+
+    @property
+    def rebuilding(self) -> CacheCall | None:
+        """The current call if it rebuilds an entry of ours."""
+        current = self.current
+        return None if current is None or current.kernels is None else current
 
     @contextlib.contextmanager
     def changed(self, **values: object) -> Iterator[None]:
@@ -123,31 +182,25 @@ class CompileState(threading.local):
     def install(self, patches: Patches) -> None:
         """See what Inductor and AOTAutograd are called with.
 
-        A user's backend may call ``compile_fx`` with decompositions or an ``inner_compile`` of its
-        own, or AOTAutograd with compilers of its own. The graph that is looked up does not say so.
-        Programs may have ``compile_fx`` from before, so AOTAutograd itself is watched.
+        A user's backend may call ``compile_fx`` or AOTAutograd with compilers or decompositions of
+        its own, which the graph does not show. Programs may have imported ``compile_fx`` before, so
+        AOTAutograd itself is watched.
         """
-        patches.replace(internals.compile_fx, self._inductor)
-        patches.replace(internals.aot_module, self._autograd)
+        patches.wrap(internals.compile_fx, self._compile_fx)
+        patches.wrap(internals.aot_module, self._aot_module)
 
-    def _inductor(self, original: Function[object]) -> Function[object]:
-        def compile_fx(*args: object, **kwargs: object) -> object:
-            asked = cast("Mapping[str, object] | None", kwargs.get("config_patches"))
-            with self.changed(options={**self.options, **(asked or {})}):
-                return original(*args, **kwargs)
+    def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        asked = cast("Mapping[str, object] | None", kwargs.get("config_patches"))
+        with self.changed(options={**self.options, **(asked or {})}):
+            return original(*args, **kwargs)
 
-        return compile_fx
-
-    def _autograd(self, original: Function[object]) -> Function[object]:
-        def aot_module_simplified(*args: object, **kwargs: object) -> object:
-            with self.changed(
-                depth=self.depth + 1,
-                backward_compiler=kwargs.get("bw_compiler"),
-                user_compilers=_user_compilers(kwargs),
-            ):
-                return original(*args, **kwargs)
-
-        return aot_module_simplified
+    def _aot_module(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        with self.changed(
+            depth=self.depth + 1,
+            backward_compiler=kwargs.get("bw_compiler"),
+            user_compilers=_user_compilers(kwargs),
+        ):
+            return original(*args, **kwargs)
 
 
 def _user_compilers(kwargs: Mapping[str, object]) -> Mapping[str, object]:
@@ -158,30 +211,32 @@ def _user_compilers(kwargs: Mapping[str, object]) -> Mapping[str, object]:
 
 
 class PendingCompiles:
-    """Which compiles end in an entry; a compile is known by its tracing context.
+    """Compiles that end in an entry, each known by its tracing context.
 
     Args:
-        vouched: the version of a function or operator that the user registered.
+        registered_version: gives the version of a function or operator that the user registered.
     """
 
-    def __init__(self, state: CompileState, vouched: Callable[[object], str | None]) -> None:
+    def __init__(
+        self, state: CompileState, registered_version: Callable[[object], str | None]
+    ) -> None:
         self._state = state
-        self._vouched = vouched
+        self._registered_version = registered_version
         # DDPOptimizer compiles several graphs in one context, one after the other.
         self._compiles: weakref.WeakKeyDictionary[TracingContext, list[Compile]] = (
             weakref.WeakKeyDictionary()
         )
-        self._outputs: OrderedDict[str, list[Described] | UndescribedError] = OrderedDict()
+        self._outputs: OrderedDict[str, list[OutputDescription] | NotSharableError] = OrderedDict()
 
     def install(self, patches: Patches) -> None:
         """Have torch bundle where :meth:`begin` was called, as if the option were set."""
-        patches.replace(internals.should_bundle, self._or_begun)
-        patches.replace(internals.should_bundle_compiled, self._or_begun)
-        patches.replace(internals.compile_fx_inner, self._compiler)
-        patches.replace(internals.answer_first_call, self._answerer)
+        patches.wrap(internals.should_bundle, self._should_bundle)
+        patches.wrap(internals.should_bundle_compiled, self._should_bundle)
+        patches.wrap(internals.compile_fx_inner, self._compile_graph)
+        patches.wrap(internals.answer_first_call, self._answer_first_call)
 
     def end(self) -> None:
-        """Another graph is about to be looked up."""
+        """End the current compile: another graph is about to be looked up."""
         context, compile_ = self._current()
         if context is not None and compile_ is not None:
             compile_.end(context)
@@ -189,7 +244,7 @@ class PendingCompiles:
     def begin(
         self, key: str, config: AOTConfig, inputs: Sequence[object], *, of_threads: bool
     ) -> None:
-        """Note that the graph that is being traced now will be saved under ``key``.
+        """Note that the graph that is being traced will be saved under ``key``.
 
         Args:
             of_threads: whether its code is made for the number of threads.
@@ -200,31 +255,31 @@ class PendingCompiles:
             self._compiles.setdefault(context, []).append(compile_)
 
     def compile_of(self, key: str) -> Compile | None:
-        """Return what is known of the compile that ends in an entry under ``key`` now."""
+        """Return the compile that ends in an entry under ``key``."""
         context = internals.current_tracing_context.get()()
         compiles = () if context is None else self._compiles.get(context, ())
         return next((each for each in reversed(compiles) if each.key == key), None)
 
     def is_compiling_entry(self) -> bool:
-        """Return whether what is compiled now is to become a part of an entry."""
+        """Return whether what is compiled now will be part of an entry."""
         return self._current()[1] is not None
 
     def force_bundling(self) -> bool:
-        """Have torch bundle the FX graph that it compiles now, if that becomes part of an entry."""
+        """Have torch bundle the current FX graph if it will be part of an entry."""
         options = self._state.fx_options
         if options is not None:
             functorch = internals.functorch_config.get()
             options.enter_context(functorch.patch(bundled_autograd_cache=True))
         return options is not None
 
-    def outputs(self, key: str) -> list[Described] | None:
+    def outputs(self, key: str) -> list[OutputDescription] | None:
         """Return what the graph answers a fake first call with; ``None`` if there is none.
 
         Raises:
-            UndescribedError: it cannot be described.
+            NotSharableError: it cannot be described.
         """
         outputs = self._outputs.get(key)
-        if isinstance(outputs, UndescribedError):
+        if isinstance(outputs, NotSharableError):
             raise outputs
         return outputs
 
@@ -233,44 +288,43 @@ class PendingCompiles:
         compiles = None if context is None else self._compiles.get(context)
         return context, compiles[-1] if compiles else None
 
-    def _or_begun(self, asked: Callable[[], bool]) -> Callable[[], bool]:
-        def should_bundle_autograd_cache() -> bool:
-            return self.is_compiling_entry() or asked()
+    def _should_bundle(self, asked: Callable[[], bool]) -> bool:
+        return self.is_compiling_entry() or asked()
 
-        return should_bundle_autograd_cache
-
-    def _compiler(self, compile_inner: Function[CompiledGraph]) -> Function[CompiledGraph]:
-        def compile_fx_inner(gm: GraphModule, *args: object, **kwargs: object) -> CompiledGraph:
-            context, compile_ = self._current()
-            if context is None or compile_ is None:
-                return compile_inner(gm, *args, **kwargs)
-            started = time.monotonic_ns()
-            info = self._fx_info(gm, compile_, is_backward=bool(kwargs.get("is_backward")))
-            with contextlib.ExitStack() as options, self._state.changed(fx_options=options):
-                # A graph that does nothing is not compiled at all, unless torch bundles.
-                if not (internals.asks_fx_cache() and internals.count_calls.get()(gm.graph)):
-                    self.force_bundling()
-                graph = compile_inner(gm, *args, **kwargs)
-            if info is not None:
-                if not info["late"]:
-                    compile_.look(context)
-                attach_fx_info(graph, info)
-            # torch notes it only where it does not bundle, and takes a backward's from here.
-            if graph._time_taken_ns is None:
-                graph._time_taken_ns = time.monotonic_ns() - started
-            return graph
-
-        return compile_fx_inner
+    def _compile_graph(
+        self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
+    ) -> CompiledGraph:
+        context, compile_ = self._current()
+        if context is None or compile_ is None:
+            return original(gm, *args, **kwargs)
+        started = time.monotonic_ns()
+        info = self._fx_info(gm, compile_, is_backward=bool(kwargs.get("is_backward")))
+        with contextlib.ExitStack() as options, self._state.changed(fx_options=options):
+            # A graph that does nothing is not compiled at all, unless torch bundles.
+            if not (internals.asks_fx_cache() and internals.count_calls.get()(gm.graph)):
+                self.force_bundling()
+            graph = original(gm, *args, **kwargs)
+        if info is not None:
+            if not info["late"]:
+                compile_.look(context)
+            attach_fx_info(graph, info)
+        # torch notes it only where it does not bundle, and takes a backward's from here.
+        if graph._time_taken_ns is None:
+            graph._time_taken_ns = time.monotonic_ns() - started
+        return graph
 
     def _fx_info(self, gm: GraphModule, compile_: Compile, *, is_backward: bool) -> FxInfo | None:
-        """Return what to note of an FX graph that is about to be lowered; else it is not saved."""
+        """Return what to note of an FX graph that will be lowered; ``None`` if it cannot be."""
         late = is_backward and not self._state.depth
-        threads, vouched = compile_.of_threads, self._vouched
         try:
             return {
-                "sees_places": sees_places(gm),
+                "sees_places": reads_storage_offsets(gm),
                 "late": late,
-                "lowered": settings_digest(of_threads=threads, vouched=vouched) if late else None,
+                "lowered": settings_digest(
+                    of_threads=compile_.of_threads, registered_version=self._registered_version
+                )
+                if late
+                else None,
             }
         except Exception as exc:  # the user's program goes on
             logger.warning(
@@ -278,26 +332,27 @@ class PendingCompiles:
             )
             return None
 
-    def _answerer(self, original: Function[object]) -> Function[object]:
-        def post_compile(
-            wrapper: FirstCallWrapper,
-            *args: object,
-            runtime_metadata: RuntimeMetadata,
-            **kwargs: object,
-        ) -> object:
-            function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
-            compile_ = self._current()[1]
-            if wrapper.needs_post_compile and compile_ is not None:
-                # In the strides that Inductor chose: the original has put them there.
-                self._remember(compile_.key, wrapper, runtime_metadata)
-            return function
-
-        return post_compile
+    def _answer_first_call(
+        self,
+        original: Function[object],
+        wrapper: FirstCallWrapper,
+        *args: object,
+        runtime_metadata: RuntimeMetadata,
+        **kwargs: object,
+    ) -> object:
+        function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
+        compile_ = self._current()[1]
+        if wrapper.needs_post_compile and compile_ is not None:
+            # In the strides that Inductor chose: the original has put them there.
+            self._remember(compile_.key, wrapper, runtime_metadata)
+        return function
 
     def _remember(self, key: str, wrapper: FirstCallWrapper, metadata: RuntimeMetadata) -> None:
+        from s3cache.hooks._distributed import describe_outputs
+
         try:
-            self._outputs[key] = described_outputs(wrapper.out_metas, metadata)
-        except UndescribedError as exc:
+            self._outputs[key] = describe_outputs(wrapper.out_metas, metadata)
+        except NotSharableError as exc:
             self._outputs[key] = exc
-        while len(self._outputs) > _REMEMBERED:
+        while len(self._outputs) > _MAX_REMEMBERED:
             self._outputs.popitem(last=False)

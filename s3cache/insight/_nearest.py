@@ -197,7 +197,7 @@ class EntrySource:
 
         async def read(info: ObjectInfo) -> None:
             with contextlib.suppress(CorruptError, UntrustedError):
-                head = await read_head(place.store, info.key, place.policy.judge)
+                head = await read_head(place.store, info.key, place.policy.check)
                 if head is not None and (one := _neighbor(head.header, self._where)):
                     found.append(one)
 
@@ -207,7 +207,7 @@ class EntrySource:
         data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
         if not isinstance(data, (bytes, bytearray, memoryview)):
             return {}
-        return Artifact.parts_of(frame.decode(data, admit=place.policy.judge))
+        return Artifact.parts_of(frame.decode(data, admit=place.policy.check))
 
 
 def _neighbor(header: Header, where: str) -> Neighbor | None:

@@ -219,9 +219,8 @@ def _timeline(runs: Sequence[Run]) -> str:
     lanes = [run for run in runs if run.records][:_MAX_LANES]
     if not lanes:
         return _NOTHING
-    spans: list[Record | Event] = []
-    for run in lanes:
-        spans += [*run.records, *run.events]
+    spans: list[Record | Event] = [record for run in lanes for record in run.records]
+    spans += [event for run in lanes for event in run.events]
     first = min([*map(_began, spans), *(run.started for run in lanes if run.started)])
     length_s = max(each.time for each in spans) - first
     scale = (_WIDTH - _NAMES - 10) / max(length_s, 1e-3)

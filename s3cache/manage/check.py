@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from s3cache.errors import UnsupportedTorchError
-from s3cache.graph import Component, Graph, GraphBreak, Report, Unsafe
+from s3cache.graph import BypassReason, Component, Graph, GraphBreak, Report
 from s3cache.manage.job import Job, quiet_for_s, steps_done
 from s3cache.records import Record, Run
 from s3cache.torch_api import installed_version, internals
@@ -135,6 +135,6 @@ def _graph(lookups: Sequence[Record], refusal: Record | None) -> Graph:
     )
 
 
-def _reason(recorded: Mapping[str, str]) -> Unsafe:
-    given: Any = {each.name: recorded.get(each.name, "") for each in fields(Unsafe)}
-    return Unsafe(**given)
+def _reason(recorded: Mapping[str, str]) -> BypassReason:
+    given: Any = {each.name: recorded.get(each.name, "") for each in fields(BypassReason)}
+    return BypassReason(**given)

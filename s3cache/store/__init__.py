@@ -3,7 +3,7 @@
 Stores: :class:`MemoryStore`, :class:`FileStore`, :class:`S3Store`; :func:`open_store` makes one
 from a URL. Wrappers, named by what they do, hold the store they wrap as ``inner``::
 
-    BreakingStore(RetryingStore(LimitingStore(MeteredStore(S3Store(...)), 32), policy), breaker)
+    BreakingStore(RetryingStore(MeteredStore(S3Store(...)), policy), breaker)
 
 A wrapper of one's own is a :class:`WrapperStore` that overrides one method.
 """
@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING
 from s3cache._lazy import lazy_exports
 from s3cache.store._base import (
     MAX_KEY_BYTES,
-    Admit,
+    AcceptSize,
     Buffer,
-    ConnectingStore,
-    NotAdmitted,
-    NotedStore,
+    NotAccepted,
     ObjectInfo,
     PutMode,
     Store,
@@ -40,13 +38,12 @@ if TYPE_CHECKING:
         make_parents,
         private_directory,
     )
-    from s3cache.store._file import FileStore, ObjectFiles, Staged, mark_used
-    from s3cache.store._memory import MemoryStore
+    from s3cache.store._local import FileStore, MemoryStore
+    from s3cache.store._objects import ObjectFiles, Staged, mark_used
     from s3cache.store._resilience import (
         BreakerPolicy,
         BreakerState,
         BreakingStore,
-        MeteredStore,
         RetryingStore,
         RetryPolicy,
     )
@@ -61,48 +58,43 @@ if TYPE_CHECKING:
         store_identity,
         store_note,
     )
-    from s3cache.store._wrappers import LatencyStore, LimitingStore, ReadOnlyStore
+    from s3cache.store._wrappers import LatencyStore, MeteredStore
     from s3cache.store.s3 import S3Options, S3Store
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
-        _directory="Directory check_way is_writable_by_others make_parents private_directory",
-        _file="FileStore ObjectFiles Staged mark_used",
-        _memory="MemoryStore",
         _deadline="DeadlineExecutor",
-        _resilience="BreakerPolicy BreakerState BreakingStore MeteredStore RetryPolicy "
-        "RetryingStore",
+        _directory="Directory check_way is_writable_by_others make_parents private_directory",
+        _local="FileStore MemoryStore",
+        _objects="ObjectFiles Staged mark_used",
+        _resilience="BreakerPolicy BreakerState BreakingStore RetryPolicy RetryingStore",
         _url="STORE_OPTIONS FileLocation Location MemoryLocation StoreOptions open_store "
         "parse_url store_identity store_note",
-        _wrappers="LatencyStore LimitingStore ReadOnlyStore",
+        _wrappers="LatencyStore MeteredStore",
         s3="S3Options S3Store",
     )
 
 __all__ = [
     "MAX_KEY_BYTES",
     "STORE_OPTIONS",
-    "Admit",
+    "AcceptSize",
     "BreakerPolicy",
     "BreakerState",
     "BreakingStore",
     "Buffer",
-    "ConnectingStore",
     "DeadlineExecutor",
     "Directory",
     "FileLocation",
     "FileStore",
     "LatencyStore",
-    "LimitingStore",
     "Location",
     "MemoryLocation",
     "MemoryStore",
     "MeteredStore",
-    "NotAdmitted",
-    "NotedStore",
+    "NotAccepted",
     "ObjectFiles",
     "ObjectInfo",
     "PutMode",
-    "ReadOnlyStore",
     "RetryPolicy",
     "RetryingStore",
     "S3Options",

@@ -1,12 +1,12 @@
 """The store protocol: one small async interface for bytes under keys.
 
 Every store (memory, directory, S3) and every wrapper (retrying, limiting, ...) implements
-:class:`Store`, promises the same things and passes the same contract suite. What can be built from
-these seven calls is not part of the protocol.
+:class:`Store`, promises the same things and passes the same contract suite.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -27,11 +27,9 @@ from s3cache.stats import Verb
 
 __all__ = [
     "MAX_KEY_BYTES",
-    "Admit",
+    "AcceptSize",
     "Buffer",
-    "ConnectingStore",
-    "NotAdmitted",
-    "NotedStore",
+    "NotAccepted",
     "ObjectInfo",
     "PutMode",
     "Store",
@@ -46,8 +44,8 @@ __all__ = [
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 PutMode: TypeAlias = Literal["overwrite", "create"]
-#: Asked with the size of an object, in bytes, whether its body is to be read.
-Admit: TypeAlias = Callable[[int], bool]
+#: Says for the size of an object, in bytes, whether its body is to be read.
+AcceptSize: TypeAlias = Callable[[int], bool]
 
 _T = TypeVar("_T")
 
@@ -58,7 +56,7 @@ MAX_KEY_BYTES = 900
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows of one object without reading it.
+    """What a store knows about one object without reading it.
 
     Attributes:
         key: the object's key, as it was given to ``put``.
@@ -72,8 +70,8 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class NotAdmitted:
-    """The answer of ``get`` where the object is there, but its size was not admitted.
+class NotAccepted:
+    """The answer of ``get`` where the object is there, but its size was not accepted.
 
     Attributes:
         size: bytes of the object.
@@ -102,29 +100,32 @@ class Store(Protocol):
     @overload
     async def get(self, key: str) -> Buffer | None: ...
     @overload
-    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
-    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
-        """The whole object, or ``None`` where there is none.
+    async def get(
+        self, key: str, accept_size: AcceptSize | None
+    ) -> Buffer | NotAccepted | None: ...
+    async def get(
+        self, key: str, accept_size: AcceptSize | None = None
+    ) -> Buffer | NotAccepted | None:
+        """Return the whole object, or None if there is none.
 
-        What is returned is one version of the object as some ``put`` wrote it, never a mixture
-        and never a part.
+        It is one version of the object as some ``put`` wrote it, never a mixture or a fragment.
 
-        ``admit`` is asked with the object's size, on the event loop, before the memory for the
-        body is taken; where it says no, the answer is :class:`NotAdmitted`. It is not asked about
-        an object that is not there, and is asked again where the object is read again: because a
+        ``accept_size`` is called with the object's size, on the event loop, before the memory for
+        the body is taken; where it returns False, the answer is :class:`NotAccepted`. It is not
+        called for an absent object, and is called again where the object is read again: because a
         try failed, or because another version took its place.
         """
         ...
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        """``length`` bytes from ``start``, fewer where the object ends; ``None`` if absent.
+        """Return ``length`` bytes from ``start``, fewer where the object ends; None if absent.
 
         ``start`` at or past the end gives ``b""``.
         """
         ...
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object's size and time, or ``None`` where there is none."""
+        """Return the object's size and time, or None if there is none."""
         ...
 
     async def put(
@@ -135,7 +136,7 @@ class Store(Protocol):
         mode: PutMode = "overwrite",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the whole object or fail: no reader ever sees a part of it.
+        """Write the whole object or fail: no reader ever sees a fragment of it.
 
         With ``mode="create"`` an object already there is left alone and
         :class:`~s3cache.errors.PreconditionError` is raised. Where the store is
@@ -152,15 +153,27 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """All objects whose key starts with ``prefix`` (a string, not a path), in no set order.
+        """Yield all objects whose key starts with ``prefix`` (a string, not a path), in any order.
 
         Objects written or deleted meanwhile may or may not be listed; all others are, once.
-        What others have put there under a name that is no key is not.
+        Files or objects with names that are no keys are not.
         """
         ...
 
     async def atomic_create(self) -> bool:
-        """Whether ``put(mode="create")`` lets exactly one of several racing writers win."""
+        """Return whether ``put(mode="create")`` lets exactly one of several racing writers win."""
+        ...
+
+    async def connect(self) -> None:
+        """Connect before the first call needs it; does nothing where there is nothing to open."""
+        ...
+
+    def written_as(self, note: bytes) -> Store:
+        """Return this store with objects written as another process's ``note`` says.
+
+        Raises:
+            ConfigError: the note cannot be followed here.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -168,25 +181,11 @@ class Store(Protocol):
         ...
 
 
-@runtime_checkable
-class ConnectingStore(Protocol):
-    """What a store may have beside: it connects before the first call needs it."""
-
-    async def connect(self) -> None: ...
-
-
-@runtime_checkable
-class NotedStore(Protocol):
-    """What a store may have beside: it writes objects as a note of another process says."""
-
-    def written_as(self, note: bytes) -> Store: ...
-
-
 class WrapperStore:
     """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
 
-    What a wrapper does around calls of any kind it does in :meth:`_around`, the one method that it
-    overrides. What it does for one verb only goes into that verb's method.
+    A wrapper overrides :meth:`_around` for what it does with calls of any kind, and a verb's own
+    method for what it does with that verb only.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -211,9 +210,13 @@ class WrapperStore:
     @overload
     async def get(self, key: str) -> Buffer | None: ...
     @overload
-    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
-    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
-        return await self._around("get", key, lambda: self.inner.get(key, admit))
+    async def get(
+        self, key: str, accept_size: AcceptSize | None
+    ) -> Buffer | NotAccepted | None: ...
+    async def get(
+        self, key: str, accept_size: AcceptSize | None = None
+    ) -> Buffer | NotAccepted | None:
+        return await self._around("get", key, lambda: self.inner.get(key, accept_size))
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
         return await self._around(
@@ -249,29 +252,37 @@ class WrapperStore:
     async def atomic_create(self) -> bool:
         return await self._around("atomic_create", "", self.inner.atomic_create)
 
+    async def connect(self) -> None:
+        await self.inner.connect()
+
+    def written_as(self, note: bytes) -> Store:
+        """Return a wrapper of the same kind, with the same state, over ``inner.written_as``."""
+        other = copy.copy(self)
+        other.inner = self.inner.written_as(note)
+        return other
+
     async def aclose(self) -> None:
         await self.inner.aclose()
 
 
-async def close_listing(items: AsyncIterator[ObjectInfo]) -> None:
-    """Close a listing that may not have been read to its end.
-
-    The protocol promises an iterator; most stores give a generator, which holds a connection or
-    a directory open until it is closed.
-    """
-    aclose = getattr(items, "aclose", None)
-    if aclose is not None:
-        await aclose()
-
-
 @asynccontextmanager
 async def listing(store: Store, prefix: str) -> AsyncGenerator[AsyncIterator[ObjectInfo], None]:
-    """``store.list(prefix)``, closed on the way out."""
+    """Give the block ``store.list(prefix)``, and close it afterwards.
+
+    Most stores give a generator, which holds a connection or a directory open until it is closed.
+    """
     items = store.list(prefix)
     try:
         yield items
     finally:
         await close_listing(items)
+
+
+async def close_listing(items: AsyncIterator[ObjectInfo]) -> None:
+    """Close a listing that may not have been read to its end."""
+    aclose = getattr(items, "aclose", None)  # which the protocol does not promise
+    if aclose is not None:
+        await aclose()
 
 
 def check_key(key: str) -> str:
@@ -288,7 +299,7 @@ def check_key(key: str) -> str:
 
 
 def is_key(key: str) -> bool:
-    """Whether ``key`` can name an object: :func:`check_key` as a question."""
+    """Return whether ``key`` can name an object: :func:`check_key` as a question."""
     return _problem(key) is None
 
 
@@ -309,30 +320,19 @@ def _problem(key: str) -> str | None:
 
 
 def check_range(start: int, length: int) -> None:
-    """Raises :class:`~s3cache.errors.ConfigError` for a negative start or length."""
+    """Raise :class:`~s3cache.errors.ConfigError` for a negative start or length."""
     if start < 0 or length < 0:
         raise ConfigError(
             f"range start={start}, length={length}", "is negative", "give 0 or more for both"
         )
 
 
-_ERRORS: dict[int, type[StoreError]] = {
-    errno.ENOSPC: NoSpaceError,
-    errno.EDQUOT: NoSpaceError,
-    errno.EFBIG: NoSpaceError,
-    errno.EROFS: ReadOnlyError,
-    errno.EACCES: AccessDeniedError,
-    errno.EPERM: AccessDeniedError,
-    errno.ENOENT: MissingContainerError,
-    errno.ENOTDIR: MissingContainerError,
-    errno.EIO: TransientError,
-    errno.EAGAIN: TransientError,
-    errno.EBUSY: TransientError,
-    errno.EMFILE: TransientError,
-    errno.ENFILE: TransientError,
-    errno.ENOLCK: TransientError,
-    errno.ESTALE: TransientError,
-    errno.ETIMEDOUT: TransientError,
+_OS_ERRORS: Mapping[type[StoreError], str] = {
+    NoSpaceError: "ENOSPC EDQUOT EFBIG",
+    ReadOnlyError: "EROFS",
+    AccessDeniedError: "EACCES EPERM",
+    MissingContainerError: "ENOENT ENOTDIR",
+    TransientError: "EIO EAGAIN EBUSY EMFILE ENFILE ENOLCK ESTALE ETIMEDOUT",
 }
 
 
@@ -342,8 +342,9 @@ def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        kind = _ERRORS.get(exc.errno or 0, PermanentError)
+        name = errno.errorcode.get(exc.errno or 0)
+        kinds = (kind for kind, names in _OS_ERRORS.items() if name in names.split())
         message = exc.strerror or str(exc)
         if exc.filename:
             message += f" ({exc.filename!r})"
-        raise kind(message, op=op, store=where, key=key) from exc
+        raise next(kinds, PermanentError)(message, op=op, store=where, key=key) from exc

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from s3cache._forks import call_in_child
 from s3cache.errors import CircuitOpenError, TransientError
@@ -22,17 +22,17 @@ __all__ = ["DeadlineExecutor"]
 
 _T = TypeVar("_T")
 
-# So many calls are made at once, and no more can ever hang.
+# Calls made at once, so that no more can ever hang.
 _THREADS = 16
-# Where something hangs another call is tried after so long, and after twice as long the next time,
-# is waited for so long, and is not tried where so many hang already.
+# Where something hangs another call is tried after this time, and after twice as long the next
+# time, as long as no more than so many hang already.
 PROBE_AFTER_S = 30.0
 _PROBE_WAIT_S = 0.5
-_HANGING_AT_MOST = 8
+_MAX_HANGING = 8
 
 
 class DeadlineExecutor:
-    """Make calls of one file system on other threads, and wait for each until a deadline.
+    """Makes calls of one file system on other threads, and waits for each until a deadline.
 
     After a call that took longer, the file system counts as gone: calls fail at once, until the
     calls that hang have ended, or a probe, made now and then, succeeds.
@@ -45,10 +45,10 @@ class DeadlineExecutor:
 
     limit_s = 5.0
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._users = 0
-        self._within = threading.local()
+        self._current = threading.local()
         self._begin()
         call_in_child(self._begin)
 
@@ -56,9 +56,9 @@ class DeadlineExecutor:
     def of(cls, path: str) -> DeadlineExecutor:
         """Return the executor that this process shares for ``path``, until :meth:`release`."""
         with _mutex:
-            executor = _known.get(path)
+            executor = _executors.get(path)
             if executor is None:
-                executor = _known[path] = cls(f"the file system of {path}")
+                executor = _executors[path] = cls(f"the file system of {path}")
             executor._users += 1
             return executor
 
@@ -77,10 +77,10 @@ class DeadlineExecutor:
         # The threads are the parent's: a child has none, and nothing that hangs.
         self._mutex = threading.Lock()
         self._free = threading.Semaphore(_THREADS)
-        self._idle: queue.SimpleQueue[_Calls] = queue.SimpleQueue()  # of threads without one
+        self._idle: queue.SimpleQueue[_Inbox] = queue.SimpleQueue()  # of threads without a call
         self._workers = 0
         self._is_gone = False
-        self._hanging: set[_Call] = set()
+        self._hanging: set[_Call[Any]] = set()
         self._next_probe = 0.0
 
     def call(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
@@ -90,30 +90,29 @@ class DeadlineExecutor:
             TransientError: it takes longer; ``work`` goes on.
             CircuitOpenError: the file system hangs; nothing was called.
         """
-        if self._current() is not None:
+        if getattr(self._current, "call", None) is not None:
             return work()
         is_probe = self._is_gone
-        limit_s = self._may_probe() if is_probe else self.limit_s + more_s
+        limit_s = self._begin_probe() if is_probe else self.limit_s + more_s
         deadline = time.monotonic() + limit_s
         if not self._free.acquire(timeout=limit_s):
-            raise self._took_longer(limit_s)
-        result: _Result[_T] = _Result(work)
-        call = _Call(result.make, is_probe)
+            raise self._late(limit_s)
+        call = _Call(work, is_probe)
         try:
-            self._hand_to_worker(call, deadline)
+            self._hand_over(call, deadline)
         except queue.Empty:
             self._free.release()
-            raise self._took_longer(limit_s) from None
-        except RuntimeError:  # there is no thread, and none can be had: as well as can be
+            raise self._late(limit_s) from None
+        except RuntimeError:  # there is no thread, and none can be started
             self._free.release()
             return work()
         try:
-            while asked := call.asked.get(timeout=max(deadline - time.monotonic(), 0)):
-                asked()
+            while meanwhile := call.inbox.get(timeout=max(deadline - time.monotonic(), 0)):
+                meanwhile()
         except queue.Empty:
             if self._give_up(call):
-                raise self._took_longer(limit_s) from None
-        return result.get()
+                raise self._late(limit_s) from None
+        return call.result()
 
     def run_while_waiting(self, work: Callable[[], None]) -> None:
         """Within a call: have the thread that waits for it run ``work`` while the call goes on.
@@ -121,15 +120,11 @@ class DeadlineExecutor:
         It runs before the call returns. Outside of a call, or after the deadline, it does not run.
         It must be short, for it is not interrupted, and raise nothing.
         """
-        call = self._current()
+        call: _Call[Any] | None = getattr(self._current, "call", None)
         if call is not None:
-            call.asked.put(work)
+            call.inbox.put(work)
 
-    def _current(self) -> _Call | None:
-        """Return the call that this thread makes."""
-        return getattr(self._within, "call", None)
-
-    def _hand_to_worker(self, call: _Call, deadline: float) -> None:
+    def _hand_over(self, call: _Call[Any], deadline: float) -> None:
         """Have a thread make the call: an idle one, else a new one.
 
         Raises:
@@ -138,64 +133,55 @@ class DeadlineExecutor:
             RuntimeError: no thread can be started, and there is none.
         """
         try:
-            idle = self._idle.get_nowait()
+            worker = self._idle.get_nowait()
         except queue.Empty:
+            worker = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=self._work, args=(worker,), name="s3cache-disk", daemon=True
+            )
+            self._count_workers(+1)  # before it hangs, and others ask whether there is one
             try:
-                self._start_worker(call)
+                thread.start()
             except RuntimeError:
+                self._count_workers(-1)
                 if not self._workers:
                     raise
-                idle = self._idle.get(timeout=max(deadline - time.monotonic(), 0))
-            else:
-                return
-        idle.put(call)
-
-    def _start_worker(self, call: _Call) -> None:
-        calls: _Calls = queue.SimpleQueue()
-        calls.put(call)
-        thread = threading.Thread(
-            target=self._work, args=(calls,), name="s3cache-disk", daemon=True
-        )
-        self._count_workers(+1)  # before it hangs, and others want to know whether there is one
-        try:
-            thread.start()
-        except RuntimeError:
-            self._count_workers(-1)
-            raise
+                worker = self._idle.get(timeout=max(deadline - time.monotonic(), 0))
+        worker.put(call)
 
     def _count_workers(self, more: int) -> None:
         with self._mutex:
             self._workers += more
 
-    def _work(self, calls: _Calls) -> None:
-        while (call := calls.get()) is not None:
-            self._within.call = call
+    def _work(self, inbox: _Inbox) -> None:
+        while (call := inbox.get()) is not None:
+            self._current.call = call
             call.make()
-            self._within.call = None
+            self._current.call = None
             with self._mutex:
                 call.has_ended = True
                 self._hanging.discard(call)
                 if call.is_probe or not self._hanging:
                     self._is_gone = False
             # Before the caller goes on, whose next call then finds this thread.
-            self._idle.put(calls)
+            self._idle.put(inbox)
             self._free.release()
             if self._users <= 0:
                 self._end_unused()
-            call.asked.put(None)
+            call.inbox.put(None)
             del call
         self._count_workers(-1)
 
-    def _may_probe(self) -> float:
+    def _begin_probe(self) -> float:
         """Return how long to wait for a probe, if one is due."""
         with self._mutex:
             now = time.monotonic()
-            if now < self._next_probe or len(self._hanging) >= _HANGING_AT_MOST:
-                raise CircuitOpenError(f"{self._what} hangs, and is left alone until it answers")
+            if now < self._next_probe or len(self._hanging) >= _MAX_HANGING:
+                raise CircuitOpenError(f"{self._name} hangs, and is left alone until it answers")
             self._next_probe = now + PROBE_AFTER_S
             return _PROBE_WAIT_S
 
-    def _give_up(self, call: _Call) -> bool:
+    def _give_up(self, call: _Call[Any]) -> bool:
         """Leave the call to itself; return False if it has ended after all."""
         with self._mutex:
             if call.has_ended:
@@ -205,18 +191,25 @@ class DeadlineExecutor:
             self._is_gone = True
             return True
 
-    def _took_longer(self, limit_s: float) -> TransientError:
-        return TransientError(f"{self._what} has not answered within {limit_s:g} s")
+    def _late(self, limit_s: float) -> TransientError:
+        return TransientError(f"{self._name} has not answered within {limit_s:g} s")
 
 
-class _Result(Generic[_T]):
-    """What comes of a piece of work."""
+class _Call(Generic[_T]):
+    """One call, made by a worker.
 
-    __slots__ = ("_error", "_value", "_work")
+    Attributes:
+        inbox: what the thread that waits is to run; ``None`` at the end.
+    """
 
-    def __init__(self, work: Callable[[], _T]) -> None:
+    __slots__ = ("_error", "_value", "_work", "has_ended", "inbox", "is_probe")
+
+    def __init__(self, work: Callable[[], _T], is_probe: bool) -> None:
         self._work: Callable[[], _T] | None = work
         self._error: BaseException | None = None
+        self.is_probe = is_probe
+        self.has_ended = False
+        self.inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def make(self) -> None:
         work, self._work = self._work, None  # it holds the bytes to write
@@ -226,7 +219,7 @@ class _Result(Generic[_T]):
         except BaseException as exc:  # noqa: BLE001 - it is the caller's
             self._error = exc
 
-    def get(self) -> _T:
+    def result(self) -> _T:
         error, self._error = self._error, None
         if error is None:
             return self._value
@@ -236,27 +229,11 @@ class _Result(Generic[_T]):
             del error  # its traceback leads here: no cycle
 
 
-class _Call:
-    """One call, made by a worker.
-
-    Attributes:
-        asked: what the thread that waits is to run; ``None`` at the end.
-    """
-
-    __slots__ = ("asked", "has_ended", "is_probe", "make")
-
-    def __init__(self, make: Callable[[], None], is_probe: bool) -> None:
-        self.make = make
-        self.is_probe = is_probe
-        self.has_ended = False
-        self.asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-
-
 #: Where a thread gets its next call; ``None`` for it to end.
-_Calls: TypeAlias = "queue.SimpleQueue[_Call | None]"
+_Inbox: TypeAlias = "queue.SimpleQueue[_Call[Any] | None]"
 
+_executors: weakref.WeakValueDictionary[str, DeadlineExecutor] = weakref.WeakValueDictionary()
 _mutex = threading.Lock()
-_known: weakref.WeakValueDictionary[str, DeadlineExecutor] = weakref.WeakValueDictionary()
 
 
 def _renew_mutex() -> None:

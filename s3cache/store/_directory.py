@@ -1,8 +1,8 @@
 """Directories that are held open by descriptor, so that renaming them leads nowhere else.
 
-A directory was checked when it was opened, as were those it was come by, so what is done in it by
-its descriptor (``openat`` and its kin) is done where no other user may write: a directory that is
-renamed, or replaced by a symbolic link, does not lead elsewhere.
+A directory is checked when it is opened, as are those above it, so work in it by its descriptor
+(``openat`` and its kin) happens where no other user may write, also after it is renamed or replaced
+by a symbolic link.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO})
 
 
 class Directory:
-    """An open directory that only its owner, us, can write in; closed with its last user.
+    """An open directory that only its owner, us, can write in; closed with its last reference.
 
-    Who uses ``fd`` holds the object until the call has returned.
+    Code that uses ``fd`` keeps a reference until the call has returned.
     """
 
     __slots__ = ("fd", "path")
@@ -49,54 +49,47 @@ class Directory:
 
     @classmethod
     def at(cls, path: str, *, make: bool = False) -> Directory:
-        """The directory at ``path``, made with mode 0700 if it is missing.
+        """Open the directory at ``path``, made with mode 0700 if missing and ``make`` is set.
 
         Raises:
             ConfigError: it is a symbolic link, no directory, another user's, or writable by
                 others; or anybody may rename what is in a directory above it.
         """
-        if make:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-        try:
-            fd = os.open(path, _FLAGS)
-        except OSError as exc:
-            if exc.errno in (errno.ELOOP, errno.ENOTDIR):
-                _check(os.lstat(path), path)
-            raise
-        directory = cls(fd, path)
-        _check(os.fstat(fd), path)
+        directory = cls._open(path, path, None, make)
         _check_above(path)
         return directory
 
     def enter(self, name: str, *, make: bool = False) -> Directory:
-        """The directory called ``name`` in this one, made with mode 0700 if it is missing.
+        """Open the directory called ``name`` in this one, made if missing and ``make`` is set.
 
         Raises:
             ConfigError: it is a symbolic link, another user's, or writable by others.
         """
+        return self._open(name, f"{self.path}/{name}", self.fd, make)
+
+    @classmethod
+    def _open(cls, name: str, path: str, dir_fd: int | None, make: bool) -> Directory:
         if make:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=self.fd)
-        path = f"{self.path}/{name}"
+                os.mkdir(name, 0o700, dir_fd=dir_fd)
         try:
-            fd = os.open(name, _FLAGS, dir_fd=self.fd)
+            fd = os.open(name, _FLAGS, dir_fd=dir_fd)
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENOTDIR):
-                status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-                if stat.S_ISLNK(status.st_mode) or make:
+                status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+                if dir_fd is None or make or stat.S_ISLNK(status.st_mode):
                     _check(status, path)
             raise
-        directory = Directory(fd, path)
+        directory = cls(fd, path)
         _check(os.fstat(fd), path)
         return directory
 
     @contextlib.contextmanager
     def scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """What is in it, for the block.
+        """Give the block the directory's entries.
 
-        Through a descriptor of its own: who reads a directory moves a place in it that all users
-        of one descriptor share, and two that read at once would get a part each.
+        They are read through a descriptor of their own: the position in a directory belongs to the
+        descriptor, and two concurrent readers of one would get some of the entries each.
         """
         fd = os.open(".", _FLAGS, dir_fd=self.fd)
         try:
@@ -106,16 +99,16 @@ class Directory:
             os.close(fd)
 
     def names(self) -> list[str]:
-        """The names of all that is in it."""
+        """Return the names of all that is in it."""
         with self.scan() as entries:
             return [entry.name for entry in entries]
 
     def open_private(self, name: str, flags: int) -> int:
         """Open a file that only this user's caches write; ``close_unshared`` closes it.
 
-        What others planted, while they could write in the directory, is removed: a link would lead
-        our writes elsewhere, so would another name of a file that is not ours to change, and a file
-        of another user is theirs to change. So ``flags`` must not have ``O_TRUNC``.
+        Anything planted under its name, while others could write in the directory, is removed: a
+        link or a second name would lead our writes elsewhere, and the owner of another user's file
+        may change it. So ``flags`` must not have ``O_TRUNC``.
 
         Raises:
             OSError: it cannot be opened; or it was planted, and cannot be removed.
@@ -129,7 +122,7 @@ class Directory:
             else:
                 status = os.fstat(fd)
                 is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-                if is_ours and status.st_nlink <= 1:  # none: who removed it has reasons
+                if is_ours and status.st_nlink <= 1:  # 0: it was just removed
                     return fd
                 close_unshared(fd)
             try:
@@ -140,16 +133,16 @@ class Directory:
                 os.rmdir(name, dir_fd=self.fd)
 
     def flush(self) -> None:
-        """Have the names in it reach the disk."""
+        """Flush the names in it to the disk."""
         os.fsync(self.fd)  # fdatasync need not: names are not what a directory's size counts
 
     def is_removed(self) -> bool:
-        """Whether it has no name any more: nothing can be made in it."""
+        """Return whether it was removed: nothing can be made in it any more."""
         return not os.fstat(self.fd).st_nlink
 
 
 def is_writable_by_others(status: os.stat_result) -> bool:
-    """Return whether anybody but the owner may write there: others, or a group with members.
+    """Return whether users other than the owner may write there: others, or a group with members.
 
     A user's private group (the default of useradd, which goes with umask 002) has that user's
     number and no other members.
@@ -163,24 +156,20 @@ def _is_private_group(status: os.stat_result) -> bool:
     if status.st_gid != status.st_uid:
         return False
     import grp  # rarely needed: few directories may be written by a group
+    import pwd
 
     try:
         members = grp.getgrgid(status.st_gid).gr_mem
     except KeyError:
         return True  # the number is the user's alone
-    return all(member == _name_of(status.st_uid) for member in members)
-
-
-def _name_of(user: int) -> str | None:
-    import pwd
-
+    owner = None
     with contextlib.suppress(KeyError):
-        return pwd.getpwuid(user).pw_name
-    return None
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    return all(member == owner for member in members)
 
 
 def make_parents(path: str) -> None:
-    """Make the directories that ``path`` is to lie in, which others may never write."""
+    """Make the missing directories above ``path``, never writable by others."""
     missing = itertools.takewhile(lambda above: not os.path.isdir(above), _above(path))
     for above in reversed(list(missing)):
         with contextlib.suppress(FileExistsError):
@@ -215,7 +204,7 @@ def _check_above(path: str) -> None:
 
 
 def check_way(path: str) -> None:
-    """Refuse a path that others could lead elsewhere, for code that works by names.
+    """Check that no other user could exchange ``path``, for code that works by names.
 
     A user who owns a directory or may write to it may rename what is in it (with the sticky bit,
     only files of their own); the owner of a symbolic link may replace it where they may write.
@@ -223,11 +212,11 @@ def check_way(path: str) -> None:
     Raises:
         ConfigError: a directory or link on the way to ``path`` belongs neither to us nor to root,
             or others may write to such a directory, and it has no sticky bit.
-        OSError: what it is to lie in is not there.
+        OSError: a directory above it is missing.
     """
-    # Whoever owns "/" leads every path. Where a container does not map root, that is not user 0.
+    # The owner of "/" controls every path. Where a container does not map root, that is not user 0.
     owners = {os.geteuid(), 0, os.lstat("/").st_uid}
-    for each, status in _way(os.path.join(os.getcwd(), path)):
+    for at, status in _steps(os.path.join(os.getcwd(), path)):
         mode = stat.S_IMODE(status.st_mode)
         problem = fix = ""
         if status.st_uid not in owners:
@@ -239,19 +228,18 @@ def check_way(path: str) -> None:
             and is_writable_by_others(status)
         ):
             problem = f"can be written by others (mode {mode:04o})"
-            fix = f"run: chmod go-w {each}, or chmod +t {each}"
+            fix = f"run: chmod go-w {at}, or chmod +t {at}"
         if problem:
             raise ConfigError(
-                f"directory {path}", f"could be exchanged: {each} on the way to it {problem}", fix
+                f"directory {path}", f"could be exchanged: {at} on the way to it {problem}", fix
             )
 
 
-# As Linux has it; who makes a longer chain wants no answer.
-_MAX_LINKS = 40
+_MAX_LINKS = 40  # as on Linux
 
 
-def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Each directory that ``path`` is found in, from the root, and each link that is followed."""
+def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each directory on the way to ``path``, from the root, and each link followed."""
     rest, at, links = path.rstrip("/").split("/")[::-1], "/", 0
     yield at, os.lstat(at)
     while rest:
@@ -277,13 +265,15 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def private_directory() -> tuple[str, Callable[[], None]]:
-    """Make a directory for this process alone that no other user can replace; and what removes it.
+    """Make a directory for this process that no other user can replace.
 
-    In the temporary one where that is safe, and else in the next best place.
+    It is below the temporary directory where that is safe, else in the next best place.
+
+    Returns:
+        Its path, and a function that removes it.
 
     Raises:
-        ConfigError: there is no such place.
-        OSError: as above.
+        ConfigError, OSError: there is no such place.
     """
     problem: Exception | None = None
     for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
@@ -306,7 +296,7 @@ def private_directory() -> tuple[str, Callable[[], None]]:
 
 
 def _above(path: str) -> Iterator[str]:
-    """The directories that ``path`` lies in, the innermost first."""
+    """Yield the directories above ``path``, the innermost first."""
     while (above := os.path.dirname(path)) != path:
         yield above
         path = above

@@ -1,6 +1,6 @@
-"""Calls that may fail: each attempt is counted, repeated within bounds, and in the end not made.
+"""Calls that may fail: repeated within bounds, and not made while the server is down.
 
-The three wrappers nest in this order::
+The wrappers nest in this order::
 
     BreakingStore(RetryingStore(MeteredStore(store), retry_policy), breaker_policy)
 
@@ -14,11 +14,9 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import TypeVar
 
 from tenacity import (
     AsyncRetrying,
@@ -30,32 +28,25 @@ from tenacity import (
 )
 
 from s3cache import _options
+from s3cache._breaker import Breaker, BreakerState
 from s3cache._logs import logger_of
 from s3cache._options import count, option, seconds
-from s3cache._words import counted
-from s3cache.errors import (
-    CircuitOpenError,
-    PreconditionError,
-    StoreError,
-    TransientError,
-)
-from s3cache.stats import Meter, Verb, VerbStats
+from s3cache.errors import CircuitOpenError, PreconditionError, StoreError, TransientError
+from s3cache.stats import Verb
 from s3cache.store._base import (
     Buffer,
-    NotAdmitted,
+    NotAccepted,
     ObjectInfo,
     PutMode,
     Store,
     WrapperStore,
     close_listing,
-    listing,
 )
 
 __all__ = [
     "BreakerPolicy",
     "BreakerState",
     "BreakingStore",
-    "MeteredStore",
     "RetryPolicy",
     "RetryingStore",
 ]
@@ -63,89 +54,9 @@ __all__ = [
 logger = logger_of("storage")
 
 _T = TypeVar("_T")
-BreakerState: TypeAlias = Literal["closed", "open", "half-open"]
 
 # Items of a listing fetched by one retried call: a page of S3.
 _BATCH_OBJECTS = 1_000
-
-
-# -- counting
-
-
-class MeteredStore(WrapperStore):
-    """Measures each call to ``inner``; what it measures depends on where in a stack it stands.
-
-    Inside :class:`RetryingStore` it sees every attempt, outside only the outcome.
-    """
-
-    def __init__(self, inner: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(inner)
-        self._clock = clock
-        self._meters: dict[Verb, Meter] = {verb: Meter() for verb in get_args(Verb)}
-
-    def snapshot(self) -> Mapping[Verb, VerbStats]:
-        """Every verb's statistics so far; may be called from any thread."""
-        return MappingProxyType({verb: meter.snapshot() for verb, meter in self._meters.items()})
-
-    async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        measured = _Call()
-        try:
-            with self._timed(measured):
-                answer = await call()
-            if verb in ("get", "get_range"):
-                measured.bytes_in = _size(answer)
-        finally:
-            self._record(verb, measured)
-        return answer
-
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        await super().put(key, data, mode=mode, metadata=metadata)
-        self._meters["put"].add_bytes_out(_size(data))
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        measured = _Call()
-        try:
-            async with listing(self.inner, prefix) as items:
-                while True:
-                    with self._timed(measured):
-                        info = await anext(items, None)
-                    if info is None:
-                        return
-                    yield info
-        finally:
-            self._record("list", measured)
-
-    def _record(self, verb: Verb, measured: _Call) -> None:
-        self._meters[verb].record(measured.elapsed_s, measured.bytes_in, measured.error)
-
-    @contextmanager
-    def _timed(self, measured: _Call) -> Iterator[None]:
-        started = self._clock()
-        try:
-            yield
-        except BaseException as error:
-            measured.error = type(error).__name__
-            raise
-        finally:
-            measured.elapsed_s += self._clock() - started
-
-
-@dataclass(slots=True)
-class _Call:
-    elapsed_s: float = 0.0
-    bytes_in: int = 0
-    error: str | None = None
-
-
-def _size(answer: object) -> int:
-    return memoryview(answer).nbytes if isinstance(answer, bytes | bytearray | memoryview) else 0
 
 
 # -- trying again
@@ -233,7 +144,7 @@ class RetryingStore(WrapperStore):
                 wait=wait_random_exponential(
                     multiplier=policy.base_delay_s, max=policy.max_delay_s
                 ),
-                before_sleep=_tell,
+                before_sleep=_log_retry,
                 reraise=True,
             )(attempt)
         except StoreError as error:
@@ -284,12 +195,12 @@ class RetryingStore(WrapperStore):
     async def _holds(self, key: str, data: Buffer) -> bool:
         size = memoryview(data).nbytes
         there = await self.inner.get(key, lambda their_size: their_size == size)
-        if there is None or isinstance(there, NotAdmitted):
+        if there is None or isinstance(there, NotAccepted):
             return False
         return bytes(there) == bytes(data)
 
 
-def _tell(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     error = None if state.outcome is None else state.outcome.exception()
     logger.info("%s; it is tried again", error)
 
@@ -369,12 +280,9 @@ class BreakerPolicy:
 class BreakingStore(WrapperStore):
     """Fails at once with :class:`~s3cache.errors.CircuitOpenError` while the server is down.
 
-    Closed, calls pass, and ``policy.failures`` transient failures in a row open it. Open, no call
-    reaches ``inner`` for ``policy.reset_after_s``. Then it is half-open: exactly one call passes
-    as a probe; an answer closes the breaker, a transient failure opens it for as long again.
-
-    Every answer counts as success, be it "denied", "exists already" or "not there". A cancelled
-    call says nothing about the server. Each step of a listing is a call.
+    See :class:`~s3cache._breaker.Breaker`. Transient failures count; every answer is a success, be
+    it "denied", "exists already" or "not there". A cancelled call says nothing about the server.
+    Each step of a listing is a call.
     """
 
     def __init__(
@@ -382,71 +290,35 @@ class BreakingStore(WrapperStore):
     ) -> None:
         super().__init__(inner)
         self.policy = policy
-        self._clock = clock
-        self._failures = 0
-        self._open_until: float | None = None
-        self._probing = False
+        self._breaker = Breaker(policy.failures, policy.reset_after_s, clock=clock)
 
     @property
     def state(self) -> BreakerState:
-        if self._open_until is None:
-            return "closed"
-        if self._probing or self._clock() >= self._open_until:
-            return "half-open"
-        return "open"
+        return self._breaker.state
 
     def give_up(self) -> None:
-        """Somebody has waited for an answer as long as they may: count it as a failure.
+        """Count a failure for a caller that has waited for an answer as long as it may.
 
-        The call that they waited for goes on, and counts once more when it ends.
+        The call that it waited for goes on, and counts once more when it ends.
         """
-        self._count_failure(is_probe=False)
+        self._breaker.fail()
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        is_probe = self._admit(verb, key)
+        try:
+            is_probe = self._breaker.enter()
+        except CircuitOpenError as error:
+            error.op, error.store, error.key = verb, self.url, key
+            raise
         try:
             answer = await call()
         except TransientError:
-            self._count_failure(is_probe)
+            self._breaker.fail(is_probe)
             raise
         except StoreError:
-            self._count_answer(is_probe)
+            self._breaker.succeed(is_probe)
             raise
-        else:
-            self._count_answer(is_probe)
-            return answer
-        finally:
-            # Also where the call was cancelled: the next one is the probe then.
-            if is_probe:
-                self._probing = False
-
-    def _admit(self, verb: Verb, key: str) -> bool:
-        """Whether the call about to be made is the probe; raises where it must not be made."""
-        if self._open_until is None:
-            return False
-        left_s = self._open_until - self._clock()
-        if self._probing or left_s > 0:
-            when = "a probe is under way" if self._probing else f"next probe in {left_s:.1f} s"
-            raise CircuitOpenError(
-                f"circuit open after {counted(self._failures, 'failure')} in a row, {when}",
-                op=verb,
-                store=self.url,
-                key=key,
-            )
-        self._probing = True
-        return True
-
-    # A call that was under way when the breaker opened tells of the past: while it is open only
-    # the probe counts.
-
-    def _count_answer(self, is_probe: bool) -> None:
-        if is_probe or self._open_until is None:
-            self._failures = 0
-            self._open_until = None
-
-    def _count_failure(self, is_probe: bool) -> None:
-        if not is_probe and self._open_until is not None:
-            return
-        self._failures += 1
-        if is_probe or self._failures >= self.policy.failures:
-            self._open_until = self._clock() + self.policy.reset_after_s
+        except BaseException:
+            self._breaker.leave(is_probe)
+            raise
+        self._breaker.succeed(is_probe)
+        return answer

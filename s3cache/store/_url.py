@@ -110,10 +110,10 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
 
         return S3Store(location)
     if isinstance(location, FileLocation):
-        from s3cache.store._file import FileStore
+        from s3cache.store._local import FileStore
 
         return FileStore(location.path, create=location.create)
-    from s3cache.store._memory import MemoryStore
+    from s3cache.store._local import MemoryStore
 
     return _memory_stores.setdefault(location.name, MemoryStore(location.name))
 

@@ -1,24 +1,19 @@
-"""Small wrappers: a bound on calls at once, no writes, and the latency of a network."""
+"""Wrappers that measure calls, and that add the latency of a network."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import NoReturn, TypeVar
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar, get_args
 
-from s3cache.errors import ConfigError, ReadOnlyError
-from s3cache.stats import Verb
-from s3cache.store._base import (
-    Buffer,
-    ObjectInfo,
-    PutMode,
-    Store,
-    WrapperStore,
-    check_key,
-    listing,
-)
+from s3cache.stats import Meter, Verb, VerbStats
+from s3cache.store._base import Buffer, ObjectInfo, PutMode, Store, WrapperStore, listing
 
-__all__ = ["LatencyStore", "LimitingStore", "ReadOnlyStore"]
+__all__ = ["LatencyStore", "MeteredStore"]
 
 _T = TypeVar("_T")
 
@@ -26,35 +21,28 @@ _T = TypeVar("_T")
 _PAGE_OBJECTS = 1_000
 
 
-class LimitingStore(WrapperStore):
-    """At most ``max_concurrent`` calls run in ``inner``; others wait their turn, first come first.
+class MeteredStore(WrapperStore):
+    """Measures each call to ``inner``; what it measures depends on where in a stack it stands.
 
-    A listing takes part only while it fetches, never while its consumer holds an item: a loop
-    that reads each object it lists gets on with a limit of 1.
-
-    Raises:
-        ConfigError: ``max_concurrent`` is less than 1.
+    Inside :class:`RetryingStore` it sees every attempt, outside only the outcome.
     """
 
-    def __init__(self, inner: Store, max_concurrent: int) -> None:
+    def __init__(self, inner: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(inner)
-        if max_concurrent < 1:
-            raise ConfigError(
-                f"max_concurrent={max_concurrent}", "is less than 1", "give 1 or more"
-            )
-        self._slots = asyncio.Semaphore(max_concurrent)
+        self._clock = clock
+        self._meters: dict[Verb, Meter] = {verb: Meter() for verb in get_args(Verb)}
+
+    def snapshot(self) -> Mapping[Verb, VerbStats]:
+        """Return every verb's statistics so far; may be called from any thread."""
+        return MappingProxyType({verb: meter.snapshot() for verb, meter in self._meters.items()})
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        async with self._slots:
-            return await call()
-
-
-class ReadOnlyStore(WrapperStore):
-    """Raises :class:`~s3cache.errors.ReadOnlyError` from ``put`` and ``delete``; reads pass.
-
-    This protects against mistakes, not against code in the same process. Readers that are not
-    trusted need credentials that cannot write.
-    """
+        with self._recorded(verb) as measured:
+            with self._timed(measured):
+                answer = await call()
+            if verb in ("get", "get_range"):
+                measured.bytes_in = _size(answer)
+        return answer
 
     async def put(
         self,
@@ -64,21 +52,52 @@ class ReadOnlyStore(WrapperStore):
         mode: PutMode = "overwrite",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        self._refuse("put", key)
+        await super().put(key, data, mode=mode, metadata=metadata)
+        self._meters["put"].add_bytes_out(_size(data))
 
-    async def delete(self, key: str) -> None:
-        self._refuse("delete", key)
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        with self._recorded("list") as measured:
+            async with listing(self.inner, prefix) as items:
+                while True:
+                    with self._timed(measured):
+                        info = await anext(items, None)
+                    if info is None:
+                        return
+                    yield info
 
-    async def atomic_create(self) -> bool:
-        """Return ``False``: creation is refused here, and a store may have to write to find out."""
-        return False
+    @contextmanager
+    def _recorded(self, verb: Verb) -> Iterator[_Call]:
+        measured = _Call()
+        try:
+            yield measured
+        finally:
+            self._meters[verb].record(measured.elapsed_s, measured.bytes_in, measured.error)
 
-    def _refuse(self, op: str, key: str) -> NoReturn:
-        raise ReadOnlyError("opened read-only", op=op, store=self.url, key=check_key(key))
+    @contextmanager
+    def _timed(self, measured: _Call) -> Iterator[None]:
+        started = self._clock()
+        try:
+            yield
+        except BaseException as error:
+            measured.error = type(error).__name__
+            raise
+        finally:
+            measured.elapsed_s += self._clock() - started
+
+
+@dataclass(slots=True)
+class _Call:
+    elapsed_s: float = 0.0
+    bytes_in: int = 0
+    error: str | None = None
+
+
+def _size(answer: object) -> int:
+    return memoryview(answer).nbytes if isinstance(answer, bytes | bytearray | memoryview) else 0
 
 
 class LatencyStore(WrapperStore):
-    """Each call takes ``latency_s`` longer, and ``1 / bytes_per_s`` more for each byte it moves.
+    """Makes each call take ``latency_s`` longer, and ``1 / bytes_per_s`` more per byte it moves.
 
     Calls do not share the bandwidth: it is one connection's, as S3 gives it. A listing pays
     ``latency_s`` for every 1,000 objects.
@@ -92,8 +111,7 @@ class LatencyStore(WrapperStore):
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         await asyncio.sleep(self._latency_s)
         answer = await call()
-        if isinstance(answer, bytes | bytearray | memoryview):
-            await self._move(answer)
+        await asyncio.sleep(_size(answer) * self._s_per_byte)
         return answer
 
     async def put(
@@ -104,7 +122,7 @@ class LatencyStore(WrapperStore):
         mode: PutMode = "overwrite",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        await self._move(data)
+        await asyncio.sleep(_size(data) * self._s_per_byte)
         await super().put(key, data, mode=mode, metadata=metadata)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
@@ -119,6 +137,3 @@ class LatencyStore(WrapperStore):
 
     async def atomic_create(self) -> bool:  # a store knows it after the first time
         return await self.inner.atomic_create()
-
-    async def _move(self, data: Buffer) -> None:
-        await asyncio.sleep(memoryview(data).nbytes * self._s_per_byte)

@@ -1,4 +1,4 @@
-"""What runs in each process of a :class:`~s3cache.testing.Machine`, around the program.
+"""Run a program in a process of a :class:`~s3cache.testing.Machine`, and report on it.
 
 ``python -m s3cache.testing._runner REPORT run|module|call PROGRAM ...``; the report is one JSON
 object with what the function returned and what the cache counted.
@@ -61,7 +61,7 @@ def _write(path: str, process: int) -> None:
 
 
 def _plain(value: Any) -> object:
-    """Records and read-only mappings as what JSON has for them."""
+    """Return records and read-only mappings as JSON has them."""
     if isinstance(value, Mapping):
         return dict(value)
     return {field.name: getattr(value, field.name) for field in fields(value)}

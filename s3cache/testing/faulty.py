@@ -6,22 +6,13 @@ import asyncio
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
-from s3cache.store import (
-    Admit,
-    Buffer,
-    NotAdmitted,
-    ObjectInfo,
-    PutMode,
-    Store,
-    WrapperStore,
-    listing,
-)
+from s3cache.store import Buffer, NotAccepted, ObjectInfo, Store, WrapperStore, listing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 __all__ = ["Fault", "FaultRates", "FaultyStore", "FaultyVerb"]
 
@@ -29,6 +20,8 @@ Fault: TypeAlias = Literal[
     "error", "permanent", "hang", "slow", "truncate", "bit_flip", "fail_after_commit"
 ]
 FaultyVerb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list"]
+
+_T = TypeVar("_T")
 
 _ANY: tuple[Fault, ...] = ("error", "permanent", "hang", "slow")
 _READ: tuple[Fault, ...] = (*_ANY, "truncate", "bit_flip")
@@ -105,11 +98,8 @@ class FaultyStore(WrapperStore):
             ConfigError: the fault makes no sense for the verb.
         """
         if fault not in _APPLICABLE[verb]:
-            raise ConfigError(
-                f"fault {fault!r} on {verb!r}",
-                "does not apply",
-                f"choose from {', '.join(_APPLICABLE[verb])}",
-            )
+            fix = f"choose from {', '.join(_APPLICABLE[verb])}"
+            raise ConfigError(f"fault {fault!r} on {verb!r}", "does not apply", fix)
         self._ordered[verb].extend([fault] * times)
 
     def clear(self) -> None:
@@ -118,57 +108,31 @@ class FaultyStore(WrapperStore):
             faults.clear()
 
     def pending(self) -> int:
-        """How many ordered faults no call has met yet."""
+        """Return how many ordered faults no call has met yet."""
         return sum(map(len, self._ordered.values()))
 
-    @overload
-    async def get(self, key: str) -> Buffer | None: ...
-    @overload
-    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
-    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
-        fault, where = self._draw("get")
-        await self._before("get", key, fault)
-        answer = await self.inner.get(key, admit)
-        if isinstance(answer, NotAdmitted):
-            return answer
-        return self._damage("get", answer, fault, where)
-
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        fault, where = self._draw("get_range")
-        await self._before("get_range", key, fault)
-        data = await self.inner.get_range(key, start, length)
-        return self._damage("get_range", data, fault, where)
-
-    async def head(self, key: str) -> ObjectInfo | None:
-        fault, _ = self._draw("head")
-        await self._before("head", key, fault)
-        return await self.inner.head(key)
-
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        fault, _ = self._draw("put")
-        await self._before("put", key, fault)
-        await self.inner.put(key, data, mode=mode, metadata=metadata)
-        self._after_commit("put", key, fault)
-
-    async def delete(self, key: str) -> None:
-        fault, _ = self._draw("delete")
-        await self._before("delete", key, fault)
-        await self.inner.delete(key)
-        self._after_commit("delete", key, fault)
+    async def _around(self, op: str, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
+        if op not in _APPLICABLE:
+            return await call()
+        verb = cast("FaultyVerb", op)
+        fault, where = self._draw(verb)
+        await self._before(verb, key, fault)
+        answer: Any = await call()
+        if fault == "fail_after_commit":
+            self.counts[verb, fault] += 1
+            message = "injected error after the commit"
+            raise TransientError(message, op=verb, store=self.url, key=key)
+        is_data = answer and not isinstance(answer, NotAccepted)
+        if is_data and (fault == "truncate" or fault == "bit_flip"):
+            self.counts[verb, fault] += 1
+            answer = _damaged(answer, fault, where)
+        return cast("_T", answer)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         fault, where = self._draw("list")
         async with listing(self.inner, prefix) as items:
             infos = [info async for info in items]
-        # A server that fails between two pages has already given some: the consumer's bugs are
-        # in what it does with those.
+        # A server that fails between two pages has already given some objects.
         sound = int(where * len(infos)) if fault in _ANY else len(infos)
         for info in infos[:sound]:
             yield info
@@ -177,7 +141,7 @@ class FaultyStore(WrapperStore):
             yield info
 
     def _draw(self, verb: FaultyVerb) -> tuple[Fault | None, float]:
-        """The fault this call meets, and a number in [0, 1) that says where in the data."""
+        """Return the fault this call meets, and a number in [0, 1) for the place in the data."""
         chance, where = self._random.random(), self._random.random()
         if self._ordered[verb]:
             return self._ordered[verb].popleft(), where
@@ -199,22 +163,11 @@ class FaultyStore(WrapperStore):
             await asyncio.Event().wait()
         await asyncio.sleep(self._slow_s)
 
-    def _damage(
-        self, verb: FaultyVerb, data: Buffer | None, fault: Fault | None, where: float
-    ) -> Buffer | None:
-        if not data or fault not in ("truncate", "bit_flip"):
-            return data
-        self.counts[verb, fault] += 1
-        damaged = bytearray(data)
-        if fault == "truncate":
-            return bytes(damaged[: int(where * len(damaged))])
-        bit = int(where * len(damaged) * 8)
-        damaged[bit // 8] ^= 1 << bit % 8
-        return bytes(damaged)
 
-    def _after_commit(self, verb: FaultyVerb, key: str, fault: Fault | None) -> None:
-        if fault == "fail_after_commit":
-            self.counts[verb, fault] += 1
-            raise TransientError(
-                "injected error after the commit", op=verb, store=self.url, key=key
-            )
+def _damaged(data: Buffer, fault: Fault, where: float) -> bytes:
+    damaged = bytearray(data)
+    if fault == "truncate":
+        return bytes(damaged[: int(where * len(damaged))])
+    bit = int(where * len(damaged) * 8)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)

@@ -155,7 +155,7 @@ class Machine:
     ) -> Outcome:
         """Call a function of an importable module; the outcome has its result.
 
-        It is imported there anew, also from where this process alone finds it: tests may keep it
+        It is imported there again, also from where this process alone finds it: tests may keep it
         in their own module. Arguments and result are what JSON can hold.
 
         Args:
@@ -194,32 +194,26 @@ class Machine:
         )
         command = shlex.join(words)
         try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
+            written = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             outcome = Outcome(command, None, *_kill(process))
             raise ProgramError(outcome, f"still running after {timeout_s} s") from None
         except BaseException:
             _kill(process)
             raise
-        told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        outcome = Outcome(
-            command,
-            process.returncode,
-            stdout,
-            stderr,
-            result=told.get("result"),
-            recorded=_typed(CacheStats | None, told.get("stats")),
-        )
+        found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        stats = _typed(CacheStats | None, found.get("stats"))
+        outcome = Outcome(command, process.returncode, *written, found.get("result"), stats)
         if process.returncode:
             raise ProgramError(outcome, f"exit status {process.returncode}")
         return outcome
 
 
 def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End it with all that it has started; what it had written."""
+    """End a process with all that it has started, and return what it had written."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # What left its session holds the pipes open; nobody waits for that.
+    # A process that left its session holds the pipes open; it is not waited for.
     try:
         return process.communicate(timeout=10)
     except subprocess.TimeoutExpired as exc:
@@ -247,21 +241,17 @@ def _name(function: str | Callable[..., object]) -> str:
 
 
 def _project_paths() -> list[str]:
-    """Where this process finds modules that are not installed: what pytest has added, above all."""
-    installed = [
-        *(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-    ]
-    paths = [os.path.abspath(path) for path in sys.path if not path.endswith(".zip")]
+    """Return where this process finds modules that are not installed, as pytest adds them."""
+    schemes = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = [*map(sysconfig.get_path, schemes), *site.getsitepackages()]
+    paths = dict.fromkeys(os.path.abspath(path) for path in sys.path if not path.endswith(".zip"))
     return [
-        path
-        for path in dict.fromkeys(paths)
-        if not any(Path(path).is_relative_to(place) for place in installed)
+        path for path in paths if not any(Path(path).is_relative_to(place) for place in installed)
     ]
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """``value``, as JSON has it, as the type that an annotation says."""
+    """Return ``value``, as JSON has it, as the type of an annotation."""
     origin, arguments = get_origin(kind), get_args(kind)
     if value is None:
         return None

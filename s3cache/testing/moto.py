@@ -15,7 +15,6 @@ import sys
 import tempfile
 import uuid
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from s3cache.errors import ConfigError
 
@@ -49,11 +48,7 @@ class MotoBucket:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for a program that is to use the bucket: its URL, and credentials.
-
-        Files and services with other credentials are shut out: a test must not reach what its
-        user may reach.
-        """
+        """Variables for a program that is to use the bucket, and no other credentials."""
         return {
             "S3CACHE_URL": self.url,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -120,17 +115,12 @@ class MotoServer:
     def __enter__(self) -> MotoServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 # Text, and not a function of this module: beside its own file `import moto` would find that.
-# It ends with its standard input, and so with whoever holds the other end.
+# It ends with its standard input, and so with the process that holds the other end.
 _SERVER = f"""
 import sys
 from moto.server import ThreadedMotoServer
@@ -144,8 +134,5 @@ sys.stdin.read()
 def _check_installed() -> None:
     for name in ("moto", "flask", "flask_cors"):
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                "moto's S3 server",
-                f"{name} is not installed",
-                "run: pip install 'torch-s3cache[testing]'",
-            )
+            fix = "run: pip install 'torch-s3cache[testing]'"
+            raise ConfigError("moto's S3 server", f"{name} is not installed", fix)

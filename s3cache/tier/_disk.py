@@ -3,8 +3,7 @@
 Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), its root holds::
 
     usage               how much is in objects/            (s3cache.tier._bounds)
-    usage.next          what is evicted next               (s3cache.tier._bounds)
-    usage.search, .trim locked by the process that does it
+    usage.scan          locked by the process that looks for old objects
     pending/<owner>/    what is not uploaded yet           (s3cache.tier._pending)
     quarantine/         the last few files found corrupt
     CACHEDIR.TAG        tells backup programs to leave all this out
@@ -17,41 +16,31 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Concatenate, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
 from s3cache import entries
-from s3cache.errors import (
-    NoSpaceError,
-    PreconditionError,
-    ReadOnlyError,
-    StoreError,
-)
+from s3cache.errors import NoSpaceError, PreconditionError, ReadOnlyError, StoreError
 from s3cache.frame import Frame, Judge
 from s3cache.stats import Usage
 from s3cache.store import (
-    Admit,
+    AcceptSize,
     Buffer,
     DeadlineExecutor,
     Directory,
-    NotAdmitted,
+    NotAccepted,
     ObjectFiles,
     ObjectInfo,
     PutMode,
-    Staged,
     mark_used,
     os_errors,
 )
-from s3cache.tier._bounds import Books, Bounds
+from s3cache.tier._bounds import Bounds
 from s3cache.tier._pending import Pending
 
 __all__ = ["DiskTier", "SearchResult", "TierStore"]
-
-#: Entered around the moment a staged file, the second argument, becomes the object.
-_Around: TypeAlias = Callable[[str, Staged], AbstractContextManager[None]]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -69,44 +58,13 @@ _SCAN_S = 120.0
 def _in_time(
     method: Callable[Concatenate[DiskTier, _P], _T],
 ) -> Callable[Concatenate[DiskTier, _P], _T]:
-    """Have a method of the tier end within the deadline, whatever the disk does."""
+    """Have a method end within the deadline, whatever the disk does."""
 
     @functools.wraps(method)
     def limited(tier: DiskTier, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return tier.deadline.call(lambda: method(tier, *args, **kwargs))
 
     return limited
-
-
-def _in_more_time(
-    more_s: Callable[_P, float],
-) -> Callable[[Callable[Concatenate[DiskTier, _P], _T]], Callable[Concatenate[DiskTier, _P], _T]]:
-    """Have a method end within the deadline and the seconds that ``more_s`` gives."""
-
-    def decorate(
-        method: Callable[Concatenate[DiskTier, _P], _T],
-    ) -> Callable[Concatenate[DiskTier, _P], _T]:
-        @functools.wraps(method)
-        def limited(tier: DiskTier, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-            return tier.deadline.call(
-                lambda: method(tier, *args, **kwargs), more_s=more_s(*args, **kwargs)
-            )
-
-        return limited
-
-    return decorate
-
-
-def _scan_s(prefix: str = "") -> float:
-    return 0.0 if prefix else _SCAN_S
-
-
-def _transfers_s(objects: Sequence[tuple[str, Buffer]]) -> float:
-    return sum(_transfer_s(name, data) for name, data in objects)
-
-
-def _transfer_s(name: str, data: Buffer) -> float:
-    return memoryview(data).nbytes / _BYTES_A_SECOND
 
 
 @dataclass(frozen=True)
@@ -172,11 +130,7 @@ class DiskTier:
         self._files = ObjectFiles(root)
         self.root = self._files.root
         self.url = self._files.url
-        self._pending = Pending(
-            os.path.join(self.root, "pending"),
-            lambda make: self._files.directory("pending", make=make),
-            note,
-        )
+        self._pending = Pending(lambda make: self._files.directory("pending", make=make), note)
         self._bounds = Bounds(
             self._files,
             max_bytes=max_bytes,
@@ -186,29 +140,28 @@ class DiskTier:
         with contextlib.suppress(ReadOnlyError), os_errors("open", self.url):
             _tag_as_cache(self._files.directory())
             self._files.sweep()
-        self.usage()  # the first process counts; fails now if accounts cannot be kept
+        self.usage()  # the first process counts; fails now if that cannot be written
 
     @_in_time
     def usage(self) -> Usage:
         """Return bytes and files held, by all namespaces, exact at the moment of the call."""
         try:
-            with os_errors("usage", self.url), self._bounds.locked() as books:
-                return books.usage
-        except ReadOnlyError:  # no process keeps accounts there, or changes it
+            with os_errors("usage", self.url), self._bounds.locked() as ledger:
+                return ledger.usage
+        except ReadOnlyError:  # no process changes it, or could write how much there is
             sizes = [info.size for info in self._files.walk()]
             return Usage(sum(sizes), len(sizes))
 
-    @_in_more_time(lambda: _SCAN_S)
     def trim(self) -> int:
-        """Evict down to the low-water mark if above the high one; returns how many objects.
+        """Evict down to the low-water mark if above the high one; return how many objects.
 
-        For a background thread: the scan it takes then does not happen in a writer.
+        For a background thread, so that writers seldom have to look for old objects.
         """
         with os_errors("trim", self.url):
-            return self._bounds.trim()
+            return self.deadline.call(self._bounds.trim, more_s=_SCAN_S)
 
     def is_trim_due(self) -> bool:
-        """Return whether much was written here since this was last true."""
+        """Return whether it is time to :meth:`trim`."""
         return self._bounds.is_trim_due()
 
     # -- reading
@@ -244,7 +197,7 @@ class DiskTier:
             data = self._files.use(self._namespace + name, show if head else None)
             if data is not None:
                 return SearchResult(name, data)
-        return SearchResult(others=tuple(self.objects(prefix)))
+        return SearchResult(others=tuple(self._objects(prefix)))
 
     @_in_time
     def get(self, name: str) -> bytes | None:
@@ -261,9 +214,12 @@ class DiskTier:
         """Return whether the object is there; this is no use of it."""
         return self._files.stat(self._namespace + name) is not None
 
-    @_in_more_time(_scan_s)
     def objects(self, prefix: str = "") -> list[ObjectInfo]:
         """List all objects with ``prefix``; ``modified`` is the time of last use."""
+        more_s = 0.0 if prefix else _SCAN_S
+        return self.deadline.call(lambda: self._objects(prefix), more_s=more_s)
+
+    def _objects(self, prefix: str) -> list[ObjectInfo]:
         return [
             ObjectInfo(info.key[len(self._namespace) :], info.size, info.modified)
             for info in self._files.walk(self._namespace + prefix)
@@ -271,7 +227,6 @@ class DiskTier:
 
     # -- writing
 
-    @_in_more_time(_transfer_s)
     def put(self, name: str, data: Buffer) -> None:
         """Write or replace an object, evicting the least recently used to make room.
 
@@ -280,134 +235,81 @@ class DiskTier:
         Raises:
             NoSpaceError: it is larger than the tier, or what is there may not be evicted.
         """
-        with self._staged(name, data, durable=False) as staged, self._room(name, data) as room:
-            self._replace(*room, name, staged, data, _unrecorded)
+        self._put_in_time(name, data, pending=False)
 
-    @_in_more_time(_transfers_s)
-    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> dict[str, StoreError]:
-        """Put several objects, which are small together; return what failed, by name.
+    def put_pending(self, name: str, data: Buffer) -> None:
+        """Put an object that only this process has, and have it pending.
 
-        Other processes wait until all are written.
+        When this returns, the bytes have reached the disk, and it is on record that this process
+        uploads them, until :meth:`uploaded` is called. If the process ends before, exactly one
+        other takes that over with :meth:`adopt`. A power failure may take object and record, but
+        never leaves a part. Where this fails, an earlier record of the same name stays.
+
+        Raises:
+            NoSpaceError: see :meth:`put`.
         """
-        if len(objects) == 1:
-            [(name, data)] = objects
-            try:
-                self.put(name, data)
-            except StoreError as exc:
-                return {name: exc}
-            return {}
-        failed: dict[str, StoreError] = {}
-        later: list[tuple[str, Buffer]] = []
-        with os_errors("put", self.url), self._bounds.locked() as books:
-            for name, data in objects:
-                try:
-                    with self._staged(name, data, durable=False) as staged:
-                        key, size = self._namespace + name, memoryview(data).nbytes
-                        has_room, before = self._bounds.try_reserve(books, key, size)
-                        if not has_room:
-                            staged.remove()
-                            later.append((name, data))
-                            continue
-                        self._replace(books, before, name, staged, data, _unrecorded)
-                except StoreError as exc:
-                    failed[name] = exc
-        for name, data in later:
-            try:
-                self.put(name, data)
-            except StoreError as exc:
-                failed[name] = exc
-        return failed
+        self._put_in_time(name, data, pending=True)
 
-    @_in_time
-    def delete(self, name: str) -> None:
-        """Remove an object, if it is there."""
-        key = self._namespace + name
-        with (
-            os_errors("delete", self.url, key),
-            self._bounds.locked() as books,
-            books.changing(key, books.size_of(key), None),
-        ):
-            self._files.delete(key)
+    def _put_in_time(self, name: str, data: Buffer, *, pending: bool) -> None:
+        self.deadline.call(
+            lambda: self._put(name, data, pending=pending),
+            more_s=memoryview(data).nbytes / _BYTES_A_SECOND,
+        )
 
-    @_in_time
-    def quarantine(self, name: str) -> None:
-        """Move a corrupt object to where a person can look at it; only the last few are kept."""
-        key = self._namespace + name
-        with os_errors("quarantine", self.url, key), self._bounds.locked() as books:
-            before = books.size_of(key)
-            if before is None:
-                return
-            quarantine = self._files.directory("quarantine", make=True)
-            aside = f"{time.time_ns():020d}-{quote(key, safe='')}"[:255]
-            with books.changing(key, before, None):
-                self._files.move(key, quarantine, aside)
-            for old in sorted(quarantine.names())[:-_QUARANTINED_FILES]:
-                os.unlink(old, dir_fd=quarantine.fd)
-
-    @contextlib.contextmanager
-    def _staged(self, name: str, data: Buffer, *, durable: bool) -> Iterator[Staged]:
+    def _put(self, name: str, data: Buffer, *, pending: bool) -> None:
         key, size = self._namespace + name, memoryview(data).nbytes
         if size > self._bounds.max_bytes:
             problem = f"{size} bytes are more than the {self._bounds.max_bytes} allowed"
             raise NoSpaceError(problem, op="put", store=self.url, key=key)
         with (
-            os_errors("put", self.url, key),
-            self._files.staged(key, data, durable=durable) as staged,
+            self._files.staged(key, data, durable=pending) as staged,
+            self._bounds.reserve(key, size) as (ledger, before),
         ):
-            yield staged
+            # First: an uploader forgets a pending upload without an object, but an object that is
+            # not pending would never be uploaded.
+            is_new = pending and self._add_pending(key)
+            try:
+                with ledger.changing(before, size):
+                    mark_used(staged.fd)
+                    self._files.rename(staged, key)
+            except BaseException:
+                if is_new:
+                    self._pending.remove(key)
+                raise
 
-    def _room(
-        self, name: str, data: Buffer
-    ) -> contextlib.AbstractContextManager[tuple[Books, int | None]]:
-        return self._bounds.reserve(self._namespace + name, memoryview(data).nbytes)
-
-    def _replace(
-        self,
-        books: Books,
-        before: int | None,
-        name: str,
-        staged: Staged,
-        data: Buffer,
-        around: _Around,
-    ) -> None:
-        """Move a staged file to its place, in which there are ``before`` bytes now."""
-        key, size = self._namespace + name, memoryview(data).nbytes
-        with around(key, staged), books.changing(key, before, size):
-            mark_used(staged.fd)
-            self._files.rename(staged, key)
-
-    # -- what is still to upload
-
-    @_in_more_time(_transfer_s)
-    def put_pending(self, name: str, data: Buffer) -> None:
-        """Put an object that only this process has, and record it as pending.
-
-        When this returns, the bytes have reached the disk, and a record says that this process
-        uploads them, until :meth:`uploaded` is called. If the process ends before, exactly one
-        other gets the record from :meth:`adopt`. A power failure may take object and record, but
-        never leaves a part. Where this fails, an earlier record of the same name stays.
-        """
-        with self._staged(name, data, durable=True) as staged, self._room(name, data) as room:
-            self._replace(*room, name, staged, data, self._recorded)
-
-    @contextlib.contextmanager
-    def _recorded(self, key: str, staged: Staged) -> Iterator[None]:
-        """Record ``key`` as pending before the block; undo that if it fails.
-
-        The record comes first: an uploader drops a record without an object, but an object
-        without a record would never be uploaded.
-        """
+    def _add_pending(self, key: str) -> bool:
         try:
-            added = self._pending.add(key, staged)
+            return self._pending.add(key)
         except FileNotFoundError:  # our directory was removed: make another
             self._pending.release()
-            added = self._pending.add(key, staged)
-        try:
-            yield
-        except BaseException:
-            if added:
-                self._pending.remove(key)
-            raise
+            return self._pending.add(key)
+
+    @_in_time
+    def delete(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        key = self._namespace + name
+        with os_errors("delete", self.url, key), self._bounds.locked() as ledger:
+            before = ledger.size_of(key)
+            if before is not None:
+                with ledger.changing(before, None):
+                    self._files.delete(key)
+
+    @_in_time
+    def quarantine(self, name: str) -> None:
+        """Move a corrupt object to where a person can look at it; only the last few are kept."""
+        key = self._namespace + name
+        with os_errors("quarantine", self.url, key), self._bounds.locked() as ledger:
+            before = ledger.size_of(key)
+            if before is None:
+                return
+            quarantine = self._files.directory("quarantine", make=True)
+            aside = f"{time.time_ns():020d}-{quote(key, safe='')}"[:255]
+            with ledger.changing(before, None):
+                self._files.move(key, quarantine, aside)
+            for old in sorted(quarantine.names())[:-_QUARANTINED_FILES]:
+                os.unlink(old, dir_fd=quarantine.fd)
+
+    # -- what is still to upload
 
     @_in_time
     def uploaded(self, name: str) -> None:
@@ -417,19 +319,20 @@ class DiskTier:
 
     @_in_time
     def pending(self) -> list[str]:
-        """List the names that this process has recorded or adopted and not uploaded yet."""
+        """List the names that this process is to upload, saved here or adopted."""
         with os_errors("pending", self.url):
-            return self._ours(self._pending.mine(self._namespace))
+            return self._names(self._pending.mine(self._namespace))
 
     @_in_time
     def recorded(self) -> set[str]:
         """List the names of this tier that any process, dead or alive, has still to upload."""
         with os_errors("recorded", self.url):
-            return {*self._ours([*filter(self._is_ours, self._pending.all_pending())])}
+            keys = self._pending.all_pending()
+            return {*self._names(key for key in keys if key.startswith(self._namespace))}
 
     @_in_time
     def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]:
-        """Take over what dead processes have left to upload; return the names.
+        """Take over what processes that are gone have left to upload; return the names.
 
         Of any number of processes that try at once, exactly one gets each name.
 
@@ -437,11 +340,10 @@ class DiskTier:
             limit: so many at most.
             but: names to leave to others.
         """
-        # With the accounts locked: a process that evicts must not overlook a record that moves from
-        # one owner to another.
+        # Locked: a process that evicts must not overlook an upload that moves between owners.
         with os_errors("adopt", self.url), self._bounds.locked():
             keys = {self._namespace + name for name in but}
-            return self._ours(self._pending.adopt(self._namespace, limit, keys))
+            return self._names(self._pending.adopt(self._namespace, limit, keys))
 
     @_in_time
     def give_back(self, name: str) -> None:
@@ -467,16 +369,8 @@ class DiskTier:
             self.deadline.call(self._pending.close, more_s=-less_s)
         self.deadline.release()
 
-    def _is_ours(self, key: str) -> bool:
-        return key.startswith(self._namespace)
-
-    def _ours(self, keys: list[str]) -> list[str]:
+    def _names(self, keys: Iterable[str]) -> list[str]:
         return [key[len(self._namespace) :] for key in keys]
-
-
-@contextlib.contextmanager
-def _unrecorded(key: str, staged: Staged) -> Iterator[None]:
-    yield
 
 
 def _tag_as_cache(root: Directory) -> None:
@@ -506,11 +400,11 @@ class TierStore:
     @overload
     async def get(self, key: str) -> Buffer | None: ...
     @overload
-    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
-    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
+    async def get(self, key: str, admit: AcceptSize | None) -> Buffer | NotAccepted | None: ...
+    async def get(self, key: str, admit: AcceptSize | None = None) -> Buffer | NotAccepted | None:
         data = await asyncio.to_thread(self._tier.peek, key)
         if data is not None and admit is not None and not admit(len(data)):
-            return NotAdmitted(len(data))
+            return NotAccepted(len(data))
         return data
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
@@ -549,6 +443,12 @@ class TierStore:
 
     async def atomic_create(self) -> bool:
         return False
+
+    async def connect(self) -> None:
+        pass
+
+    def written_as(self, note: bytes) -> TierStore:
+        return self
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._tier.close)

@@ -1,4 +1,4 @@
-"""The local tier as a cache uses it: a disk that may be absent or fail. Its errors end here."""
+"""The local tier as a cache uses it: a disk that may be absent or fail, whose errors end here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame, Judge
 from s3cache.stats import Counters, Usage
-from s3cache.store import Buffer, ObjectInfo
+from s3cache.store import ObjectInfo
 from s3cache.tier._disk import DiskTier, SearchResult
 from s3cache.transfer import background
 
@@ -35,13 +35,13 @@ _REST_S = 60.0
 
 
 class LocalTier:
-    """A disk tier, left alone for a minute after it failed.
+    """A disk tier that is not used for a minute after it failed.
 
-    While there is no disk, or it is left alone, the methods act as if there were nothing on it and
-    no room for anything. What fails is not raised, unless the cache is strict.
+    While it is not used, or there is none, it looks empty and full. What fails is not raised,
+    unless the cache is strict.
 
     Args:
-        check_trust: decides whose entries are used.
+        check_trust: checks signatures.
         ahead: whether that takes so long that it is better done while an entry is read.
 
     Attributes:
@@ -92,11 +92,11 @@ class LocalTier:
         """Return the entry that was read from ``name``.
 
         Args:
-            check_trust: what the search gave, which may have checked the signatures already.
+            check_trust: what the search gave; it may have checked the signatures already.
 
         Raises:
             CorruptError: the file is damaged; it was set aside.
-            UntrustedError: it is not trusted; it stays, for others may trust its signer.
+            UntrustedError: it is not trusted; it stays, as others may trust its signer.
         """
         try:
             return entries.verify(name, data, admit=check_trust or self._check_trust)
@@ -160,15 +160,11 @@ class LocalTier:
         except (StoreError, ConfigError) as exc:
             self._write_failed(exc)
             return False
-        self._wrote(disk)
+        self.error = None
+        if disk.is_trim_due():
+            with contextlib.suppress(ClosedError):  # the interpreter is exiting
+                background().submit(asyncio.to_thread(self._trim, disk))
         return True
-
-    def keep(self, objects: Sequence[tuple[str, Buffer]]) -> None:
-        """Write what came from the remote, if the disk takes it."""
-        failed: dict[str, StoreError] = {}
-        if objects and self.write(lambda disk: failed.update(disk.put_all(objects))):
-            for error in failed.values():
-                self._write_failed(error)
 
     def remove(self, name: str) -> bool:
         """Remove the object, and our record of it; return whether it was there.
@@ -202,7 +198,7 @@ class LocalTier:
         return removed
 
     def set_aside(self, entry: Frame) -> None:
-        """Put every copy of an entry that was loaded from here where no lookup finds it."""
+        """Quarantine every copy of an entry that was loaded from here."""
         for name in entries.names_of(entry.header):
             with contextlib.suppress(CorruptError, UntrustedError):
                 there = self.load(name)
@@ -218,17 +214,11 @@ class LocalTier:
         except S3CacheError as exc:
             self._write_failed(exc)
 
-    def _wrote(self, disk: DiskTier) -> None:
-        self.error = None
-        if disk.is_trim_due():
-            with contextlib.suppress(ClosedError):  # the interpreter is exiting
-                background().submit(asyncio.to_thread(self._trim, disk))
-
     def _write_failed(self, error: S3CacheError) -> None:
         """Write nothing for a while; what is there can still be read."""
         self.error = error
         if isinstance(error, NoSpaceError) and error.__cause__ is None:
-            # Within its bounds, not for want of disk: the next entry may fit.
+            # It is the bounds that leave no room, not the disk: the next entry may fit.
             self._problems.met("bound", "the local tier is too small for this entry", error)
             return
         self._unwritten_until = time.monotonic() + _REST_S
@@ -247,9 +237,9 @@ class LocalTier:
 
 
 class _EarlyTrustCheck:
-    """Check an entry's signatures while the rest of it is read, as a proof takes time.
+    """Check the signatures of an entry while the rest of it is read.
 
-    Called, it checks what was read, unless that is what was accepted early to the last byte.
+    Calling it checks what was read, unless it equals what was accepted early.
     """
 
     def __init__(self, check_trust: Judge) -> None:
@@ -257,7 +247,7 @@ class _EarlyTrustCheck:
         self._accepted: tuple[bytes, bytes] | None = None
 
     def look(self, first_bytes: bytes) -> None:
-        """Check by the first bytes; what is not trusted waits until all of it is there."""
+        """Check by the first bytes; if that fails, it is done again once all bytes are there."""
         with contextlib.suppress(Exception):
             frame.judge(first_bytes, self._note)
 

@@ -1,12 +1,10 @@
-"""Records of pending uploads: they survive their process, and exactly one other claims them.
+"""Pending uploads: they survive their process, and exactly one other takes them over.
 
 Each process has a directory ``pending/<owner>/`` and holds a lock on the file ``.lock`` in it for
-as long as it lives. One file beside the lock is one record; its name is the object's,
-percent-encoded (255 bytes at most), so that it never begins with a dot. In it is a note on how the
-object is to be uploaded. Most need none: then it is a link to the object where there can be one,
-which spares the file system a file that soon goes again (ext4 without a journal is slow at making
-files after many went). Whoever can take the lock of another's directory knows that its owner is
-gone, and while holding it moves the records to its own.
+as long as it lives. Each other file there is one pending upload. Its name is the object's,
+percent-encoded (255 bytes at most), so that it never begins with a dot. It is empty, or holds a
+note on how the object is to be uploaded and a line feed. A process that gets the lock of another
+directory knows that its owner is gone, and moves the files to its own.
 """
 
 from __future__ import annotations
@@ -25,24 +23,22 @@ from urllib.parse import quote, unquote
 
 from s3cache._forks import call_in_child, close_unshared
 from s3cache.errors import ClosedError, ConfigError
-from s3cache.store import Directory, Staged
+from s3cache.store import Directory
 
 __all__ = ["Pending"]
 
 _LOCK = ".lock"
-# What a note begins with, and no frame does.
-_NOTE = b"s3cache note\n"
-# Stands for a note that was cut short: no uploader accepts it.
-_CUT = b"a note that was cut short"
+_END = b"\n"
+# In the place of a note that was cut off: no uploader accepts it.
+_CUT = b"a note that was cut off"
 _MAX_NOTE_BYTES = 64 << 10
-# A pipe is not waited at for somebody to write.
+# Opening a pipe does not wait for a writer.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-# A new owner locks its directory right after making it; a directory without a lock file is left
-# alone for that long.
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# A new owner locks its directory right after making it; one without a lock file is left alone for
+# that long.
 _GRACE_S = 60.0
-
-
-# What is in the place of a lock cannot be opened, nor removed.
+# What was planted in the place of a lock can be neither opened nor removed.
 _NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.ENOTEMPTY, errno.EEXIST})
 
 
@@ -50,79 +46,53 @@ _NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.ENOTEMPTY, errno.EEXIST}
 class _Owner:
     name: str
     directory: Directory
-    fd: int  # of the lock
+    lock_fd: int
 
 
 class Pending:
-    """The records below ``root``.
+    """The pending uploads below one directory.
 
-    Every method may raise ``OSError``, and those that make records ``ClosedError``.
+    Every method may raise ``OSError``, and those that add some ``ClosedError``.
 
     Args:
-        open_root: gives the directory at ``root``, made if it is missing and the argument says so.
-        note: kept in each record made here, for the process that uploads the object; a link has
-            none.
+        open_root: gives the directory; makes it if it is missing and the argument says so.
+        note: kept with each upload added here, for the process that takes it over.
     """
 
-    def __init__(
-        self,
-        root: str,
-        open_root: Callable[[bool], Directory] | None = None,
-        note: bytes = b"",
-    ) -> None:
-        self.root = root
+    def __init__(self, open_root: Callable[[bool], Directory], note: bytes = b"") -> None:
         self.note = note
-        self._open_root = open_root or (lambda make: Directory.at(root, make=make))
+        self._open_root = open_root
         self._mutex = threading.Lock()
         self._owner: _Owner | None = None
-        self._closed = False
+        self._is_closed = False
         call_in_child(self._forget)
 
-    def add(self, name: str, file: Staged | str) -> bool:
-        """Record ``name`` as ours to upload, with a link to ``file``; return False if it was."""
-        owner = self._own().directory
-        try:
-            try:
-                if self.note:
-                    self._write_note(owner, _record(name))
-                elif isinstance(file, Staged):
-                    file.link(owner, _record(name))
-                else:
-                    os.link(file, _record(name), dst_dir_fd=owner.fd)
-            except (FileExistsError, FileNotFoundError):
-                raise
-            except OSError:  # no links on this file system, or too many
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                os.close(os.open(_record(name), flags, 0o600, dir_fd=owner.fd))
-        except FileExistsError:
-            if self.note_of(name) != self.note:
-                # It was adopted: the last save decides how it is uploaded.
-                os.unlink(_record(name), dir_fd=owner.fd)
-                self.add(name, file)
+    def add(self, name: str) -> bool:
+        """Add ``name`` to what this process uploads; return False if it was there."""
+        directory = self._own().directory
+        known = self.note_of(name)
+        if known == self.note:
             return False
-        return True
-
-    def _write_note(self, owner: Directory, record: str) -> None:
-        # Complete or not there, also after a power failure: without it the object would go up in
-        # a way that its saver did not want.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        # The note is complete, also after a power failure: without it the object would be uploaded
+        # in a way that its saver did not want. If ``name`` was adopted, the last save decides.
         staged = f".{secrets.token_hex(8)}"
-        fd = os.open(staged, flags, 0o600, dir_fd=owner.fd)
+        fd = os.open(staged, _CREATE, 0o600, dir_fd=directory.fd)
         try:
-            os.write(fd, _NOTE + self.note)
-            os.fsync(fd)
-            os.link(staged, record, src_dir_fd=owner.fd, dst_dir_fd=owner.fd)
+            if self.note:
+                os.write(fd, self.note + _END)
+                os.fsync(fd)
         finally:
             os.close(fd)
-            os.unlink(staged, dir_fd=owner.fd)
+        os.rename(staged, _file_of(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+        return known is None
 
     def note_of(self, name: str) -> bytes | None:
-        """Return the note in our record of ``name``: empty if none, ``None`` without a record."""
+        """Return the note on our upload of ``name``; ``None`` if it is not pending here."""
         owner = self._owner
         if owner is None:
             return None
         try:
-            fd = os.open(_record(name), _READ, dir_fd=owner.directory.fd)
+            fd = os.open(_file_of(name), _READ, dir_fd=owner.directory.fd)
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -132,34 +102,33 @@ class Pending:
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return None
-            head = os.read(fd, len(_NOTE))
-            if head == _NOTE:
-                return os.read(fd, _MAX_NOTE_BYTES) or _CUT
-            # Else it is a link to the object, or an empty file in the place of one.
-            return _CUT if head and _NOTE.startswith(head) else b""
+            text = os.read(fd, _MAX_NOTE_BYTES)
+            return _CUT if text and not text.endswith(_END) else text[:-1]
         finally:
             os.close(fd)
 
     def remove(self, name: str) -> None:
-        """Forget our record of ``name``, if there is one."""
+        """Remove our upload of ``name``, if there is one."""
         owner = self._owner
         if owner is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(_record(name), dir_fd=owner.directory.fd)
+                os.unlink(_file_of(name), dir_fd=owner.directory.fd)
 
-    def mine(self, prefix: str) -> list[str]:
+    def mine(self, prefix: str = "") -> list[str]:
         """List the names with ``prefix`` that this process is to upload."""
         owner = self._owner
-        return [] if owner is None else list(_records(owner.directory, prefix))
+        return [] if owner is None else list(_names(owner.directory, prefix))
 
     def all_pending(self) -> set[str]:
-        """Return the names that any process, living or dead, has recorded."""
-        return {name for _, directory in self._owners() for name in _records(directory, "")}
+        """Return the names that any process, living or dead, is to upload."""
+        return {name for _, directory in self._owners() for name in _names(directory, "")}
 
-    def adopt(self, prefix: str, limit: int | None = None, but: Container[str] = ()) -> list[str]:
-        """Take over the records of dead owners; return the names that became ours.
+    def adopt(
+        self, prefix: str = "", limit: int | None = None, but: Container[str] = ()
+    ) -> list[str]:
+        """Take over the uploads of owners that are gone; return the names that became ours.
 
-        Any number of processes may try at once: each record goes to exactly one of them.
+        Any number of processes may try at once: each upload goes to exactly one of them.
 
         Args:
             limit: so many at most.
@@ -170,21 +139,22 @@ class Pending:
             own = self._owner
             if own is not None and owner == own.name:
                 continue
-            fd = self._try_lock(owner, directory)
-            if fd is None:
+            lock_fd = self._try_lock(owner, directory)
+            if lock_fd is None:
                 continue
             try:
-                for name in _records(directory, prefix):
-                    if name in but:
-                        continue
+                for name in _names(directory, prefix):
                     if limit is not None and len(adopted) >= limit:
                         return adopted
+                    if name in but:
+                        continue
+                    target = self._own().directory
                     try:
-                        _move(name, directory, (target := self._own().directory))
+                        _move(name, directory, target)
                     except FileNotFoundError:
                         if target.is_removed():
                             raise
-                        continue  # the record is gone, and no reason to leave the others
+                        continue  # it is gone, which is no reason to leave the others
                     adopted.append(name)
                 self._remove_if_empty(owner, directory)
             except FileNotFoundError:  # the directory was removed under us
@@ -194,61 +164,60 @@ class Pending:
                     raise
                 break  # the caller must learn what became ours
             finally:
-                close_unshared(fd)
+                close_unshared(lock_fd)
         return adopted
 
     def give_back(self, name: str) -> None:
-        """Move our record of ``name``, if there is one, to where another process adopts it."""
+        """Move our upload of ``name``, if there is one, to where another process adopts it."""
         owner = self._owner
         while owner is not None:
-            # The directory of an owner that is gone: any process may lock it. One that does before
-            # the record is there removes it.
+            # An owner that does not live: another process may lock its directory, and removes it
+            # if that happens before the upload is there.
             other = secrets.token_hex(8)
             directory = self._make(other)
-            fd = self._try_lock(other, directory)
-            if fd is None:
+            lock_fd = self._try_lock(other, directory)
+            if lock_fd is None:
                 continue
             try:
-                with contextlib.suppress(FileNotFoundError):  # the record is not there
+                with contextlib.suppress(FileNotFoundError):
                     _move(name, owner.directory, directory)
                 self._remove_if_empty(other, directory)
             finally:
-                close_unshared(fd)
+                close_unshared(lock_fd)
             return
 
     def release(self) -> None:
-        """Let the records go: another process may adopt what is left of them."""
+        """Leave what is not uploaded to other processes."""
         with self._mutex:
             owner, self._owner = self._owner, None
         if owner is not None:
             self._remove_if_empty(owner.name, owner.directory)
-            close_unshared(owner.fd)
+            close_unshared(owner.lock_fd)
 
     def close(self) -> None:
-        """Let the records go for good: an adoption under way takes nothing more."""
+        """Release, for good: an adoption that is under way takes nothing more."""
         with self._mutex:
-            self._closed = True
+            self._is_closed = True
         self.release()
 
     def _own(self) -> _Owner:
         with self._mutex:
-            if self._closed:
+            if self._is_closed:
                 raise ClosedError("the local tier was closed")
             while self._owner is None:
                 name = secrets.token_hex(8)
                 directory = self._make(name)
                 # An adopter may have taken the lock first and removed the directory: then again.
-                fd = self._try_lock(name, directory)
-                if fd is not None:
-                    self._owner = _Owner(name, directory, fd)
+                lock_fd = self._try_lock(name, directory)
+                if lock_fd is not None:
+                    self._owner = _Owner(name, directory, lock_fd)
             return self._owner
 
     def _make(self, owner: str) -> Directory:
         """Make an owner's directory, with a lock that no process holds yet."""
         directory = self._open_root(True).enter(owner, make=True)
         with contextlib.suppress(FileNotFoundError):
-            flags = os.O_CREAT | os.O_CLOEXEC
-            os.close(os.open(_LOCK, flags, 0o600, dir_fd=directory.fd))
+            os.close(os.open(_LOCK, os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory.fd))
         return directory
 
     def _owners(self) -> Iterator[tuple[str, Directory]]:
@@ -259,21 +228,8 @@ class Pending:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError, ConfigError):
                     yield name, root.enter(name)
 
-    def _remove_if_empty(self, owner: str, directory: Directory) -> None:
-        """Remove an owner's directory, its lock held, unless there are records in it."""
-        with contextlib.suppress(OSError):  # NFS keeps the name of an open file: an adopter can
-            present = directory.names()
-            if _LOCK in present and all(name[0] == "." for name in present):  # and no half note
-                for name in present:
-                    os.unlink(name, dir_fd=directory.fd)
-                self._remove(owner)
-
-    def _remove(self, owner: str) -> None:
-        root = self._open_root(False)
-        os.rmdir(owner, dir_fd=root.fd)
-
     def _try_lock(self, owner: str, directory: Directory) -> int | None:
-        """Lock the owner's directory, or ``None``: it lives, or it is gone or not ready."""
+        """Lock the owner's directory; return None if it lives, or is gone or not ready."""
         try:
             fd = directory.open_private(_LOCK, os.O_RDWR)
         except FileNotFoundError:
@@ -285,55 +241,64 @@ class Pending:
             if exc.errno not in _NOT_OURS:
                 raise
             return None
-        locked = False
+        is_locked = False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            there = os.stat(_LOCK, dir_fd=directory.fd, follow_symlinks=False)
-            locked = os.path.samestat(there, os.fstat(fd))
+            present = os.stat(_LOCK, dir_fd=directory.fd, follow_symlinks=False)
+            is_locked = os.path.samestat(present, os.fstat(fd))
         except (BlockingIOError, FileNotFoundError):
             pass
         finally:
-            if not locked:
+            if not is_locked:
                 close_unshared(fd)
-        return fd if locked else None
+        return fd if is_locked else None
+
+    def _remove_if_empty(self, owner: str, directory: Directory) -> None:
+        """Remove an owner's directory, its lock held, unless uploads are pending in it."""
+        with contextlib.suppress(OSError):  # NFS keeps the name of an open file: an adopter can
+            present = directory.names()
+            if _LOCK in present and all(name[0] == "." for name in present):
+                for name in present:
+                    os.unlink(name, dir_fd=directory.fd)
+                self._remove(owner)
 
     def _remove_or_mend(self, owner: str, directory: Directory) -> None:
-        """Remove a directory that has lost its lock, or give it a new one for its records' sake.
+        """Remove a directory that has lost its lock, or give it one if it is not empty.
 
-        Should its owner live, what it uploads is uploaded twice, which does no harm.
+        If its owner lives, what it uploads is uploaded twice, which does no harm.
         """
         try:
             self._remove(owner)
         except OSError as exc:
             if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            os.close(os.open(_LOCK, flags, 0o600, dir_fd=directory.fd))
+            os.close(os.open(_LOCK, _CREATE, 0o600, dir_fd=directory.fd))
+
+    def _remove(self, owner: str) -> None:
+        root = self._open_root(False)  # held: its descriptor is closed with it
+        os.rmdir(owner, dir_fd=root.fd)
 
     def _forget(self) -> None:
-        # The lock and the records stay the parent's.
+        # The lock and the uploads stay the parent's.
         self._mutex = threading.Lock()
         self._owner = None
 
 
-def _record(name: str) -> str:
-    record = quote(name, safe="")
-    return "%2E" + record[1:] if record[:1] == "." else record
+def _file_of(name: str) -> str:
+    file = quote(name, safe="")
+    return "%2E" + file[1:] if file[:1] == "." else file
 
 
 def _move(name: str, source: Directory, target: Directory) -> None:
-    record = _record(name)
-    os.replace(record, record, src_dir_fd=source.fd, dst_dir_fd=target.fd)
+    file = _file_of(name)
+    os.replace(file, file, src_dir_fd=source.fd, dst_dir_fd=target.fd)
 
 
-def _records(directory: Directory, prefix: str) -> Iterator[str]:
-    """Names of which there is a record; what is no file is none."""
-    for record in _files(directory):
-        if record[0] != "." and (name := unquote(record)).startswith(prefix):
-            yield name
-
-
-def _files(directory: Directory) -> list[str]:
+def _names(directory: Directory, prefix: str) -> Iterator[str]:
+    """Give the names of pending uploads; only files are any."""
+    files: list[str] = []
     with contextlib.suppress(FileNotFoundError), directory.scan() as entries:
-        return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-    return []  # the directory was removed
+        files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    for file in files:
+        if file[0] != "." and (name := unquote(file)).startswith(prefix):
+            yield name

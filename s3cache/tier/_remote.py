@@ -1,11 +1,10 @@
-"""The remote tier: entries elsewhere, each fetched once for all who want it, and landed here."""
+"""The remote tier: each entry is downloaded once for all callers, and lands on the disk."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
-import copy
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -21,20 +20,17 @@ from s3cache.errors import (
     DownloadTimeoutError,
     S3CacheError,
     TruncatedError,
-    UntrustedError,
 )
 from s3cache.frame import Frame, Judge
 from s3cache.settings import Settings
 from s3cache.stats import Counters, Listeners, TransferEvent, Verb, VerbStats
 from s3cache.store import (
-    Admit,
+    AcceptSize,
     BreakerPolicy,
     BreakingStore,
     Buffer,
-    ConnectingStore,
     MeteredStore,
-    NotAdmitted,
-    NotedStore,
+    NotAccepted,
     RetryingStore,
     RetryPolicy,
     Store,
@@ -43,7 +39,6 @@ from s3cache.store import (
 from s3cache.tier._local import LocalTier
 from s3cache.transfer import (
     SMALL_BYTES,
-    Batches,
     Deadline,
     Prefetch,
     Prefetches,
@@ -61,17 +56,14 @@ _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _REMOVED_AT_ONCE = 16
-# Servers that answer do so sooner; what comes later lands on the disk all the same.
+# A server that was down is waited for so long; what comes later lands on the disk all the same. So
+# is one that has been silent for as long in all as the second says.
 _PROBE_WAIT_S = 0.5
-# A server that has not answered for so long in all costs this process no more than such moments.
 SILENCE_AT_MOST_S = 20.0
-# The signature of a larger entry is read first; few entries are larger.
+# The signature of a larger entry is read first.
 _USUAL_BYTES = 8 << 20
 # A writer can put any number of objects under a key.
 _LISTED_AT_MOST = 10_000
-# From so many downloads at once on, small ones land a few at a time, so many seconds late.
-_MANY = 4
-_LINGER_S = 0.003
 
 
 class RemoteTier:
@@ -84,7 +76,7 @@ class RemoteTier:
         store: the bare store; this object closes it.
         disk: where downloads land, and where uploads are recorded.
         replaceable: what an upload may overwrite; damage found here is added.
-        admit: checks signatures; an entry that is not trusted does not land.
+        check_trust: checks signatures; an entry that is not trusted does not land.
 
     Attributes:
         uploads: what is saved here goes there.
@@ -100,9 +92,9 @@ class RemoteTier:
         counters: Counters,
         listeners: Listeners,
         problems: Problems,
-        admit: Judge | None = None,
+        check_trust: Judge | None = None,
     ) -> None:
-        self._admit = admit
+        self._check_trust = check_trust
         self._store = store
         self._counters = counters
         self._listeners = listeners
@@ -121,11 +113,10 @@ class RemoteTier:
         self._writer = RetryingStore(
             self._metered, _policy(settings, settings.upload_timeout_s, settings.upload_timeout_s)
         )
-        self._landing = _Landing(disk, replaceable, counters, admit)
         self._disk = disk
         self._may_upload = settings.mode not in ("off", "read-only")
         # Touched on the loop only.
-        self._downloads: dict[str, asyncio.Task[Frame | NotAdmitted | None]] = {}
+        self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._stopped = False
         self._silence = _SilenceTimer()
         self._prefetches = Prefetches(
@@ -154,39 +145,36 @@ class RemoteTier:
 
     @property
     def breaker(self) -> str:
-        """State of the circuit breaker before reads."""
+        """The state of the circuit breaker before reads."""
         return self._reader.state
 
     def statistics(self) -> Mapping[Verb, VerbStats]:
-        """Requests to the store by verb, single attempts."""
+        """Return the requests to the store by verb, single attempts."""
         return self._metered.snapshot()
 
     def connect_soon(self) -> None:
         """Open the store's client in the background, so that the first call does not pay for it."""
-        if isinstance(self._store, ConnectingStore):
-            with contextlib.suppress(ClosedError):
-                self._loop.submit(_connect_quietly(self._store.connect))
+        with contextlib.suppress(ClosedError):
+            self._loop.submit(_connect_quietly(self._store.connect))
 
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
-        """The verified entry at ``name``, from a download under way if there is one.
+        """Return the verified entry at ``name``, from a download under way if there is one.
 
         Where signatures matter, only the head of an entry that is large or ``suspect`` is read
-        before they are checked.
-
-        After ``timeout_s`` the caller is let go, but the download goes on and lands.
+        before they are checked. After ``timeout_s`` the download goes on, and lands.
 
         Raises:
             DownloadTimeoutError: nothing within ``timeout_s``.
             ClosedError: :meth:`close` was called, perhaps while this waited.
             CorruptError: what came is damaged.
-            UntrustedError: it is not admitted.
+            UntrustedError: it is not trusted.
             StoreError: the remote cannot answer.
             RuntimeError: called on the loop's own thread.
         """
         return self._wait(self._load_verified(name, suspect=suspect), name, timeout_s)
 
     def names(self, key: str, timeout_s: float) -> list[str]:
-        """Names of all entries under ``key`` but the first, the newest first.
+        """List the names of all entries under ``key`` but the first, the newest first.
 
         Raises:
             DownloadTimeoutError, StoreError: the remote did not list them within ``timeout_s``.
@@ -194,7 +182,7 @@ class RemoteTier:
         return self._wait(self._list(key), entries.name_prefix(key), timeout_s)
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
-        """Fetch many objects in the background, but those that are on the disk.
+        """Fetch many objects in the background, except those that are on the disk.
 
         Raises:
             ClosedError: the interpreter is exiting.
@@ -215,13 +203,13 @@ class RemoteTier:
         return self._loop.wait(self._remove(prefix), None)
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """Stop and release the connections; what is not uploaded stays recorded."""
-        over = Deadline(timeout_s)
+        """Stop and release the connections; what is not uploaded stays pending."""
+        deadline = Deadline(timeout_s)
         self.uploads.close(timeout_s)
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
-            self._loop.wait(self._stop(), over.left_s)
+            self._loop.wait(self._stop(), deadline.left_s)
         with contextlib.suppress(Exception):
-            self._loop.wait(self._store.aclose(), over.left_s)
+            self._loop.wait(self._store.aclose(), deadline.left_s)
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
         if self.breaker != "closed":  # the server was down: do not wait long for the next probe
@@ -242,22 +230,23 @@ class RemoteTier:
 
     async def _load_verified(self, name: str, *, suspect: bool) -> Frame | None:
         """Download what a caller waits for, however much memory downloads take already."""
-        if self._admit is not None:
-            answer = None if suspect else await self._join(name, _is_usual)
-            if not (suspect or isinstance(answer, NotAdmitted)):
-                return answer
-            if not await self._is_there(name, self._admit):
+        if self._check_trust is not None:
+            if not suspect:
+                answer = await self._join(name, lambda size: size <= _USUAL_BYTES)
+                if not isinstance(answer, NotAccepted):
+                    return answer
+            if not await self._has_trusted_head(name, self._check_trust):
                 return None
-        while isinstance(answer := await self._join(name), NotAdmitted):
+        while isinstance(answer := await self._join(name), NotAccepted):
             pass
         return answer
 
-    async def _is_there(self, name: str, admit: Judge) -> bool:
-        """Whether there is an entry, by its head alone.
+    async def _has_trusted_head(self, name: str, check_trust: Judge) -> bool:
+        """Check the head of an entry alone; return False if there is no entry.
 
         Raises:
-            CorruptError: its head is damaged.
-            UntrustedError: it is not admitted.
+            CorruptError: the head is damaged.
+            UntrustedError: the entry is not trusted.
         """
         length = frame.HEADER_HINT_BYTES
         while True:
@@ -265,7 +254,7 @@ class RemoteTier:
             if data is None:
                 return False
             try:
-                frame.decode_head(data, admit=admit)
+                frame.decode_head(data, admit=check_trust)
             except TruncatedError as exc:
                 if exc.needed <= length:  # all of it is shorter
                     raise
@@ -273,32 +262,32 @@ class RemoteTier:
             else:
                 return True
 
-    async def _join(self, name: str, admit: Admit | None = None) -> Frame | NotAdmitted | None:
-        """What the download of ``name`` comes to; ``admit`` is asked if it begins now."""
+    async def _join(self, name: str, admit: AcceptSize | None = None) -> Frame | NotAccepted | None:
+        """Return what the download of ``name`` gives; ``admit`` is asked if it begins now."""
         if self._stopped:
             raise ClosedError("the cache was closed")
         task = self._downloads.get(name)
         if task is None:
             task = self._downloads[name] = asyncio.ensure_future(self._download(name, admit))
             task.add_done_callback(lambda _: self._downloads.pop(name, None))
-            # With every waiter gone the error is not asked for, which is no mistake.
+            # If every caller has gone, the error is not retrieved, which is no mistake.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([task])  # unlike awaiting it, leaves it alone when cancelled
         return task.result()
 
-    async def _download(self, name: str, admit: Admit | None) -> Frame | NotAdmitted | None:
+    async def _download(self, name: str, admit: AcceptSize | None) -> Frame | NotAccepted | None:
         self._listeners.emit(TransferEvent("download", "started", name))
-        data: Buffer | NotAdmitted | None = None
+        data: Buffer | NotAccepted | None = None
         try:
             data = await self._reader.get(name, admit)
             self._silence.end()
-            if isinstance(data, NotAdmitted):  # it will be started again
+            if isinstance(data, NotAccepted):  # it will be started again
                 return data
-            entry = None if data is None else await self._arrive(name, data)
+            entry = None if data is None else await asyncio.to_thread(self._land, name, data)
         except Exception as exc:
             self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
             if isinstance(exc, CorruptError) and self._may_upload and data is not None:
-                assert not isinstance(data, NotAdmitted)
+                assert not isinstance(data, NotAccepted)
                 await asyncio.to_thread(self._repair, name, data)
             raise
         if entry is None:
@@ -321,15 +310,26 @@ class RemoteTier:
                     self.uploads.put(own, entry.data)
                     return
 
-    async def _arrive(self, name: str, data: Buffer) -> Frame:
-        # The digest of a large one is worth a thread; a single one need not wait for others.
-        if memoryview(data).nbytes > SMALL_BYTES or len(self._downloads) < _MANY:
-            return await asyncio.to_thread(self._landing.land, name, data)
-        return await self._landing.land_with_others((name, data))
+    def _land(self, name: str, data: Buffer) -> Frame:
+        """Verify the entry that came as ``data``, and keep it on the disk if there is room.
+
+        Raises:
+            CorruptError: it is damaged; the next one saved here replaces it in the remote.
+            UntrustedError: it is not trusted.
+            S3CacheError: with ``strict``, the disk failed.
+        """
+        try:
+            entry = entries.verify(name, data, admit=self._check_trust)
+        except CorruptError:
+            self._counters.set_aside("remote")
+            with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
+                self._replaceable.add(frame.decode_head(data).digest)
+            raise
+        self._disk.write(lambda disk: disk.put(name, data))
+        return entry
 
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
-        # Whatever the store lists: an entry of another key, at its own place, is a sound one.
         present = []
         async with listing(self._reader, prefix) as items:
             async for info in items:
@@ -365,28 +365,18 @@ class RemoteTier:
 
     async def _publish(self, name: str, data: Buffer, note: bytes | None) -> bool:
         # What this process saved is uploaded whether it trusts it or not: a job may sign for others
-        # what it does not use. What others left is parsed only after its signature was checked.
-        verify = partial(entries.verify, name, data, admit=None if note is None else self._admit)
+        # what it does not use. The signature of what others left is checked before it is parsed.
+        verify = partial(
+            entries.verify, name, data, admit=None if note is None else self._check_trust
+        )
         is_small = memoryview(data).nbytes <= SMALL_BYTES
         entry = verify() if is_small else await asyncio.to_thread(verify)
-        writer = self._writer if note is None else self._writer_as(note)
+        writer = self._writer if note is None else self._writer.written_as(note)
         is_written = await entries.publish(
-            writer, entry, replaceable=self._replaceable, admit=self._admit
+            writer, entry, replaceable=self._replaceable, admit=self._check_trust
         )
         self._silence.end()
         return is_written
-
-    def _writer_as(self, note: bytes) -> Store:
-        """The writer of what another process saved, in the way that one's options say.
-
-        Raises:
-            ConfigError: that is not possible here.
-        """
-        if not isinstance(self._store, NotedStore):
-            return self._writer
-        metered = copy.copy(self._metered)  # the counts are shared
-        metered.inner = self._store.written_as(note)
-        return RetryingStore(metered, self._writer.policy)
 
     def _upload_failed(self, error: Exception) -> None:
         self._counters.upload_failed()
@@ -394,9 +384,9 @@ class RemoteTier:
 
 
 class _SilenceTimer:
-    """How long this process has waited for a server since its last answer.
+    """How long this process has waited for a server since its last answer; for any thread.
 
-    Two threads that wait at once wait as long as one. Any thread may call any method.
+    Two threads that wait at once wait as long as one.
     """
 
     def __init__(self) -> None:
@@ -405,76 +395,15 @@ class _SilenceTimer:
         self.seconds = 0.0
 
     def add(self, began: float) -> None:
-        """Note that a caller that began to wait then has given up now."""
+        """Add the wait of a caller that gives up now."""
         with self._mutex:
             now = time.monotonic()
             self.seconds += now - max(began, self._until)
             self._until = now
 
     def end(self) -> None:
-        """The server has answered."""
+        """Note that the server has answered."""
         self.seconds = 0.0
-
-
-class _Landing:
-    """Verify downloaded bytes and keep them on the disk, on a worker thread."""
-
-    def __init__(
-        self,
-        disk: LocalTier,
-        replaceable: Replaceable,
-        counters: Counters,
-        admit: Judge | None,
-    ) -> None:
-        self._admit = admit
-        self._disk = disk
-        self._replaceable = replaceable
-        self._counters = counters
-        #: :meth:`land` for small objects, several at once.
-        self.land_with_others: Batches[tuple[str, Buffer], Frame] = Batches(
-            self._land_all, linger_s=_LINGER_S
-        )
-
-    def land(self, name: str, data: Buffer) -> Frame:
-        """The entry that came as ``data``; it is on the disk now, if there is room.
-
-        Raises:
-            CorruptError: it is damaged; the next one saved here replaces it in the remote.
-            UntrustedError: it is not admitted.
-            S3CacheError: with ``strict``, the disk failed.
-        """
-        entry = self._verified(name, data)
-        self._disk.keep([(name, data)])
-        return entry
-
-    def _land_all(self, objects: list[tuple[str, Buffer]]) -> list[Frame | Exception]:
-        """What is in one that cannot be used does not matter to the others."""
-        landed: list[Frame | Exception] = []
-        sound: list[tuple[str, Buffer]] = []
-        for name, data in objects:
-            try:
-                landed.append(self._verified(name, data))
-                sound.append((name, data))
-            except (CorruptError, UntrustedError) as exc:
-                landed.append(exc)
-        try:
-            self._disk.keep(sound)
-        except Exception as exc:  # noqa: BLE001 - strict: it is the callers'
-            return [exc if isinstance(entry, Frame) else entry for entry in landed]
-        return landed
-
-    def _verified(self, name: str, data: Buffer) -> Frame:
-        try:
-            return entries.verify(name, data, admit=self._admit)
-        except CorruptError:
-            self._counters.set_aside("remote")
-            with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
-                self._replaceable.add(frame.decode_head(data).digest)
-            raise
-
-
-def _is_usual(size: int) -> bool:
-    return size <= _USUAL_BYTES
 
 
 async def _connect_quietly(connect: Callable[[], Awaitable[object]]) -> None:

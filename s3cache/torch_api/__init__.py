@@ -9,13 +9,15 @@ from s3cache.torch_api._declare import (
     Declaration,
     Fields,
     Internal,
+    Row,
     bind_declarations,
+    check_names,
     declarations,
     installed_release,
     installed_version,
     require,
+    survey,
 )
-from s3cache.torch_api._survey import Row, check_names, survey
 
 __all__ = [
     "Declaration",

@@ -1,8 +1,8 @@
-"""Names of torch's internals, declared: where each is, in which releases, and of what type.
+"""Declare names of torch's internals: where each is and since which release, and survey them.
 
-A declaration is bound to the installed torch when it is first used, or when
-:func:`bind_declarations` is called; nothing here imports torch before. What it gives is read
-each time: if somebody replaces the name in torch, that is seen.
+A declaration binds to the installed torch when it is first used, or in :func:`bind_declarations`;
+nothing here imports torch before. Values are read each time, so that a name that somebody replaces
+in torch is seen.
 """
 
 from __future__ import annotations
@@ -11,38 +11,50 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from types import FunctionType
-from typing import Generic, TypeAlias, TypeVar
+from types import CodeType, FunctionType
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from s3cache.errors import UnsupportedTorchError
+from s3cache.torch_api.protocols import Function
 
 __all__ = [
-    "Behaviour",
+    "AnyClass",
+    "AnyFunction",
+    "AnyObject",
     "Declaration",
     "Fields",
+    "Flag",
     "Internal",
+    "Predicate",
     "Release",
+    "Row",
     "Shape",
     "Words",
     "bind_declarations",
+    "check_names",
     "declarations",
     "installed_release",
     "installed_version",
-    "located",
     "require",
+    "survey",
 ]
 
 T = TypeVar("T")
 
-#: Major and minor version: what is declared holds for all patch releases of one.
+#: Major and minor version: a declaration holds for all patch releases of one.
 Release: TypeAlias = tuple[int, int]
+
+_ALWAYS: Release = (0, 0)
+_ABSENT = object()
+_declarations: list[Declaration] = []
 
 
 @functools.cache
 def installed_version() -> str:
-    """torch's version, without importing it; ``"(none)"`` without torch."""
+    """Return torch's version, without importing it; ``"(none)"`` without torch."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -51,58 +63,46 @@ def installed_version() -> str:
 
 @functools.cache
 def installed_release() -> Release:
-    """The release that is installed; (0, 0) where its version is none or not a number."""
+    """Return the installed release; (0, 0) where its version is none or not a number."""
     numbers = re.match(r"(\d+)\.(\d+)", installed_version())
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
-def located(place: str) -> tuple[object, str]:
-    """What holds the name at ``place``, and the last part of it.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One declared name, against the installed torch.
 
-    Args:
-        place: ``"module:path"``, or a module.
-
-    Raises:
-        UnsupportedTorchError: the installed torch has no such name.
+    Attributes:
+        name: where it is.
+        releases: those that are declared to have it.
+        expected: whether the installed one is among them.
+        present: whether the installed one has it.
+        feature: what needs it, if the rest of s3cache does not.
     """
-    module, _, path = place.partition(":")
-    try:
-        owner: object = import_module(module)
-        if not path:
-            package, _, name = module.rpartition(".")
-            return import_module(package), name
-        *outer, name = path.split(".")
-        for step in outer:
-            owner = getattr(owner, step)
-        getattr(owner, name)
-    except (ImportError, AttributeError) as exc:
-        raise UnsupportedTorchError(f"torch {installed_version()} lacks {place}") from exc
-    return owner, name
+
+    name: str
+    releases: str
+    expected: bool
+    present: bool
+    feature: str = ""
 
 
 class Declaration:
-    """One or more names at one place of torch, and the releases that have it.
+    """One or more names at one place of torch, and the first release that has them.
 
     Args:
         place: ``"module:path"``, or a module.
-        since, until: the first and the last release that has it; ``None`` for no end.
-        instead: what takes its place in the others.
+        since: the first release that has it, if the oldest supported one does not.
+        instead: what takes its place in releases before.
         feature: the only thing that needs it, and that is off without it. A name without a feature
             is required: there is no cache without it.
     """
 
     def __init__(
-        self,
-        place: str,
-        *,
-        since: Release | None = None,
-        until: Release | None = None,
-        instead: str = "",
-        feature: str = "",
+        self, place: str, *, since: Release = _ALWAYS, instead: str = "", feature: str = ""
     ) -> None:
         self.place = place
         self.since = since
-        self.until = until
         self.instead = instead
         self.feature = feature
         _declarations.append(self)
@@ -110,21 +110,7 @@ class Declaration:
     @property
     def expected(self) -> bool:
         """Whether the installed release has it, by this declaration."""
-        return self.holds_for(installed_release())
-
-    def holds_for(self, release: Release) -> bool:
-        """Whether ``release`` has it, by this declaration."""
-        return not (
-            (self.since is not None and release < self.since)
-            or (self.until is not None and release > self.until)
-        )
-
-    @property
-    def releases(self) -> str:
-        """The releases that have it, for people."""
-        first = "" if self.since is None else "{}.{}".format(*self.since)
-        last = "" if self.until is None else "{}.{}".format(*self.until)
-        return f"{first}-{last}" if first or last else "all"
+        return installed_release() >= self.since
 
     def bind(self) -> None:
         """Find it in the installed torch.
@@ -133,12 +119,187 @@ class Declaration:
             UnsupportedTorchError: it is expected there, and is not.
         """
 
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each name. Imports torch's compiler."""
+        raise NotImplementedError
 
-_declarations: list[Declaration] = []
+    def _row(self, name: str, since: Release, *, present: bool) -> Row:
+        return Row(name, _releases(since), installed_release() >= since, present, self.feature)
+
+
+class Internal(Declaration, Generic[T]):
+    """A function, class, module, constant or option of torch.
+
+    Args:
+        works: tells whether it does what we use it for, where that can be tried.
+
+    Attributes:
+        get: returns its value now, or raises :class:`UnsupportedTorchError` where this torch
+            lacks it.
+        find: the same, but ``None`` in a release that is declared not to have it.
+    """
+
+    get: Callable[[], T]
+    find: Callable[[], T | None]
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        since: Release = _ALWAYS,
+        instead: str = "",
+        feature: str = "",
+        works: Callable[[T], bool] | None = None,
+    ) -> None:
+        super().__init__(place, since=since, instead=instead, feature=feature)
+        self._works = works
+        self.get, self.find = self._bind_and_get, self._bind_and_find
+
+    def owner(self) -> tuple[object, str]:
+        """Return what to set which attribute of, in order to replace it.
+
+        Raises:
+            UnsupportedTorchError: this torch lacks it.
+        """
+        if not self.expected:
+            instead = f"; instead: {self.instead}" if self.instead else ""
+            raise UnsupportedTorchError(
+                f"{self.place} is of torch {_releases(self.since)}, not of {installed_version()}"
+                f"{instead}"
+            )
+        return _locate(self.place)
+
+    def bind(self) -> None:
+        """Find it in the installed torch; from then on to get it is one ``getattr``."""
+        self.get, self.find = self._bind_and_get, self._bind_and_find
+        if self.expected:
+            self.get = self.find = functools.partial(getattr, *self.owner())
+        else:
+            self.find = type(None)  # which returns None when it is called
+
+    def rows(self) -> Iterator[Row]:
+        """Yield its row."""
+        found: Any = _find(self.place)
+        works = found is not _ABSENT and (self._works is None or self._works(found))
+        yield self._row(self.place, self.since, present=works)
+
+    def _bind_and_get(self) -> T:
+        self.owner()  # raises where this torch has none
+        self.bind()
+        return self.get()
+
+    def _bind_and_find(self) -> T | None:
+        self.bind()
+        return self.find()
+
+
+class AnyFunction(Internal[Function[Any]]):
+    """A function or method of which nothing more is said."""
+
+
+class AnyClass(Internal[type[Any]]):
+    """A class of which nothing more is said."""
+
+
+class AnyObject(Internal[Any]):
+    """An object of which nothing more is said."""
+
+
+class Predicate(Internal[Function[bool]]):
+    """A function that returns whether something is so."""
+
+
+class Flag(Internal[bool]):
+    """An option that is on or off."""
+
+
+class Fields(Declaration):
+    """Attributes that are read, by name, off a module or off objects of a class.
+
+    Args:
+        place: the class or module.
+        names: of the attributes, separated by space.
+        added: those that not every release has, and the first one that does.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        names: str,
+        *,
+        since: Release = _ALWAYS,
+        instead: str = "",
+        feature: str = "",
+        added: Mapping[str, Release] | None = None,
+    ) -> None:
+        super().__init__(place, since=since, instead=instead, feature=feature)
+        self.names = tuple(names.split())
+        self.added = dict(added or {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    @functools.cached_property
+    def present(self) -> frozenset[str]:
+        """The names that the installed release has."""
+        release = installed_release()
+        return frozenset(name for name in self if release >= self.added.get(name, self.since))
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each name."""
+        found = _find(self.place)
+        for name in self.names:
+            present = found is not _ABSENT and self._is_in(found, name)
+            since = self.added.get(name, self.since)
+            yield self._row(self._shown(name), since, present=present)
+
+    def _shown(self, name: str) -> str:
+        return f"{self.place} .{name}"
+
+    def _is_in(self, found: object, name: str) -> bool:
+        return _has(found, name)
+
+
+class Words(Fields):
+    """Names in the code of a function, of which torch exports nothing that could be imported.
+
+    They are of parameters, variables, nested functions or metadata.
+    """
+
+    def _shown(self, name: str) -> str:
+        return f"{self.place} '{name}'"
+
+    def _is_in(self, found: object, name: str) -> bool:
+        plain = inspect.unwrap(getattr(found, "__func__", found))  # type: ignore[arg-type]
+        return isinstance(plain, FunctionType) and name in _words_of(plain.__code__)
+
+
+class Shape(Fields):
+    """A class or module of torch that is used as a protocol says, and in no other way."""
+
+    def __init__(
+        self,
+        place: str,
+        protocol: type,
+        *,
+        added: Mapping[str, Release] | None = None,
+        feature: str = "",
+    ) -> None:
+        names: list[str] = []
+        for base in reversed(protocol.__mro__):
+            if base.__module__ == protocol.__module__:
+                names += inspect.get_annotations(base)
+                names += (
+                    name
+                    for name, member in vars(base).items()
+                    if isinstance(member, (FunctionType, classmethod, property))
+                    and not name.startswith("__")
+                )
+        super().__init__(place, " ".join(names), added=added, feature=feature)
 
 
 def declarations() -> tuple[Declaration, ...]:
-    """Everything that was declared, in that order."""
+    """Return everything that was declared, in that order."""
     return tuple(_declarations)
 
 
@@ -167,168 +328,82 @@ def require(feature: str) -> None:
             declaration.bind()
 
 
-class Internal(Declaration, Generic[T]):
-    """A function, class, module, constant or option of torch.
+def survey() -> list[Row]:
+    """Return a row for every name that was declared. Imports torch's compiler."""
+    return [row for declaration in _declarations for row in declaration.rows()]
 
-    Args:
-        moved: other places of it, and the first release that has it there.
 
-    Attributes:
-        get: what it is now. Raises :class:`UnsupportedTorchError` where this torch lacks it.
-        find: the same, but ``None`` in a release that is declared not to have it.
+def check_names() -> None:
+    """Check every name that the cache requires, also those that objects and functions have.
+
+    Raises:
+        UnsupportedTorchError: the installed torch lacks one of them.
     """
-
-    get: Callable[[], T]
-    find: Callable[[], T | None]
-
-    def __init__(
-        self,
-        place: str,
-        *,
-        since: Release | None = None,
-        until: Release | None = None,
-        instead: str = "",
-        feature: str = "",
-        moved: Mapping[Release, str] | None = None,
-    ) -> None:
-        for release, other in sorted((moved or {}).items()):
-            if installed_release() >= release:
-                place = other
-        super().__init__(place, since=since, until=until, instead=instead, feature=feature)
-        self.get, self.find = self._bind_and_get, self._bind_and_find
-
-    def owner(self) -> tuple[object, str]:
-        """What to set which attribute of, in order to replace it.
-
-        Raises:
-            UnsupportedTorchError: this torch lacks it.
-        """
-        if not self.expected:
-            instead = f"; instead: {self.instead}" if self.instead else ""
-            raise UnsupportedTorchError(
-                f"{self.place} is of torch {self.releases}, not of {installed_version()}{instead}"
-            )
-        return located(self.place)
-
-    def bind(self) -> None:
-        """See :meth:`Declaration.bind`. From then on to get it is one ``getattr``."""
-        self.get, self.find = self._bind_and_get, self._bind_and_find
-        if self.expected:
-            self.get = self.find = functools.partial(getattr, *self.owner())
-        else:
-            self.find = type(None)  # which returns None when it is called
-
-    def _bind_and_get(self) -> T:
-        self.owner()  # raises where this torch has none
-        self.bind()
-        return self.get()
-
-    def _bind_and_find(self) -> T | None:
-        self.bind()
-        return self.find()
+    lacking = [row for row in survey() if row.expected and not row.present and not row.feature]
+    if lacking:
+        names = ", ".join(row.name for row in lacking)
+        raise UnsupportedTorchError(f"torch {installed_version()} lacks {names}")
 
 
-class Fields(Declaration):
-    """Attributes or options that are read, by name, off what a place of torch stands for.
+def _releases(since: Release) -> str:
+    return "all" if since == _ALWAYS else "{}.{}-".format(*since)
 
-    Args:
-        place: a class, for attributes of its objects, or a module.
-        names: of the attributes, separated by space.
-        added: those that not every release has, and the first that has them.
 
-    Attributes:
-        names: all of them.
-        present: those that the installed release has.
+def _locate(place: str) -> tuple[object, str]:
+    """Return the owner of the name at ``place``, and the last component of it.
+
+    Raises:
+        UnsupportedTorchError: the installed torch has no such name.
     """
-
-    def __init__(
-        self,
-        place: str,
-        names: str,
-        *,
-        added: Mapping[str, Release] | None = None,
-        feature: str = "",
-    ) -> None:
-        super().__init__(place, feature=feature)
-        self.names = tuple(names.split())
-        self.added = dict(added or {})
-
-    @functools.cached_property
-    def present(self) -> frozenset[str]:
-        release = installed_release()
-        return frozenset(name for name in self.names if release >= self.added.get(name, release))
-
-    def bind(self) -> None:
-        """See :meth:`Declaration.bind`. Objects come later, so that nothing is raised."""
-        _ = self.present
+    module, _, path = place.partition(":")
+    try:
+        owner: object = import_module(module)
+        if not path:
+            package, _, name = module.rpartition(".")
+            return import_module(package), name
+        *outer, name = path.split(".")
+        for step in outer:
+            owner = getattr(owner, step)
+        getattr(owner, name)
+    except (ImportError, AttributeError) as exc:
+        raise UnsupportedTorchError(f"torch {installed_version()} lacks {place}") from exc
+    return owner, name
 
 
-class Shape(Fields):
-    """A class or module of torch that is used as a protocol says, and in no other way."""
-
-    def __init__(
-        self,
-        place: str,
-        protocol: type,
-        *,
-        added: Mapping[str, Release] | None = None,
-        feature: str = "",
-    ) -> None:
-        super().__init__(place, " ".join(_members(protocol)), added=added, feature=feature)
+def _find(place: str) -> object:
+    try:
+        return getattr(*_locate(place))
+    except UnsupportedTorchError:
+        return _ABSENT
 
 
-def _members(protocol: type) -> list[str]:
-    """What a protocol asks for, that of its bases first."""
-    members: list[str] = []
-    for base in reversed(protocol.__mro__):
-        if base.__module__ == protocol.__module__:
-            members += inspect.get_annotations(base)
-            methods = (name for name, member in vars(base).items() if _is_method(member))
-            members += (name for name in methods if not name.startswith("__"))
-    return members
+def _has(place: object, name: str) -> bool:
+    """Return whether a module has ``name``, or objects of a class as far as its methods say."""
+    if hasattr(place, name):
+        return True
+    bases = place.__mro__ if isinstance(place, type) else ()
+    return any(
+        name in inspect.get_annotations(base)
+        or any(name in method.__code__.co_names for method in _functions(base))
+        for base in bases
+    )
 
 
-def _is_method(member: object) -> bool:
-    return isinstance(member, (FunctionType, classmethod, property))
+def _functions(owner: type) -> Iterator[FunctionType]:
+    for member in vars(owner).values():
+        for accessor in (member.fget, member.fset) if isinstance(member, property) else (member,):
+            found = inspect.unwrap(accessor) if callable(accessor) else accessor
+            if isinstance(found, FunctionType):
+                yield found
 
 
-class Behaviour(Declaration):
-    """Something that a name does, and that can be tried.
-
-    Args:
-        what: what it does.
-        holds: whether it does that.
-    """
-
-    def __init__(self, place: str, what: str, holds: Callable[[], bool]) -> None:
-        super().__init__(place)
-        self.what = what
-        self.holds = holds
-
-
-class Words(Declaration):
-    """Names that a function of torch gives to parameters, variables, metadata, nested functions.
-
-    s3cache relies on them, and torch has nothing that could be imported by them. To iterate gives
-    the names.
-
-    Args:
-        place: the function.
-        words: the names, separated by space.
-    """
-
-    def __init__(
-        self,
-        place: str,
-        words: str,
-        *,
-        since: Release | None = None,
-        until: Release | None = None,
-        instead: str = "",
-        feature: str = "",
-    ) -> None:
-        super().__init__(place, since=since, until=until, instead=instead, feature=feature)
-        self.words = tuple(words.split())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.words)
+def _words_of(code: CodeType) -> set[str]:
+    """Return names and short texts in ``code``, and in the code of functions nested in it."""
+    words = {code.co_name, *code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            words |= _words_of(constant)
+        for word in constant if isinstance(constant, tuple) else (constant,):
+            if isinstance(word, str):
+                words.add(word)
+    return words

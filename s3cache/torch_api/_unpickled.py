@@ -1,4 +1,4 @@
-"""What pickled entries may name and call: by full name, one a line, sorted within its group.
+"""What pickled entries may name and call: names by module, sorted within their group.
 
 What is not here is read with care (``artifact/_unpickling.py``): data, and classes of the program,
 come back if none of their code has to run for it; anything else is a miss that names it.
@@ -9,236 +9,156 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["NAMES"]
+from s3cache.torch_api._declare import AnyFunction
 
-_PYTHON: Final = """
-_codecs.encode
-_io.BytesIO
-_io.StringIO
-_operator.getitem
-_operator.or_
-array.array
-builtins.Ellipsis
-builtins.NotImplemented
-builtins.bool
-builtins.bytearray
-builtins.bytes
-builtins.complex
-builtins.dict
-builtins.float
-builtins.frozenset
-builtins.int
-builtins.list
-builtins.object
-builtins.range
-builtins.set
-builtins.slice
-builtins.str
-builtins.tuple
-builtins.type
-collections.ChainMap
-collections.Counter
-collections.OrderedDict
-collections.UserDict
-collections.UserList
-collections.UserString
-collections.defaultdict
-collections.deque
-dataclasses._MISSING_TYPE
-datetime.date
-datetime.datetime
-datetime.time
-datetime.timedelta
-datetime.timezone
-decimal.Decimal
-enum.Enum
-enum.Flag
-enum.IntEnum
-enum.IntFlag
-enum.StrEnum
-fractions.Fraction
-functools.partial
-inspect.Parameter
-inspect.Signature
-inspect._ParameterKind
-inspect._empty
-ipaddress.IPv4Address
-ipaddress.IPv4Interface
-ipaddress.IPv4Network
-ipaddress.IPv6Address
-ipaddress.IPv6Interface
-ipaddress.IPv6Network
-pathlib.Path
-pathlib.PosixPath
-pathlib.PurePath
-pathlib.PurePosixPath
-pathlib.PureWindowsPath
-pathlib._local.Path
-pathlib._local.PosixPath
-pathlib._local.PurePath
-pathlib._local.PurePosixPath
-pathlib._local.PureWindowsPath
-re.RegexFlag
-re._compile
-types.EllipsisType
-types.GenericAlias
-types.MappingProxyType
-types.NoneType
-types.NotImplementedType
-types.SimpleNamespace
-types.UnionType
-typing.Any
-typing.Generic
-typing.Protocol
-typing.TypeVar
-uuid.SafeUUID
-uuid.UUID
-zoneinfo.ZoneInfo
-"""
+_LISTED: Final = {
+    # Python
+    "_codecs": "encode",
+    "_io": "BytesIO StringIO",
+    "_operator": "getitem or_",
+    "array": "array",
+    "builtins": """
+        Ellipsis NotImplemented bool bytearray bytes complex dict float frozenset int list object
+        range set slice str tuple type""",
+    "collections": "ChainMap Counter OrderedDict UserDict UserList UserString defaultdict deque",
+    "dataclasses": "_MISSING_TYPE",
+    "datetime": "date datetime time timedelta timezone",
+    "decimal": "Decimal",
+    "enum": "Enum Flag IntEnum IntFlag StrEnum",
+    "fractions": "Fraction",
+    "functools": "partial",
+    "inspect": "Parameter Signature _ParameterKind _empty",
+    "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
+    "pathlib": "Path PosixPath PurePath PurePosixPath PureWindowsPath",
+    "pathlib._local": "Path PosixPath PurePath PurePosixPath PureWindowsPath",
+    "re": "RegexFlag _compile",
+    "types": """
+        EllipsisType GenericAlias MappingProxyType NoneType NotImplementedType SimpleNamespace
+        UnionType""",
+    "typing": "Any Generic Protocol TypeVar",
+    "uuid": "SafeUUID UUID",
+    "zoneinfo": "ZoneInfo",
+    # NumPy
+    "numpy": """
+        bool bool_ complex128 complex64 dtype float16 float32 float64 int16 int32 int64 int8
+        ndarray uint16 uint32 uint64 uint8""",
+    "numpy._core.multiarray": "_reconstruct scalar",
+    "numpy._core.numeric": "_frombuffer",
+    "numpy.core.multiarray": "_reconstruct scalar",
+    "numpy.core.numeric": "_frombuffer",
+    # sympy: leaves of expressions. Other nodes come back if they are given no text.
+    "sympy.core.numbers": "Float Half Infinity Integer NaN NegativeInfinity NegativeOne One Zero",
+    "sympy.core.symbol": "Dummy Symbol",
+    "sympy.logic.boolalg": "BooleanFalse BooleanTrue",
+    "torch.utils._sympy.numbers": "IntInfinity NegativeIntInfinity",
+    # torch
+    "torch": "Size SymBool SymFloat SymInt Tensor device",
+    "torch._C": "_VariableFunctionsClass",
+    "torch._C._functionalization": "InverseReturnMode select_int_ViewMeta t_ViewMeta",
+    "torch._dynamo.source": "TensorProperty",
+    "torch._functorch._aot_autograd.aot_autograd_result": """
+        BundledAOTAutogradResult BundledCompiledBackward BundledCompiledForward
+        SerializedGraphModule""",
+    "torch._functorch._aot_autograd.descriptors": """
+        IntermediateBaseAOTOutput PlainAOTOutput TangentAOTInput""",
+    "torch._functorch._aot_autograd.functional_utils": "MetadataKey ViewMetaSequence",
+    "torch._functorch._aot_autograd.runtime_wrappers": "AOTDedupeWrapper AOTSyntheticBaseWrapper",
+    "torch._functorch._aot_autograd.schemas": """
+        CacheableAOTConfig InputAliasInfo MemoryFormatMeta MutationType OutputAliasInfo
+        OutputType PlainTensorMeta SubclassCreationMeta SubclassMeta ViewAndMutationMeta""",
+    "torch._guards": "CompileId",
+    "torch._inductor.cudagraph_utils": "BoxedDeviceIndex",
+    "torch._inductor.decomposition": "fast_random_decomps select_decomp_table",
+    "torch._inductor.metrics": "CachedMetricsDeltas",
+    "torch._inductor.output_code": "CompiledFxGraph",
+    "torch._inductor.utils": "BoxedBool",
+    "torch._subclasses.fake_tensor": "FakeTensor",
+    "torch._subclasses.functional_tensor": "FunctionalTensor",
+    "torch._utils": """
+        _rebuild_device_tensor_from_cpu_tensor _rebuild_device_tensor_from_numpy
+        _rebuild_meta_tensor_no_storage _rebuild_nested_tensor _rebuild_parameter
+        _rebuild_parameter_with_state _rebuild_qtensor _rebuild_sparse_tensor _rebuild_tensor
+        _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_wrapper_subclass""",
+    "torch.distributed.device_mesh": "DeviceMesh",
+    "torch.distributed.tensor": "DTensor",
+    "torch.distributed.tensor._dtensor_spec": "DTensorSpec TensorMeta",
+    "torch.distributed.tensor.placement_types": """
+        Partial Replicate Shard _MaskPartial _StridedShard""",
+    "torch.fx.experimental.symbolic_shapes": "SymIntEqByExpr",
+    "torch.fx.graph_module": "reduce_graph_module",
+    "torch.fx.immutable_collections": "immutable_dict immutable_list",
+    "torch.nested._internal.nested_tensor": "NestedTensor",
+    "torch.nn.parameter": "Buffer Parameter",
+    "torch.serialization": "_get_layout",
+    "torch.testing._internal.two_tensor": "TwoTensor",
+    "torch.utils._ordered_set": "OrderedSet",
+    # kernels of Triton, those of users too
+    "torch._inductor.remote_cache": "LocalAutotuneCache LocalCacheBackend RemoteCacheJsonSerde",
+    "torch._inductor.runtime.autotune_cache": "AutotuneCache",
+    "torch._inductor.runtime.coordinate_descent_tuner": "CoordescTuner",
+    "torch._inductor.runtime.hints": "DeviceProperties HeuristicType ReductionHint",
+    "torch._inductor.runtime.static_triton_launcher": "StaticallyLaunchedCudaKernel",
+    "torch._inductor.runtime.triton_heuristics": """
+        CachingAutotuner InductorConfig StaticTritonCompileResult _ConstRepr""",
+    "torch._inductor.triton_bundler": """
+        StaticallyLaunchedAutotuner TritonBundle TritonKernelArtifact TritonKernelArtifacts""",
+    "torch.compiler._cache": "CacheArtifactRecorder",
+    "triton.language.core": "constexpr",
+    "triton.runtime.jit": "JITFunction KernelParam",
+}
+#: What pickled entries may name and call, by full name.
+UNPICKLED: Final = frozenset(
+    f"{module}.{name}" for module, names in _LISTED.items() for name in names.split()
+)
+#: What a pickled tensor names for its content: it unpickles that by any class.
+UNPICKLED_STORAGE = "torch.storage._load_from_bytes"
+#: What a pickled tensor of a subclass names: it calls any function.
+UNPICKLED_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
+rebuild_subclass = AnyFunction("torch._tensor:_rebuild_from_type_v2")
 
-_NUMPY: Final = """
-numpy._core.multiarray._reconstruct
-numpy._core.multiarray.scalar
-numpy._core.numeric._frombuffer
-numpy.bool
-numpy.bool_
-numpy.complex128
-numpy.complex64
-numpy.core.multiarray._reconstruct
-numpy.core.multiarray.scalar
-numpy.core.numeric._frombuffer
-numpy.dtype
-numpy.float16
-numpy.float32
-numpy.float64
-numpy.int16
-numpy.int32
-numpy.int64
-numpy.int8
-numpy.ndarray
-numpy.uint16
-numpy.uint32
-numpy.uint64
-numpy.uint8
-"""
+# Has data classes of where values come from, as guards name it: each release has more of them.
+_SOURCES: Final = "torch._dynamo.source"
+_OPERATORS: Final = "torch._C._VariableFunctionsClass"
+_COMPUTING: Final = frozenset(
+    {
+        "torch._C._fft",
+        "torch._C._linalg",
+        "torch._C._nn",
+        "torch._C._special",
+        "torch.nn.functional",
+    }
+)
+_FORMATS: Final = frozenset({"dtype", "layout", "memory_format", "qscheme"})
+_VIEWS: Final = "torch._C._functionalization"
 
-# Leaves of expressions. Other nodes, torch's own too, come back if they are given no text.
-_SYMPY: Final = """
-sympy.core.numbers.Float
-sympy.core.numbers.Half
-sympy.core.numbers.Infinity
-sympy.core.numbers.Integer
-sympy.core.numbers.NaN
-sympy.core.numbers.NegativeInfinity
-sympy.core.numbers.NegativeOne
-sympy.core.numbers.One
-sympy.core.numbers.Zero
-sympy.core.symbol.Dummy
-sympy.core.symbol.Symbol
-sympy.logic.boolalg.BooleanFalse
-sympy.logic.boolalg.BooleanTrue
-torch.utils._sympy.numbers.IntInfinity
-torch.utils._sympy.numbers.NegativeIntInfinity
-"""
 
-_TORCH: Final = """
-torch.Size
-torch.SymBool
-torch.SymFloat
-torch.SymInt
-torch.Tensor
-torch._C._VariableFunctionsClass
-torch._C._functionalization.InverseReturnMode
-torch._C._functionalization.select_int_ViewMeta
-torch._C._functionalization.t_ViewMeta
-torch._dynamo.source.TensorProperty
-torch._functorch._aot_autograd.aot_autograd_result.BundledAOTAutogradResult
-torch._functorch._aot_autograd.aot_autograd_result.BundledCompiledBackward
-torch._functorch._aot_autograd.aot_autograd_result.BundledCompiledForward
-torch._functorch._aot_autograd.aot_autograd_result.SerializedGraphModule
-torch._functorch._aot_autograd.descriptors.IntermediateBaseAOTOutput
-torch._functorch._aot_autograd.descriptors.PlainAOTOutput
-torch._functorch._aot_autograd.descriptors.TangentAOTInput
-torch._functorch._aot_autograd.functional_utils.MetadataKey
-torch._functorch._aot_autograd.functional_utils.ViewMetaSequence
-torch._functorch._aot_autograd.runtime_wrappers.AOTDedupeWrapper
-torch._functorch._aot_autograd.runtime_wrappers.AOTSyntheticBaseWrapper
-torch._functorch._aot_autograd.schemas.CacheableAOTConfig
-torch._functorch._aot_autograd.schemas.InputAliasInfo
-torch._functorch._aot_autograd.schemas.MemoryFormatMeta
-torch._functorch._aot_autograd.schemas.MutationType
-torch._functorch._aot_autograd.schemas.OutputAliasInfo
-torch._functorch._aot_autograd.schemas.OutputType
-torch._functorch._aot_autograd.schemas.PlainTensorMeta
-torch._functorch._aot_autograd.schemas.SubclassCreationMeta
-torch._functorch._aot_autograd.schemas.SubclassMeta
-torch._functorch._aot_autograd.schemas.ViewAndMutationMeta
-torch._guards.CompileId
-torch._inductor.cudagraph_utils.BoxedDeviceIndex
-torch._inductor.decomposition.fast_random_decomps
-torch._inductor.decomposition.select_decomp_table
-torch._inductor.metrics.CachedMetricsDeltas
-torch._inductor.output_code.CompiledFxGraph
-torch._inductor.utils.BoxedBool
-torch._subclasses.fake_tensor.FakeTensor
-torch._subclasses.functional_tensor.FunctionalTensor
-torch._utils._rebuild_device_tensor_from_cpu_tensor
-torch._utils._rebuild_device_tensor_from_numpy
-torch._utils._rebuild_meta_tensor_no_storage
-torch._utils._rebuild_nested_tensor
-torch._utils._rebuild_parameter
-torch._utils._rebuild_parameter_with_state
-torch._utils._rebuild_qtensor
-torch._utils._rebuild_sparse_tensor
-torch._utils._rebuild_tensor
-torch._utils._rebuild_tensor_v2
-torch._utils._rebuild_tensor_v3
-torch._utils._rebuild_wrapper_subclass
-torch.device
-torch.distributed.device_mesh.DeviceMesh
-torch.distributed.tensor.DTensor
-torch.distributed.tensor._dtensor_spec.DTensorSpec
-torch.distributed.tensor._dtensor_spec.TensorMeta
-torch.distributed.tensor.placement_types.Partial
-torch.distributed.tensor.placement_types.Replicate
-torch.distributed.tensor.placement_types.Shard
-torch.distributed.tensor.placement_types._MaskPartial
-torch.distributed.tensor.placement_types._StridedShard
-torch.fx.experimental.symbolic_shapes.SymIntEqByExpr
-torch.fx.graph_module.reduce_graph_module
-torch.fx.immutable_collections.immutable_dict
-torch.fx.immutable_collections.immutable_list
-torch.nested._internal.nested_tensor.NestedTensor
-torch.nn.parameter.Buffer
-torch.nn.parameter.Parameter
-torch.serialization._get_layout
-torch.testing._internal.two_tensor.TwoTensor
-torch.utils._ordered_set.OrderedSet
-"""
+def is_listed(module: str, name: str) -> bool:
+    """Return whether a pickled entry may name and call what ``module`` has by that name."""
+    return f"{module}.{name}" in UNPICKLED or (
+        module == _SOURCES and name.isidentifier() and name.endswith("Source")
+    )
 
-# Kernels of Triton, those of users too.
-_TRITON: Final = """
-torch._inductor.remote_cache.LocalAutotuneCache
-torch._inductor.remote_cache.LocalCacheBackend
-torch._inductor.remote_cache.RemoteCacheJsonSerde
-torch._inductor.runtime.autotune_cache.AutotuneCache
-torch._inductor.runtime.coordinate_descent_tuner.CoordescTuner
-torch._inductor.runtime.hints.DeviceProperties
-torch._inductor.runtime.hints.HeuristicType
-torch._inductor.runtime.hints.ReductionHint
-torch._inductor.runtime.static_triton_launcher.StaticallyLaunchedCudaKernel
-torch._inductor.runtime.triton_heuristics.CachingAutotuner
-torch._inductor.runtime.triton_heuristics.InductorConfig
-torch._inductor.runtime.triton_heuristics.StaticTritonCompileResult
-torch._inductor.runtime.triton_heuristics._ConstRepr
-torch._inductor.triton_bundler.StaticallyLaunchedAutotuner
-torch._inductor.triton_bundler.TritonBundle
-torch._inductor.triton_bundler.TritonKernelArtifact
-torch._inductor.triton_bundler.TritonKernelArtifacts
-torch.compiler._cache.CacheArtifactRecorder
-triton.language.core.constexpr
-triton.runtime.jit.JITFunction
-triton.runtime.jit.KernelParam
-"""
 
-NAMES: Final = frozenset(f"{_PYTHON}{_NUMPY}{_SYMPY}{_TORCH}{_TRITON}".split())
+def computes(module: str, name: str) -> bool:
+    """Return whether this is a function over tensors, as an activation that a subclass keeps.
+
+    Args:
+        module: where it is, or the class, as ``module.name``, whose attribute it is.
+    """
+    return module in _COMPUTING or (module == _OPERATORS and name != "from_file")
+
+
+def is_plain(found: object) -> bool:
+    """Return whether this is a type or format of data, or a class of tensors, or of views."""
+    import torch
+
+    if isinstance(found, type):
+        return issubclass(found, torch.Tensor) or found.__module__ == _VIEWS
+    return type(found).__module__ == "torch" and type(found).__name__ in _FORMATS
+
+
+def is_expression(cls: type) -> bool:
+    """Return whether objects of this class are expressions over sizes, or operands of some."""
+    import sympy  # type: ignore[import-untyped]
+
+    return issubclass(cls, sympy.Basic)

@@ -1,15 +1,12 @@
 """Moving bytes in the background: the event loop on its thread, uploads, prefetching."""
 
-from s3cache.transfer._backlog import Backlog, RecordingDisk
 from s3cache.transfer._loop import (
     SMALL_BYTES,
     BackgroundLoop,
-    Batches,
     Deadline,
     background,
     before_exit,
     cancel_all,
-    one_by_one,
 )
 from s3cache.transfer._prefetch import Budget, Prefetch, Prefetches, PrefetchReport
 from s3cache.transfer._uploads import FlushReport, UploadLimits, Uploads
@@ -17,19 +14,15 @@ from s3cache.transfer._uploads import FlushReport, UploadLimits, Uploads
 __all__ = [
     "SMALL_BYTES",
     "BackgroundLoop",
-    "Backlog",
-    "Batches",
     "Budget",
     "Deadline",
     "FlushReport",
     "Prefetch",
     "PrefetchReport",
     "Prefetches",
-    "RecordingDisk",
     "UploadLimits",
     "Uploads",
     "background",
     "before_exit",
     "cancel_all",
-    "one_by_one",
 ]

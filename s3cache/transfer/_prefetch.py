@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol, TypeAlias
 
-from s3cache.store import Admit, NotAdmitted
+from s3cache.store import AcceptSize, NotAccepted
 from s3cache.transfer._loop import BackgroundLoop, cancel_all
 
 __all__ = ["Budget", "Prefetch", "PrefetchReport", "Prefetches"]
@@ -29,7 +29,7 @@ class _Sized(Protocol):
 
 
 #: Fetches one object, if its size is admitted; ``None`` where there is none.
-_Fetch: TypeAlias = Callable[[str, Admit], Awaitable["_Sized | NotAdmitted | None"]]
+_Fetch: TypeAlias = Callable[[str, AcceptSize], Awaitable["_Sized | NotAccepted | None"]]
 
 
 class Prefetches:
@@ -109,7 +109,7 @@ class Prefetches:
         except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
             prefetch.count(failed=1, error=exc)
         else:
-            if isinstance(answer, NotAdmitted):
+            if isinstance(answer, NotAccepted):
                 wanted.put_off(name, answer.size)
             elif answer is None:
                 prefetch.count(absent=1)
@@ -122,11 +122,7 @@ class Prefetches:
 
 
 class _Wanted:
-    """What one prefetch has still to fetch.
-
-    Attributes:
-        sizes: bytes of those that were put off.
-    """
+    """What one prefetch has still to fetch; ``sizes`` are the bytes of what was put off."""
 
     def __init__(self, prefetch: Prefetch, present: Callable[[str], bool]) -> None:
         self.prefetch = prefetch
@@ -137,7 +133,7 @@ class _Wanted:
         self._refilling = asyncio.Lock()
 
     async def more(self) -> bool:
-        """Whether there is more to fetch; looks for it on a worker thread, many at once."""
+        """Return whether there is more; look for it on a worker thread, many at once."""
         if self._queue:
             return True
         async with self._refilling:
@@ -167,11 +163,7 @@ class _Wanted:
 class Budget:
     """Bytes that several transfers may hold at once. Used on one event loop only.
 
-    Whoever is alone gets what it wants, even if that is more than there is: otherwise it would
-    never be had.
-
-    Args:
-        max_bytes: all that there is.
+    A transfer that is alone may hold more than ``max_bytes``: otherwise it could never begin.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -185,7 +177,7 @@ class Budget:
             await self._given.wait()
 
     def grow(self, held: int, size: int) -> bool:
-        """Hold ``size`` bytes instead of ``held``, if so many are free now."""
+        """Hold ``size`` bytes instead of ``held``, if so many are free; return whether they are."""
         others = self._held - held
         if others and others + size > self._max_bytes:
             return False
@@ -193,9 +185,9 @@ class Budget:
         return True
 
     def give(self, size: int) -> None:
-        """Hold ``size`` bytes no more."""
+        """Free ``size`` bytes."""
         self._held -= size
-        self._given.set()  # wakes all who wait now
+        self._given.set()  # wakes all that wait now
         self._given.clear()
 
 
@@ -233,11 +225,11 @@ class Prefetch:
         self._report = PrefetchReport(len(names))
 
     def report(self) -> PrefetchReport:
-        """How far it is now."""
+        """Return how far it is now."""
         return self._report
 
     def wait(self, timeout_s: float | None = None) -> PrefetchReport:
-        """Wait for the end, at most ``timeout_s``; says how far it got. Raises nothing."""
+        """Wait for the end, at most ``timeout_s``; return how far it got. Raises nothing."""
         if self.future is not None:
             concurrent.futures.wait([self.future], timeout_s)
         return self._report
@@ -247,24 +239,7 @@ class Prefetch:
         if self.future is not None:
             self.future.cancel()
 
-    def count(
-        self,
-        *,
-        present: int = 0,
-        found: int = 0,
-        size: int = 0,
-        absent: int = 0,
-        failed: int = 0,
-        error: Exception | None = None,
-    ) -> None:
-        """Book finished objects; called on the loop only."""
-        now = self._report
-        self._report = replace(
-            now,
-            present=now.present + present,
-            found=now.found + found,
-            size=now.size + size,
-            absent=now.absent + absent,
-            failed=now.failed + failed,
-            error=error or now.error,
-        )
+    def count(self, *, error: Exception | None = None, **more: int) -> None:
+        """Add finished objects to the report; called on the loop only."""
+        counts = {name: getattr(self._report, name) + number for name, number in more.items()}
+        self._report = replace(self._report, error=error or self._report.error, **counts)

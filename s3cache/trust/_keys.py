@@ -1,4 +1,4 @@
-"""Keys that sign entries and that prove signatures, and how they are written down.
+"""Keys that sign entries and keys that verify signatures, and how they are written down.
 
 Ed25519 keys are written as Nix writes those of its binary caches, and either makes them
 (https://nix.dev/manual/nix/latest/command-ref/new-cli/nix3-key-generate-secret)::
@@ -6,13 +6,13 @@ Ed25519 keys are written as Nix writes those of its binary caches, and either ma
     public   name:base64(32 bytes)
     secret   name:base64(seed, 32 bytes, and public key, 32 bytes)
 
-A shared secret, for few who all trust each other, is ``name:hmac-sha256:base64(32 bytes or more)``
+A shared secret is ``name:hmac-sha256:base64(32 bytes or more)``
 for both.
 
 Ed25519 is libsodium's, through PyNaCl, which is imported where such a key is first used. It takes
-half of the time that OpenSSL's takes, lets other threads run meanwhile, and refuses what only
-forgers make: numbers that are not reduced, keys and points of small order, keys written otherwise
-than RFC 8032 writes them (https://doc.libsodium.org/public-key_cryptography/public-key_signatures).
+half as long as OpenSSL's, lets other threads run meanwhile, and refuses what only forgers make:
+numbers that are not reduced, keys and points of small order, keys in another form than RFC 8032's
+(https://doc.libsodium.org/public-key_cryptography/public-key_signatures).
 """
 
 from __future__ import annotations
@@ -31,14 +31,7 @@ from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError
 from s3cache.trust._signatures import Algorithm, Signature, Statement, check_name
 
-__all__ = [
-    "Signer",
-    "SigningKey",
-    "VerifyKey",
-    "generate",
-    "read_secret",
-    "sign",
-]
+__all__ = ["Signer", "SigningKey", "VerifyKey", "generate", "read_file", "read_secret", "sign"]
 
 _HMAC: Final = "hmac-sha256"
 _KEY_BYTES: Final = 32
@@ -48,7 +41,7 @@ _MAX_FILE_BYTES: Final = 4096
 
 @runtime_checkable
 class Signer(Protocol):
-    """What signs: a key that is here, or one that a service keeps.
+    """Signs: a key that is here, or one that a service keeps.
 
     ``sign`` may take long and may fail, see :class:`~s3cache.trust.TimeLimitedSigner`.
     """
@@ -60,13 +53,13 @@ class Signer(Protocol):
     def algorithm(self) -> Algorithm: ...
 
     def sign(self, message: bytes) -> bytes:
-        """The signature over ``message``, as long as the algorithm's are."""
+        """Return the signature over ``message``, as long as the algorithm's are."""
         ...
 
 
 @dataclass(frozen=True)
 class VerifyKey:
-    """Proves signatures of one signer; of a shared secret it can make them too.
+    """Verifies signatures of one signer; a shared secret can make them too.
 
     Attributes:
         text: as it is written down.
@@ -82,7 +75,7 @@ class VerifyKey:
         """Read a public key, or a shared secret.
 
         Raises:
-            ConfigError: it is none. The message does not repeat what may be secret.
+            ConfigError: it is no such key. The message does not repeat what may be secret.
         """
         name, algorithm, key = _parse("trusted key", text)
         if algorithm is Algorithm.ED25519 and len(key) == 2 * _KEY_BYTES:
@@ -97,11 +90,11 @@ class VerifyKey:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """What a revocation list names it by: 32 hexadecimal digits."""
+        """Return the name of the key in revocation lists: 32 hexadecimal digits."""
         return hashlib.sha256(bytes([self.algorithm]) + self._bytes).hexdigest()[:32]
 
     def proves(self, signature: Signature, digest: bytes) -> bool:
-        """Whether ``signature`` was made with this key over the entry with that digest."""
+        """Return whether ``signature`` was made with this key for the entry with that digest."""
         statement = signature.statement
         if statement.algorithm is not self.algorithm or statement.signer != self.name:
             return False
@@ -115,7 +108,7 @@ class VerifyKey:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A key that is here and signs."""
+    """A key in this process that signs."""
 
     name: str
     algorithm: Algorithm
@@ -126,7 +119,7 @@ class SigningKey:
         """Read a secret key, or a shared secret.
 
         Raises:
-            ConfigError: it is none. The message does not repeat what is secret.
+            ConfigError: it is no such key. The message does not repeat what is secret.
         """
         name, algorithm, key = _parse("signing key", text)
         if algorithm is Algorithm.HMAC_SHA256:
@@ -152,13 +145,13 @@ class SigningKey:
         return crypto_sign(message, self._bytes + self._public_bytes)[:crypto_sign_BYTES]
 
     def secret_text(self) -> str:
-        """As it is written into a file that only its owner reads."""
+        """Return the key as it is written into a file that only its owner reads."""
         if self.algorithm is Algorithm.HMAC_SHA256:
             return f"{self.name}:{_HMAC}:{_base64(self._bytes)}"
         return f"{self.name}:{_base64(self._bytes + self._public_bytes)}"
 
     def public_text(self) -> str:
-        """What readers are given. Of a shared secret that is the secret itself."""
+        """Return what readers need: the public key, or the shared secret itself."""
         if self.algorithm is Algorithm.HMAC_SHA256:
             return self.secret_text()
         return f"{self.name}:{_base64(self._public_bytes)}"
@@ -171,15 +164,15 @@ class SigningKey:
 
 
 def generate(name: str, algorithm: Algorithm = Algorithm.ED25519) -> SigningKey:
-    """A new key."""
+    """Return a new key."""
     return SigningKey(check_name("key name", name), algorithm, os.urandom(_KEY_BYTES))
 
 
 def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: int) -> Signature:
-    """The signature of ``signer`` on the entry with that digest.
+    """Return the signature of ``signer`` for the entry with that digest.
 
     Args:
-        ttl_s: for so many seconds it holds; 0 for ever.
+        ttl_s: seconds until it expires; 0 for never.
     """
     expires_s = issued_s + ttl_s if ttl_s else 0
     statement = Statement(signer.algorithm, signer.name, audience, issued_s, expires_s)
@@ -187,7 +180,7 @@ def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: 
 
 
 def read_secret(path: str) -> SigningKey:
-    """The signing key in a file that others neither read nor write.
+    """Read the signing key in a file that others neither read nor write.
 
     Its group may read it: that is how secrets are mounted where programs are not root.
 
@@ -195,30 +188,40 @@ def read_secret(path: str) -> SigningKey:
         ConfigError: there is none, or others may read or write it.
     """
     thing, fix = f"signing key file {path}", f"chmod 600 {path}"
-    if may_be_a_key(path):  # a secret where the name of a file was asked for
+    if may_be_a_key(path):  # a secret in place of a file's name
         thing, fix = "signing key file", "chmod 600 it"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        about, data = read_file(path, _MAX_FILE_BYTES + 1)
     except OSError as exc:
         raise ConfigError(thing, f"cannot be opened ({exc.strerror})", "name one") from None
+    if about.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
+    if stat.S_ISREG(about.st_mode) and about.st_mode & 0o027:
+        raise ConfigError(thing, f"has mode {stat.S_IMODE(about.st_mode):04o}", fix)
+    problem = ""
+    if not stat.S_ISREG(about.st_mode):
+        problem = "is no file"
+    elif len(data) > _MAX_FILE_BYTES:
+        problem = "is too large to be one"
+    elif not data.isascii():
+        problem = "holds no key"
+    if problem:
+        raise ConfigError(thing, problem, "name the file that keygen wrote")
+    return SigningKey.parse(data.decode("ascii"))
+
+
+def read_file(path: str, at_most: int) -> tuple[os.stat_result, bytes]:
+    """Return the status of a file and its first bytes, none if it is not a regular file.
+
+    Raises:
+        OSError: it cannot be opened or read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode):
-            raise ConfigError(thing, "is no file", "name the file that keygen wrote")
-        if about.st_uid not in (os.geteuid(), 0):
-            raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
-        if about.st_mode & 0o027:
-            mode = stat.S_IMODE(about.st_mode)
-            raise ConfigError(thing, f"has mode {mode:04o}", fix)
-        text = os.read(fd, _MAX_FILE_BYTES + 1)
+        return about, os.read(fd, at_most) if stat.S_ISREG(about.st_mode) else b""
     finally:
         os.close(fd)
-    if len(text) > _MAX_FILE_BYTES:
-        raise ConfigError(thing, "is too large to be one", "name the file that keygen wrote")
-    try:
-        return SigningKey.parse(text.decode("ascii"))
-    except UnicodeDecodeError:
-        raise ConfigError(thing, "holds no key", "name the file that keygen wrote") from None
 
 
 def _parse(thing: str, text: str) -> tuple[str, Algorithm, bytes]:
@@ -251,8 +254,8 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-# What was proven stays so, and an entry often comes twice in a process: when it lands and when it
-# is looked up, or when a function is compiled again. Expiry and revocation are asked for elsewhere.
+# A verified signature stays valid, and an entry is often verified twice in a process: when it is
+# downloaded and when it is looked up. Expiry and revocation are checked elsewhere.
 @functools.lru_cache(maxsize=4096)
 def _is_signed(public: bytes, value: bytes, message: bytes) -> bool:
     from nacl.bindings import crypto_sign_open

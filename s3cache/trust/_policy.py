@@ -1,11 +1,11 @@
 """The trust policy: which entries are used, by the settings and the machine's own file.
 
-The file is for the machine's administrator. It is root's, and says for every process on it::
+The file is for the machine's administrator. It is root's, and applies to every process on it::
 
     {"trust": "require", "trusted_keys": ["main=ci:dHJ1c3Q..."], "revoked": ["3f1c..."]}
 
-Each name may be left out. What it asks for is the least that is asked for; where it names keys no
-others are trusted; what it revokes is revoked.
+Each name may be left out. ``trust`` is the minimum level, ``trusted_keys`` replaces the settings'
+list of trusted keys, and ``revoked`` adds to their revocations.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast, get_args
 
 from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
-from s3cache.trust._keys import SigningKey, VerifyKey, read_secret
+from s3cache.trust._keys import SigningKey, VerifyKey, read_file, read_secret
 from s3cache.trust._signatures import Algorithm, Signature, check_name, unpack
 
 __all__ = [
@@ -38,42 +38,35 @@ __all__ = [
     "signing_key_of",
 ]
 
-#: For whom is signed where nothing is said.
+#: The default audience of signatures.
 AUDIENCE: Final = "main"
 
+#: From the one that asks for least to the one that asks for most.
 Level: TypeAlias = Literal["off", "prefer", "require"]
 
 #: Why an entry is not trusted; of several signatures the last of these that is true of one.
 Cause: TypeAlias = Literal[
     "unsigned", "unknown-key", "other-audience", "expired", "revoked", "bad-signature"
 ]
-_CAUSES: Final[tuple[Cause, ...]] = (
-    "unsigned",
-    "unknown-key",
-    "other-audience",
-    "expired",
-    "revoked",
-    "bad-signature",
-)
 # Clocks differ: a signature may have been made so much later than it is here now.
 _SKEW_S: Final = 3600
 
 MACHINE_FILE: Final = "/etc/s3cache/trust.json"
 
 _MAX_FILE_BYTES: Final = 1 << 20
-_NAMES: Final = {"trust": str, "trusted_keys": list, "revoked": list}
+_FIELDS: Final = {"trust": str, "trusted_keys": list, "revoked": list}
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """A key, and what it may sign for."""
+    """A key, and the audience that it may sign for."""
 
     audience: str
     key: VerifyKey
 
 
 def parse_trusted(text: str, *, audience: str) -> tuple[Trusted, ...]:
-    """Keys as settings have them: ``audience=name:base64``, apart by spaces or commas.
+    """Read keys as settings have them: ``audience=name:base64``, apart by spaces or commas.
 
     Args:
         audience: of keys that are written without one.
@@ -81,15 +74,15 @@ def parse_trusted(text: str, *, audience: str) -> tuple[Trusted, ...]:
     Raises:
         ConfigError: one is no key.
     """
-    found = []
-    for word in for_audience(text, audience).split():
-        before, _, after = word.partition("=")
-        found.append(Trusted(check_name("audience", before), VerifyKey.parse(after)))
-    return tuple(found)
+    pairs = (word.partition("=") for word in for_audience(text, audience).split())
+    return tuple(
+        Trusted(check_name("audience", before), VerifyKey.parse(after))
+        for before, _, after in pairs
+    )
 
 
 def for_audience(text: str, audience: str) -> str:
-    """The same keys, each with its audience: that one, where it is written without."""
+    """Return the same keys, each with an audience: ``audience`` where it is written without."""
     # The padding of base64 is an equals sign too: an audience has no colon before its own.
     return " ".join(
         word if "=" in word and ":" not in word.partition("=")[0] else f"{audience}={word}"
@@ -99,14 +92,15 @@ def for_audience(text: str, audience: str) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """What makes an entry trusted here.
+    """Decides which entries are trusted.
 
     Attributes:
-        level: ``require`` uses nothing that no trusted key signed; ``prefer`` uses what nobody
-            signed, or nobody known here, but nothing that is signed wrongly; ``off`` does not look.
-        trusted: keys with what each may sign for.
-        revoked_keys: fingerprints of keys whose signatures are worth nothing, whenever made.
-        revoked_digests: of single entries.
+        level: ``require`` uses only entries signed by a trusted key; ``prefer`` also uses entries
+            that are unsigned or signed by an unknown key, but none with a bad signature; ``off``
+            checks nothing.
+        trusted: keys with the audience of each.
+        revoked_keys: fingerprints of keys whose signatures are void, whenever made.
+        revoked_digests: digests of single entries that are not used.
         now: Unix time in seconds.
     """
 
@@ -125,40 +119,40 @@ class Policy:
             )
 
     @property
-    def judges(self) -> bool:
-        """Whether anything may come of :meth:`judge` but leave."""
+    def is_on(self) -> bool:
+        """Return whether :meth:`check` may refuse anything."""
         return self.level != "off"
 
     @property
     def takes_long(self) -> bool:
-        """Whether :meth:`judge` may take as long as reading a large entry from memory.
+        """Return whether :meth:`check` may take as long as reading a large entry from memory.
 
-        An Ed25519 signature that it meets first does, a MAC does not.
+        Verifying an Ed25519 signature for the first time does, a MAC does not.
         """
-        return self.judges and any(each.key.algorithm is Algorithm.ED25519 for each in self.trusted)
+        return self.is_on and any(each.key.algorithm is Algorithm.ED25519 for each in self.trusted)
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that tell whom it trusts, and what it has revoked."""
-        parts = sorted(
+        """Return 16 hexadecimal digits that stand for the level, the keys and the revocations."""
+        words = sorted(
             f"{each.audience}={each.key.name}:{each.key.fingerprint}" for each in self.trusted
         )
-        parts += sorted(self.revoked_keys) + sorted(each.hex() for each in self.revoked_digests)
-        return hashlib.sha256(" ".join([self.level, *parts]).encode()).hexdigest()[:16]
+        words += sorted(self.revoked_keys) + sorted(each.hex() for each in self.revoked_digests)
+        return hashlib.sha256(" ".join([self.level, *words]).encode()).hexdigest()[:16]
 
-    def judge(self, digest: bytes, block: bytes) -> Signature | None:
-        """Decide whether the entry with that digest is used; nothing else of it was looked at.
+    def check(self, digest: bytes, block: bytes) -> Signature | None:
+        """Decide whether the entry with that digest is used; nothing else of it was parsed.
 
         Args:
             block: its signatures, as they lie in it; empty where there are none.
 
         Returns:
-            The signature that makes it trusted; ``None`` where none is asked for.
+            The signature that makes it trusted; ``None`` where none is required.
 
         Raises:
             UntrustedError: it is not used.
         """
-        if self.level == "off":
+        if not self.is_on:
             return None
         if digest in self.revoked_digests:
             raise UntrustedError("revoked", "this very entry is on the list of revoked ones")
@@ -166,22 +160,22 @@ class Policy:
             signatures = unpack(block)
         except CorruptError as exc:
             raise UntrustedError("bad-signature", str(exc)) from None
-        found: dict[Cause, str] = {"unsigned": "nobody signed it"}
+        problems: dict[Cause, str] = {"unsigned": "it has no signature"}
         for signature in signatures:
-            verdict = self._verdict(signature, digest)
-            if verdict is None:
+            problem = self._problem(signature, digest)
+            if problem is None:
                 return signature
             statement = signature.statement
-            found[verdict] = f"signed by {statement.signer!r} for {statement.audience!r}"
-        cause = max(found, key=_CAUSES.index)
+            problems[problem] = f"signed by {statement.signer!r} for {statement.audience!r}"
+        cause = max(problems, key=get_args(Cause).index)
         if self.level == "prefer" and cause in ("unsigned", "unknown-key"):
             return None
-        raise UntrustedError(cause, found[cause])
+        raise UntrustedError(cause, problems[cause])
 
-    def _verdict(self, signature: Signature, digest: bytes) -> Cause | None:
-        """What is wrong with it, if anything is.
+    def _problem(self, signature: Signature, digest: bytes) -> Cause | None:
+        """Return what is wrong with a signature, if anything is.
 
-        It is proven first: what it says of itself means nothing before.
+        It is verified first: its own claims mean nothing before.
         """
         statement = signature.statement
         named = [each for each in self.trusted if each.key.name == statement.signer]
@@ -201,13 +195,6 @@ class Policy:
         return None
 
 
-def strongest(levels: Iterable[Level | None], otherwise: Level) -> Level:
-    """The level that asks for most of those that are set; ``otherwise`` if none is."""
-    order: Mapping[Level, int] = {"off": 0, "prefer": 1, "require": 2}
-    given = [level for level in levels if level is not None]
-    return max(given, key=lambda level: order[level]) if given else otherwise
-
-
 # -- from settings and the machine's file
 
 
@@ -219,7 +206,7 @@ def policy_of(
     audience: str,
     machine_file: str = MACHINE_FILE,
 ) -> Policy:
-    """What the settings ask for, and the machine's file, if there is one.
+    """Return the policy that the settings and the machine's file, if there is one, ask for.
 
     Args:
         level: ``None`` for ``require`` where any key is trusted, and else ``off``.
@@ -227,19 +214,25 @@ def policy_of(
         revoked: fingerprints of keys and digests of entries, apart by spaces or commas.
 
     Raises:
-        ConfigError: one of them cannot be used, or nothing could be.
+        ConfigError: one of them cannot be used, or no entry could be.
     """
-    machine = _read(machine_file)
-    theirs = _words(machine, "trusted_keys", machine_file)
-    # Settings say nothing of the machine's keys, not even for whom they sign.
-    trusted = parse_trusted(theirs or trusted_keys, audience=AUDIENCE if theirs else audience)
-    asked = machine.get("trust")
-    if asked is not None and asked not in get_args(Level):
-        raise _unusable(machine_file, f"trust is {asked!r}", "use off, prefer or require")
-    least: Level | None = "require" if theirs and asked is None else cast("Level | None", asked)
+    machine = _read_machine_file(machine_file)
+    least = cast("Level | None", machine.get("trust"))
+    levels = get_args(Level)
+    if least is not None and least not in levels:
+        raise _unusable(machine_file, f"trust is {least!r}", "use off, prefer or require")
+    machine_keys = _words(machine, "trusted_keys", machine_file)
+    if machine_keys:
+        # Settings do not change the machine's keys, not even their audience.
+        trusted = parse_trusted(machine_keys, audience=AUDIENCE)
+        least = least or "require"
+    else:
+        trusted = parse_trusted(trusted_keys, audience=audience)
+    given = [each for each in (least, level) if each is not None]
+    otherwise: Level = "require" if trusted else "off"
     keys, digests = _parse_revoked(f"{revoked} {_words(machine, 'revoked', machine_file)}")
     return Policy(
-        strongest([least, level], "require" if trusted else "off"),
+        max(given, key=levels.index, default=otherwise),
         trusted,
         revoked_keys=keys,
         revoked_digests=digests,
@@ -247,7 +240,7 @@ def policy_of(
 
 
 def signing_key_of(text: str) -> SigningKey | None:
-    """The key that a setting names: a file's path, or the key itself, as secrets of CI are given.
+    """Return the key that a setting names: a file's path, or the key itself, as CI secrets are.
 
     Raises:
         ConfigError: it is none, or others may read the file.
@@ -259,32 +252,29 @@ def signing_key_of(text: str) -> SigningKey | None:
     return read_secret(os.path.expanduser(text))
 
 
-def _read(path: str) -> dict[str, object]:
-    """The machine's file; nothing if there is none. One that cannot be relied on is an error."""
+def _read_machine_file(path: str) -> dict[str, object]:
+    """Return what the machine's file says; nothing if there is none.
+
+    Raises:
+        ConfigError: there is one that cannot be relied on.
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        about, text = read_file(path, _MAX_FILE_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as exc:
-        raise _unusable(
-            path, f"cannot be opened ({exc.strerror})", "let everybody read it"
-        ) from None
-    try:
-        about = os.fstat(fd)
-        text = os.read(fd, _MAX_FILE_BYTES) if stat.S_ISREG(about.st_mode) else b""
-    finally:
-        os.close(fd)
+        fix = "let all users read it"
+        raise _unusable(path, f"cannot be opened ({exc.strerror})", fix) from None
     if about.st_uid != 0 or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _unusable(
-            path, "is not root's alone to write", f"chown root {path}; chmod 644 {path}"
-        )
+        fix = f"chown root {path}; chmod 644 {path}"
+        raise _unusable(path, "is not root's alone to write", fix)
     try:
         found: object = json.loads(text)
     except ValueError:
         raise _unusable(path, "is no JSON", "write an object") from None
-    if not isinstance(found, dict) or not found.keys() <= _NAMES.keys():
-        raise _unusable(path, "is something else", f"write an object of {', '.join(_NAMES)}")
-    for name, kind in _NAMES.items():
+    if not isinstance(found, dict) or not found.keys() <= _FIELDS.keys():
+        raise _unusable(path, "is something else", f"write an object of {', '.join(_FIELDS)}")
+    for name, kind in _FIELDS.items():
         if not isinstance(found.get(name, kind()), kind):
             raise _unusable(path, f"{name} is no {kind.__name__}", f"give a {kind.__name__}")
     return found
@@ -306,9 +296,8 @@ def _parse_revoked(text: str) -> tuple[frozenset[str], frozenset[bytes]]:
                 "is neither a key's fingerprint nor an entry's digest",
                 "give 32 or 64 hexadecimal digits",
             )
-    keys: Iterable[str] = (word for word in words if len(word) == 32)
-    digests = (bytes.fromhex(word) for word in words if len(word) == 64)
-    return frozenset(keys), frozenset(digests)
+    keys = frozenset(word for word in words if len(word) == 32)
+    return keys, frozenset(bytes.fromhex(word) for word in words if len(word) == 64)
 
 
 def _unusable(path: str, cause: str, fix: str) -> ConfigError:

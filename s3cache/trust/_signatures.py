@@ -1,4 +1,4 @@
-r"""Signatures of an entry, as they lie in a frame, and what each of them is over.
+r"""Signatures of an entry, as they lie in a frame, and what each of them covers.
 
 ::
 
@@ -9,14 +9,14 @@ r"""Signatures of an entry, as they lie in a frame, and what each of them is ove
                   2  audience_size   u8
                   3  value_size      u8
                   4  issued_s        u64       Unix time in seconds
-                 12  expires_s       u64       from then on it is worth nothing; 0 for never
+                 12  expires_s       u64       when it becomes void; 0 for never
                  20  signer, audience          names
     value      = the signature, over  "s3cache entry signature 1" 00 digest statement
 
 Integers are big-endian. The digest is that of the frame (:mod:`s3cache.frame`), which stands for
 its version, header and sections, so for its key and variant. The statement begins with its own
-sizes: no two of them make the same bytes. It names the audience because who may sign for one
-purpose may not for another: what was signed for ``pulls`` is nothing in ``main``.
+sizes: no two of them make the same bytes. It names the audience because a key may sign for one
+purpose and not for another: a signature for ``pulls`` is void in ``main``.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ class Algorithm(IntEnum):
         return 64 if self is Algorithm.ED25519 else 32
 
 
-# Looked up by each lookup: an enumeration takes longer to be asked.
+# For each lookup: an enumeration is slower.
 _ALGORITHMS: Final = {int(each): (each, each.size) for each in Algorithm}
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a signer says of an entry, beside which one it is.
+    """What a signer says about an entry.
 
     Attributes:
         signer: the name of its key.
-        audience: for whom it is signed.
-        issued_s: when, Unix time in seconds.
-        expires_s: from when on it is worth nothing; 0 for never.
+        audience: the purpose that it is signed for.
+        issued_s: Unix time in seconds.
+        expires_s: Unix time in seconds; 0 for never.
     """
 
     algorithm: Algorithm
@@ -82,28 +82,19 @@ class Statement:
     expires_s: int = 0
 
     def over(self, digest: bytes) -> bytes:
-        """The bytes that are signed."""
+        """Return the bytes that are signed."""
         return _DOMAIN + digest + self.packed()
 
     def packed(self) -> bytes:
         signer, audience = self.signer.encode(), self.audience.encode()
-        return (
-            _FIELDS.pack(
-                self.algorithm,
-                len(signer),
-                len(audience),
-                self.algorithm.size,
-                self.issued_s,
-                self.expires_s,
-            )
-            + signer
-            + audience
-        )
+        sizes = len(signer), len(audience), self.algorithm.size
+        fields = _FIELDS.pack(self.algorithm, *sizes, self.issued_s, self.expires_s)
+        return fields + signer + audience
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A statement, and the signer's proof of it."""
+    """A statement and the signature over it."""
 
     statement: Statement
     value: bytes
@@ -125,21 +116,21 @@ def check_name(thing: str, name: str) -> str:
 
 
 def pack(signatures: Iterable[Signature]) -> bytes:
-    """The block that holds them, in their order.
+    """Return the block that holds the signatures, in their order.
 
     Raises:
         ConfigError: they are too many.
     """
-    parts = [each.statement.packed() + each.value for each in signatures]
-    if len(parts) > MAX_SIGNATURES:
+    packed = [each.statement.packed() + each.value for each in signatures]
+    if len(packed) > MAX_SIGNATURES:
         raise ConfigError(
-            "signatures", f"are {len(parts)}, more than {MAX_SIGNATURES}", "sign with fewer keys"
+            "signatures", f"are {len(packed)}, more than {MAX_SIGNATURES}", "sign with fewer keys"
         )
-    return b"".join(parts)
+    return b"".join(packed)
 
 
 def unpack(block: bytes) -> list[Signature]:
-    """What :func:`pack` was given. That none is checked is why so little is done to read them.
+    """Return what :func:`pack` was given. None is verified yet, so reading them does little.
 
     Raises:
         CorruptError: this is no such block.

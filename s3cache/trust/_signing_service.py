@@ -1,4 +1,4 @@
-"""A bound on how long a signer of the user's own may take: a service that keeps the key, say."""
+"""Limit how long a signer of the user's own may take, such as a service that keeps the key."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import threading
 import time
 from collections.abc import Callable
 
-from s3cache.errors import ConfigError, UntrustedError
+from s3cache._breaker import Breaker
+from s3cache.errors import CircuitOpenError, ConfigError, UntrustedError
 from s3cache.trust._keys import Signer
 from s3cache.trust._signatures import Algorithm, check_name
 
 __all__ = ["TimeLimitedSigner"]
 
-# Not every one of the next graphs waits for a signer that was late once.
+# So that not every one of the next graphs waits for a signer that was late once.
 _REST_S = 60.0
 
 
 class TimeLimitedSigner:
-    """``signer``, waited for no longer than ``timeout_s``; any thread may use it.
+    """Waits for ``signer`` no longer than ``timeout_s``; any thread may use it.
 
-    One that is late or fails is left alone for a minute. A call that never returns holds a thread,
-    never more than one such, and the end of the program does not wait for it.
+    A signer that is late or fails is left alone for a minute. A call that never returns holds a
+    thread, never more than one such, and the end of the program does not wait for it.
 
     Raises:
         ConfigError: it has no name or algorithm that a signature could bear.
@@ -45,18 +46,31 @@ class TimeLimitedSigner:
         self._signer = signer
         self._timeout_s = timeout_s
         self._rest_s = rest_s
-        self._now = now
-        self._rests_until = float("-inf")
+        self._breaker = Breaker(1, rest_s, clock=now)
         self._late: threading.Thread | None = None
 
     def sign(self, message: bytes) -> bytes:
-        """The signature over ``message``.
+        """Return the signature over ``message``.
 
         Raises:
             UntrustedError: there is none: it took too long, failed, or is no signature.
         """
-        if self._now() < self._rests_until or (self._late is not None and self._late.is_alive()):
-            raise self._unsigned("has failed a moment ago")
+        try:
+            if self._late is not None and self._late.is_alive():
+                raise CircuitOpenError("the last call has not ended")
+            is_probe = self._breaker.enter()
+        except CircuitOpenError:
+            how = f"is skipped (it failed less than {self._rest_s:g} s ago)"
+            raise UntrustedError("unsigned", f"signer {self.name!r} {how}") from None
+        try:
+            signature = self._ask(message)
+        except UntrustedError:
+            self._breaker.fail(is_probe)
+            raise
+        self._breaker.succeed(is_probe)
+        return signature
+
+    def _ask(self, message: bytes) -> bytes:
         answers: list[object] = []
 
         def ask() -> None:
@@ -65,25 +79,21 @@ class TimeLimitedSigner:
             except Exception as exc:  # noqa: BLE001 - of any library
                 answers.append(exc)
 
+        def failed(how: str) -> UntrustedError:
+            return UntrustedError("unsigned", f"signer {self.name!r} {how}")
+
         thread = threading.Thread(target=ask, name="s3cache-signer", daemon=True)
         try:
             thread.start()
         except RuntimeError as exc:  # the interpreter exits, or there are too many
-            raise self._failed(f"cannot be asked ({exc})") from exc
+            raise failed(f"cannot be asked ({exc})") from exc
         thread.join(self._timeout_s)
         if not answers:
             self._late = thread
-            raise self._failed(f"did not answer within {self._timeout_s:g} s")
+            raise failed(f"did not answer within {self._timeout_s:g} s")
         answer = answers[0]
         if isinstance(answer, Exception):
-            raise self._failed(f"failed ({answer!r})") from answer
+            raise failed(f"failed ({answer!r})") from answer
         if not isinstance(answer, bytes) or len(answer) != self.algorithm.size:
-            raise self._failed(f"gave no {self.algorithm.size} bytes")
+            raise failed(f"gave no {self.algorithm.size} bytes")
         return answer
-
-    def _failed(self, how: str) -> UntrustedError:
-        self._rests_until = self._now() + self._rest_s
-        return self._unsigned(how)
-
-    def _unsigned(self, how: str) -> UntrustedError:
-        return UntrustedError("unsigned", f"signer {self.name!r} {how}")

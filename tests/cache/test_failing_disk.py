@@ -45,7 +45,7 @@ def test_where_the_disk_cannot_be_written_saves_go_through_memory(
     def fail(*_: object) -> None:
         raise error
 
-    for method in ("put", "put_all", "put_pending"):
+    for method in ("put", "put_pending"):
         monkeypatch.setattr(DiskTier, method, fail)
     for number in range(3):
         saved = cache.save(f"key{number}", entry(f"key{number}"))

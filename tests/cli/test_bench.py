@@ -40,14 +40,6 @@ def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
     assert "get of what is not there" in done.out
 
 
-def test_a_directory_is_as_it_was_and_time_is_bounded(call: Call, shelf: Shelf) -> None:
-    name = shelf.add("a")
-    done = call("bench", "--url", shelf.url, "--storage-only", "--timeout", "0", "--json")
-    assert [len(times["seconds"]) for times in done.json["storage"].values()] == [1] * 5
-    assert shelf.names == {name}
-    assert [path.name for path in shelf.root.iterdir() if "bench" in path.name] == []
-
-
 @dense
 @pytest.mark.timeout(300)
 def test_a_first_step_is_compiled_and_then_hit_by_a_fresh_process(
@@ -60,21 +52,3 @@ def test_a_first_step_is_compiled_and_then_hit_by_a_fresh_process(
     assert start["ratio"] == pytest.approx(start["cold"]["median_s"] / start["warm"]["median_s"])
     assert shelf.names == set()
     assert not (tmp_path / "local").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        ([], 2, "has no URL"),
-        (["--url", "memory://x"], 2, "of this process alone"),
-        (["--url", "file:///no/where?create=false"], 3, "no directory /no/where"),
-        (["--url", "{url}", "--size", "big"], 2, "no size"),
-    ],
-)
-def test_what_cannot_be_measured_is_one_clear_line(
-    call: Call, shelf: Shelf, arguments: list[str], code: int, said: str
-) -> None:
-    done = call("bench", *(each.format(url=shelf.url) for each in arguments))
-    assert (done.code, done.out) == (code, "")
-    assert said in done.err
-    assert len(done.err.splitlines()) == 1

@@ -65,7 +65,7 @@ def program(tmp_path: Path, text: str) -> Path:
 
 @dense
 @pytest.mark.timeout(300)
-def test_each_graph_of_a_program_is_told_and_nothing_is_left_anywhere(
+def test_each_graph_of_a_program_is_reported_and_nothing_is_left_anywhere(
     call: Call, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs to its end; what the environment says of a cache is not touched."""
@@ -108,7 +108,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     assert done.code == 1
     assert done.out.splitlines() == [
         "1 of 3 graphs can be cached",
-        f"graph 0: train.py:7 in step, 2 times, key {'a' * 65}",
+        f"graph 0: train.py:7 in step, 2 times, cached at the first level, key {'a' * 65}",
         "graph 1: train.py:8 in step, cached at the second level only (function)",
         "  a.py:3: f(x): calls f [function]",
         "    fix: vouch for f",
@@ -174,19 +174,3 @@ def test_with_a_torch_that_is_not_supported_it_runs_nothing(
     assert (done.code, done.out) == (3, "")
     assert "is not supported, so nothing of it is cached" in done.err
     assert not (tmp_path / "ran").exists()
-
-
-@dense
-def test_modules_code_and_what_follows_are_the_programs(call: Call, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    code = f"import sys; open({str(said)!r}, 'w').write(repr(sys.argv[1:]))"
-    done = call("check", "-c", code, "--quiet", "-m", "x")
-    assert said.read_text() == "['--quiet', '-m', 'x']"
-    assert done.code == 1
-    assert "no graph" in done.out
-    assert call("check", "-m", "json.tool", "--help", "--json").code == 1
-    assert call("check", "-m", "-c", "x").code == 2
-    missing = call("check", tmp_path / "missing.py")
-    assert (missing.code, missing.out) == (2, "")
-    assert "missing.py: is not there" in missing.err
-    assert call("check").code == 2

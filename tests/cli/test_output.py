@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.cli._output import Output, age, error_text, redacted, size_text
+from s3cache.cli._output import Output, error_text, redacted
 from s3cache.errors import ConfigError, TransientError
 from tests.support.shelves import Shelf
 
@@ -65,13 +65,6 @@ def test_nothing_that_a_terminal_obeys_is_written(capsys: pytest.CaptureFixture[
     assert written.out.count(one_line) == 2
 
 
-def test_sizes_and_ages_for_people() -> None:
-    sizes = [size_text(size) for size in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)]
-    assert sizes == ["0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB", "2.0 TiB"]
-    ages = [age(seconds) for seconds in (-1, 5, 120, 7200, 3 * 86400)]
-    assert ages == ["0 s", "5 s", "2 min", "2 h", "3 d"]
-
-
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -93,7 +86,7 @@ def test_progress_is_for_terminals(
 def test_pages_are_laid_out_on_terminals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Elsewhere they are what is written, for whoever pipes them on."""
+    """Elsewhere they are what is written, for pipes."""
     text = "A `word`.\n\n| a | b |\n|---|---|\n| `c` | d |"
     Output().markdown("title", text)
     assert capsys.readouterr().out == f"title\n\n{text}\n\n"
@@ -112,11 +105,6 @@ def test_pages_are_laid_out_on_terminals(
 @pytest.mark.parametrize("error", [ConfigError("a", "b", "c"), TransientError("reset")])
 def test_an_error_ends_with_where_to_read_on(error: S3CacheError) -> None:
     assert error_text(error) == f"{error} (s3cache explain {type(error).__name__})"
-
-
-def test_an_error_that_says_where_to_read_on_says_it_once() -> None:
-    error = ConfigError("word 'x'", "is unknown", "did you mean s3cache explain y?")
-    assert error_text(error) == str(error)
 
 
 def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:

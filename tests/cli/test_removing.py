@@ -33,7 +33,7 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
     assert call("rm", "--url", shelf.url, "../x").code == 2
 
 
-def test_clear_only_counts_until_it_is_told_yes(call: Call, shelf: Shelf) -> None:
+def test_clear_only_counts_without_yes(call: Call, shelf: Shelf) -> None:
     shelf.add("a")
     shelf.add("b")
     other = shelf.put("of/others.txt", b"none of ours")
@@ -98,25 +98,7 @@ def test_gc_removes_what_a_manifest_names_and_says_what_is_not_there(
     assert {kept.rpartition("/")[2], "b.0"} == {each["name"].rpartition("/")[2] for each in others}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "has no condition"),
-        (["--untrusted"], "set trusted_keys"),
-        (["--never-hit"], "give --older 30d"),
-    ],
-)
-def test_gc_asks_for_what_it_needs(
-    call: Call, shelf: Shelf, arguments: list[str], said: str
-) -> None:
-    shelf.add("a")
-    done = call("gc", "--url", shelf.url, "--delete", *arguments)
-    assert done.code == 2
-    assert said in done.err
-    assert len(shelf.names) == 1
-
-
-def test_what_nobody_trusted_has_signed_can_be_removed(
+def test_entries_without_a_trusted_signature_can_be_removed(
     call: Call, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shelf.add("forged")

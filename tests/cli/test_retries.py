@@ -1,4 +1,4 @@
-"""Whoever waits at a terminal is told what a store fails to do; nobody else is."""
+"""A terminal shows each request that is tried again; nothing else does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import LONG_S
 
 
 @pytest.mark.parametrize("at_terminal", [True, False])
-def test_a_request_that_is_tried_again_is_told_on_a_terminal_only(
+def test_a_request_that_is_tried_again_is_shown_on_a_terminal_only(
     tmp_path: Path, at_terminal: bool
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -29,10 +29,6 @@ BLOCKS = [
 ]
 
 
-def test_there_is_something_to_run() -> None:
-    assert len(BLOCKS) >= 2
-
-
 @pytest.mark.parametrize("code", BLOCKS)
 def test_it_runs_and_prints_what_it_says(code: str, tmp_path: Path) -> None:
     environment = {

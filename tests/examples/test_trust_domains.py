@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import yaml
 from infra import policies
 from s3cache.settings import Settings
 from s3cache.store import parse_url
-from s3cache.trust import generate, parse_trusted, read_secret
+from s3cache.trust import parse_trusted
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "trust_domains"
@@ -136,24 +135,6 @@ def test_a_token_is_asked_for_by_the_job_and_nothing_else_is_granted(name: str) 
     assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
 
 
-@workflows
-def test_actions_are_pinned_to_a_major_version(name: str) -> None:
-    used = [step["uses"] for step in job(name)["steps"] if "uses" in step]
-    assert len(used) == 3
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", each) for each in used)
-
-
-@workflows
-def test_the_role_is_an_output_of_the_template(name: str) -> None:
-    (credentials,) = [
-        step for step in job(name)["steps"] if "configure-aws" in step.get("uses", "")
-    ]
-    domain = {"main": "Main", "pull-request": "Pulls"}[name]
-    assert f"{domain}RoleArn" in TEMPLATE["Outputs"]
-    wanted = f"${{{{ vars.{domain.upper()}_ROLE_ARN }}}}"
-    assert credentials["with"]["role-to-assume"] == wanted
-
-
 def test_main_runs_in_the_environment_that_its_role_asks_for() -> None:
     said = TEMPLATE["Parameters"]["GitHubEnvironment"]["Default"]
     assert job("main")["environment"] == said
@@ -187,29 +168,10 @@ def test_a_pull_request_of_a_fork_asks_for_no_credentials_and_has_no_remote() ->
     assert "head.repo.full_name == github.repository" in is_ours
 
 
-def test_empty_variables_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does a secret that a fork does not get."""
-    for name in ("URL", "SIGNING_KEY"):
-        monkeypatch.setenv(f"S3CACHE_{name}", "")
-    settings, _ = Settings.load()
-    assert (settings.url, settings.signing_key) == (None, None)
-
-
 def test_the_key_that_signs_is_given_to_no_other_step() -> None:
     for name in WORKFLOWS:
         having = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
         assert [step["run"] for step in having] == ["python -m s3cache run train.py"]
-
-
-def test_the_readme_says_what_to_set() -> None:
-    readme = (EXAMPLE / "README.md").read_text()
-    texts = [(EXAMPLE / "github" / f"{name}.yml").read_text() for name in WORKFLOWS]
-    asked = {name for text in texts for name in re.findall(r"(?:vars|secrets)\.(\w+)", text)}
-    rows = re.findall(r"^\| (`[A-Z_`, ]+) \|", readme, re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == asked
-    outputs = set(re.findall(r"`((?:Main|Pulls)\w+)`", readme))
-    assert outputs == {"MainRoleArn", "MainUrl", "PullsRoleArn", "PullsUrl"}
-    assert outputs <= TEMPLATE["Outputs"].keys()
 
 
 # -- Kubernetes
@@ -240,36 +202,3 @@ def test_what_training_trusts_is_a_file_that_its_variables_do_not_weaken() -> No
 
 def test_training_has_no_secret() -> None:
     assert "secret" not in json.dumps(manifests("irsa")).lower()
-
-
-def test_mounted_files_are_where_the_variables_look_for_them() -> None:
-    (volume,), (container,) = (
-        pod("mounted-secrets")["volumes"],
-        pod("mounted-secrets")["containers"],
-    )
-    (mount,) = container["volumeMounts"]
-    assert mount["name"] == volume["name"]
-    mounted = {f"{mount['mountPath']}/{item['path']}" for item in volume["secret"]["items"]}
-    given = environment("mounted-secrets")
-    asked = {given[name] for name in ("S3CACHE_SIGNING_KEY", "AWS_SHARED_CREDENTIALS_FILE")}
-    assert asked == mounted
-
-
-def test_a_key_is_read_as_it_is_mounted(tmp_path: Path) -> None:
-    """Below a link, as kubelet has it, with the mode of the example."""
-    secret = generate("ci-main-1").secret_text()
-    (volume,) = pod("mounted-secrets")["volumes"]
-    data = tmp_path / "..2026"
-    data.mkdir()
-    (data / "ci-main-1.key").write_text(secret)
-    os.chmod(data / "ci-main-1.key", volume["secret"]["defaultMode"])
-    (tmp_path / "..data").symlink_to(data.name)
-    (tmp_path / "ci-main-1.key").symlink_to("..data/ci-main-1.key")
-    assert read_secret(str(tmp_path / "ci-main-1.key")).name == "ci-main-1"
-
-
-@pytest.mark.parametrize("example", ["irsa", "mounted-secrets"])
-def test_pods_do_not_run_as_root(example: str) -> None:
-    assert pod(example)["securityContext"]["runAsNonRoot"] is True
-    (container,) = pod(example)["containers"]
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import types
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from s3cache.graph._distribution import origin_of
 from s3cache.graph._identity import UnidentifiedError, code_fingerprint, identity, rough_identity
 
 Install = Callable[..., types.ModuleType]
@@ -52,6 +54,10 @@ class Pass(CustomGraphPass):
 
 
 def mine(x: Any) -> Any:
+    return x
+
+
+def posing(x: Any) -> Any:
     return x
 
 
@@ -169,3 +175,26 @@ def test_compiled_code_has_a_fingerprint_of_its_own() -> None:
     assert digest("x = 1") == digest("x = 1", "b.py") != digest("x = 2")
     assert digest("x in {'a', 'b'}") != digest("x in {'a', 'c'}")
     assert digest("def f(x): return 1") != digest("def f(y): return 1")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (torch.nn.functional.relu, "torch"),
+        (torch.sin, "torch"),
+        (torch.nn.Linear, "torch"),
+        (torch.ops, "torch"),
+        (math.sqrt, "python"),
+        (functools.wraps, "python"),
+        (dict, "python"),
+        (np.mean, "library"),
+        (np.ndarray, "library"),
+        (pytest.fixture, "library"),
+        (functools.wraps(torch.nn.functional.relu)(posing), "user"),
+        (type("Linear", (), {"__module__": "torch.nn"}), "user"),
+        (types.ModuleType("mine"), "user"),
+        (type("Meta", (type,), {"__module__": property(id)})("Kind", (), {}), "user"),
+    ],
+)
+def test_the_file_of_code_decides_where_it_comes_from(value: object, kind: str) -> None:
+    assert origin_of(value).kind == kind

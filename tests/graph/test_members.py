@@ -120,7 +120,7 @@ def test_what_has_no_identity_is_a_reason_that_names_the_place(
             (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
         (reason,) = graph.reasons
         assert reason.code == "generator"
-        assert reason.in_any_form
+        assert reason.blocks_fx_level
         assert f"{owner.__name__}.{name}" in reason.message
 
 

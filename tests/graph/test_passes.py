@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,23 +11,26 @@ import torch
 import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.output_code import OutputCode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import s3cache
 from s3cache.torch_api import installed_release
 
+# One of each kind of option; test_safety.py has all of them.
 OPTIONS = [
-    (inductor, "post_grad_custom_pre_pass"),
     (inductor, "post_grad_custom_post_pass"),
     (inductor, "joint_custom_pre_pass"),
-    (inductor, "joint_custom_post_pass"),
     (inductor, "_fuse_ddp_communication_passes"),
     (inductor, "custom_partitioner_fn"),
-    (functorch, "joint_custom_pass"),
     (functorch, "activation_memory_budget_solver"),
-    (functorch, "activation_memory_budget_runtime_estimator"),
 ]
+GENERATING = {"post_grad_custom_post_pass", "_fuse_ddp_communication_passes"}
 
 
 def keys(function: Callable[..., Any], *args: Any) -> list[str | None]:
@@ -40,8 +43,6 @@ def sine(x: Tensor) -> Tensor:
 
 Install = Callable[[str], Any]
 LIBRARY = "def of(by): return lambda *args: by"
-GENERATING = {"post_grad_custom_pre_pass", "post_grad_custom_post_pass"}
-GENERATING |= {"_fuse_ddp_communication_passes"}
 
 
 @pytest.mark.parametrize(("config", "option"), OPTIONS)
@@ -74,7 +75,7 @@ def test_a_pass_of_a_program_is_a_reason_and_matters_later_if_it_generates(
     with config.patch({option: [mine] if option.startswith("_fuse") else mine}):
         (graph,) = s3cache.check(torch.compile(sine), torch.ones(3)).graphs
     (reason,) = graph.reasons
-    assert (reason.code == "custom-pass") == reason.in_any_form == (option in GENERATING)
+    assert (reason.code == "custom-pass") == reason.blocks_fx_level == (option in GENERATING)
     assert "register_cacheable(tests.graph.test_passes.mine, version" in reason.fix
 
 
@@ -135,3 +136,94 @@ def test_a_context_function_is_in_the_key_by_its_identity(install: Install) -> N
     assert None not in found
     assert key_with(functools.partial(create, [AT.mm.default])) == found[0]
     assert key_with(functools.partial(create, lambda *args: False)) is None
+
+
+# -- compilers and decompositions
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def graph_by(backend: Callable[..., Any] | str) -> s3cache.Graph:
+    program = torch.compile(lambda x: torch.tanh(x) + 1, backend=backend)
+    (graph,) = s3cache.check(program, torch.ones(3)).graphs
+    return graph
+
+
+def giving(**given: Any) -> Callable[..., Any]:
+    return lambda gm, inputs: compile_fx(gm, inputs, **given)
+
+
+def local_inner() -> Callable[..., Any]:
+    def inner_compile(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+        return compile_fx_inner(gm, inputs, **kwargs)
+
+    return inner_compile
+
+
+def aot_backend() -> Callable[..., Any]:
+    lower: Any = functools.partial(local_inner(), factor=2.0)
+    compiler = SerializableAOTDispatchCompiler(OutputCode, lower)
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        giving(inner_compile=local_inner()),
+        giving(inner_compile=functools.partial(local_inner(), factor=2.0)),
+        giving(
+            decompositions={**select_decomp_table(), torch.ops.aten.tanh.default: lambda x: x * 2}
+        ),
+        aot_backend(),
+    ],
+)
+def test_users_compilers_keep_a_graph_from_the_first_level(backend: Callable[..., Any]) -> None:
+    graph = graph_by(backend)
+    assert [reason.code for reason in graph.reasons] == ["custom-callable"]
+    assert graph.in_halves
+
+
+def test_compilers_of_torch_are_in_no_key() -> None:
+    usual = graph_by("inductor")
+    assert "compile.compilers" not in usual.components
+    for given in (
+        {},
+        {"inner_compile": compile_fx_inner},
+        {"decompositions": dict(select_decomp_table())},
+    ):
+        assert graph_by(giving(**given)).key == usual.key
+
+
+def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+    return compile_fx_inner(gm, inputs, **kwargs)
+
+
+def test_a_registered_compiler_is_in_the_key_by_its_version() -> None:
+    (reason,) = graph_by(giving(inner_compile=inner)).reasons
+    assert "inner_compile" in reason.message
+    exec(reason.fix)  # as users do who paste it
+    first = graph_by(giving(inner_compile=inner)).key
+    s3cache.register_cacheable(inner, version="2")
+    assert None not in (first, second := graph_by(giving(inner_compile=inner)).key)
+    assert second != first
+
+
+def test_a_decomposition_keeps_a_graph_from_the_first_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In torch's table, and in the copy of it that torch goes by once it has made one."""
+    from torch._inductor import decomposition
+
+    def codes() -> list[str]:
+        return [reason.target for reason in graph_by("inductor").reasons]
+
+    assert codes() == []
+    copied = decomposition.fast_random_decomps()
+    for table in (decomposition.decompositions, copied):
+        monkeypatch.setitem(table, torch.ops.aten.tanh.default, lambda x: x * 2)
+        assert any("aten.tanh.default" in each for each in codes())

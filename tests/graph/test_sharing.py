@@ -43,61 +43,57 @@ def test_torchs_switch_for_custom_functions_makes_no_other_key(program: Callable
     assert key_of(program, x) == allowed
 
 
-def keys_with_threads(*counts: int, device: str = "cpu", **options: Any) -> list[str]:
-    """One for each number of threads."""
-    found = []
-    for count in counts:
-        with threads(count), inductor.patch({f"cpp.{k}": v for k, v in options.items()}):
-            found.append(key_of(sine, torch.ones(3, device=device)))
-    return found
-
-
-def test_code_is_made_for_a_number_of_threads() -> None:
-    assert len(set(keys_with_threads(1, 2, 3))) == 3
-
-
-@pytest.mark.skipif(
-    not hasattr(FxGraphHashDetails, "_may_generate_cpu_cpp_code"),
-    reason="this torch does not ask what a graph has for the processor to do",
-)
-def test_threads_do_not_matter_where_nothing_is_for_the_processor() -> None:
-    assert len(set(keys_with_threads(1, 2, 3, device="meta"))) == 1
-
-
-def test_threads_do_not_matter_to_code_for_a_number_that_the_user_set() -> None:
-    assert len(set(keys_with_threads(1, 2, 3, threads=2))) == 1
-    assert keys_with_threads(2, threads=2) != keys_with_threads(2, threads=3)
-
-
-def test_threads_do_not_matter_to_code_for_any_number_but_one() -> None:
-    """Code for one thread lets several do what one alone has to."""
-    one, two, three = keys_with_threads(1, 2, 3, dynamic_threads=True)
-    assert one != two == three
-
-
-@pytest.mark.parametrize("option", ["max_autotune", "max_autotune_gemm"])
-def test_threads_matter_to_templates(option: str) -> None:
-    with inductor.patch({option: True}):
-        assert len(set(keys_with_threads(2, 3, dynamic_threads=True))) == 2
-
-
-def test_threads_matter_to_flex_attention() -> None:
-    """A template, whatever the options say."""
+def flex(device: str) -> str:
     from torch.nn.attention.flex_attention import flex_attention
 
-    q = torch.ones(1, 2, 128, 16)
-    found = set()
-    for count in (2, 3):
-        with threads(count), inductor.patch({"cpp.dynamic_threads": True}):
-            found.add(key_of(flex_attention, q, q, q))
-    assert len(found) == 2
+    q = torch.ones(1, 2, 128, 16, device=device)
+    return key_of(flex_attention, q, q, q)
+
+
+def plain(device: str) -> str:
+    return key_of(sine, torch.ones(3, device=device))
+
+
+on_meta = pytest.param(
+    plain,
+    "meta",
+    {},
+    "aaa",
+    marks=pytest.mark.skipif(
+        not hasattr(FxGraphHashDetails, "_may_generate_cpu_cpp_code"),
+        reason="this torch does not ask what a graph has for the processor to do",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "device", "options", "wanted"),
+    [
+        (plain, "cpu", {}, "abc"),
+        on_meta,
+        (plain, "cpu", {"cpp.threads": 2}, "aaa"),
+        # Code for one thread lets several do what one alone has to.
+        (plain, "cpu", {"cpp.dynamic_threads": True}, "abb"),
+        # Templates split work among a fixed number, whatever the options say.
+        (plain, "cpu", {"cpp.dynamic_threads": True, "max_autotune": True}, "abc"),
+        (plain, "cpu", {"cpp.dynamic_threads": True, "max_autotune_gemm": True}, "abc"),
+        (flex, "cpu", {"cpp.dynamic_threads": True}, "abc"),
+    ],
+)
+def test_keys_with_one_two_and_three_threads(
+    key: Callable[[str], str], device: str, options: dict[str, Any], wanted: str
+) -> None:
+    """Equal letters are equal keys."""
+    found = []
+    for count in (1, 2, 3):
+        with threads(count), inductor.patch(options):
+            found.append(key(device))
+    assert "".join("abc"[list(dict.fromkeys(found)).index(each)] for each in found) == wanted
 
 
 @pytest.mark.parametrize(
     ("config", "option", "value"),
     [
-        (inductor, "autotune_num_choices_displayed", 3),
-        (inductor, "developer_warnings", not inductor.developer_warnings),
         (inductor, "verbose_progress", True),
         (functorch, "debug_partitioner", True),
         (inductor, "trace.graph_diagram", True),
@@ -125,33 +121,29 @@ def part(start: int, extent: int = 24) -> torch.Tensor:
     return torch.zeros(extent)[start : start + 6]
 
 
-def test_where_inputs_begin_matters_to_graphs_that_name_places_in_storages() -> None:
-    named: tuple[Callable[[torch.Tensor], Any], ...] = (
-        lambda x: x.as_strided((2,), (1,)),
-        lambda x: torch.as_strided(x, (2,), (1,), 5) + 1,
-        lambda x: torch.ops.aten.as_strided.default(x.sin(), [2], [1], 1),
-        lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 4),
-        lambda x: torch.as_strided_copy(x, (2,), (1,), 5),
-    )
-    for function in named:
-        assert len({key_of(function, part(*at)) for at in ((0,), (3,), (3, 9))}) == 3
-
-
 @torch.no_grad()
 def without_grad(x: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
         return x.cos()
 
 
-def test_where_inputs_begin_matters_to_no_others() -> None:
-    others: tuple[Callable[[torch.Tensor], Any], ...] = (
-        sine,
-        lambda x: x.view(2, 3).diagonal() + x.unfold(0, 2, 2).sum(),
-        lambda x: x.mul_(2)[1:].view(5, 1).t(),
-        without_grad,
-    )
-    for function in others:
-        assert len({key_of(function, part(*at)) for at in ((0,), (3,), (3, 9))}) == 1
+@pytest.mark.parametrize(
+    ("function", "keys"),
+    [
+        (lambda x: x.as_strided((2,), (1,)), 3),
+        (lambda x: torch.ops.aten.as_strided.default(x.sin(), [2], [1], 1), 3),
+        (lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 4), 3),
+        (lambda x: torch.as_strided_copy(x, (2,), (1,), 5), 3),
+        (sine, 1),
+        (lambda x: x.view(2, 3).diagonal() + x.unfold(0, 2, 2).sum(), 1),
+        (lambda x: x.mul_(2)[1:].view(5, 1).t(), 1),
+        (without_grad, 1),
+    ],
+)
+def test_where_inputs_begin_matters_to_graphs_that_name_places_in_storages(
+    function: Callable[[torch.Tensor], Any], keys: int
+) -> None:
+    assert len({key_of(function, part(*at)) for at in ((0,), (3,), (3, 9))}) == keys
 
 
 @pytest.mark.filterwarnings("ignore:.*_stable_hash_for_caching:UserWarning")  # by torch

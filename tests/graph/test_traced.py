@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
 
-from s3cache.graph._traced import traced_values
+from s3cache.graph._graph import traced_values
 
 
 def graph_of(make: Callable[[Tensor], Any] = lambda x: x, **meta: Any) -> GraphModule:

@@ -1,6 +1,6 @@
 """Random programs find nothing that was saved for others: and the search for it finds such a thing.
 
-``make test-nightly`` searches for two minutes, ``make fuzz-hits`` for as long as it is told to.
+``make test-nightly`` searches for two minutes, ``make fuzz-hits`` for as long as it is asked to.
 """
 
 from __future__ import annotations
@@ -32,17 +32,25 @@ PROGRAM = Sketch(
 CHANGED = replace(PROGRAM, value=3.0)
 
 
-def test_what_a_formula_reads_makes_another_key(tmp_path: Path) -> None:
-    assert Bench(tmp_path).judge(PROGRAM, CHANGED).kind == "miss"
+def test_a_value_read_while_tracing_makes_another_key(tmp_path: Path) -> None:
+    program, changed = (replace(each, hook="decomposed") for each in (PROGRAM, CHANGED))
+    assert Bench(tmp_path).judge(program, changed).kind == "miss"
+
+
+def test_a_backward_formula_that_reads_another_value_leaves_the_forward_a_hit(
+    tmp_path: Path,
+) -> None:
+    """The forward graph does not depend on the value; the backward graph is compiled again."""
+    assert Bench(tmp_path).judge(PROGRAM, CHANGED).kind == "right"
 
 
 @dense
 def test_a_wrong_hit_is_found(tmp_path: Path) -> None:
-    """Of an operator that somebody vouched for, and changed: the gradient is the other one's."""
+    """An operator that was registered as cacheable, then changed, has the old gradient."""
     bench = Bench(tmp_path)
-    vouched, changed = (replace(each, hook=BLIND) for each in (PROGRAM, CHANGED))
-    assert bench.judge(vouched, vouched).kind == "right"
-    verdict = bench.judge(vouched, changed)
+    registered, changed = (replace(each, hook=BLIND) for each in (PROGRAM, CHANGED))
+    assert bench.judge(registered, registered).kind == "right"
+    verdict = bench.judge(registered, changed)
     assert verdict.kind == "wrong"
     assert "calls[0][4][0][0]" in verdict.why
 

@@ -56,21 +56,6 @@ def steps(url: str, batches: list[int], options: dict[str, Any]) -> dict[str, An
     return _watched(url, [lambda b=batch: _difference(model, compiled, b) for batch in batches])
 
 
-def rectangles(url: str, sizes: list[tuple[int, int]]) -> dict[str, Any]:
-    """Compute with inputs of these sizes, both of which change."""
-    import torch
-
-    def scaled(x: Any) -> Any:
-        return x.sin() * x.sum(1, keepdim=True) + x.sum(0)
-
-    def difference(height: int, width: int) -> float:
-        given = torch.rand(height, width)
-        return float((scaled(given) - compiled(given)).abs().max())
-
-    compiled = torch.compile(scaled)
-    return _watched(url, [lambda size=size: difference(*size) for size in sizes])
-
-
 def needs_constants(
     url: str, values: list[int], fullgraph: bool = True, sizes: bool = True
 ) -> dict[str, dict[str, str]]:

@@ -36,15 +36,15 @@ def _hooks() -> dict[str, tuple[Any, str]]:
     from s3cache.hooks import _aot_graphs, _conditions, _keys, _state
 
     return {
-        "key": (_keys, "unsafe_parts"),
-        "half": (_keys, "unsafe_half"),
+        "key": (_keys, "bypass_reasons"),
+        "half": (_keys, "fx_bypass_reasons"),
         "lookup": (Engine, "judged"),
         "candidate": (Artifact, "entry_of"),
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),
         "describe": (_aot_graphs, "describe"),
         "begin": (_conditions.Compile, "begun"),
-        "note half": (_state, "sees_places"),
+        "note half": (_state, "reads_storage_offsets"),
         "note": (_aot_graphs, "note_conditions"),
     }
 
@@ -54,7 +54,7 @@ def _faults(url: str, strict: bool) -> dict[str, Any]:
     import torch
 
     import s3cache
-    from s3cache.hooks._conditions import UnrecordedError
+    from s3cache.hooks._conditions import NotSharableError
 
     cache = s3cache.enable(url, strict=strict)
     counted = Counted(cache)
@@ -69,7 +69,7 @@ def _faults(url: str, strict: bool) -> dict[str, Any]:
                 found[name] = compiled(size, grad=True)
             except (
                 InjectedError,
-                UnrecordedError,
+                NotSharableError,
                 torch._dynamo.exc.BackendCompilerFailed,
             ) as exc:
                 found[name] = f"{type(exc).__name__} {'injected' in str(exc)}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s3cache import frame
-from tests.hooks.jobs import account
+from tests.hooks.jobs import account, machine_here
 from tests.hooks.switches import compiled
 
 if TYPE_CHECKING:
@@ -33,21 +34,31 @@ def compile_one(name: str) -> bool:
     return torch.allclose(torch.compile(function)(x), function(x))
 
 
-def all_of_them(url: str) -> dict[str, Any]:
-    """Every graph, and the object that each one's entry is in."""
-    import s3cache
-
+def _all_of_them(url: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Compile every graph on a machine; return what came of it, and the object of each entry."""
     remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
     objects: dict[str, str] = {}
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, name) as cache:
         wrong = []
-        for name in (*KERNELS, *ENTRIES):
-            if not compile_one(name):
-                wrong.append(name)
+        for graph in (*KERNELS, *ENTRIES):
+            if not compile_one(graph):
+                wrong.append(graph)
             cache.flush()
             for path in remote.rglob("*.*"):
-                objects.setdefault(str(path), name)
-        return {**account(cache), "wrong": wrong, "objects": objects}
+                objects.setdefault(str(path), graph)
+        return {**account(cache), "wrong": wrong}, objects
+
+
+def damaged_and_replaced(url: str) -> dict[str, Any]:
+    """What a writer comes to, a reader of damaged entries, and one of what replaced those."""
+    writer, objects = _all_of_them(url, "writer")
+    damage(objects)
+    bad = {path: Path(path).read_bytes() for path in objects}
+    reader, _ = _all_of_them(url, "reader")
+    replaced = all(Path(path).read_bytes() != content for path, content in bad.items())
+    os.environ["PATH"] = ""  # no compiler
+    third, _ = _all_of_them(url, "third")
+    return {"writer": writer, "reader": reader, "third": third, "replaced": replaced}
 
 
 class _Raises:
@@ -101,9 +112,3 @@ def encoded(found: frame.Frame, sections: dict[str, bytes]) -> bytes:
         sections=sections,
         meta=dict(header.meta),
     )
-
-
-def write_and_damage(url: str) -> dict[str, Any]:
-    found = all_of_them(url)
-    damage(found["objects"])
-    return found

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _STARTED: list[str] = []
 _STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "os.fork")
@@ -18,6 +23,28 @@ def watch_processes() -> list[str]:
 
     sys.addaudithook(saw)
     return _STARTED
+
+
+@contextlib.contextmanager
+def machine_here(url: str, name: str, **options: Any) -> Iterator[Any]:
+    """Play a fresh machine in this process: disks of its own, nothing compiled, counts at zero.
+
+    For what two machines come to; that an entry needs nothing of its writer's process is proved
+    where each has its own.
+    """
+    import torch
+    from torch._inductor.utils import clear_caches
+
+    import s3cache
+
+    root = os.path.join(os.environ["HOME"], name)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(root, "inductor")
+    clear_caches()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    options = {"local_dir": os.path.join(root, "local"), **options}
+    with s3cache.enabled(url, **options) as cache:
+        yield cache
 
 
 def account(cache: Any) -> dict[str, Any]:

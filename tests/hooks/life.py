@@ -145,17 +145,6 @@ def without_effect(url: str) -> dict[str, Any]:
     }
 
 
-def lacking(url: str) -> dict[str, Any]:
-    """A torch that lacks a name which this release is declared to have."""
-    import s3cache
-    from s3cache.torch_api import Internal
-
-    Internal("torch._guards:nonsense")
-    with s3cache.enabled(url) as cache:
-        same = compiled(4)
-        return {**account(cache), "same": same}
-
-
 def timeout(url: str) -> dict[str, Any]:
     """What a hit adds to the time-outs of process groups, and what it says of itself."""
     import logging

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from s3cache.frame import MAGIC
-from tests.hooks.jobs import account
+from tests.hooks.jobs import account, machine_here
 
 
 def product(x: Any, y: Any) -> Any:
@@ -115,14 +115,12 @@ def switches(url: str) -> dict[str, Any]:
     return {"steps": counted.steps, "raised": raised, "moved": _moved(url)}
 
 
-def alone_here(url: str) -> dict[str, Any]:
+def _alone_here(url: str) -> dict[str, Any]:
     """What each level keeps out of the remote, and what is uploaded if one level does so alone."""
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
 
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, "alone") as cache:
         tiers = Tiers(cache)
         with (
             functorch.patch(enable_remote_autograd_cache=False),
@@ -150,16 +148,14 @@ def alone_here(url: str) -> dict[str, Any]:
     return {"steps": tiers.steps, "uploaded": uploaded}
 
 
-def remote_alone(url: str) -> dict[str, Any]:
+def _remote_alone(url: str) -> dict[str, Any]:
     """What each level finds where torch's options leave it the remote alone."""
     import os
 
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
 
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, "remote") as cache:
         tiers = Tiers(cache)
         with (
             functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=True),
@@ -176,15 +172,22 @@ def remote_alone(url: str) -> dict[str, Any]:
     return {"steps": tiers.steps, "by torch": os.path.exists(kept)}
 
 
-def shared(url: str) -> dict[str, Any]:
+def _shared(url: str) -> dict[str, Any]:
     """A whole graph, and half of another one."""
-    import s3cache
 
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, "writer") as cache:
         tiers = Tiers(cache)
         tiers.step("whole", 8)
         tiers.step("half", 8, function=unknown)
     return {"steps": tiers.steps}
+
+
+def of_torchs_remote(url: str) -> list[dict[str, Any]]:
+    """All three, one after the other, with the entries that are in the remote after the first."""
+    written = _shared(url)
+    remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
+    entries = [str(path) for path in remote.rglob("*") if path.is_file()]
+    return [{**written, "entries": entries}, _alone_here(url), _remote_alone(url)]
 
 
 def damage(local_dir: str) -> None:

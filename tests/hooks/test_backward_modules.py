@@ -10,8 +10,7 @@ from torch._functorch._aot_autograd.aot_autograd_result import serialize_graph_m
 from torch.fx import Graph, GraphModule
 
 from s3cache.hooks._backwards import Backwards
-from s3cache.hooks._patching import Patches
-from s3cache.hooks._state import CompileState
+from s3cache.hooks._state import CompileState, Patches
 
 aten = torch.ops.aten
 

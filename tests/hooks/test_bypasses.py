@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.cache import Engine
-from s3cache.graph import Unsafe
-from s3cache.hooks._records import Bypasses
+from s3cache.graph import BypassReason
+from s3cache.hooks._recorder import Bypasses
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -36,9 +36,12 @@ def test_of_several_reasons_those_that_are_new_are_pointed_to(
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
     bypasses = Bypasses(engine)
-    function, kernel = Unsafe("function", "calls f", "vouch for f"), Unsafe("kernel", "is foreign")
+    function, kernel = (
+        BypassReason("function", "calls f", "vouch for f"),
+        BypassReason("kernel", "is foreign"),
+    )
     for reasons in ([function], [kernel, function, kernel], [kernel]):
-        bypasses.met(reasons)
+        bypasses.warn(reasons)
     engine.close()
     first, second, third = caplog.messages
     assert first.splitlines()[1:] == ["    vouch for f", "    read on: s3cache explain function"]
@@ -53,9 +56,11 @@ def test_each_function_is_told_with_its_way_out_and_no_message_is_long(
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
     bypasses = Bypasses(engine)
-    reasons = [Unsafe("function", f"calls f{n}", f"f{n}()", target=f"f{n}") for n in range(200)]
+    reasons = [
+        BypassReason("function", f"calls f{n}", f"f{n}()", target=f"f{n}") for n in range(200)
+    ]
     for some in (reasons[:2], reasons[1:3], reasons[:2], reasons, *([each] for each in reasons)):
-        bypasses.met(some)
+        bypasses.warn(some)
     engine.close()
     first, second, third, many, *others = caplog.records
     assert [each.levelname for each in (first, second, third, many)] == [

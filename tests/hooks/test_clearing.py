@@ -10,8 +10,8 @@ import pytest
 import s3cache
 import tests.support.compiler  # noqa: F401
 from s3cache import Cache, Hit, Settings, frame
-from s3cache.hooks._patching import Patches
-from s3cache.hooks._session import Clearing
+from s3cache.hooks._session import install_clearing
+from s3cache.hooks._state import Patches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,7 +89,7 @@ def test_a_disk_that_cannot_do_it_ends_no_program_unless_it_is_strict(
 
     (tmp_path / "inductor" / "fxgraph").mkdir(parents=True)
     patches = Patches()
-    Clearing(cast("Engine", Broken())).install(patches)
+    install_clearing(cast("Engine", Broken()), patches)
     try:
         with pytest.raises(OSError, match="disk") if strict else nullcontext():
             clear("fx")

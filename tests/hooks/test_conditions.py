@@ -12,7 +12,7 @@ from s3cache.artifact import variant_of
 from s3cache.errors import CorruptError
 from s3cache.hooks._conditions import (
     Compile,
-    UnrecordedError,
+    NotSharableError,
     add_guards,
     attach_fx_info,
     conditions_hold,
@@ -167,7 +167,7 @@ def test_what_cannot_be_noted_keeps_an_entry_from_being_used(
         vars(compiling.halves[1]).clear()
     else:
         _note(compiling.halves[1], late=True)
-    with pytest.raises(UnrecordedError):
+    with pytest.raises(NotSharableError):
         compiling.noted()
     assert conditions_of(compiling.entry) is None
 

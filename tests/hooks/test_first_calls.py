@@ -14,7 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from s3cache.errors import CorruptError
-from s3cache.hooks._first_calls import UndescribedError, described_outputs, fake_first_call
+from s3cache.hooks._conditions import NotSharableError
+from s3cache.hooks._distributed import describe_outputs, fake_first_call
 
 
 def metadata(**changes: Any) -> Any:
@@ -52,7 +53,7 @@ def test_outputs_are_made_again_as_they_were(mode: FakeTensorMode) -> None:
     with mode:
         tensor = torch.empty_strided((4, 3), (1, 4), dtype=torch.bfloat16)
     first, nothing, number, again = answered(
-        mode, described_outputs([tensor, None, 7, tensor], metadata())
+        mode, describe_outputs([tensor, None, 7, tensor], metadata())
     )
     assert (first.shape, first.stride()) == (tensor.shape, (1, 4))
     assert (first.dtype, first.device, first.requires_grad) == (
@@ -78,8 +79,8 @@ def test_what_cannot_be_described_is_refused(mode: FakeTensorMode) -> None:
             ([base], metadata(subclass_inp_meta=(object(),))),
         ]
     for outputs, about in refused:
-        with pytest.raises(UndescribedError):
-            described_outputs(outputs, about)
+        with pytest.raises(NotSharableError):
+            describe_outputs(outputs, about)
 
 
 def test_views_share_a_storage_of_the_same_size_and_begin_where_they_did(
@@ -92,9 +93,9 @@ def test_views_share_a_storage_of_the_same_size_and_begin_where_they_did(
     with mode:
         base, other = given + 1, torch.empty(8)
         before = [base[1:], base.t(), base.view(torch.int32)[:, 2], other[3:], other[:2]]
-    described = described_outputs(before, metadata())
+    described = describe_outputs(before, metadata())
     after = answered(mode, msgpack.unpackb(msgpack.packb(described)))
-    assert described_outputs(after, metadata()) == described
+    assert describe_outputs(after, metadata()) == described
     storages = [output.untyped_storage()._cdata for output in after]
     assert [storages.index(storage) for storage in storages] == [0, 0, 0, 3, 3]
     for one, again in zip(before, after, strict=True):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import frame
-from s3cache.torch_api import installed_release
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -41,31 +40,6 @@ def test_what_is_cached_in_halves_is_not_compiled_on_another_machine(site: Site)
     # Whole graphs are counted as ever.
     assert reader["hits"] == {"local": 0, "remote": 0}
     assert reader["bypass_reasons"]["function"] == 3
-
-
-@dense
-def test_a_second_process_lowers_no_more_than_with_torch_alone(site: Site) -> None:
-    alone = site.machine("alone")
-    first, second = (alone.run("halves:torch_alone") for _ in range(2))
-    assert (first, second) == (2, 0)
-    machine = site.machine("one")
-    names = ["forward", "unknown"]
-    for expected in (first, second):
-        ran = machine.run("halves:each_way", site.url, names)
-        assert sum(way["lowered"] for way in ran["ways"].values()) == expected
-
-
-@dense
-def test_what_is_compiled_without_dynamo_is_shared_where_torch_can_keep_it(site: Site) -> None:
-    ways = [
-        site.machine(name).run("halves:by_hand", site.url)["ways"] for name in ("writer", "reader")
-    ]
-    assert all(way["right"] for each in ways for way in each.values())
-    # torch 2.15 asks for Dynamo's shape environment there too, and keeps nothing without it.
-    asks = installed_release() >= (2, 15)
-    assert [each["standalone_compile"]["lowered"] for each in ways] == [1, int(asks)]
-    # torch.compile's, and this one's, caches ask for the shape environment that Dynamo makes.
-    assert [each["compile"]["lowered"] for each in ways] == [1, 1]
 
 
 @dense
@@ -103,32 +77,29 @@ def test_a_forward_outlives_a_process_that_is_killed_right_after_it(site: Site) 
 
 
 @dense
-def test_bad_halves_are_misses_and_are_replaced(site: Site) -> None:
+def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
     """Kernels that are missing, pickles that are none, guards and code that fail."""
-    count = site.machine("writer").run("halves:write_and_damage", site.url)
-    damaged = {path: path.read_bytes() for path in site.entries()}
-    assert len(damaged) == count
-    victim = site.machine("victim").run("halves:read_damaged", site.url)
-    assert victim["right"]
-    assert victim["hits"] == 0
-    assert victim["misses"] == {"corrupt": count}
-    assert victim["saved"] == count
-    assert all(path.read_bytes() != bad for path, bad in damaged.items())
-    third = site.machine("third").run("halves:read_damaged", site.url)
+    writer, reader, third = site.machine("one").run("halves:damaged_and_replaced", site.url)
+    count = len(writer["files"])
+    assert writer["right"]
+    assert reader["right"]
+    assert reader["hits"] == 0
+    assert reader["misses"] == {"corrupt": count}
+    assert reader["saved"] == count
+    assert all(reader["files"][path] != bad for path, bad in writer["files"].items())
     assert third["right"]
     assert (third["hits"], third["misses"]) == (count, {})
 
 
 @pytest.mark.parametrize("kind", ["Counter", pytest.param("timed", marks=dense)])
-def test_what_only_watches_torch_costs_no_hits_and_is_named_once(site: Site, kind: str) -> None:
+def test_a_patch_that_only_observes_torch_costs_no_hits_and_is_named_once(
+    site: Site, kind: str
+) -> None:
     """It is in keys by its source, and not by what it has counted."""
-    writer = site.machine("writer").run("halves:observed", site.url, kind)
-    assert (writer["right"], writer["lowered"]) == (True, 3)
-    (warning,) = [line for line in writer["stderr"].splitlines() if "FakeTensorMode" in line]
+    ran = site.machine("one").run("halves:observed", site.url, kind)
+    assert [(each["right"], each["lowered"]) for each in ran["machines"]] == [(True, 2), (True, 0)]
+    (warning,) = [line for line in ran["stderr"].splitlines() if "FakeTensorMode" in line]
     name = {"timed": "wrapper"}.get(kind, kind)
-    assert f"tests.hooks.halves.{name}" in writer["stderr"]
-    assert "put torch's own back" in writer["stderr"]
+    assert f"tests.hooks.halves.{name}" in ran["stderr"]
+    assert "put torch's own back" in ran["stderr"]
     assert "override" in warning
-
-    reader = site.machine("reader").run("halves:observed", site.url, kind)
-    assert (reader["right"], reader["lowered"]) == (True, 0)

@@ -10,7 +10,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from s3cache.hooks._conditions import install_guard_expressions, rewrite_min_max
-from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import Patches
 
 _GUARD = "max(8 - min(5, L['t0']), L['t1'] + 2) >= 8 and L['t0'] < max(3, L['t1'], 7)"
 

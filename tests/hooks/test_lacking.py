@@ -40,7 +40,7 @@ def check(found: dict[str, Any]) -> None:
 
 
 def test_without_some_of_the_names_a_feature_or_the_cache_is_off(site: Site) -> None:
-    ran = site.machine("one").run("lacking:names", site.url, 9)
+    ran = site.machine("one").run("lacking:names", site.url, 20)
     assert {bool(each["feature"]) for each in ran} == {True, False}
     for found in ran:
         check(found)

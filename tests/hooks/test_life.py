@@ -53,17 +53,6 @@ def test_without_effect(site: Site) -> None:
 
 
 @dense
-def test_a_torch_that_lacks_something_compiles_without_a_cache(site: Site) -> None:
-    """One warning says what; nothing of it is replaced."""
-    ran = site.machine("one").run("life:lacking", site.url)
-    assert ran["same"]
-    assert ran["saved"] == ran["bypassed"] == 0
-    assert ran["torch"]["autograd_cache_saved"] == 1
-    assert ran["stderr"].count("this torch is not as expected") == 1
-    assert "lacks torch._guards:nonsense" in ran["stderr"]
-
-
-@dense
 def test_a_hit_extends_timeouts_and_says_what_it_saved(
     written: Callable[..., tuple[Site, Any]],
 ) -> None:

@@ -11,9 +11,8 @@ import pytest
 
 import tests.support.compiler  # noqa: F401
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._lockdown import TorchCacheLockdown, disable_torch_caches, own_directory
-from s3cache.hooks._patching import Patches
-from s3cache.hooks._state import CompileState
+from s3cache.hooks._lockdown import disable_torch_caches, install_lockdown, own_directory
+from s3cache.hooks._state import CacheCall, CompileState, Patches
 from s3cache.store import private_directory
 from s3cache.torch_api import internals
 from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, common, needs_users
@@ -40,7 +39,7 @@ def installed(torchs: Path) -> Iterator[Callable[[str], Patches]]:
 
     def install(policy: str) -> Patches:
         made.append(Patches())
-        TorchCacheLockdown(policy).install(made[-1])
+        install_lockdown(policy, made[-1])
         return made[-1]
 
     yield install
@@ -59,10 +58,11 @@ def emitted() -> bytes:
 
     files = [TritonKernelArtifact("kernel.cubin", b"signed")]
     patches = Patches()
-    state = CompileState()
+    state, call = CompileState(), CacheCall()
+    call.kernels = {}
     Kernels(state).install(patches)
     try:
-        with state.changed(offered={}):
+        with state.entered(call):
             TritonBundler.read_and_emit(TritonBundle([TritonKernelArtifacts("HASH", 0, files)], []))
     finally:
         patches.undo()
@@ -185,7 +185,7 @@ def test_no_other_user_can_exchange_what_torch_is_given(
 
     def use() -> None:
         patches = Patches()
-        TorchCacheLockdown("policy").install(patches)
+        install_lockdown("policy", patches)
         given = internals.triton_directory.get()(0) if triton else internals.cache_dir.get()()
         os.makedirs(given, exist_ok=True)
         for name in ("code", "given"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tests.support.compiler  # noqa: F401
-from s3cache.hooks._patching import Patches
+from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 
 

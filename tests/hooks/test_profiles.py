@@ -84,19 +84,6 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
 
 
 @dense
-def test_a_program_that_begins_alike_finds_what_began_with_equal_sizes(site: Site) -> None:
-    """Sizes that are equal when a graph is traced share a symbol."""
-    found = [
-        learner(site, name).run("changing:rectangles", site.url, [(4, 4), (12, 6), (7, 9)])
-        for name in ("first", "second")
-    ]
-    assert all(each["worst"] < 1e-5 for each in found)
-    assert [each["lowered"] for each in found] == [2, 0]
-    assert [each["started"] > 0 for each in found] == [True, False]
-    assert (found[1]["hits"], found[1]["misses"]) == (2, 0)
-
-
-@dense
 def test_where_sizes_never_change_nothing_is_shared(site: Site) -> None:
     first = run(site, "first", 8)
     assert profiles(site) == []
@@ -107,6 +94,7 @@ def test_where_sizes_never_change_nothing_is_shared(site: Site) -> None:
     assert profiles(site) == []
 
 
+@dense
 def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
     """Code that needs constants compiles in whole graphs, as it does without s3cache."""
     # This job sees two values of each number, and two sizes of each tensor.

@@ -16,7 +16,7 @@ import torch._functorch.config as functorch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from s3cache.hooks._rank_consensus import RankConsensus
+from s3cache.hooks._distributed import RankConsensus
 from s3cache.torch_api import internals
 from tests.support.density import dense
 

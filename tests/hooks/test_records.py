@@ -112,6 +112,7 @@ def test_a_graph_that_is_refused_when_it_is_saved_is_recorded_with_the_reason(si
     assert "cannot be pickled" in refused["reasons"][0]["message"]
 
 
+@dense
 def test_what_no_process_would_read_is_not_saved(site: Site) -> None:
     """Every process would set it aside, compile, and save the same again."""
     found = site.machine("one").run("records:unreadable", site.url)

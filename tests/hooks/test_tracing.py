@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +11,6 @@ import pytest
 from s3cache import frame
 from s3cache.records import read_run, run_names
 from tests.support.density import dense
-from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,28 +149,3 @@ def test_compiled_autograd_counts_and_traces_as_with_torch_alone(
         assert told["compiled"][1] == told["eager"][1] == bool(url)
     assert found["alone"][1]
     assert found["first"] == found["second"] == found["alone"]
-
-
-TLPARSE = shutil.which("tlparse", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
-
-
-@dense
-@pytest.mark.skipif(TLPARSE is None, reason="there is no tlparse for this platform")
-def test_tlparse_shows_a_hit(site: Site, tmp_path: Path) -> None:
-    for outcome, transfer in (("miss", "s3cache.upload"), ("hit", "s3cache.download")):
-        folder, _ = run_traced(site, tmp_path, outcome)
-        (log,) = folder.glob("*.log")
-        page = tmp_path / f"{outcome}-page"
-        done = subprocess.run(
-            [str(TLPARSE), str(log), "-o", str(page), "--no-browser"],
-            capture_output=True,
-            text=True,
-            timeout=LONG_S,
-        )
-        assert done.returncode == 0, done.stderr
-        index = (page / "index.html").read_text(encoding="utf-8")
-        assert f"aotautograd_cache_{outcome}" in index
-        events = (page / "chromium_events.json").read_text(encoding="utf-8")
-        assert {"s3cache.lookup", transfer, "s3cache transfers"} <= {
-            *re.findall(r'"(s3c[^"]+)"', events)
-        }

@@ -16,10 +16,9 @@ import pytest
 import tests.support.compiler  # noqa: F401
 from s3cache._problems import is_machines_trouble
 from s3cache.artifact import unpickled
-from s3cache.hooks._kernels import Kernels, check_triton_directory
-from s3cache.hooks._patching import Patches
-from s3cache.hooks._portable import portable
-from s3cache.hooks._state import CompileState
+from s3cache.hooks._kernels import Kernels
+from s3cache.hooks._portable import check_triton_directory, portable
+from s3cache.hooks._state import CacheCall, CompileState, Patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,10 +55,11 @@ def emit(bundle: Any = None, *, rebuilding: bool = True) -> None:
 
     bundle = bundle or bundled({"kernel.cubin": b"verified"})
     patches = Patches()
-    state = CompileState()
+    state, call = CompileState(), CacheCall()
+    call.kernels = {} if rebuilding else None
     Kernels(state).install(patches)
     try:
-        with state.changed(offered={} if rebuilding else None):
+        with state.entered(call):
             TritonBundler.read_and_emit(bundle)
     finally:
         patches.undo()

@@ -17,8 +17,6 @@ from s3cache.trust import generate, pack, sign
 from tests.support.density import dense
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -50,28 +48,6 @@ class Betrayal:
 
     def __reduce__(self) -> Any:
         return open, (str(self.path), "w")
-
-
-@dense
-def test_what_torch_keeps_by_itself_is_not_used(site: Site, tmp_path: Path) -> None:
-    """What it loads of others' artifacts, and its own directory, are signed by nobody."""
-    artifacts = str(tmp_path / "artifacts")
-    nobody = {"S3CACHE_LOCAL": "no"}
-    site.machine("exporter", **nobody).run("trusted:compiled", site.url, "", artifacts)
-
-    def hits(name: str, remote: str, loaded: str, **environment: str) -> int:
-        machine = site.machine(name, **nobody, **environment)
-        url = f"file://{tmp_path}/{remote}?create=1"
-        found = machine.run("trusted:compiled", url, loaded)
-        halves: int = found["inductor"].get("fxgraph_cache_hit", 0)
-        whole: int = found["torch"].get("autograd_cache_hit", 0)
-        return whole + halves
-
-    assert hits("one", "empty 1", artifacts) == 1
-    assert hits("two", "empty 2", artifacts, **TRUSTING) == 0
-    # The first has them in torch's own directory now.
-    assert hits("one", "empty 3", "", **TRUSTING) == 0
-    assert hits("one", "empty 4", "") == 1
 
 
 # -- ways around
@@ -109,17 +85,6 @@ def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
     """What was planted may well end the program, once it has run."""
     with contextlib.suppress(ProgramError):
         machine.run(job, *arguments)
-
-
-@dense
-def test_nothing_that_an_earlier_run_has_left_is_run(site: Site, tmp_path: Path) -> None:
-    """Neither on a miss: torch runs what lies under the name of the code that it has made."""
-    trace = tmp_path / "betrayed"
-    machine = planted(site, tmp_path, "code pickles", "compiled", trace)
-    machine.environment.update(TRUSTING)
-    found = machine.run("trusted:compiled", f"file://{tmp_path}/nothing?create=1")
-    assert not trace.exists()
-    assert found["misses"] == {"absent": 1}
 
 
 @dense
@@ -162,17 +127,6 @@ def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_pat
     found = victim.run("trusted:waving", site.url)
     assert (found["hits"]["remote"], found["misses"]) == (1, {})
     assert not trace.exists()
-
-
-@dense
-def test_what_was_compiled_here_is_used_again(site: Site, tmp_path: Path) -> None:
-    """So a machine that trusts nobody's leftovers compiles its kernels once all the same."""
-    machine = site.machine("one", S3CACHE_LOCAL="no", **TRUSTING)
-    for number in range(2):
-        machine.run("trusted:waving", f"file://{tmp_path}/nothing{number}?create=1")
-    libraries = [*(machine.root / "inductor").rglob("*.so")]
-    assert libraries
-    assert len({path.parent for path in libraries}) == len(libraries)
 
 
 @dense
@@ -257,12 +211,35 @@ def test_nothing_is_run_either_by_a_torch_that_is_not_supported(site: Site, tmp_
 
 
 def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path: Path) -> None:
+    """Unsigned, with the signature of the good one, or signed by a stranger of the same name."""
+    trace = tmp_path / "betrayed"
     saved = site.machine("writer", **SIGNING, **TRUSTING).run("trusted:compiled", site.url)
     assert saved["saved"] == 1
-    hit = site.machine("reader", **TRUSTING).run("trusted:compiled", site.url)
+    good = {path: path.read_bytes() for path in site.entries()}
+    sites = [site.copy(tmp_path / forge.__name__) for forge in FORGERIES]
+    for forge, forged in zip(FORGERIES, sites, strict=True):
+        for path, data in zip(forged.entries(), good.values(), strict=True):
+            path.write_bytes(forge(data, betrayal(trace)))
+    urls = [site.url, *(forged.url for forged in sites)]
+    reader = site.machine("reader", S3CACHE_MODE="read-only", S3CACHE_LOCAL="no", **TRUSTING)
+    hit, *refused = reader.run("trusted:from_each", urls)
     assert (hit["hits"]["remote"], hit["refused"]) == (1, {})
-    _betray(site, _by_a_stranger, betrayal(tmp_path / "betrayed"))
-    _is_refused(site, tmp_path / "betrayed")
+    for found in refused:
+        assert sum(found["hits"].values()) == 0
+        assert found["misses"] == {"untrusted": 1}
+        assert sum(found["refused"].values()) >= 1
+    assert not trace.exists()
+
+
+@dense
+def test_without_a_trusted_key_a_forged_entry_would_run(site: Site, tmp_path: Path) -> None:
+    """So the forgeries of the tests around are what they are meant to be."""
+    trace = tmp_path / "betrayed"
+    site.machine("writer").run("trusted:compiled", site.url)
+    for path in site.entries():
+        path.write_bytes(_unsigned(path.read_bytes(), betrayal(trace)))
+    site.machine("careless", S3CACHE_MODE="read-only").run("trusted:compiled", site.url)
+    assert trace.exists()
 
 
 @dense
@@ -271,34 +248,6 @@ def test_check_says_why_an_entry_is_not_used(site: Site) -> None:
     found = site.machine("reader", **TRUSTING).run("trusted:checked", site.url)
     assert found == [None, "untrusted (1 unsigned)"]
     assert site.machine("careless").run("trusted:checked", site.url) == [None, "remote"]
-
-
-@dense
-def test_no_forged_entry_runs_anything(site: Site, tmp_path: Path) -> None:
-    trace = tmp_path / "betrayed"
-    site.machine("writer", **SIGNING, **TRUSTING).run("trusted:compiled", site.url)
-    good = {path: path.read_bytes() for path in site.entries()}
-    for forge in (_unsigned, _moved):
-        for path, data in good.items():
-            path.write_bytes(data)
-        _betray(site, forge, betrayal(trace))
-        _is_refused(site, trace, forge.__name__)
-    careless = {"S3CACHE_MODE": "read-only"}
-    site.machine("careless", **careless).run("trusted:compiled", site.url)
-    assert trace.exists()  # it would have
-
-
-@dense
-def test_a_pickle_that_calls_what_no_graph_needs_is_a_miss(site: Site, tmp_path: Path) -> None:
-    """Even where no key is trusted; what replaces it is a hit."""
-    trace = tmp_path / "betrayed"
-    site.machine("writer").run("trusted:compiled", site.url)
-    _betray(site, _unsigned, plain_betrayal(trace))
-    machine = site.machine("careless")
-    found = machine.run("trusted:compiled", site.url)
-    assert (sum(found["hits"].values()), found["misses"]) == (0, {"corrupt": 1})
-    assert not trace.exists()
-    assert machine.run("trusted:compiled", site.url)["hits"]["local"] == 1
 
 
 @dense
@@ -348,21 +297,6 @@ def _with_kernels(data: bytes, evil: bytes) -> bytes:
     return bytes(_encoded(there, {**sections, **dict.fromkeys(kernels, evil)}).data)
 
 
-def _betray(site: Site, forge: Callable[[bytes, bytes], bytes], evil: bytes) -> None:
-    """Put something else into each entry, as somebody who may write and has no key."""
-    for path in site.entries():
-        path.write_bytes(forge(path.read_bytes(), evil))
-
-
-def _is_refused(site: Site, trace: Path, name: str = "victim") -> None:
-    machine = site.machine(name, S3CACHE_MODE="read-only", **TRUSTING)
-    found = machine.run("trusted:compiled", site.url)
-    assert sum(found["hits"].values()) == 0
-    assert found["misses"] == {"untrusted": 1}
-    assert sum(found["refused"].values()) >= 1
-    assert not trace.exists()
-
-
 def _forged(data: bytes, evil: bytes) -> frame.Frame:
     there = frame.decode(data)
     return _encoded(there, dict.fromkeys(there.names, evil))
@@ -398,3 +332,6 @@ def _moved(data: bytes, evil: bytes) -> bytes:
     """With the signature of the good one."""
     signatures = frame.decode(data).signatures
     return frame.signed(_forged(data, evil), lambda _: signatures)
+
+
+FORGERIES = (_unsigned, _moved, _by_a_stranger)

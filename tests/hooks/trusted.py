@@ -75,6 +75,17 @@ def compiled(
         return {**account(cache), "refused": dict(cache.stats().refused)}
 
 
+def from_each(urls: list[str]) -> list[dict[str, Any]]:
+    """What compiling it comes to with each of these remotes, nothing else being kept."""
+    import torch
+
+    found = []
+    for url in urls:
+        torch.compiler.reset()
+        found.append(compiled(url))
+    return found
+
+
 def poisoned(artifacts: str, into: str, evil: str) -> list[str]:
     """Put something else into each of torch's artifacts that is a pickle; returns their kinds."""
     from torch.compiler._cache import CacheArtifactManager, _serialize_single_cache

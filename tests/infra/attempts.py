@@ -53,7 +53,7 @@ class Bucket:
         return {"Bucket": self.name, "Key": f"{prefix}/there"}
 
     def fresh(self, prefix: str) -> dict[str, str]:
-        """One that is there, and whose end concerns nobody else."""
+        """An object that is there, and that no other attempt uses."""
         target = self.new(prefix)
         self.owner.put_object(Body=b"bytes", **target)
         return target
@@ -141,7 +141,7 @@ ATTEMPTS: dict[str, Attempt] = {
 }
 
 _EVERYBODY = "main pulls reader operator"
-#: Who may do each; nobody may what is not here.
+#: The roles that may do each; no role may do what is not here.
 MAY = {
     "read main": _EVERYBODY,
     "look at main": _EVERYBODY,

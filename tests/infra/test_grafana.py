@@ -78,39 +78,9 @@ def test_an_expression_asks_for_what_there_is(expression: str, legend: str) -> N
                 assert f"{{{{{label}}}}}" in legend, f"{label} tells the lines apart"
 
 
-def test_a_counter_is_never_shown_as_it_stands() -> None:
-    """It falls to nothing with its process."""
-    for _, expression, _ in EXPRESSIONS:
-        inside = [
-            inner
-            for node in nodes(parsed(expression))
-            if isinstance(node, promql_parser.MatrixSelector)
-            for inner in nodes(node)
-        ]
-        rated = [n.name for n in inside if isinstance(n, promql_parser.VectorSelector)]
-        for selector in selectors(expression):
-            is_gauge = not selector.name.endswith(("_total", "_bucket", "_count", "_sum"))
-            assert is_gauge == (selector.name not in rated), expression
-
-
 def test_every_metric_is_on_it() -> None:
     shown = {
         selector.name for _, expression, _ in EXPRESSIONS for selector in selectors(expression)
     }
     left = {family.name for family in FAMILIES if not shown & samples_of(family).keys()}
     assert left == _NOT_SHOWN.keys()
-
-
-def test_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert at["x"] + at["w"] <= 24
-        assert not cells & taken, panel["title"]
-        taken |= cells
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])

@@ -37,15 +37,6 @@ def test_either_policy_allows_and_any_denies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actions", "concerns"),
-    [(["s3:GetObject"], False), (["s3:get*"], False), (["s3:PutObject", "s3:List*"], True)],
-)
-def test_not_action_is_whatever_is_not_named(actions: list[str], concerns: bool) -> None:
-    statement = {"Effect": "Deny", "NotAction": actions, "Resource": OBJECT}
-    assert decides(policy(), {"Statement": [statement]}) != concerns
-
-
-@pytest.mark.parametrize(
     ("pattern", "matches"),
     [
         ("arn:aws:s3:::bucket/main/*", True),
@@ -84,13 +75,6 @@ def test_conditions(
     assert decides(asks, key="value") == of_equal
     assert decides(asks, key="other") == of_other
     assert decides(asks) == of_absent
-
-
-def test_all_conditions_must_hold() -> None:
-    asks = policy(Condition={"StringEquals": {"a": "1", "b": "2"}, "Null": {"c": "true"}})
-    assert decides(asks, a="1", b="2")
-    assert not decides(asks, a="1", b="3")
-    assert not decides(asks, a="1", b="2", c="3")
 
 
 def test_what_is_not_evaluated_is_an_error() -> None:

@@ -76,15 +76,6 @@ def test_what_is_deployed_is_written_from_one_source(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == generate.files()[path]
 
 
-@places
-def test_no_other_policy_lies_there(place: str) -> None:
-    assert {*(INFRA / place).glob("*.json")} <= {*generate.files()}
-
-
-def test_the_scan_sees_the_stores_reads_and_writes() -> None:
-    assert {"get_object", "put_object", "delete_object"} <= operations_used()
-
-
 def test_every_operation_the_store_uses_has_a_known_action() -> None:
     assert operations_used() - IAM_ACTION.keys() == set()
 
@@ -106,16 +97,6 @@ def test_writers_may_do_what_the_store_does_but_never_delete(place: str, name: s
 def test_the_reader_may_do_what_the_store_does_but_never_write(place: str) -> None:
     wanted = {IAM_ACTION[operation] for operation in operations_used()} & READING
     assert actions(load(place, NAMED["reader"].file)) == wanted | {NEEDED_BY_MISSES}
-
-
-@places
-@roles
-def test_statements_only_allow_and_name_no_wildcard_action(place: str, role: Role) -> None:
-    policy = load(place, role.file)
-    assert policy["Version"] == "2012-10-17"
-    assert {statement["Effect"] for statement in policy["Statement"]} == {"Allow"}
-    assert not [action for action in actions(policy) if "*" in action]
-    assert all("NotAction" not in s and "NotResource" not in s for s in policy["Statement"])
 
 
 @places
@@ -144,30 +125,20 @@ def test_aws_lets_a_lookup_that_carries_no_prefix_tell_absent_from_forbidden(rol
 
 @roles
 def test_minio_gets_an_operator_it_knows(role: Role) -> None:
-    """MinIO refuses ``...IfExists``, and answers 404 to whoever has signed the request."""
+    """MinIO refuses ``...IfExists``, and answers 404 to a signed request."""
     assert list(load("minio", role.file)["Statement"][-1]["Condition"]) == ["StringLike"]
 
 
 @pytest.mark.parametrize(("place", "days"), [("minio", 30), ("aws", 90)])
 def test_entries_expire(place: str, days: int) -> None:
+    """... and so do old versions, and on AWS incomplete uploads: nothing else frees their bytes."""
     rules = {rule["ID"]: rule for rule in load(place, "lifecycle")["Rules"]}
-    assert rules["expire-main"]["Expiration"] == {"Days": days}
-    assert rules["expire-pulls"]["Expiration"] == {"Days": 14}
-    assert {rule["Filter"]["Prefix"] for rule in rules.values()} == {"main/", "pulls/"}
     assert {rule["Status"] for rule in rules.values()} == {"Enabled"}
-
-
-@places
-@pytest.mark.parametrize("prefix", ["main", "pulls"])
-def test_what_was_overwritten_or_deleted_goes_in_the_end(place: str, prefix: str) -> None:
-    """In a bucket with versions nothing else frees its bytes."""
-    rules = {rule["ID"]: rule for rule in load(place, "lifecycle")["Rules"]}
-    forgotten = rules[f"forget-versions-{prefix}"]["NoncurrentVersionExpiration"]
-    assert forgotten == {"NoncurrentDays": 7}
-
-
-@pytest.mark.parametrize("prefix", ["main", "pulls"])
-def test_aws_aborts_incomplete_uploads_after_a_day(prefix: str) -> None:
-    rules = {rule["ID"]: rule for rule in load("aws", "lifecycle")["Rules"]}
-    abort = rules[f"abort-incomplete-uploads-{prefix}"]["AbortIncompleteMultipartUpload"]
-    assert abort == {"DaysAfterInitiation": 1}
+    for prefix, age in (("main", days), ("pulls", 14)):
+        assert rules[f"expire-{prefix}"]["Expiration"] == {"Days": age}
+        assert rules[f"expire-{prefix}"]["Filter"]["Prefix"] == f"{prefix}/"
+        old = rules[f"forget-versions-{prefix}"]["NoncurrentVersionExpiration"]
+        assert old == {"NoncurrentDays": 7}
+        if place == "aws":
+            rule = rules[f"abort-incomplete-uploads-{prefix}"]
+            assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}

@@ -176,23 +176,6 @@ async def test_an_absent_object_is_a_miss_and_not_a_refusal(
     assert await store.head("absent") is None
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-async def test_another_prefix_is_out_of_reach(
-    role: policies.Role, open_as: OpenAs, bucket: Bucket
-) -> None:
-    store = open_as(role.name, prefix="other")
-    with pytest.raises(AccessDeniedError):
-        await store.get("there")
-    with pytest.raises(AccessDeniedError):
-        await store.put("there", b"other bytes")
-    with pytest.raises(AccessDeniedError):
-        await store.delete("there")
-    with pytest.raises(AccessDeniedError):
-        _ = [info async for info in store.list()]
-    body = bucket.owner.get_object(**bucket.there("other"))["Body"].read()
-    assert body == b"bytes"
-
-
 def test_the_bucket_has_versions_and_a_lifecycle(bucket: Bucket) -> None:
     assert bucket.owner.get_bucket_versioning(Bucket=bucket.name)["Status"] == "Enabled"
     accepted = bucket.owner.get_bucket_lifecycle_configuration(Bucket=bucket.name)["Rules"]

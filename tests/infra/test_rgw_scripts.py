@@ -69,13 +69,6 @@ def test_a_killed_or_stopped_gateway_comes_back_as_another_process(
 
 
 @needs_gateway
-def test_up_again_changes_nothing(gateway: dict[str, str]) -> None:
-    before = pid(gateway)
-    subprocess.run([str(RGW / "up.sh")], env=gateway, check=True)
-    assert pid(gateway) == before
-
-
-@needs_gateway
 def test_a_port_in_use_is_named(gateway: dict[str, str], tmp_path: Path) -> None:
     second = {**gateway, "S3CACHE_TEST_RGW_DIR": str(tmp_path / "second")}
     done = subprocess.run([str(RGW / "up.sh")], env=second, capture_output=True, check=False)

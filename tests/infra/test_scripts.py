@@ -34,7 +34,7 @@ def test_script_parses_stops_at_errors_and_may_be_run(script: Path) -> None:
 
 @pytest.fixture
 def without_ceph(tmp_path: Path) -> dict[str, str]:
-    """An environment whose PATH holds basic tools only: no Ceph, no apt-get."""
+    """An environment with a PATH that holds basic tools only: no Ceph, no apt-get."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in TOOLS:
@@ -78,14 +78,6 @@ def test_an_installation_that_fails_counts_as_one_that_cannot_be(
     done = run(without_ceph, "bash", "-c", "echo ran")
     assert done.returncode == CANNOT_INSTALL
     assert "no network" in done.stderr
-
-
-def test_installation_is_not_tried_without_root(without_ceph: dict[str, str]) -> None:
-    add_tool(without_ceph, "id", "echo 1000")
-    add_tool(without_ceph, "apt-get", "echo must not run >&2")
-    done = run(without_ceph, "bash", "-c", "echo ran")
-    assert done.returncode == CANNOT_INSTALL
-    assert "must not run" not in done.stderr
 
 
 @pytest.mark.parametrize("setting", [{}, {"S3CACHE_TEST_RGW": "off"}], ids=["auto", "off"])

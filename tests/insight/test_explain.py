@@ -17,7 +17,7 @@ import pytest
 from s3cache import Cache, Graph, GraphBreak, Report, Saved, explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
-from s3cache.graph import Unsafe
+from s3cache.graph import BypassReason
 from s3cache.insight._nearest import EntrySource
 from s3cache.manage import Place
 from s3cache.records import Record, Recorder
@@ -301,7 +301,7 @@ def test_a_notebook_shows_a_table_with_everything_escaped(tmp_path: Path) -> Non
 
 
 def test_a_notebook_shows_what_can_be_cached_as_a_table() -> None:
-    unsafe = Unsafe("function", "calls <b>", fix="import x")
+    unsafe = BypassReason("function", "calls <b>", fix="import x")
     graphs = (Graph(3, "abc", {}, (), "local"), Graph(2, None, {}, (unsafe,)))
     page: str = methodcaller("_repr_html_")(Report(graphs, (GraphBreak("print", "x.py:1"),)))
     for shown in ("1 of 2 graphs", "key abc, local", "calls &lt;b&gt;", "import x", "x.py:1"):

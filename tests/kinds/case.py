@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["CASES", "Case", "Compile", "case", "train"]
+__all__ = ["CASES", "Case", "Compile", "case", "matrix", "train"]
 
 Compile: TypeAlias = Callable[..., Any]
 Program: TypeAlias = Callable[[Compile], Any]
@@ -41,67 +41,41 @@ class Case:
     row: str
     name: str
     program: Program
-    graphs: int
-    unsaved: int
-    again: int
-    halves: int
-    lowered: int
-    bypassed: int
-    reasons: tuple[str, ...]
-    shows: Callable[[dict[str, Any]], bool] | None
-    together: Callable[[list[dict[str, Any]]], bool] | None
-    differs: tuple[str, ...]
-    since: tuple[int, int]
-    until: tuple[int, int]
-    dense: bool
+    graphs: int = 1
+    unsaved: int = 0
+    again: int = 0
+    halves: int = 0
+    lowered: int = 0
+    bypassed: int = 0
+    reasons: tuple[str, ...] = ()
+    shows: Callable[[dict[str, Any]], bool] | None = None
+    together: Callable[[list[dict[str, Any]]], bool] | None = None
+    differs: tuple[str, ...] = ()
+    since: tuple[int, int] = (0, 0)
+    until: tuple[int, int] = (99, 0)
+    dense: bool = False
 
 
 CASES: dict[str, Case] = {}
 
 
-def case(
-    row: str,
-    *,
-    graphs: int = 1,
-    unsaved: int = 0,
-    again: int = 0,
-    halves: int = 0,
-    lowered: int = 0,
-    bypassed: int = 0,
-    reasons: tuple[str, ...] = (),
-    shows: Callable[[dict[str, Any]], bool] | None = None,
-    together: Callable[[list[dict[str, Any]]], bool] | None = None,
-    differs: tuple[str, ...] = (),
-    since: tuple[int, int] = (0, 0),
-    until: tuple[int, int] = (99, 0),
-    dense: bool = False,
-) -> Callable[[Program], Program]:
+def case(row: str, **expected: Any) -> Callable[[Program], Program]:
     """Register the decorated program under its own name; see :class:`Case`."""
 
     def register(program: Program) -> Program:
         name = program.__name__
         assert name not in CASES, name
-        CASES[name] = Case(
-            row=row,
-            name=name,
-            program=program,
-            graphs=graphs,
-            unsaved=unsaved,
-            again=again,
-            halves=halves,
-            lowered=lowered,
-            bypassed=bypassed,
-            reasons=reasons,
-            shows=shows,
-            together=together,
-            differs=differs,
-            since=since,
-            until=until,
-            dense=dense,
-        )
+        CASES[name] = Case(row, name, program, **expected)
         return program
 
     return register
+
+
+def matrix(requires_grad: bool = False, rows: int = 2) -> Any:
+    """Return a matrix of three columns."""
+    import torch
+
+    return torch.arange(3.0 * rows).reshape(rows, 3).requires_grad_(requires_grad)
 
 
 def train(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -72,14 +72,6 @@ def its_graph_is_cached(compile_it: Compile) -> Any:
     return _twice(compile_it, lambda x: x * x * 6, compile_it)
 
 
-@case("compiled_autograd", since=(2, 13), dense=True)
-def eager_forward(compile_it: Compile) -> Any:
-    x = leaf()
-    out = (x * x).exp() @ x.t()
-    under_compiled_autograd(compile_it, out.sum(), compile_it)
-    return x, out, x.grad
-
-
 @case("compiled_autograd", graphs=2, since=(2, 13), dense=True)
 def parameters_of_a_module(compile_it: Compile) -> Any:
     import torch
@@ -90,13 +82,6 @@ def parameters_of_a_module(compile_it: Compile) -> Any:
     out = function(torch.ones(4, 3))
     under_compiled_autograd(compile_it, out.square().sum(), compile_it)
     return out, [(each, each.grad) for each in network.parameters()]
-
-
-@case("compiled_autograd", dense=True)
-def hooks_around_a_cached_graph(compile_it: Compile) -> Any:
-    """Tensor, pre-, post- and accumulate-grad hooks keep their order and effect."""
-    function = compile_it(lambda x: x * x - 8)
-    return [_hooked(function, lambda loss: loss.backward())]
 
 
 @case("compiled_autograd", dense=True)

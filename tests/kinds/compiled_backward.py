@@ -17,15 +17,6 @@ def _captured(compile_it: Compile, loss: Any) -> None:
 
 
 @case("compiled_backward", unsaved=1, halves=1, since=(2, 13), dense=True)
-def no_backward_before(compile_it: Compile) -> Any:
-    """The forward has no entry of its own: it is shared at the second level."""
-    x = leaf()
-    out = compile_it(lambda x: x * x + 51)(x)
-    _captured(compile_it, out.sum())
-    return x, out, x.grad
-
-
-@case("compiled_backward", unsaved=1, halves=1, since=(2, 13), dense=True)
 def all_of_it_inside(compile_it: Compile) -> Any:
     """Forward and backward in the context, from the first step."""
     import torch
@@ -80,27 +71,6 @@ def copy_slices(compile_it: Compile) -> Any:
     return x, base, x.grad
 
 
-@case("compiled_backward", since=(2, 13), dense=True)
-def unpack_hooks(compile_it: Compile) -> Any:
-    import torch
-
-    x = leaf()
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x / 2 + 55):
-        out = (x * x).exp().sum()
-    _captured(compile_it, out)
-    return x, out, x.grad
-
-
-@case("compiled_backward", since=(2, 13), dense=True)
-def scalars(compile_it: Compile) -> Any:
-    """Numbers that nodes have saved."""
-    import torch
-
-    x = leaf()
-    _captured(compile_it, torch.nn.functional.leaky_relu(x - 56, 0.25).sum())
-    return x, x.grad
-
-
 @case("compiled_backward", graphs=2, since=(2, 13), dense=True)
 def size_guards(compile_it: Compile) -> Any:
     """Sizes that change from one backward pass to the next."""
@@ -112,28 +82,6 @@ def size_guards(compile_it: Compile) -> Any:
         _captured(compile_it, (x.expand(2, size) * 57).sum(0).square().sum())
         found.append((x, x.grad))
     return found
-
-
-@case("compiled_backward", since=(2, 13), dense=True)
-def custom_function(compile_it: Compile) -> Any:
-    """Dynamo traces its backward as it does any Python."""
-    import torch
-
-    class Scale(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            ctx.save_for_backward(x)
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            (x,) = ctx.saved_tensors
-            return grad * x * 58
-
-    x = leaf()
-    out = Scale.apply(x)
-    _captured(compile_it, out.sum())
-    return x, out, x.grad
 
 
 @case("compiled_backward", since=(2, 13), dense=True)
@@ -154,28 +102,3 @@ def nested_contexts(compile_it: Compile) -> Any:
             inner.backward()
         after.backward()
     return x.grad, y.grad, z.grad
-
-
-@case("compiled_backward", again=1, since=(2, 13), dense=True)
-def reset_between(compile_it: Compile) -> Any:
-    """After a reset the same pass is captured anew, and looked up."""
-    import torch
-
-    found = []
-    for _ in range(2):
-        x = leaf()
-        _captured(compile_it, (x.tanh() * 60).sum())
-        found.append((x, x.grad))
-        if compile_it(as_it_is) is not as_it_is:
-            torch._dynamo.reset()
-            torch._dynamo.compiled_autograd.reset()
-    return found
-
-
-@case("compiled_backward", since=(2, 13), dense=True)
-def accumulated_gradients(compile_it: Compile) -> Any:
-    """A leaf that has a gradient already, and one that is used twice."""
-    x = leaf()
-    (x * 61).sum().backward()
-    _captured(compile_it, (x * x + x.sin()).sum())
-    return x, x.grad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.kinds.case import Compile, case, train
+from tests.kinds.case import Compile, case, matrix, train
 
 
 def _any(**wanted: Any) -> Any:
@@ -20,37 +20,14 @@ def _wrapped(name: str) -> Any:
     return lambda runtime: name in runtime["wrappers"]
 
 
-def _matrix(requires_grad: bool = False) -> Any:
-    import torch
-
-    return torch.arange(6.0).reshape(2, 3).requires_grad_(requires_grad)
-
-
-@case("inputs", shows=_any(mutation_type="NOT_MUTATED", is_leaf=True), dense=True)
-def not_mutated(compile_it: Compile) -> Any:
-    x, y = _matrix(), _matrix()
-    return x, y, compile_it(lambda x, y: x * y)(x, y)
-
-
 @case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
 def data_mutated_in_graph(compile_it: Compile) -> Any:
     def function(x: Any, y: Any) -> Any:
         x.mul_(2)
         return x + y
 
-    x, y = _matrix(), _matrix()
+    x, y = matrix(), matrix()
     return x, y, compile_it(function)(x, y)
-
-
-@case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True), dense=True)
-def mutated_buffer_of_a_training_step(compile_it: Compile) -> Any:
-    """The input that is mutated needs no gradient; others do."""
-
-    def function(x: Any, seen: Any) -> Any:
-        seen.add_(x.detach())
-        return x * seen
-
-    return train(compile_it(function), _matrix(True), _matrix())
 
 
 @case(
@@ -61,7 +38,7 @@ def mutated_buffer_of_a_training_step(compile_it: Compile) -> Any:
 def data_mutated_out_of_graph(compile_it: Compile) -> Any:
     """A non-leaf in autograd's sight: the caller's tensor gets a new history."""
 
-    leaf = _matrix(True)
+    leaf = matrix(True)
     x = leaf * 2
 
     def function(x: Any) -> Any:
@@ -79,22 +56,8 @@ def metadata_mutated(compile_it: Compile) -> Any:
         x.transpose_(0, 1)
         return x + 1
 
-    x = _matrix()
+    x = matrix()
     return x, compile_it(function, without_dynamo=True)(x)
-
-
-@case("inputs", shows=_any(mutates_metadata=True, mutates_data=True), dense=True)
-def data_and_metadata_mutated(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        x.unsqueeze_(0)
-        x.add_(1)
-        return x * 2
-
-    leaf = _matrix(True)
-    x = leaf * 1
-    out = compile_it(function, without_dynamo=True)(x)
-    out.sum().backward()
-    return leaf, leaf.grad, x, out
 
 
 @case(
@@ -108,25 +71,7 @@ def mutated_under_no_grad(compile_it: Compile) -> Any:
             x.mul_(2)
         return x * x
 
-    return train(compile_it(function), _matrix(True))
-
-
-@case(
-    "inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=False), dense=True
-)
-def non_leaf_mutated_under_no_grad(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any) -> Any:
-        with torch.no_grad():
-            x.mul_(2)
-        return x + 3
-
-    leaf = _matrix(True)
-    x = leaf * 2
-    out = compile_it(function)(x)
-    out.sum().backward()
-    return leaf, leaf.grad, x, out
+    return train(compile_it(function), matrix(True))
 
 
 @case("inputs", shows=_any(mutates_data=True, requires_grad=True), dense=True)
@@ -137,16 +82,7 @@ def mutated_hidden_from_autograd(compile_it: Compile) -> Any:
         x.data.mul_(2)
         return x * x
 
-    return train(compile_it(function), _matrix(True))
-
-
-@case("inputs", shows=_any(mutates_data=True, requires_grad=True), dense=True)
-def mutated_through_an_alias(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        x.detach().view(-1).mul_(2)
-        return x * x
-
-    return train(compile_it(function), _matrix(True))
+    return train(compile_it(function), matrix(True))
 
 
 @case("inputs", since=(2, 12), dense=True)
@@ -160,20 +96,9 @@ def storage_resized(compile_it: Compile) -> Any:
             x.copy_(full)
         return x * 2
 
-    x, full = _matrix(), _matrix()
+    x, full = matrix(), matrix()
     x.untyped_storage().resize_(0)
     return x, full, compile_it(function)(x, full)
-
-
-@case("inputs", since=(2, 12), dense=True)
-def storage_released(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        out = x * 2
-        x.untyped_storage().resize_(0)
-        return out
-
-    x = _matrix()
-    return x, compile_it(function)(x)
 
 
 @case("inputs", shows=_any(mutates_storage_metadata=True), dense=True)
@@ -185,13 +110,13 @@ def storage_exchanged(compile_it: Compile) -> Any:
             torch.ops.aten.set_.source_Tensor(x, y)
         return x * 2
 
-    x, y = _matrix(), _matrix() + 1
+    x, y = matrix(), matrix() + 1
     return x, y, compile_it(function)(x, y)
 
 
 @case("inputs", shows=_any(is_leaf=False, mutation_type="NOT_MUTATED"), dense=True)
 def non_leaf(compile_it: Compile) -> Any:
-    leaf = _matrix(True)
+    leaf = matrix(True)
     x = leaf * 2
     x.retain_grad()
     out = compile_it(lambda x: x * x)(x)
@@ -207,7 +132,7 @@ def overlapping_and_mutated(compile_it: Compile) -> Any:
         x.mul_(2)
         return x + y
 
-    leaf = _matrix(True)
+    leaf = matrix(True)
     base = leaf * 1
     x, y = base.view(-1), base[1:]
     out = compile_it(lambda x, y: function(x, y.view(-1)[:1]))(x, y)
@@ -216,23 +141,12 @@ def overlapping_and_mutated(compile_it: Compile) -> Any:
 
 
 @case("inputs", dense=True)
-def overlapping_and_mutated_in_graph(compile_it: Compile) -> Any:
-    def function(x: Any, y: Any) -> Any:
-        x.mul_(2)
-        return x + y
-
-    base = _matrix()
-    x, y = base.view(-1)[:4], base.view(-1)[2:]
-    return base, x, y, compile_it(function)(x, y)
-
-
-@case("inputs", dense=True)
 def one_tensor_twice(compile_it: Compile) -> Any:
     def function(x: Any, y: Any) -> Any:
         x.mul_(3)
         return x * y, y
 
-    x = _matrix()
+    x = matrix()
     return x, compile_it(function)(x, x)
 
 
@@ -259,7 +173,7 @@ def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
             return grad * 2, None
 
     function = compile_it(lambda x, seen: Counting.apply(x, seen))
-    return train(function, _matrix(True), _matrix(True) * 0)
+    return train(function, matrix(True), matrix(True) * 0)
 
 
 @case("inputs", graphs=2, dense=True)
@@ -272,6 +186,6 @@ def numbers_and_absent(compile_it: Compile) -> Any:
     function = compile_it(function)
     results = []
     for number in (2, 3):
-        x = _matrix()
+        x = matrix()
         results.append((x, function(x, number, 0.5, {"a": [x], "b": None})))
     return results

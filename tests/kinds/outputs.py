@@ -4,31 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.kinds.case import Compile, case, train
+from tests.kinds.case import Compile, case, matrix, train
 
 
 def _has(kind: str) -> Any:
     return lambda runtime: any(each["output_type"] == kind for each in runtime["outputs"])
-
-
-def _matrix(requires_grad: bool = False) -> Any:
-    import torch
-
-    return torch.arange(12.0).reshape(4, 3).requires_grad_(requires_grad)
-
-
-@case("outputs", shows=_has("non_alias"), dense=True)
-def non_alias(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        return x + 1, x.t() + 1, x.shape[0]
-
-    x = _matrix()
-    return x, compile_it(function)(x)
-
-
-@case("outputs", shows=lambda runtime: runtime["has_backward"], dense=True)
-def non_alias_training(compile_it: Compile) -> Any:
-    return train(compile_it(lambda x: x * x), _matrix(True))
 
 
 @case("outputs", shows=_has("alias_of_input"))
@@ -36,16 +16,8 @@ def alias_of_input(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return x.view(-1), x.t()[1:], x + 1
 
-    x = _matrix()
+    x = matrix(rows=4)
     return x, compile_it(function)(x)
-
-
-@case("outputs", shows=_has("alias_of_input"), dense=True)
-def alias_of_input_training(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        return x.view(-1), x.t()[1:], x * x
-
-    return train(compile_it(function), _matrix(True))
 
 
 @case("outputs", shows=_has("alias_of_input"), dense=True)
@@ -55,71 +27,62 @@ def alias_of_input_mutated_by_the_caller(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return x[1:].t(), x + 1
 
-    x = _matrix()
+    x = matrix(rows=4)
     view, other = compile_it(function)(x)
     view.mul_(10)
     return x, view, other
 
 
 @case("outputs", shows=_has("is_input"), dense=True)
-def is_input(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        return x, x * 2, x
-
-    x = _matrix()
-    return x, compile_it(function, without_dynamo=True)(x)
-
-
-@case("outputs", shows=_has("is_input"), dense=True)
 def is_input_training(compile_it: Compile) -> Any:
-    def function(x: Any, w: Any) -> Any:
-        return x, w, x * w
-
-    return train(compile_it(function, without_dynamo=True), _matrix(True), _matrix(True))
+    function = compile_it(lambda x, w: (x, w, x * w), without_dynamo=True)
+    return train(function, matrix(True), matrix(True))
 
 
-@case("outputs", shows=_has("alias_of_intermediate_save_as_output"), dense=True)
-def alias_of_intermediate_save_as_output(compile_it: Compile) -> Any:
-    """Two views of one intermediate: it is returned too, and the views are made of it."""
+def _trained(name: str, function: Any, **expected: Any) -> None:
+    """Add a case of a training step of ``function``."""
 
-    def function(x: Any) -> Any:
-        y = x * x
-        return y.view(-1), y.t()
+    def program(compile_it: Compile) -> Any:
+        return train(compile_it(function), matrix(True, rows=4))
 
-    return train(compile_it(function), _matrix(True))
-
-
-@case("outputs", shows=_has("alias_of_intermediate"), dense=True)
-def alias_of_intermediate(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        y = x * x
-        return y[0], y[1], y.t(), x + 1
-
-    return train(compile_it(function), _matrix(True))
+    program.__name__ = name
+    case("outputs", dense=True, **expected)(program)
 
 
-@case("outputs", shows=_has("alias_of_intermediate_base_is_user_output"), dense=True)
-def alias_of_intermediate_base_is_user_output(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        y = x * x
-        return y.view(-1), y
-
-    return train(compile_it(function), _matrix(True))
+def _square(x: Any) -> Any:
+    return x * x
 
 
-@case(
-    "outputs",
-    shows=_has("unsafe_view_alias"),
-    differs=("[1][0].base", "[1][0].is_view"),
-    dense=True,
-)
-def unsafe_view_alias(compile_it: Compile) -> Any:
-    """A lone view of an intermediate that nobody else sees: as good as no view."""
+def _two_views(x: Any) -> Any:
+    """The intermediate is returned too, and the views are made of it."""
+    y = x * x
+    return y.view(-1), y.t()
 
-    def function(x: Any) -> Any:
-        return ((x * x).view(-1),)
 
-    return train(compile_it(function), _matrix(True))
+def _many_views(x: Any) -> Any:
+    y = x * x
+    return y[0], y[1], y.t(), x + 1
+
+
+def _view_and_base(x: Any) -> Any:
+    y = x * x
+    return y.view(-1), y
+
+
+def _lone_view(x: Any) -> Any:
+    """As good as no view: nothing else sees the intermediate."""
+    return ((x * x).view(-1),)
+
+
+_SAVED = "alias_of_intermediate_save_as_output"
+_RETURNED = "alias_of_intermediate_base_is_user_output"
+_NO_VIEW = ("[1][0].base", "[1][0].is_view")
+
+_trained("non_alias_training", _square, shows=lambda runtime: runtime["has_backward"])
+_trained(_SAVED, _two_views, shows=_has(_SAVED))
+_trained("alias_of_intermediate", _many_views, shows=_has("alias_of_intermediate"))
+_trained(_RETURNED, _view_and_base, shows=_has(_RETURNED))
+_trained("unsafe_view_alias", _lone_view, shows=_has("unsafe_view_alias"), differs=_NO_VIEW)
 
 
 @case(
@@ -143,7 +106,7 @@ def custom_function_view(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return Flat.apply(x), x * 2
 
-    return train(compile_it(function), _matrix(True))
+    return train(compile_it(function), matrix(True, rows=4))
 
 
 @case("outputs", shows=lambda runtime: any(e["dynamic_dims"] for e in runtime["outputs"]))
@@ -170,42 +133,7 @@ def some_outputs_require_grad(compile_it: Compile) -> Any:
             apart = x * 3
         return x * 2, x.detach() + 1, apart, x.argmax(), x.view(-1)
 
-    return train(compile_it(function), _matrix(True))
-
-
-@case("outputs", differs=("[2].is_leaf",), dense=True)
-def view_under_no_grad(compile_it: Compile) -> Any:
-    """Has no part in the backward pass."""
-    import torch
-
-    def function(x: Any) -> Any:
-        y = x * 2
-        with torch.no_grad():
-            view = y.view(-1)
-        return y, view
-
-    x = _matrix(True)
-    y, view = compile_it(function)(x)
-    y.sum().backward()
-    return x, y, view, x.grad
-
-
-@case("outputs", dense=True)
-def marked_non_differentiable(compile_it: Compile) -> Any:
-    import torch
-
-    class Split(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            index = x > 3
-            ctx.mark_non_differentiable(index)
-            return x * 2, index
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any, _: Any) -> Any:
-            return grad * 5
-
-    return train(compile_it(lambda x: Split.apply(x)), _matrix(True))
+    return train(compile_it(function), matrix(True, rows=4))
 
 
 @case("outputs", dense=True)
@@ -226,5 +154,5 @@ def nothing_computed(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return x.view(-1), None, [x.t()], {"rows": x.shape[0]}
 
-    x = _matrix()
+    x = matrix(rows=4)
     return x, compile_it(function)(x)

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.kinds.case import Compile, case, train
-
-
-def _matrix(requires_grad: bool = False, rows: int = 2) -> Any:
-    import torch
-
-    return torch.arange(3.0 * rows).reshape(rows, 3).requires_grad_(requires_grad)
+from tests.kinds.case import Compile, case, matrix, train
 
 
 @case("paths", graphs=3)
@@ -19,27 +13,20 @@ def inference(compile_it: Compile) -> Any:
     import torch
 
     function = compile_it(lambda x: x.sin() + 1)
-    found = [function(_matrix())]
+    found = [function(matrix())]
     with torch.no_grad():
-        found.append(function(_matrix(True)))
+        found.append(function(matrix(True)))
     with torch.inference_mode():
-        out = function(_matrix())
+        out = function(matrix())
         found.append([out.is_inference(), out.clone()])
     return found
-
-
-@case("paths", shows=lambda runtime: runtime["has_backward"], dense=True)
-def training(compile_it: Compile) -> Any:
-    """Two steps; the second finds everything in the process."""
-    function = compile_it(lambda x: (x * x).sum())
-    return [train(function, _matrix(True)) for _ in range(2)]
 
 
 @case("paths", graphs=2)
 def lazy_backward(compile_it: Compile) -> Any:
     """Two forward passes, then their backward passes in the opposite order."""
     first, second = compile_it(lambda x: x.exp()), compile_it(lambda x: (x * 2).exp())
-    x, y = _matrix(True), _matrix(True)
+    x, y = matrix(True), matrix(True)
     a, b = first(x), second(y)
     b.sum().backward()
     a.sum().backward()
@@ -52,42 +39,31 @@ def eager_backward(compile_it: Compile) -> Any:
     import torch
 
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
-        x = _matrix(True)
+        x = matrix(True)
         return x, compile_it(lambda x: x.cosh())(x)
 
 
 @case("paths", graphs=0, unsaved=1, halves=1, dense=True)
 def forward_without_a_backward(compile_it: Compile) -> Any:
     """As in an evaluation that forgets ``no_grad``: nobody ever asks for the backward pass."""
-    x = _matrix(True)
+    x = matrix(True)
     return x, compile_it(lambda x: x.sinh())(x)
 
 
 @case("paths", graphs=1, dense=True)
 def backward_twice(compile_it: Compile) -> Any:
-    x = _matrix(True)
+    x = matrix(True)
     out = compile_it(lambda x: x * x * x)(x)
     out.sum().backward(retain_graph=True)
     out.sum().backward()
     return x, x.grad, out
 
 
-@case("paths", graphs=1, dense=True)
-def gradients_of_some_outputs(compile_it: Compile) -> Any:
-    """One output's gradient is never asked for, another is given one of its own."""
-    import torch
-
-    x = _matrix(True)
-    a, b, c = compile_it(lambda x: (x * 2, x * 3, x * 4))(x)
-    (grad,) = torch.autograd.grad([a, c], x, [torch.ones(2, 3), torch.full((2, 3), 10.0)])
-    return x, a, b, c, grad
-
-
 @case("paths", graphs=2)
 def dynamic_after_a_recompile(compile_it: Compile) -> Any:
     """A second size makes the size a symbol; a third needs nothing new."""
     function = compile_it(lambda x: x * 2 + x.shape[0])
-    return [train(function, _matrix(True, rows)) for rows in (2, 3, 4)]
+    return [train(function, matrix(True, rows)) for rows in (2, 3, 4)]
 
 
 def _variants(entries: list[dict[str, Any]]) -> bool:
@@ -109,18 +85,6 @@ def guard_variants_of_one_key(compile_it: Compile) -> Any:
     return found
 
 
-@case("paths", graphs=3, together=_variants, dense=True)
-def guard_variants_of_a_training_step(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any) -> Any:
-        rows = x.shape[0]
-        return x * x * rows, (rows > 4) + (rows > 8)
-
-    function = compile_it(function, dynamic=True)
-    return [train(function, torch.ones(rows, 11, requires_grad=True)) for rows in (3, 6, 9, 7, 2)]
-
-
 @case("paths", graphs=3)
 def graph_breaks(compile_it: Compile) -> Any:
     import torch
@@ -132,27 +96,7 @@ def graph_breaks(compile_it: Compile) -> Any:
         torch._dynamo.graph_break()
         return z - y
 
-    return train(compile_it(function), _matrix(True))
-
-
-@case("paths", graphs=2, dense=True)
-def recompiles(compile_it: Compile) -> Any:
-    """A flag of the program, and then a dtype, make a graph of their own each."""
-    import torch
-
-    def function(x: Any, double: bool) -> Any:
-        return x * 2 if double else x - 7
-
-    function = compile_it(function)
-    x = torch.ones(2, 3, dtype=torch.float64)
-    return [function(x, True), function(x, False), function(x, True)]
-
-
-@case("paths", graphs=1, dense=True)
-def one_graph_in_two_functions(compile_it: Compile) -> Any:
-    """Both have the same graph: the second one hits what the first one saved, or hit."""
-    first = compile_it(lambda x: x.tanh())
-    return first(_matrix())
+    return train(compile_it(function), matrix(True))
 
 
 @case("paths", graphs=1, dense=True)
@@ -162,7 +106,7 @@ def mark_dynamic(compile_it: Compile) -> Any:
     function = compile_it(lambda x: x.sum(1) * x.shape[0])
     found = []
     for rows in (5, 6):
-        x = _matrix(rows=rows)
+        x = matrix(rows=rows)
         torch._dynamo.mark_dynamic(x, 0)
         found.append(function(x))
     return found
@@ -177,7 +121,7 @@ def data_dependent_size(compile_it: Compile) -> Any:
         return torch.nonzero(x > 2) * 2
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        x = _matrix()
+        x = matrix()
         return x, compile_it(function)(x), function(x + 1)
 
 
@@ -186,7 +130,7 @@ def cpp_wrapper(compile_it: Compile) -> Any:
     import torch
 
     with torch._inductor.config.patch(cpp_wrapper=True):
-        return train(compile_it(lambda x: x * x + 4), _matrix(True))
+        return train(compile_it(lambda x: x * x + 4), matrix(True))
 
 
 @case("paths", graphs=1, dense=True)

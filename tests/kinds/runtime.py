@@ -9,13 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from tests.kinds.case import Compile, case, train
-
-
-def _matrix(requires_grad: bool = False) -> Any:
-    import torch
-
-    return torch.arange(6.0).reshape(2, 3).requires_grad_(requires_grad)
+from tests.kinds.case import Compile, case, matrix, train
 
 
 @case("runtime", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, dense=True)
@@ -28,23 +22,11 @@ def saved_symints(compile_it: Compile) -> Any:
 
 
 @case("runtime", dense=True)
-def saved_tensors(compile_it: Compile) -> Any:
-    """An input, an output and an intermediate are saved; the input is checked when it is used."""
-
-    def function(x: Any, w: Any) -> Any:
-        hidden = x @ w
-        out = hidden.exp()
-        return out * hidden, out
-
-    return train(compile_it(function), _matrix(True), _matrix(True).detach().t().requires_grad_())
-
-
-@case("runtime", dense=True)
 def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
     """Autograd must notice."""
 
     function = compile_it(lambda x, w: x * w)
-    x, w = _matrix(True), _matrix() + 1
+    x, w = matrix(True), matrix() + 1
     function(x, w).sum().backward()
     out = function(x, w)
     w.add_(1)
@@ -81,7 +63,7 @@ def backward_state(compile_it: Compile) -> Any:
         y.register_hook(hook)
         return y + 1
 
-    x = _matrix(True)
+    x = matrix(True)
     if compile_it(function) is function:
         out = function(x)
         out.sum().backward()
@@ -104,7 +86,7 @@ def effect_tokens(compile_it: Compile) -> Any:
         return y
 
     function = compile_it(function)
-    x = _matrix()
+    x = matrix()
     found = []
     with _printed() as printed:
         found += [function(x), function(x)]
@@ -165,37 +147,6 @@ def _dropout(x: Any) -> Any:
     return torch.nn.functional.dropout(x, 0.5)
 
 
-@case("runtime", graphs=2, dense=True)
-def random_numbers_of_the_compiler(compile_it: Compile) -> Any:
-    """Inductor's generator: its own numbers, in both directions the same ones."""
-    import torch
-
-    def function(x: Any) -> Any:
-        return torch.nn.functional.dropout(x, 0.5), torch.rand_like(x)
-
-    function = compile_it(function)
-    x = torch.ones(8, 8, requires_grad=True)
-    out, noise = function(x)
-    out.sum().backward()
-    again, _ = function(torch.ones(8, 8))
-    in_range = bool(((noise >= 0) & (noise < 1)).all())
-    return (
-        sorted(set(out.detach().flatten().tolist())),
-        x.grad is not None and torch.equal(out, x.grad),
-        in_range,
-        [torch.equal(out, again)],
-    )
-
-
-@case("runtime", dense=True)
-def autocast_outside(compile_it: Compile) -> Any:
-    import torch
-
-    function = compile_it(lambda x, w: x @ w)
-    with torch.autocast("cpu", torch.bfloat16):
-        return train(function, torch.ones(2, 3, requires_grad=True), torch.ones(3, 2))
-
-
 @case("runtime", dense=True)
 def autocast_inside(compile_it: Compile) -> Any:
     import torch
@@ -254,7 +205,7 @@ def grad_mode_left_changed(compile_it: Compile) -> Any:
         torch.set_grad_enabled(False)
         return x + 2
 
-    x = _matrix()
+    x = matrix()
     try:
         out = compile_it(function)(x)
         after = torch.is_grad_enabled()
@@ -263,24 +214,12 @@ def grad_mode_left_changed(compile_it: Compile) -> Any:
     return x, out, after
 
 
-@case("runtime", graphs=2, dense=True)
-def grad_mode_is_part_of_the_key(compile_it: Compile) -> Any:
-    import torch
-
-    function = compile_it(lambda x: x.exp())
-    x = _matrix(True)
-    found = [train(function, x)]
-    with torch.no_grad():
-        found.append(function(x))
-    return found
-
-
 @case("runtime", shows=lambda runtime: bool(runtime["deterministic"]), dense=True)
 def deterministic(compile_it: Compile) -> Any:
     import torch
 
     torch.use_deterministic_algorithms(True)
     try:
-        return train(compile_it(lambda x: x.cumsum(0)), _matrix(True))
+        return train(compile_it(lambda x: x.cumsum(0)), matrix(True))
     finally:
         torch.use_deterministic_algorithms(False)

@@ -7,14 +7,7 @@ import math
 import time
 from typing import Any
 
-from tests.kinds.case import Compile, case, train
-
-
-def _matrix(requires_grad: bool = False) -> Any:
-    import torch
-
-    return torch.arange(6.0).reshape(2, 3).requires_grad_(requires_grad)
-
+from tests.kinds.case import Compile, case, matrix, train
 
 # -- what graphs are made of
 
@@ -32,16 +25,8 @@ def every_safe_node(compile_it: Compile) -> Any:
         y = y + torch.tensor([0.5, 1.5, 2.5]) + table
         return y, max(x.shape[0], 3), math.sqrt(x.shape[0])
 
-    x = _matrix()
+    x = matrix()
     return x, compile_it(function, dynamic=True)(x)
-
-
-@case("safety", dense=True)
-def torchs_own_modules(compile_it: Compile) -> Any:
-    import torch
-
-    network = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Softmax(-1))
-    return train(compile_it(network), _matrix(True)), [e.grad for e in network.parameters()]
 
 
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1, since=(2, 13), dense=True)
@@ -50,7 +35,7 @@ def numpy_functions(compile_it: Compile) -> Any:
     import numpy as np
     import torch
 
-    x = _matrix()
+    x = matrix()
     function = compile_it(lambda x: torch.from_numpy(np.multiply(x.numpy(), 11.0)))
     operator = compile_it(lambda x: torch.from_numpy(x.numpy() + 11.0))
     return x, function(x), operator(x)
@@ -63,7 +48,7 @@ def einops_functions(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return einops.rearrange(x, "a (b c) -> c (a b)", c=3) * 12
 
-    x = _matrix()
+    x = matrix()
     return x, compile_it(function)(x)
 
 
@@ -71,8 +56,8 @@ def einops_functions(compile_it: Compile) -> Any:
 def custom_operator(compile_it: Compile) -> Any:
     """Its kernel runs as it is; what its fake implementation and formula answer is in the key."""
     operator = _operator()
-    x = _matrix()
-    return [train(compile_it(lambda x: operator(x) * 2), _matrix(True)), x, compile_it(operator)(x)]
+    x = matrix()
+    return [train(compile_it(lambda x: operator(x) * 2), matrix(True)), x, compile_it(operator)(x)]
 
 
 @functools.cache
@@ -86,21 +71,19 @@ def _operator() -> Any:
     return triple
 
 
-@case("safety", graphs=0, bypassed=2, reasons=("subclass",), halves=2, dense=True)
-def subclasses_of_the_users(compile_it: Compile) -> Any:
+@case("safety", graphs=0, bypassed=1, reasons=("subclass",), halves=1, dense=True)
+def subclass_of_the_users(compile_it: Compile) -> Any:
     """What AOTAutograd traced of one can be shared, whatever its code asked of the process."""
     import torch
 
-    clocked, plain = _subclasses()
-    x = torch.arange(6.0)
-    return [compile_it(lambda x: x.sin().inner * 19)(kind(x)) for kind in (clocked, plain)]
+    return compile_it(lambda x: x.sin().inner * 19)(_clocked()(torch.arange(6.0)))
 
 
 @functools.cache
-def _subclasses() -> Any:
+def _clocked() -> Any:
     import torch
 
-    class Plain(torch.Tensor):
+    class Clocked(torch.Tensor):
         inner: Any
 
         @staticmethod
@@ -121,28 +104,20 @@ def _subclasses() -> Any:
         def __torch_dispatch__(  # type: ignore[override]
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            factor = 2 if time.time() > 0 else 3
             plain = [each.inner if isinstance(each, cls) else each for each in args]
-            return cls(func(*plain, **(kwargs or {})))
+            return cls(func(*plain, **(kwargs or {})) * factor)
 
         def _stable_hash_for_caching(self) -> str:
-            return "plain"
+            return "clocked"
 
-    class Clocked(Plain):
-        @classmethod
-        def __torch_dispatch__(  # type: ignore[override]
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            factor = 2 if time.time() > 0 else 3
-            return cls(super().__torch_dispatch__(func, types, args, kwargs).inner * factor)
-
-    for kind in (Clocked, Plain):  # torch writes their names into keys
-        kind.__qualname__ = kind.__name__
-        globals()[kind.__name__] = kind
-    return Clocked, Plain
+    Clocked.__qualname__ = "Clocked"  # torch writes its name into keys
+    globals()["Clocked"] = Clocked
+    return Clocked
 
 
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=1, dense=True)
-def unknown_function_and_one_vouched_for(compile_it: Compile) -> Any:
+def unknown_function_and_a_registered_one(compile_it: Compile) -> Any:
     import torch
 
     import s3cache
@@ -150,7 +125,7 @@ def unknown_function_and_one_vouched_for(compile_it: Compile) -> Any:
     torch._dynamo.allow_in_graph(unknown)
     torch._dynamo.allow_in_graph(known)
     s3cache.register_cacheable(known, version="1")
-    x = _matrix()
+    x = matrix()
     return x, compile_it(lambda x: unknown(x) + 1)(x), compile_it(lambda x: known(x) + 1)(x)
 
 
@@ -169,7 +144,7 @@ def graphs_of_a_mixture(compile_it: Compile) -> Any:
             return y
         return y + x
 
-    return train(compile_it(function), _matrix(True))
+    return train(compile_it(function), matrix(True))
 
 
 def unknown(x: Any) -> Any:
@@ -186,7 +161,7 @@ def a_function_of_torch_that_was_replaced(compile_it: Compile) -> Any:
     import torch
 
     original = torch.layer_norm
-    x = _matrix()
+    x = matrix()
     function = compile_it(lambda x: torch.nn.functional.layer_norm(x, (3,)))
     try:
         torch.layer_norm = lambda *args: original(*args) * 2
@@ -208,7 +183,7 @@ def a_lowering_of_the_users(compile_it: Compile) -> Any:
 
     sine = torch.ops.aten.sin.default
     original = lowerings[sine]
-    x = _matrix()
+    x = matrix()
     with patch.dict(lowerings, {sine: lambda x: original(x)}):
         return x, compile_it(lambda x: x.sin() * 28)(x)
 
@@ -224,7 +199,7 @@ def unknown_module(compile_it: Compile) -> Any:
 
     graph = torch.fx.Graph()
     graph.output((graph.call_module("opaque", (graph.placeholder("x"),)),))
-    x = _matrix()
+    x = matrix()
     network = torch.fx.GraphModule({"opaque": Opaque()}, graph)
     return x, compile_it(network, without_dynamo=True)(x)
 
@@ -259,10 +234,10 @@ def custom_autograd_function(compile_it: Compile) -> Any:
         def backward(ctx: Any, grad: Any, _: Any) -> Any:
             return Scale.apply(grad) * ctx.by, None
 
-    found = [train(compile_it(lambda x: Scale.apply(x)), _matrix(True))]
+    found = [train(compile_it(lambda x: Scale.apply(x)), matrix(True))]
     with torch._functorch.config.patch(autograd_cache_allow_custom_autograd_functions=True):
-        found.append(train(compile_it(lambda x: Scale.apply(x) + 0), _matrix(True)))
-    found.append(train(compile_it(lambda x: Split.apply(x, 0.17)), _matrix(True)))
+        found.append(train(compile_it(lambda x: Scale.apply(x) + 0), matrix(True)))
+    found.append(train(compile_it(lambda x: Split.apply(x, 0.17)), matrix(True)))
     return found
 
 
@@ -273,7 +248,7 @@ def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return torch.cond(x.sum() > 3, lambda x: x + 17, lambda x: x - 17, (x,))
 
-    x = _matrix()
+    x = matrix()
     return x, compile_it(function)(x), function(-x)
 
 
@@ -285,20 +260,7 @@ def invoke_subgraph(compile_it: Compile) -> Any:
     def region(x: Any) -> Any:
         return x.sin() * 0.18
 
-    return train(compile_it(lambda x: region(region(x))), _matrix(True))
-
-
-@case("safety", dense=True)
-def checkpoint(compile_it: Compile) -> Any:
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    w = torch.ones(3, 3, requires_grad=True)
-
-    def function(x: Any, w: Any) -> Any:
-        return checkpoint(lambda x: (x @ w).sin(), x, use_reentrant=False)
-
-    return train(compile_it(function), _matrix(True), w)
+    return train(compile_it(lambda x: region(region(x))), matrix(True))
 
 
 @case(
@@ -325,7 +287,7 @@ def selective_checkpoint(compile_it: Compile) -> Any:
                 lambda x: (x @ w).cos(), x, use_reentrant=False, context_fn=context_fn
             )
 
-        return train(compile_it(function), _matrix(True), torch.ones(3, 3, requires_grad=True))
+        return train(compile_it(function), matrix(True), torch.ones(3, 3, requires_grad=True))
 
     def asks_the_clock(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         return time.time() < 0
@@ -389,7 +351,7 @@ def saved_tensor_hooks(compile_it: Compile) -> Any:
 
     function = compile_it(lambda x: x.sin() * 19)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 1, lambda x: x * 2):
-        return train(function, _matrix(True))
+        return train(function, matrix(True))
 
 
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, dense=True)
@@ -411,7 +373,7 @@ def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
         hooks = traced("pack", cache_hash), traced("unpack", cache_hash)
         torch.compiler.reset()
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            found.append(train(compile_it(lambda x: x.cos() * 20), _matrix(True)))
+            found.append(train(compile_it(lambda x: x.cos() * 20), matrix(True)))
     return found
 
 
@@ -426,9 +388,9 @@ def freezing(compile_it: Compile) -> Any:
 
     network = torch.nn.Linear(3, 2).eval()
     with torch._inductor.config.patch(freezing=True):
-        trained = train(compile_it(lambda x: x.sin() * 27), _matrix(True))
+        trained = train(compile_it(lambda x: x.sin() * 27), matrix(True))
         with torch.no_grad():
-            return trained, compile_it(network)(_matrix())
+            return trained, compile_it(network)(matrix())
 
 
 @case("safety", dense=True)
@@ -445,7 +407,7 @@ def fakify_first_call(compile_it: Compile) -> Any:
         finally:
             torch._guards.TracingContext.get().fakify_first_call = False
 
-    x = _matrix()
+    x = matrix()
     function = compile_it(lambda x: x * 21, backend=backend)
     function(x)  # for its metadata only: compiled, it returns tensors without numbers
     return x, function(x)
@@ -456,7 +418,7 @@ def caches_off(compile_it: Compile) -> Any:
     """Then nothing is a bypass; what is off as a whole is shared in halves."""
     import torch
 
-    x = _matrix()
+    x = matrix()
     found = []
     compiler: Any = torch.compiler.config
     with compiler.patch(force_disable_caches=True):
@@ -470,7 +432,7 @@ def caches_off(compile_it: Compile) -> Any:
 def fx_graph_cache_off(compile_it: Compile) -> Any:
     import torch
 
-    x = _matrix()
+    x = matrix()
     with torch._inductor.config.patch(fx_graph_cache=False):
         return x, compile_it(lambda x: x * 24)(x)
 
@@ -484,7 +446,7 @@ def view_replay(compile_it: Compile) -> Any:
         return x.view(-1), x * 25
 
     with torch._functorch.config.patch(view_replay_for_aliased_outputs=True):
-        return train(compile_it(function), _matrix(True))
+        return train(compile_it(function), matrix(True))
 
 
 @case("safety", graphs=1, bypassed=1, reasons=("custom-pass",), lowered=1, dense=True)
@@ -500,7 +462,7 @@ def custom_pass(compile_it: Compile) -> Any:
         def uuid(self) -> str:
             return "nothing-1"
 
-    x = _matrix()
+    x = matrix()
     found = []
     for custom in (Known(), lambda graph: None):
         torch.compiler.reset()

@@ -91,34 +91,14 @@ def buffers(compile_it: Compile) -> Any:
     return found, list(network.buffers()), [each.grad for each in network.parameters()]
 
 
-@case("tensors", shows=_subclass_in("inputs"), dense=True)
-def subclass(compile_it: Compile) -> Any:
-    x = _two()
-    return x, compile_it(lambda x: x * 2 + 1)(x)
-
-
 @case("tensors", shows=_subclass_in("tangents"))
 def subclass_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _two(requires_grad=True))
 
 
-@case("tensors", shows=_subclass_in("inputs", depth=2), dense=True)
-def nested_subclass(compile_it: Compile) -> Any:
-    x = _two(nested=True)
-    return x, compile_it(lambda x: x * 3)(x)
-
-
 @case("tensors", shows=_subclass_in("tangents", depth=2), dense=True)
 def nested_subclass_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _two(requires_grad=True, nested=True))
-
-
-@case("tensors", shows=_subclass_in("inputs"), dense=True)
-def subclass_with_a_plain_tensor(compile_it: Compile) -> Any:
-    import torch
-
-    y = torch.ones(2, 3, requires_grad=True)
-    return train(compile_it(lambda x, y: x * y), _two(requires_grad=True), y)
 
 
 @case("tensors", shows=_subclass_in("inputs"), dense=True)
@@ -166,12 +146,6 @@ def subclass_parameters(compile_it: Compile) -> Any:
     out = compile_it(network)(torch.ones(4, 3))
     out.sum().backward()
     return out, [(each, each.grad) for each in network.parameters()]
-
-
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=1, dense=True)
-def jagged(compile_it: Compile) -> Any:
-    x = _jagged()
-    return x, compile_it(lambda x: x * 2)(x)
 
 
 @case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, dense=True)

@@ -306,15 +306,12 @@ def _other_torch() -> Context:
 
 def _installed(name: str) -> Context:
     """As if this component of the installation were another; there is one to try with."""
-    from s3cache.graph import Component, _surroundings
+    from s3cache.graph import _key
 
-    real = _surroundings.installation
-
-    def other() -> dict[str, Component]:
-        assert name in real()
-        return {**real(), name: Component.of_text("other")}
-
-    return _attribute(_surroundings, "installation", other)
+    real = _key.COMPONENTS
+    assert any(row[0] == name for row in real)
+    other = tuple((*row[:2], lambda _: "other") if row[0] == name else row for row in real)
+    return _attribute(_key, "COMPONENTS", other)
 
 
 def _settings() -> Iterator[Change]:

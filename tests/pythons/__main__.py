@@ -62,11 +62,11 @@ def environment(version: str, python: str) -> Path:
 
 
 def main() -> int:
-    told, failed = [], False
+    summary, failed = [], False
     for version in os.environ.get("PYTHONS", "").split() or PYTHONS:
         python = interpreter(version)
         if python is None:
-            told.append(f"Python {version}: not found")
+            summary.append(f"Python {version}: not found")
             continue
         print(f"=== {version}: {python}", flush=True)
         own = environment(version, python)
@@ -85,10 +85,10 @@ def main() -> int:
         print(done.stdout, end="", flush=True)
         last = done.stdout.strip().splitlines()[-1:] or ["nothing was printed"]
         full = subprocess.run([own, "-V"], stdout=subprocess.PIPE, text=True, check=True)
-        told.append(f"{full.stdout.strip()}: {last[0].strip('= ')}")
+        summary.append(f"{full.stdout.strip()}: {last[0].strip('= ')}")
         failed |= done.returncode != 0
-    print(*told, sep="\n")
-    return int(failed or not any("passed" in line for line in told))
+    print(*summary, sep="\n")
+    return int(failed or not any("passed" in line for line in summary))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from s3cache.errors import ConfigError, TransientError
 from s3cache.stats import Verb
-from s3cache.store import MemoryStore, NotAdmitted, WrapperStore, check_key
+from s3cache.store import MemoryStore, NotAccepted, WrapperStore, check_key
 from s3cache.testing.contract import ILLEGAL_KEYS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def test_every_verb_goes_through_it_with_its_key() -> None:
     store = Noting(MemoryStore())
     await store.put("key", b"abc")
     assert await store.get("key") == b"abc"
-    assert await store.get("key", lambda size: size > 3) == NotAdmitted(3)
+    assert await store.get("key", lambda size: size > 3) == NotAccepted(3)
     assert await store.get_range("key", 1, 1) == b"b"
     assert await store.head("key") is not None
     assert [info.key async for info in store.list("k")] == ["key"]

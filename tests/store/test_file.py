@@ -24,8 +24,8 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store import MAX_KEY_BYTES, FileStore, NotAdmitted, ObjectFiles
-from s3cache.store import _file as module
+from s3cache.store import MAX_KEY_BYTES, FileStore, NotAccepted, ObjectFiles
+from s3cache.store import _objects as module
 from s3cache.testing.contract import LONG_KEYS, ODD_KEYS, TWIN_KEYS, legal_keys
 from tests.support.density import examples
 
@@ -298,7 +298,7 @@ class TestAdmission:
             files.write("key", b"much larger")  # between the question and the reading
             return size < at_most
 
-        for at_most, answer in ((100, b"much larger"), (10, NotAdmitted(11)), (5, NotAdmitted(5))):
+        for at_most, answer in ((100, b"much larger"), (10, NotAccepted(11)), (5, NotAccepted(5))):
             asked.clear()
             files.write("key", b"small")
             assert await store.get("key", admit) == answer

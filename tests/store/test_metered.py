@@ -17,7 +17,7 @@ from s3cache.testing import FaultyStore
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from s3cache.store import Admit, ObjectInfo
+    from s3cache.store import AcceptSize, ObjectInfo
     from tests.support.clock import FakeClock
 
 
@@ -28,7 +28,7 @@ class Slow(WrapperStore):
         super().__init__(MemoryStore())
         self.clock = clock
 
-    async def get(self, key: str, admit: Admit | None = None) -> Any:
+    async def get(self, key: str, admit: AcceptSize | None = None) -> Any:
         self.clock.advance(2)
         return await self.inner.get(key, admit)
 

@@ -108,7 +108,7 @@ class Reader:
             tuple(trusted),
             revoked_keys=frozenset({trusted[1].key.fingerprint}),
             now=lambda: NOW,
-        ).judge
+        ).check
         text = b"the same words over and over; " * 20
         plain = [
             frame.encode(

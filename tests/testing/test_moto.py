@@ -54,25 +54,6 @@ def test_each_bucket_is_another_one(s3cache_moto_server: MotoServer) -> None:
     assert s3cache_moto_server.make_bucket("by-name").name == "by-name"
 
 
-def test_a_bucket_that_cannot_be_is_refused(s3cache_moto_server: MotoServer) -> None:
-    with pytest.raises(RuntimeError, match="bucket 'x'"):
-        s3cache_moto_server.make_bucket("x")
-
-
-def listens(port: int) -> bool:
-    return any(
-        connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
-        for connection in psutil.net_connections("tcp")
-    )
-
-
-def test_it_ends_when_it_is_closed() -> None:
-    with MotoServer() as server:
-        assert listens(server.port)
-    assert not listens(server.port)
-    server.close()
-
-
 def test_it_ends_with_the_process_that_started_it() -> None:
     """Also where that is killed, and closes nothing."""
     code = (

@@ -24,6 +24,9 @@ def test_the_warm_start_is_that_of_the_example() -> None:
 @pytest.mark.timeout(900)
 def test_the_store_keeps_the_contract(tmp_path: Path) -> None:
     (tmp_path / "test_my_store.py").write_text(FILES["test_my_store.py"], encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(
+        "from s3cache.store import DeadlineExecutor\nDeadlineExecutor.limit_s = 3600.0\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""The accounts: exact, or counted anew."""
+"""The usage of a directory: exact, or counted again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 from s3cache.tier import _bounds as module
-from s3cache.tier._bounds import Accounts
+from s3cache.tier._bounds import Ledger, UsageFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,122 +31,122 @@ def directory(tmp_path: Path) -> ObjectFiles:
 
 
 @pytest.fixture
-def accounts(directory: ObjectFiles) -> Accounts:
-    return Accounts(directory)
+def usage_file(directory: ObjectFiles) -> UsageFile:
+    return UsageFile(directory)
 
 
-def usage(accounts: Accounts) -> Usage:
-    with accounts.locked() as books:
-        return books.usage
+def usage(usage_file: UsageFile) -> Usage:
+    with usage_file.locked() as ledger:
+        return ledger.usage
 
 
-def usage_file(directory: ObjectFiles) -> str:
+def path_of(directory: ObjectFiles) -> str:
     return os.path.join(directory.root, "usage")
 
 
-def test_without_a_file_all_is_counted(accounts: Accounts) -> None:
-    assert usage(accounts) == Usage(15, 2)
-
-
-def test_with_a_file_nothing_is_counted(accounts: Accounts, directory: ObjectFiles) -> None:
-    usage(accounts)
+def test_files_are_counted_once(usage_file: UsageFile, directory: ObjectFiles) -> None:
+    assert usage(usage_file) == Usage(15, 2)
     directory.write("by hand", b"x")
-    assert usage(accounts) == Usage(15, 2)
-
-
-def damaged(data: bytes, how: str) -> bytes:
-    if how == "cut":
-        return data[:-1]
-    if how == "magic":
-        return b"X" + data[1:]
-    if how == "flipped":
-        return data[:9] + bytes([data[9] ^ 1]) + data[10:]
-    if how == "name":
-        return data[:-1] + b"?"
-    return {"empty": b"", "zeros": bytes(4096), "garbage": b"\xa5" * 100, "text": b"15 2\n"}[how]
+    assert usage(usage_file) == Usage(15, 2)
 
 
 @pytest.mark.parametrize(
-    "how", ["cut", "magic", "flipped", "name", "empty", "zeros", "garbage", "text"]
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: b"X" + data[1:],
+        lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:],
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda _: b"",
+        lambda _: bytes(4096),
+        lambda _: b"15 2\n",
+    ],
+    ids=["cut", "magic", "flipped", "crc", "empty", "zeros", "text"],
 )
-def test_a_damaged_file_is_counted_anew(
-    accounts: Accounts, directory: ObjectFiles, how: str
+def test_a_damaged_record_is_counted_again(
+    usage_file: UsageFile, directory: ObjectFiles, damage: Callable[[bytes], bytes]
 ) -> None:
-    leave_announced(accounts, directory, "some/name")
-    with open(usage_file(directory), "rb") as file:
+    usage(usage_file)
+    with open(path_of(directory), "rb") as file:
         data = file.read()
-    with open(usage_file(directory), "wb") as file:
-        file.write(damaged(data, how))
+    with open(path_of(directory), "wb") as file:
+        file.write(damage(data))
     directory.write("c", b"x")
-    assert usage(accounts) == Usage(16, 3)
+    assert usage(usage_file) == Usage(16, 3)
     directory.write("by hand", b"x")
-    assert usage(accounts) == Usage(16, 3)  # now there are books again
+    assert usage(usage_file) == Usage(16, 3)  # the record is good again
 
 
-def leave_announced(accounts: Accounts, directory: ObjectFiles, name: str) -> None:
-    """As a writer leaves the file that is killed after it announced a change of ``name``."""
-    with accounts.locked() as books:
-        size = books.size_of(name)
-        with books.changing(name, size, size), open(usage_file(directory), "rb") as file:
-            announced = file.read()
-    with open(usage_file(directory), "wb") as file:
-        file.write(announced)
-
-
-@pytest.mark.parametrize("name", ["a/1", "b", "new", "é" * 450])
-@pytest.mark.parametrize("change", ["nothing", "grow", "shrink", "delete"])
-def test_what_a_killed_writer_announced_is_settled(
-    accounts: Accounts, directory: ObjectFiles, name: str, change: str
+@pytest.mark.parametrize("change", ["nothing", "write", "delete"])
+def test_what_a_killed_writer_changed_is_counted(
+    usage_file: UsageFile, directory: ObjectFiles, change: str
 ) -> None:
-    """Whether it got to do it or not."""
-    leave_announced(accounts, directory, name)
-    if change == "delete":
-        directory.delete(name)
-    elif change != "nothing":
-        directory.write(name, b"y" * (100 if change == "grow" else 1))
-    found = list(directory.walk())
-    for _ in range(2):
-        assert usage(accounts) == Usage(sum(info.size for info in found), len(found))
+    with (
+        usage_file.locked() as ledger,
+        ledger.changing(5, 7),
+        open(path_of(directory), "rb") as file,
+    ):
+        left = file.read()
+    with open(path_of(directory), "wb") as file:
+        file.write(left)
+    if change == "write":
+        directory.write("b", b"y" * 7)
+    elif change == "delete":
+        directory.delete("b")
+    present = list(directory.walk())
+    assert usage(usage_file) == Usage(sum(info.size for info in present), len(present))
 
 
-def test_a_change_that_fails_is_booked_as_far_as_it_got(
-    accounts: Accounts, directory: ObjectFiles
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_change_that_fails_is_counted(
+    usage_file: UsageFile, directory: ObjectFiles, is_done: bool
 ) -> None:
-    def interrupted(done: bool) -> None:
-        with accounts.locked() as books, books.changing("b", 5, 50):
-            if done:
+    def interrupted() -> None:
+        with usage_file.locked() as ledger, ledger.changing(5, 50):
+            if is_done:
                 directory.write("b", b"x" * 7)
             raise KeyboardInterrupt
 
-    for done in (False, True):
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(done)
-        assert usage(accounts) == Usage(17 if done else 15, 2)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert usage(usage_file) == Usage(17 if is_done else 15, 2)
 
 
-def test_negative_books_are_counted_anew(accounts: Accounts, directory: ObjectFiles) -> None:
-    with accounts.locked() as books:
-        books.bytes = -1
-        with books.changing("b", 5, 5):
-            pass
-    assert usage(accounts) == Usage(15, 2)
+def test_a_change_after_one_that_failed_does_not_hide_it(
+    usage_file: UsageFile, directory: ObjectFiles
+) -> None:
+    def failing(ledger: Ledger) -> None:
+        with ledger.changing(5, 7):
+            directory.write("b", b"x" * 7)
+            raise OSError("no")
+
+    with usage_file.locked() as ledger:
+        with pytest.raises(OSError, match="no"):
+            failing(ledger)
+        with ledger.changing(10, None):
+            directory.delete("a/1")
+    assert usage(usage_file) == Usage(7, 1)
 
 
-def test_the_layout_is_the_documented_one(accounts: Accounts, directory: ObjectFiles) -> None:
+def test_a_negative_usage_is_counted_again(usage_file: UsageFile) -> None:
+    with usage_file.locked() as ledger, ledger.changing(100, 5):
+        pass
+    assert usage(usage_file) == Usage(15, 2)
+
+
+def test_the_layout_is_the_documented_one(usage_file: UsageFile, directory: ObjectFiles) -> None:
     """Processes of different versions share the file."""
-    leave_announced(accounts, directory, "b")
-    with open(usage_file(directory), "rb") as file:
-        data = file.read()
-    magic, size, files, old, name_len, _ = struct.unpack_from("<8sqqqHI", data)
-    assert (magic, size, files, old, name_len) == (b"s3cuse1\n", 15, 2, 5, 1)
-    assert data[38:] == b"b"
+    usage(usage_file)
+    with open(path_of(directory), "rb") as file:
+        magic, size, files, _ = struct.unpack("<8sqqI", file.read())
+    assert (magic, size, files) == (b"s3cuse2\n", 15, 2)
 
 
 # --- the lock
 
 
-def test_a_lock_that_is_never_let_go_is_a_transient_error(
-    accounts: Accounts, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
+def test_a_lock_that_is_never_released_is_a_transient_error(
+    usage_file: UsageFile, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.02)
     tier = DiskTier(directory.root, max_bytes=1 << 20, max_files=100)
@@ -159,7 +159,7 @@ def test_a_lock_that_is_never_let_go_is_a_transient_error(
         tier.trim,
         tier.adopt,
     ]
-    with accounts.locked():
+    with usage_file.locked():
         for call in calls:
             with pytest.raises(TransientError, match="another process"):
                 call()
@@ -171,13 +171,13 @@ def test_a_lock_that_is_never_let_go_is_a_transient_error(
     tier.close()
 
 
-def test_one_thread_at_a_time(accounts: Accounts) -> None:
+def test_one_thread_at_a_time(usage_file: UsageFile) -> None:
     inside: list[int] = []
     most = []
 
     def work() -> None:
         for _ in range(50):
-            with accounts.locked():
+            with usage_file.locked():
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -191,29 +191,29 @@ def test_one_thread_at_a_time(accounts: Accounts) -> None:
     assert max(most) == 1
 
 
-def test_a_file_removed_before_it_was_locked_is_no_longer_the_one(
-    accounts: Accounts, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
+def test_a_file_removed_before_it_was_locked_is_not_the_lock(
+    usage_file: UsageFile, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else two would hold "the" lock: who opened before, and who opened after the removal."""
+    """Else two could hold "the" lock: one on the removed file, one on its successor."""
     flock = fcntl.flock
 
     def removed_first(fd: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", flock)
-        os.unlink(usage_file(directory))
+        os.unlink(path_of(directory))
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed_first)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.02)
     with (
-        accounts.locked(),
+        usage_file.locked(),
         pytest.raises(TransientError),
-        Accounts(directory).locked(),
+        UsageFile(directory).locked(),
     ):
         pass
 
 
 def test_no_descriptor_is_left_open(
-    accounts: Accounts, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
+    usage_file: UsageFile, directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.001)
     tier = DiskTier(directory.root, max_bytes=1 << 20, max_files=100)
@@ -221,7 +221,7 @@ def test_no_descriptor_is_left_open(
     tier.quarantine("first")
     tier.adopt()  # directories that are used stay open
     before = len(os.listdir("/proc/self/fd"))
-    with accounts.locked():
+    with usage_file.locked():
         for _ in range(20):
             with pytest.raises(StoreError):
                 tier.put("c", b"x")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def test_the_least_recently_used_goes_first(open_tier: OpenTier) -> None:
-    """In exactly the order of last use, also where all happens within one tick of the clock."""
+    """In the order of last use, also where all happens within one tick of the clock."""
     tier = open_tier(max_files=200)
     order = [f"{i:03d}" for i in range(200)]
     random.Random(1).shuffle(order)
@@ -35,7 +35,9 @@ def test_the_least_recently_used_goes_first(open_tier: OpenTier) -> None:
     order = [name for name in order if name not in used] + used
     for i in range(200):
         tier.put(f"new{i}", b"x")
-        assert set(names(tier)) == {*order[i + 1 :], *(f"new{n}" for n in range(i + 1))}
+        left = set(names(tier))
+        assert 200 - 200 // 50 <= len(left) <= 200
+        assert left == {*[*order, *(f"new{n}" for n in range(i + 1))][-len(left) :]}
 
 
 def test_what_is_only_looked_at_is_not_used(open_tier: OpenTier) -> None:
@@ -49,17 +51,6 @@ def test_what_is_only_looked_at_is_not_used(open_tier: OpenTier) -> None:
     assert names(tier) == ["b", "c"]
 
 
-def test_used_after_it_was_chosen_it_stays(open_tier: OpenTier) -> None:
-    """One scan chooses many; what is used before its turn comes is no longer the oldest."""
-    tier = open_tier(max_files=10)
-    for i in range(10):
-        tier.put(f"{i}", b"x")
-    tier.put("a", b"x")  # scans, and evicts 0
-    tier.get("1")
-    tier.put("b", b"x")
-    assert names(tier) == sorted("13456789ab")
-
-
 def test_bounded_by_bytes(open_tier: OpenTier) -> None:
     tier = open_tier(max_bytes=100)
     for name, size in [("a", 40), ("b", 30), ("c", 30)]:
@@ -71,12 +62,11 @@ def test_bounded_by_bytes(open_tier: OpenTier) -> None:
 
 
 def test_one_large_object_takes_the_place_of_very_many(open_tier: OpenTier) -> None:
-    """More than one scan chooses at a time."""
     tier = open_tier(max_bytes=1_000)
     for i in range(1_000):
         tier.put(f"{i:03d}", b"x")
     tier.put("large", b"x" * 950)
-    assert names(tier) == [*(f"{i}" for i in range(950, 1_000)), "large"]
+    assert names(tier) == [*(f"{i}" for i in range(970, 1_000)), "large"]
     assert exact(tier)
 
 
@@ -102,8 +92,8 @@ def test_eviction_scans_once_for_many_puts(
     scans = count_scans(monkeypatch, root)
     for i in range(640):
         tier.put(f"new{i}", b"x")
-    assert 1 <= scans() <= 640 / 64
-    assert tier.usage().files == 640
+    assert 1 <= scans() <= 640 / 10
+    assert 620 < tier.usage().files <= 640
 
 
 def count_scans(monkeypatch: pytest.MonkeyPatch, root: Path) -> Callable[[], int]:
@@ -189,7 +179,7 @@ def test_growing_the_oldest_keeps_the_bound(open_tier: OpenTier) -> None:
     assert exact(tier)
 
 
-def test_growing_a_chosen_victim_keeps_the_bound(open_tier: OpenTier) -> None:
+def test_growing_the_next_to_go_keeps_the_bound(open_tier: OpenTier) -> None:
     tier = open_tier(max_bytes=100)
     for name in "abcde":
         tier.put(name, b"x" * 20)
@@ -272,35 +262,22 @@ def fill(root: Path, count: int) -> None:
         os.utime(path, (1_000_000 + i, 1_000_000 + i))
 
 
-def test_of_very_many_the_old_ones_go(open_tier: OpenTier, root: Path) -> None:
-    """Not all are looked at, and so it need not be the oldest."""
-    fill(root, 3_000)
-    tier = open_tier(max_files=3_000)
-    for i in range(100):
-        tier.put(f"new/{i}", b"x")
-    left = {name.partition("/")[2] for name in names(tier)}
-    gone = [i for i in range(3_000) if f"{i:04d}" not in left]
-    assert len(gone) == 100
-    assert max(gone) < 1_000
-    assert exact(tier)
-
-
 def test_an_object_as_large_as_half_of_very_many_takes_the_older_half(
     open_tier: OpenTier, root: Path
 ) -> None:
     fill(root, 3_000)
     tier = open_tier(max_bytes=3_000)
     tier.put("large", b"x" * 1_500)
-    assert names(tier) == sorted(["large", *(f"{i * 7 % 60}/{i:04d}" for i in range(1_500, 3_000))])
+    assert names(tier) == sorted(["large", *(f"{i * 7 % 60}/{i:04d}" for i in range(1_560, 3_000))])
     with pytest.raises(NoSpaceError, match="allowed"):
         tier.put("larger", b"x" * 3_001)
     assert exact(tier)
 
 
-def test_nobody_is_kept_waiting_by_a_scan(
+def test_a_scan_does_not_hold_the_lock(
     open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever looks for what may go, in a writer or in a trim, does not hold the lock."""
+    """Neither that of a writer nor that of a trim."""
     fill(root, 3_000)
     tier = open_tier(max_files=3_000)
     scandir = os.scandir
@@ -312,9 +289,9 @@ def test_nobody_is_kept_waiting_by_a_scan(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", watched)
-    for i in range(100):
+    for i in range(2):
         (tier.put if i % 2 else tier.put_pending)(f"new/{i}", b"x")
-    assert len(was_free) > 20
+    assert len(was_free) > 60
     searched = len(was_free)
     tier.trim()
     assert len(was_free) - searched > 60
@@ -328,29 +305,3 @@ def is_lock_free(root: Path) -> bool:
         except BlockingIOError:
             return False
     return True
-
-
-@pytest.mark.parametrize("damage", [b"", b"\n", b"x" * 9_000, b'["a"]\n', b'["0/0000", 1, 5.0'])
-def test_a_list_of_victims_that_cannot_be_read_is_made_anew(
-    open_tier: OpenTier, root: Path, damage: bytes
-) -> None:
-    tier = open_tier(max_files=100)
-    for i in range(101):
-        tier.put(f"{i:03d}", b"x")
-    (root / "usage.next").write_bytes(damage)
-    tier.put("new", b"x")
-    assert names(tier) == sorted([*(f"{i:03d}" for i in range(2, 101)), "new"])
-
-
-def test_processes_share_what_one_of_them_found(open_tier: OpenTier, root: Path) -> None:
-    """Each has its turn at the list; what others have used since stays."""
-    one, other = open_tier(max_files=100), open_tier(max_files=100)
-    for i in range(100):
-        one.put(f"{i:03d}", b"x")
-    one.put("a", b"x")
-    listed = (root / "usage.next").read_bytes().count(b"\n")
-    other.get("001")
-    other.put("b", b"x")
-    assert (root / "usage.next").read_bytes().count(b"\n") == listed - 2
-    assert "001" in names(one)
-    assert "002" not in names(one)

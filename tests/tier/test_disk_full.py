@@ -47,7 +47,7 @@ def test_a_full_disk(open_tier: OpenTier, small_disk: Path) -> None:
 
 
 def test_a_disk_without_a_single_free_block(open_tier: OpenTier, small_disk: Path) -> None:
-    """Not even the accounts could be written if they were not there already."""
+    """Not even the usage could be written if its file were not there already."""
     root = small_disk / "root"
     tier = open_tier(at=root)
     tier.put("old", b"o" * 10_000)
@@ -97,7 +97,7 @@ def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) ->
 def test_failing_at_any_moment_is_whole_or_nothing(
     open_tier: OpenTier, root: Path, number: int
 ) -> None:
-    """Wherever the disk fails: one of our errors, one whole version, exact accounts."""
+    """Wherever the disk fails: one of our errors, one whole version, exact usage."""
 
     def fail() -> None:
         raise OSError(number, os.strerror(number))
@@ -115,28 +115,3 @@ def test_failing_at_any_moment_is_whole_or_nothing(
         assert tier.usage().files <= 2
         tier.close()
         shutil.rmtree(root)
-
-
-def test_many_are_put_as_each_would_be(open_tier: OpenTier, root: Path) -> None:
-    tier = open_tier(max_files=3, max_bytes=100)
-    tier.put("old", b"x" * 10)
-    failed = tier.put_all([("a", b"1"), ("huge", bytes(101)), ("b", b"2"), ("a", b"333")])
-    assert list(failed) == ["huge"]
-    assert isinstance(failed["huge"], NoSpaceError)
-    assert {name: tier.get(name) for name in ("a", "b", "old")} == {
-        "a": b"333",
-        "b": b"2",
-        "old": b"x" * 10,
-    }
-    assert tier.put_all([("c", b"3")]) == {}
-    assert len(names(tier)) == 3  # one had to go
-    assert tier.usage() == on_disk(root)
-
-
-def test_what_is_recorded_is_not_evicted_by_many(open_tier: OpenTier) -> None:
-    tier = open_tier(max_files=2)
-    tier.put_pending("mine", b"x")
-    failed = tier.put_all([("a", b"1"), ("b", b"2"), ("c", b"3")])
-    assert failed == {}
-    assert tier.get("mine") == b"x"
-    assert len(names(tier)) == 2

@@ -116,7 +116,7 @@ class TierMachine(RuleBasedStateMachine):
         assert self.fits(self.usage(self.bodies))
 
     def refused(self, name: str, size: int) -> None:
-        """Rightly, and at no cost to whoever may stay."""
+        """Rightly, and nothing was evicted that may stay."""
         staying = {k: v for k, v in self.bodies.items() if k in self.pinned and k != name}
         assert not self.fits(self.usage({**staying, name: b"x" * size}))
         there = {info.key for info in self.tiers[0].objects()}
@@ -195,7 +195,7 @@ class TierMachine(RuleBasedStateMachine):
         self.pins[by] = set()
 
     @rule(how=st.sampled_from(["missing", "empty", "torn", "garbage"]), by_hand=st.none() | names)
-    def lose_the_accounts(self, how: str, by_hand: str | None) -> None:
+    def lose_the_usage(self, how: str, by_hand: str | None) -> None:
         """... and perhaps a file, by hand."""
         usage = self.root / "usage"
         if by_hand in self.bodies:
@@ -223,12 +223,12 @@ class TierMachine(RuleBasedStateMachine):
         }
 
     @invariant()
-    def books_are_exact(self) -> None:
+    def usage_is_exact(self) -> None:
         for tier in self.tiers:
             assert tier.usage() == self.usage(self.bodies)
 
     @invariant()
-    def records_are_whose_they_are(self) -> None:
+    def uploads_are_pending_where_they_were_saved(self) -> None:
         for tier, pins in zip(self.tiers, self.pins, strict=True):
             assert set(tier.pending()) == pins
 

@@ -1,4 +1,4 @@
-"""What is still to upload: each record has one owner, and after it exactly one heir."""
+"""Pending uploads: each has one owner, and exactly one adopter after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import fcntl
 import itertools
 import os
 import stat
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from s3cache.store import check_key
+from s3cache.store import Directory, check_key
 from s3cache.testing.contract import ODD_KEYS, legal_keys
 from s3cache.tier._pending import Pending
 from tests.support.waiting import LONG_S
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
 NAMES_THAT_COULD_CLASH = ["lock", ".lock", "..lock", "%2Elock", ".nfs0001", "%2e", "pending", "~"]
 
 
+def pending_at(root: Path, note: bytes = b"") -> Pending:
+    return Pending(lambda make: Directory.at(str(root), make=make), note)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "pending"
@@ -37,11 +40,11 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def another(root: Path) -> Iterator[Callable[[], Pending]]:
-    """Further owners, as other processes would be: each has a lock of its own."""
+    """Make further owners, as other processes would be: each has a lock of its own."""
     made: list[Pending] = []
 
     def make() -> Pending:
-        made.append(Pending(str(root)))
+        made.append(pending_at(root))
         return made[-1]
 
     yield make
@@ -54,64 +57,34 @@ def pending(another: Callable[[], Pending]) -> Pending:
     return another()
 
 
-def add(pending: Pending, name: str) -> bool:
-    """Record ``name``, whose object is being written."""
-    with tempfile.NamedTemporaryFile(dir=Path(pending.root).parent, prefix="staged") as staged:
-        return pending.add(name, staged.name)
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV])
-def test_where_there_can_be_no_link_the_record_is_a_file(
-    pending: Pending, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def no_links(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "link", no_links)
-    assert add(pending, "a")
-    assert not add(pending, "a")
-    assert pending.mine("") == ["a"]
-    pending.remove("a")
-    assert pending.mine("") == []
-
-
-def test_a_record_takes_no_space_of_its_own(pending: Pending, tmp_path: Path) -> None:
-    file = tmp_path / "object"
-    file.write_bytes(b"x")
-    pending.add("a", str(file))
-    assert file.stat().st_nlink == 2
-    pending.remove("a")
-    assert file.stat().st_nlink == 1
-
-
 def test_what_is_added_is_mine_until_it_is_removed(pending: Pending) -> None:
     assert pending.mine("") == []
-    assert add(pending, "a/b")
-    assert not add(pending, "a/b")
+    assert pending.add("a/b")
+    assert not pending.add("a/b")
     assert pending.mine("") == ["a/b"]
     pending.remove("a/b")
     pending.remove("a/b")
     assert pending.mine("") == []
-    assert add(pending, "a/b")
+    assert pending.add("a/b")
 
 
 @pytest.mark.parametrize("name", [*ODD_KEYS, *NAMES_THAT_COULD_CLASH])
-def test_any_name_goes_from_owner_to_heir(pending: Pending, another: Another, name: str) -> None:
-    assert add(pending, name)
+def test_any_name_goes_from_owner_to_adopter(pending: Pending, another: Another, name: str) -> None:
+    assert pending.add(name)
     assert pending.all_pending() == {name}
     pending.release()
-    heir = another()
-    assert heir.adopt("") == [name]
-    assert heir.mine("") == [name]
-    heir.remove(name)
-    assert heir.all_pending() == set()
+    adopter = another()
+    assert adopter.adopt("") == [name]
+    assert adopter.mine("") == [name]
+    adopter.remove(name)
+    assert adopter.all_pending() == set()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=legal_keys.filter(lambda name: len(name.encode()) <= 80))
 def test_any_legal_name_is_remembered(pending: Pending, name: str) -> None:
     check_key(name)
-    assert add(pending, name)
+    assert pending.add(name)
     assert pending.mine("") == [name]
     pending.remove(name)
     assert pending.mine("") == []
@@ -120,23 +93,23 @@ def test_any_legal_name_is_remembered(pending: Pending, name: str) -> None:
 def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
     """A namespace of 16, a spread of 3, a key of 128 and a variant of 64 characters."""
     name = f"{'f' * 16}/v1/abc/{'k' * 128}.{'v' * 64}"
-    assert add(pending, name)
+    assert pending.add(name)
     assert pending.mine("") == [name]
 
 
-def test_a_live_owner_keeps_its_records(pending: Pending, another: Another) -> None:
-    add(pending, "a")
-    heir = another()
-    add(heir, "b")
-    assert heir.adopt("") == []
+def test_a_live_owner_keeps_its_uploads(pending: Pending, another: Another) -> None:
+    pending.add("a")
+    adopter = another()
+    adopter.add("b")
+    assert adopter.adopt("") == []
     assert pending.adopt("") == []
-    assert (pending.mine(""), heir.mine("")) == (["a"], ["b"])
+    assert (pending.mine(""), adopter.mine("")) == (["a"], ["b"])
     assert pending.all_pending() == {"a", "b"}
 
 
 def test_namespaces_are_adopted_apart(pending: Pending, another: Another) -> None:
     for name in ("one/a", "one/b", "two/a", "on"):
-        add(pending, name)
+        pending.add(name)
     assert sorted(pending.mine("one/")) == ["one/a", "one/b"]
     pending.release()
     first, second, third = another(), another(), another()
@@ -146,38 +119,38 @@ def test_namespaces_are_adopted_apart(pending: Pending, another: Another) -> Non
     assert third.adopt("") == ["on"]
 
 
-def test_what_both_had_is_adopted_once(pending: Pending, another: Another) -> None:
-    heir = another()
-    for each in (pending, heir):
-        add(each, "a")
+def test_an_upload_of_two_owners_is_adopted_once(pending: Pending, another: Another) -> None:
+    adopter = another()
+    for each in (pending, adopter):
+        each.add("a")
     pending.release()
-    assert heir.adopt("") == ["a"]
-    assert heir.mine("") == ["a"]
-    heir.release()
+    assert adopter.adopt("") == ["a"]
+    assert adopter.mine("") == ["a"]
+    adopter.release()
     assert another().adopt("") == ["a"]
 
 
-def test_nothing_is_left_of_those_who_had_nothing_left(
+def test_directories_of_owners_without_uploads_are_removed(
     pending: Pending, another: Another, root: Path
 ) -> None:
-    add(pending, "a")
-    add(pending, "b")
+    pending.add("a")
+    pending.add("b")
     pending.remove("a")
     pending.release()
-    heir = another()
-    heir.adopt("")
-    heir.remove("b")
-    heir.release()
+    adopter = another()
+    adopter.adopt("")
+    adopter.remove("b")
+    adopter.release()
     assert os.listdir(root) == []
 
 
-def test_after_release_it_begins_anew(pending: Pending, another: Another) -> None:
-    add(pending, "a")
+def test_after_release_a_new_owner_begins(pending: Pending, another: Another) -> None:
+    pending.add("a")
     pending.release()
     pending.release()
     assert pending.mine("") == []
     pending.remove("a")
-    add(pending, "b")
+    pending.add("b")
     assert another().adopt("") == ["a"]
     assert pending.mine("") == ["b"]
 
@@ -185,7 +158,7 @@ def test_after_release_it_begins_anew(pending: Pending, another: Another) -> Non
 def test_directories_are_private(pending: Pending, root: Path) -> None:
     umask = os.umask(0o002)
     try:
-        add(pending, "a")
+        pending.add("a")
     finally:
         os.umask(umask)
     for path in [root, *root.rglob("*")]:
@@ -225,17 +198,17 @@ def test_an_adopter_that_is_faster_than_a_new_owner_does_no_harm(
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", adopted_first)
-    add(pending, "a")
+    pending.add("a")
     for fd in held:
         os.close(fd)
     assert adopter.adopt("") == []
     assert pending.mine("") == ["a"]
 
 
-def test_what_others_put_there_is_no_owner_and_no_record(
+def test_other_files_are_neither_owners_nor_uploads(
     pending: Pending, another: Another, root: Path
 ) -> None:
-    add(pending, "a")
+    pending.add("a")
     (root / "stray").write_bytes(b"x")
     (next(path for path in root.iterdir() if path.is_dir()) / ".nfs0001").write_bytes(b"")
     assert pending.all_pending() == {"a"}
@@ -243,14 +216,14 @@ def test_what_others_put_there_is_no_owner_and_no_record(
     assert another().adopt("") == ["a"]
 
 
-def test_adopting_tells_what_it_got_before_it_failed(
+def test_adopting_returns_what_it_got_before_it_failed(
     pending: Pending, another: Another, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asked would never upload it otherwise, and nobody else could adopt it."""
+    """The caller would never upload it otherwise, and no other could adopt it."""
     for name in ("a", "b", "c"):
-        add(pending, name)
+        pending.add(name)
     pending.release()
-    heir = another()
+    adopter = another()
     replace, calls = os.replace, itertools.count()
 
     def full(source: str, target: str, **fds: int) -> None:
@@ -259,14 +232,14 @@ def test_adopting_tells_what_it_got_before_it_failed(
         replace(source, target, **fds)
 
     monkeypatch.setattr(os, "replace", full)
-    first = heir.adopt("")
+    first = adopter.adopt("")
     assert len(first) == 2
-    assert sorted(heir.mine("")) == sorted(first)
+    assert sorted(adopter.mine("")) == sorted(first)
     monkeypatch.setattr(os, "replace", full_always)
     with pytest.raises(OSError, match="No space"):
-        heir.adopt("")
+        adopter.adopt("")
     monkeypatch.undo()
-    assert sorted(first + heir.adopt("")) == ["a", "b", "c"]
+    assert sorted(first + adopter.adopt("")) == ["a", "b", "c"]
 
 
 def full_always(source: str, target: str, **_: int) -> None:
@@ -282,15 +255,15 @@ def test_an_owner_that_cannot_be_removed_is_no_error(
     def not_empty(path: str, **_: int) -> None:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
-    add(pending, "a")
+    pending.add("a")
     pending.release()
     monkeypatch.setattr(os, "rmdir", not_empty)
-    heir = another()
-    assert heir.adopt("") == ["a"]
-    assert heir.adopt("") == []
+    adopter = another()
+    assert adopter.adopt("") == ["a"]
+    assert adopter.adopt("") == []
 
 
-def test_where_there_are_no_locks_nothing_is_recorded_and_nothing_leaks(
+def test_without_locks_nothing_is_added_and_nothing_leaks(
     pending: Pending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(fd: int, operation: int) -> None:
@@ -300,7 +273,7 @@ def test_where_there_are_no_locks_nothing_is_recorded_and_nothing_leaks(
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with pytest.raises(OSError, match="lock"):
-            add(pending, "a")
+            pending.add("a")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -309,12 +282,12 @@ def owners_directory(root: Path) -> Path:
     return found
 
 
-def test_records_that_vanish_while_they_are_adopted_take_no_others_with_them(
+def test_uploads_that_vanish_while_adopted_take_no_others_with_them(
     pending: Pending, another: Another, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"name-{number}" for number in range(9)]
     for name in names:
-        add(pending, name)
+        pending.add(name)
     pending.release()
     replace, gone = os.replace, list[str]()
 
@@ -325,9 +298,9 @@ def test_records_that_vanish_while_they_are_adopted_take_no_others_with_them(
         replace(source, target, **fds)
 
     monkeypatch.setattr(os, "replace", vanishing)
-    heir = another()
-    assert sorted(heir.adopt("")) == sorted({*names} - {*gone})
-    assert sorted(heir.mine("")) == sorted({*names} - {*gone})
+    adopter = another()
+    assert sorted(adopter.adopt("")) == sorted({*names} - {*gone})
+    assert sorted(adopter.mine("")) == sorted({*names} - {*gone})
     assert len([*root.iterdir()]) == 1  # and the dead owner's directory is gone
 
 
@@ -351,73 +324,75 @@ REPLACED = [a_pipe, a_directory, a_link, a_socket]
 
 
 @pytest.mark.parametrize("make", REPLACED)
-def test_what_is_no_file_is_no_record_and_nobody_waits_for_it(
+def test_what_is_no_file_is_no_upload_and_is_not_waited_for(
     pending: Pending, another: Another, root: Path, make: Callable[[Path], None]
 ) -> None:
     for name in ("a", "b", "c"):
-        add(pending, name)
+        pending.add(name)
     directory = owners_directory(root)
     (directory / "b").unlink()
     make(directory / "b")
     assert sorted(pending.mine("")) == ["a", "c"]
     assert pending.note_of("b") is None
     pending.release()
-    heir = another()
-    assert sorted(heir.adopt("")) == ["a", "c"]
-    assert heir.note_of("a") == b""
+    adopter = another()
+    assert sorted(adopter.adopt("")) == ["a", "c"]
+    assert adopter.note_of("a") == b""
 
 
-@pytest.mark.parametrize("kept", range(14))
-def test_a_note_that_was_cut_short_is_never_taken_for_none(root: Path, kept: int) -> None:
+@pytest.mark.parametrize("kept", range(18))
+def test_a_note_that_was_cut_off_is_never_taken_for_none(root: Path, kept: int) -> None:
     """Without it the object would be uploaded in another way than its saver wanted."""
-    saver, heir = Pending(str(root), note=b'{"sse": "aws:kms"}'), Pending(str(root))
-    add(saver, "a")
+    saver, adopter = pending_at(root, note=b'{"sse": "aws:kms"}'), pending_at(root)
+    saver.add("a")
     os.truncate(owners_directory(root) / "a", kept)
     saver.release()
-    assert heir.adopt("") == ["a"]
-    note = heir.note_of("a")
+    assert adopter.adopt("") == ["a"]
+    note = adopter.note_of("a")
     assert note is not None
-    assert (note == b"") == (kept == 0)  # an empty file is what a link is where there are none
-    heir.release()
+    assert (note == b"") == (kept == 0)  # an empty file has no note
+    adopter.release()
 
 
 @pytest.mark.parametrize("make", [*REPLACED, None])
-def test_records_whose_lock_is_lost_are_adopted_in_the_end(
+def test_uploads_of_an_owner_without_a_lock_are_adopted_in_the_end(
     pending: Pending, another: Another, root: Path, make: Callable[[Path], None] | None
 ) -> None:
     """... and keep nobody from adopting others' meanwhile."""
-    add(pending, "a")
+    pending.add("a")
     directory = owners_directory(root)
     (directory / ".lock").unlink()
     if make is not None:
         make(directory / ".lock")
     neighbour = another()
-    add(neighbour, "b")
+    neighbour.add("b")
     neighbour.release()
     pending.release()
-    heir = another()
-    assert heir.adopt("") == ["b"]
+    adopter = another()
+    assert adopter.adopt("") == ["b"]
     if make is a_directory:  # which is not empty, so that somebody has to remove it
-        assert heir.adopt("") == []
+        assert adopter.adopt("") == []
         return
     then = time.time() - 61
     os.utime(directory, (then, then))
-    assert heir.adopt("") == []  # but it has a lock again
-    assert heir.adopt("") == ["a"]
+    assert adopter.adopt("") == []  # but it has a lock again
+    assert adopter.adopt("") == ["a"]
 
 
-def test_heirs_beside_a_vandal_get_all_that_it_leaves_alone(root: Path, another: Another) -> None:
+def test_adopters_beside_a_vandal_get_all_that_it_leaves_alone(
+    root: Path, another: Another
+) -> None:
     """... each record once, whatever becomes of others' while they look; and nobody hangs."""
     kept = {f"kept-{number}" for number in range(60)}
     spoilt = [f"spoilt-{number}" for number in range(60)]
     for share in range(6):
         dead = another()
         for name in [*sorted(kept)[share::6], *spoilt[share::6]]:
-            add(dead, name)
+            dead.add(name)
         dead.release()
-    heirs = [another() for _ in range(4)]
-    adopted: list[list[str]] = [[] for _ in heirs]
-    begin = threading.Barrier(len(heirs) + 1)
+    adopters = [another() for _ in range(4)]
+    adopted: list[list[str]] = [[] for _ in adopters]
+    begin = threading.Barrier(len(adopters) + 1)
 
     def vandalise() -> None:
         begin.wait()
@@ -430,15 +405,17 @@ def test_heirs_beside_a_vandal_get_all_that_it_leaves_alone(root: Path, another:
                         path.unlink()
                         REPLACED[number % len(REPLACED)](path)
 
-    def inherit(number: int) -> None:
+    def adopt_all(number: int) -> None:
         begin.wait()
         for _ in range(20):
-            adopted[number] += heirs[number].adopt("")
-            for name in heirs[number].mine(""):
-                heirs[number].note_of(name)
+            adopted[number] += adopters[number].adopt("")
+            for name in adopters[number].mine(""):
+                adopters[number].note_of(name)
 
     threads = [threading.Thread(target=vandalise)]
-    threads += [threading.Thread(target=inherit, args=(number,)) for number in range(len(heirs))]
+    threads += [
+        threading.Thread(target=adopt_all, args=(number,)) for number in range(len(adopters))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -446,4 +423,4 @@ def test_heirs_beside_a_vandal_get_all_that_it_leaves_alone(root: Path, another:
         assert not thread.is_alive()
     everything = [name for names in adopted for name in names]
     assert sorted(name for name in everything if name in kept) == sorted(kept)
-    assert sorted(name for heir in heirs for name in heir.mine("kept")) == sorted(kept)
+    assert sorted(name for adopter in adopters for name in adopter.mine("kept")) == sorted(kept)

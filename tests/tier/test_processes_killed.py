@@ -1,4 +1,4 @@
-"""Processes that are killed: accounts exact, objects whole, records with an heir."""
+"""Processes that are killed: usage exact, objects whole, each pending upload adopted once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("verb", ["put", "replace", "put_pending", "evict", "delete", "quarantine"])
 def test_killed_before_any_system_call(start: Start, verb: str) -> None:
-    """Whichever is the last it makes: accounts exact, objects whole, records with an heir."""
+    """Usage is exact, objects are whole, and each pending upload is adopted once."""
     script = """
         from tests.support.moments import before_call
 
@@ -51,7 +51,7 @@ def test_killed_before_any_system_call(start: Start, verb: str) -> None:
             killed = os.waitpid(child, 0)[1] != 0
             tier = DiskTier(root, max_bytes=1 << 20, max_files=2 if verb == "evict" else 4)
             check_all(tier)
-            # A record without an object may be: it costs whoever adopts it nothing.
+            # An upload without an object may be pending: it costs the adopter nothing.
             adopted = tier.adopt()
             if verb == "put_pending" and tier.holds("new/1"):
                 assert adopted == ["new/1"]
@@ -108,7 +108,7 @@ def test_killed_at_random_while_writing_at_the_bound(start: Start) -> None:
     finish(start(script))
 
 
-def test_records_survive_their_process(start: Start, root: Path) -> None:
+def test_pending_uploads_survive_their_process(start: Start, root: Path) -> None:
     owner = start(
         """
         bounds = {"max_bytes": 1 << 20, "max_files": 100}
@@ -122,23 +122,25 @@ def test_records_survive_their_process(start: Start, root: Path) -> None:
         """
     )
     heard(owner)
-    heir, other = open_tier(root, "one"), open_tier(root, "two")
-    assert heir.adopt() == []  # as long as it lives
+    adopter, other = open_tier(root, "one"), open_tier(root, "two")
+    assert adopter.adopt() == []  # as long as it lives
     stop(owner)
-    assert heir.adopt() == []  # also stopped
+    assert adopter.adopt() == []  # also stopped
     owner.kill()
     owner.wait()
-    assert heir.adopt() == ["a"]
+    assert adopter.adopt() == ["a"]
     assert other.adopt() == ["a"]
-    assert heir.pending() == other.pending() == ["a"]
-    data = heir.get("a")
+    assert adopter.pending() == other.pending() == ["a"]
+    data = adopter.get("a")
     assert data is not None
     assert data.endswith(b"payload")
     other.close()
-    heir.close()
+    adopter.close()
 
 
-def test_each_record_gets_exactly_one_of_many_heirs(start: Start, root: Path) -> None:
+def test_each_pending_upload_is_adopted_by_exactly_one_of_many_processes(
+    start: Start, root: Path
+) -> None:
     owners = [
         start(
             """
@@ -157,7 +159,7 @@ def test_each_record_gets_exactly_one_of_many_heirs(start: Start, root: Path) ->
     for owner in owners[:2]:
         owner.kill()
         owner.wait()
-    heirs = [
+    adopters = [
         start(
             """
             tier = DiskTier(root, max_bytes=1 << 20, max_files=1_000)
@@ -171,14 +173,14 @@ def test_each_record_gets_exactly_one_of_many_heirs(start: Start, root: Path) ->
         )
         for _ in range(8)
     ]
-    for heir in heirs:
-        heard(heir)
-    tell(*heirs)
-    adopted = [name for heir in heirs for name in json.loads(heard(heir))]
+    for adopter in adopters:
+        heard(adopter)
+    tell(*adopters)
+    adopted = [name for adopter in adopters for name in json.loads(heard(adopter))]
     assert len(adopted) == 200
     assert set(adopted) == {f"dead{d}/{i}" for d in range(2) for i in range(100)}
-    tell(*heirs, owners[2])
-    finish(*heirs, owners[2])
+    tell(*adopters, owners[2])
+    finish(*adopters, owners[2])
 
 
 def test_pending_is_not_evicted_while_it_changes_hands(start: Start, root: Path) -> None:
@@ -212,6 +214,6 @@ def test_pending_is_not_evicted_while_it_changes_hands(start: Start, root: Path)
     tell(*workers)
     finish(*workers)
     assert pinned <= {info.key for info in tier.objects()}
-    heir = DiskTier(root, max_bytes=1 << 20, max_files=60)
-    assert set(heir.adopt()) == pinned
-    heir.close()
+    adopter = DiskTier(root, max_bytes=1 << 20, max_files=60)
+    assert set(adopter.adopt()) == pinned
+    adopter.close()

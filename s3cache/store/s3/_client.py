@@ -1,4 +1,4 @@
-"""The one place that knows aioboto3: how a client is made, replaced, and handed a body."""
+"""The one place that knows aioboto3: how a client is made, and replaced."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ import asyncio
 import contextlib
 import os
 import platform
+import re
 import time
 from collections.abc import AsyncIterator, Callable
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
 
-from s3cache._forks import new_event_loop, threads_are_greenlets
+from s3cache._forks import threads_are_greenlets
 from s3cache._version import __version__
 from s3cache.errors import ClosedError
-from s3cache.store.s3._credentials import bounded_session
-from s3cache.store.s3._errors import no_answer_of_s3
-from s3cache.store.s3._http import http_session, region_judge
-from s3cache.store.s3._options import S3Options
-from s3cache.store.s3._place import endpoint_in_use
+from s3cache.store.s3._options import S3Options, partition_region
+from s3cache.store.s3._session import new_session, run_on_new_loop
 
 __all__ = ["CHUNK_BYTES", "Clients", "S3Body", "new_client"]
 
-CHUNK_BYTES = 256 * 2**10
-
-# A client made for refused credentials is in use for so long before it is given up for another
-# one, then twice as long: rights that are just too narrow are refused again and again.
-_FIRST_WAIT_S = 5.0
-_LONGEST_WAIT_S = 300.0
+CHUNK_BYTES = 256 << 10
+# Where rights are just too narrow, a new client is refused again: so few are made.
+_RENEW_EVERY_S = 120.0
 
 
 class S3Body:
@@ -66,50 +59,27 @@ class S3Body:
             yield self._view[start : start + CHUNK_BYTES]
 
 
+# -- making a client
+
+
 async def new_client(options: S3Options) -> Any:
-    """An open aioboto3 client; ``await client.close()`` ends it.
+    """Return an open aioboto3 client; ``await client.close()`` ends it.
 
     It is made on another thread with an event loop of its own: importing botocore and reading its
     models takes 0.7 s, during which the caller's loop goes on. Nothing in a client is bound to a
     loop before its first request, which opens the connection pool.
     """
     if threads_are_greenlets():  # which share one thread, where no second loop can run
-        return await _entered(options)
+        return await _open_client(options)
     return await asyncio.to_thread(_make_client, options)
 
 
 def _make_client(options: S3Options) -> Any:
     # All of it on the loop, imports too: a forked child must not inherit half a module.
-    loop = new_event_loop()
-    try:
-        return loop.run_until_complete(_entered(options))
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+    return run_on_new_loop(lambda: _open_client(options))
 
 
-@cache
-def _model_loader() -> Any:
-    """Return one loader of botocore for all stores, so that its models are read once a process."""
-    from botocore.loaders import create_loader
-
-    return create_loader(os.environ.get("AWS_DATA_PATH"))
-
-
-def _straight_config(kind: Any) -> Any:
-    """What every client of a session is made with, those that get credentials too."""
-
-    class Config(kind):  # type: ignore[misc]
-        def merge(self, other_config: Any) -> Any:
-            merged = super().merge(other_config)
-            merged.http_session_cls = self.http_session_cls  # which the original leaves out
-            return merged
-
-    return Config(http_session_cls=http_session())
-
-
-async def _entered(options: S3Options) -> Any:
+async def _open_client(options: S3Options) -> Any:
     import aioboto3
     import aioboto3.s3.inject  # what the first client would import
     from aiobotocore.config import AioConfig
@@ -119,6 +89,7 @@ async def _entered(options: S3Options) -> Any:
     s3: dict[str, Any] = {"payload_signing_enabled": True}
     if options.addressing_style != "auto":  # else what ~/.aws/config says
         s3["addressing_style"] = options.addressing_style
+    runtime = f"python/{platform.python_version()} {platform.system().lower()}"
     config = AioConfig(
         # tenacity owns the retries; 1 is the first try
         retries={"total_max_attempts": 1, "mode": "standard"},
@@ -133,15 +104,12 @@ async def _entered(options: S3Options) -> Any:
         max_pool_connections=options.max_pool_connections,
         tcp_keepalive=True,
         proxies={"http": options.proxy, "https": options.proxy} if options.proxy else None,
-        # In full, for botocore would put its own together for each request, of many parts.
-        user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {_runtime()}",
+        # In full, for botocore would assemble its own for each request.
+        user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {runtime}",
         parameter_validation=False,  # ours are right
     )
-    botocore_session = bounded_session(options.read_timeout_s)
-    botocore_session.set_default_client_config(_straight_config(AioConfig))
+    botocore_session = new_session(options.read_timeout_s)
     botocore_session.register_component("data_loader", _model_loader())
-    parsers = botocore_session.get_component("response_parser_factory")
-    parsers.set_parser_defaults(timestamp_parser=parse_time)
     session = aioboto3.Session(
         botocore_session=botocore_session,
         profile_name=options.profile,
@@ -152,10 +120,9 @@ async def _entered(options: S3Options) -> Any:
     # A file body makes botocore add "Expect: 100-continue", and aiohttp then waits for an answer
     # that some servers and proxies never give. It would also cost a round trip for each write.
     session.events.register_last("before-call.s3", _drop_expect)
-    session.events.register_last("before-call.s3.HeadBucket", _take_as_it_is)
-    is_aws = endpoint_in_use(options.endpoint_url, options.profile) is None
-    session.events.register_first("needs-retry.s3", region_judge(is_aws=is_aws))
-
+    session.events.register_last("before-call.s3.HeadBucket", _redirect_no_more)
+    if options.endpoint is None:
+        session.events.register_first("needs-retry.s3", _stay_in_partition)
     client = session.client(
         "s3",
         region_name=options.region,
@@ -166,47 +133,53 @@ async def _entered(options: S3Options) -> Any:
     return await client.__aenter__()
 
 
-def parse_time(value: Any) -> datetime:
-    """The times that S3 sends, and whatever else botocore knows how to read, ten times slower.
+@cache
+def _model_loader() -> Any:
+    """Return one loader of botocore for all stores: its models are read once in a process."""
+    from botocore.loaders import create_loader
 
-    Raises:
-        TransientError: it is no time.
-    """
-    from botocore.utils import parse_timestamp
-
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError, TypeError):
-            return parsedate_to_datetime(value)
-    try:
-        parsed: datetime = parse_timestamp(value)
-    except ValueError:
-        raise no_answer_of_s3(f"has a time that cannot be read ({value!r:.40})") from None
-    return parsed
-
-
-def _runtime() -> str:
-    return f"python/{platform.python_version()} {platform.system().lower()}"
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 def _drop_expect(params: dict[str, Any], **_: Any) -> None:
     params["headers"].pop("Expect", None)
 
 
-def _take_as_it_is(params: dict[str, Any], **_: Any) -> None:
-    # By this botocore asks for the region of a bucket that is elsewhere, and asks again if that is
-    # answered by another redirect, and so on.
+def _redirect_no_more(params: dict[str, Any], **_: Any) -> None:
+    # By HEAD botocore asks for the region of a bucket that is elsewhere, and would ask again if
+    # that were answered by another redirect, and so on.
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
+def _stay_in_partition(request_dict: Any, response: Any, operation: Any, **_: Any) -> None:
+    """Keep botocore from following S3 to a region of another partition, or to what is no region.
+
+    Where a bucket is elsewhere, S3 names its region in a header or in its error, and botocore asks
+    there, signed again. Another partition is another operator (AWS China is), who would get the
+    session token and the customer's key.
+    """
+    if response is None:  # there was no answer
+        return
+    answer, context = response[1], request_dict["context"]
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    own = partition_region(context.get("client_region") or "")
+    for region in (headers.get("x-amz-bucket-region"), answer.get("Error", {}).get("Region")):
+        is_region = region and re.fullmatch(r"[a-z0-9-]{1,63}", region)
+        if region and not (is_region and partition_region(region) == own):
+            _redirect_no_more(request_dict)
+            if operation.name == "HeadBucket":
+                headers.pop("x-amz-bucket-region", None)
+
+
+# -- replacing a client
+
+
 class Clients:
-    """One client at a time, opened by the first who needs it.
+    """One client at a time, opened by the first call that needs it.
 
     A client has the credentials that botocore found when it was made, and botocore renews those
     with a date. Others may be renewed from outside: in a file, in the environment, by ``aws sso
-    login``. So once they are refused, the next call has a new client, which looks for them again.
-
-    Attributes:
-        calls: how many are under way; the callers keep the count.
+    login``. So once they are refused, the next call gets a new client, which looks for them again.
     """
 
     def __init__(
@@ -222,59 +195,53 @@ class Clients:
         self._clock = clock
         self._client: Any = None
         self._former: list[Any] = []  # still in use by calls that began with them
-        self.calls = 0
+        self._calls = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self._closed = False
         self._refused = False
-        self._made_at = 0.0
-        self._wait_s = 0.0
+        self._renew_from = float("-inf")
         # Those that were given to us do not change.
         self._is_renewable = options.access_key is None and not options.anonymous
 
     async def get(self) -> Any:
-        """The client.
+        """Return the client.
 
         Raises:
             ClosedError: the store is closed, or in use on another event loop.
         """
-        url, loop = self._url, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         if self._client is not None and loop is not self._loop:
-            raise ClosedError(f"{url} is in use on another event loop; open one for each")
+            raise ClosedError(f"{self._url} is in use on another event loop; open one for each")
         if self._client is not None and not self._refused:
             return self._client
         async with self._opening:
             if self._closed:
-                raise ClosedError(f"{url} is closed")
+                raise ClosedError(f"{self._url} is closed")
             if self._client is None or self._refused:
                 client = await self._make(self._options)
                 if self._client is not None:
                     self._former.append(self._client)
-                self._client, self._loop = client, loop
-                self._refused, self._made_at = False, self._clock()
+                self._client, self._loop, self._refused = client, loop, False
             return self._client
 
+    @contextlib.asynccontextmanager
+    async def use(self) -> AsyncIterator[None]:
+        """Keep clients that are replaced open until the block, which may use one, has ended."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                await self._close_former()
+
     def refuse(self) -> None:
-        """The server does not accept the client's credentials, or botocore has found none."""
-        if self._client is None or not self._is_renewable:
-            return
-        used_s = self._clock() - self._made_at
-        if used_s > 2 * _LONGEST_WAIT_S:  # it was good for a long time
-            self._wait_s = 0.0
-        if used_s >= self._wait_s and not self._refused:
-            self._wait_s = min(max(2 * self._wait_s, _FIRST_WAIT_S), _LONGEST_WAIT_S)
+        """Note that the server does not accept the credentials, or that botocore found none."""
+        now = self._clock()
+        if self._client is not None and self._is_renewable and now >= self._renew_from:
+            self._renew_from = now + _RENEW_EVERY_S
             self._refused = True
-
-    @property
-    def former_are_idle(self) -> bool:
-        """There are clients that were replaced, and no call that may use one."""
-        return bool(self._former) and not self.calls
-
-    async def close_former(self) -> None:
-        """Close clients that were replaced; no call may be under way."""
-        former, self._former = self._former, []
-        for client in former:
-            await client.close()
 
     async def aclose(self) -> None:
         """Close all; calls under way fail."""
@@ -283,4 +250,9 @@ class Clients:
             client, self._client = self._client, None
             if client is not None:
                 self._former.append(client)
-            await self.close_former()
+            await self._close_former()
+
+    async def _close_former(self) -> None:
+        former, self._former = self._former, []
+        for client in former:
+            await client.close()

@@ -1,14 +1,22 @@
-"""What there is to say about an S3 store before anything is sent to it.
+"""Options of an S3 store, and which server they lead to, found without importing botocore.
 
-Reading options must not import botocore (0.5 s with the GIL held); only opening the client does.
+botocore takes 0.5 s to import, with the GIL held; only opening a client does that. The server is
+found as botocore finds it: an option, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the profile in
+use (https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html). Without any of
+these it is AWS, where a bucket's name is unique in a partition, whatever the region
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingBucket.html).
 """
 
 from __future__ import annotations
 
+import configparser
 import hashlib
+import ipaddress
 import json
 import os
 import re
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import quote, urlsplit
@@ -17,9 +25,8 @@ from s3cache import _options
 from s3cache._options import FLAG, KEY, choice, count, option, seconds, size
 from s3cache.errors import ConfigError
 from s3cache.store._base import MAX_KEY_BYTES, check_key
-from s3cache.store.s3._place import endpoint_in_use, is_exposed, place_query
 
-__all__ = ["MAX_PREFIX_BYTES", "MIN_PART_BYTES", "SECRETS", "S3Arguments", "S3Options"]
+__all__ = ["MIN_PART_BYTES", "SECRETS", "S3Arguments", "S3Options", "partition_region"]
 
 AddressingStyle: TypeAlias = Literal["auto", "path", "virtual"]
 Encryption: TypeAlias = Literal["none", "AES256", "aws:kms", "aws:kms:dsse", "C"]
@@ -27,20 +34,34 @@ ConditionalCreate: TypeAlias = Literal["auto", "native", "check"]
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 MIN_PART_BYTES = 5 * 2**20
-MAX_PUT_BYTES = 5 * 2**30
+_MAX_PUT_BYTES = 5 * 2**30
 # prefix, "/" and key share the 1,024 bytes of an S3 key
-MAX_PREFIX_BYTES = 1024 - 1 - MAX_KEY_BYTES
+_MAX_PREFIX_BYTES = 1024 - 1 - MAX_KEY_BYTES
 
 # Never in a URL (they end up in logs, tickets and process lists), never in a repr.
 SECRETS = frozenset({"access_key", "secret_key", "session_token", "sse_c_key"})
 
-# Laxer than AWS's own rules, which Ceph and MinIO can be told to relax.
+# Laxer than AWS's own rules, which Ceph and MinIO can be configured to relax.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+# S3 itself, in any region and by any of its names.
+_AWS = re.compile(r"s3(-fips|-accelerate)?([.-]dualstack)?([.-][a-z0-9-]+)?\.amazonaws\.com(\.cn)?")
+# Files of people with a profile for each of a thousand accounts are smaller.
+_MAX_FILE_CHARACTERS = 4 << 20
+# Partitions other than the commercial one, by how their regions begin, and one region of each.
+_PARTITIONS = {
+    "cn-": "cn-north-1",
+    "us-gov-": "us-gov-west-1",
+    "us-iso-": "us-iso-east-1",
+    "us-isob-": "us-isob-east-1",
+    "us-isof-": "us-isof-south-1",
+    "eu-isoe-": "eu-isoe-west-1",
+    "eusc-": "eusc-de-east-1",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """Where an S3 store is and how to talk to it.
+    """Say where an S3 store is and how to talk to it.
 
     What is ``None`` is left to botocore's own chain: ``AWS_*`` variables, ``~/.aws/config``,
     web identity, SSO, container and instance metadata.
@@ -92,8 +113,8 @@ class S3Options:
     connect_timeout_s: float = option(5.0, seconds(0.001, 3600))
     read_timeout_s: float = option(30.0, seconds(0.001, 3600))
     max_pool_connections: int = option(32, count(10_000))
-    part_bytes: int = option(16 << 20, size(1, MAX_PUT_BYTES))
-    multipart_bytes: int = option(64 << 20, size(MIN_PART_BYTES, MAX_PUT_BYTES))
+    part_bytes: int = option(16 << 20, size(1, _MAX_PUT_BYTES))
+    multipart_bytes: int = option(64 << 20, size(MIN_PART_BYTES, _MAX_PUT_BYTES))
     max_object_bytes: int = option(4 << 30, size(1, 5 << 40))
     conditional_create: ConditionalCreate = option("auto", choice(*get_args(ConditionalCreate)))
     anonymous: bool = option(False, FLAG)
@@ -105,51 +126,59 @@ class S3Options:
     def __post_init__(self) -> None:
         _options.check(self)
         _check_place(self)
-        _check_encryption(self)
-        _check_credentials(self)
-        _check_transport(self)
+        _check_together(self)
+
+    @property
+    def endpoint(self) -> str | None:
+        """Return the server that requests will go to, or None for AWS."""
+        return _endpoint(self.endpoint_url, self.profile)
 
     @property
     def identity(self) -> str:
-        """Where the bytes are, as a canonical URL: no credentials, no tuning options.
+        """Return where the bytes are, as a canonical URL without credentials and tuning options.
 
         Two spellings of one place give one identity, so it can name what is kept locally for the
-        place: server (of AWS, the partition), bucket and prefix, whoever says them.
+        place: server (of AWS, the partition), bucket and prefix.
         """
         place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
-        endpoint = endpoint_in_use(self.endpoint_url, self.profile)
-        return place + place_query(endpoint, self.region, self.profile)
+        return place + _server_query(self.endpoint, self.region, self.profile)
+
+    @property
+    def url(self) -> str:
+        """Return the identity with ``allow_http`` where it is needed, for ``parse_url``."""
+        exposed = _is_exposed(self.endpoint, self.proxy)
+        return f"{self.identity}&allow_http=true" if exposed else self.identity
 
     @property
     def note(self) -> bytes:
-        """How objects are written, for whoever uploads one that was saved here; empty if plainly.
+        """Return how objects are written, for another process that uploads them; often empty.
 
-        There is no key of SSE-C in it, only what tells whether somebody has the same.
+        An SSE-C key is not in it, only a digest that says whether another process has the same.
         """
-        said = {
+        values = {
             "sse": None if self.sse == "none" else self.sse,
             "sse_kms_key_id": self.sse_kms_key_id,
             "sse_c_key_digest": self._sse_c_key_digest,
             "storage_class": self.storage_class,
         }
-        said = {name: value for name, value in said.items() if value is not None}
-        return json.dumps(said, sort_keys=True).encode() if said else b""
+        given = {name: value for name, value in values.items() if value is not None}
+        return json.dumps(given, sort_keys=True).encode() if given else b""
 
     def as_noted(self, note: bytes) -> S3Options:
-        """These options, but objects are written as ``note`` says.
+        """Return these options with objects written as ``note`` says.
 
         Raises:
             ConfigError: it cannot be read, or needs an SSE-C key that is not ours.
         """
+        plain: dict[str, Any] = {"sse": "none", "sse_kms_key_id": None, "storage_class": None}
         try:
-            said = json.loads(note or b"{}")
-            digest = said.pop("sse_c_key_digest", None)
-            plain: dict[str, Any] = {"sse": "none", "sse_kms_key_id": None, "storage_class": None}
+            given = json.loads(note or b"{}")
+            digest = given.pop("sse_c_key_digest", None)
             if digest is None:
-                return replace(self, **{**plain, **said}, sse_c_key=None)
+                return replace(self, **{**plain, **given}, sse_c_key=None)
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigError(
-                "record of an upload", f"cannot be read ({error})", "leave it to whoever made it"
+                "note of a pending upload", f"cannot be read ({error})", "leave it to its writer"
             ) from None
         if digest != self._sse_c_key_digest:
             raise ConfigError(
@@ -157,19 +186,13 @@ class S3Options:
                 "needs the SSE-C key which that one had: keys are not written to disk",
                 "set S3CACHE_SSE=C and S3CACHE_SSE_C_KEY to that key in a process on this machine",
             )
-        return replace(self, **{**plain, **said})
+        return replace(self, **{**plain, **given})
 
     @property
     def _sse_c_key_digest(self) -> str | None:
         if self.sse_c_key is None:
             return None
         return hashlib.sha256(b"s3cache sse-c" + self.sse_c_key).hexdigest()
-
-    @property
-    def url(self) -> str:
-        """For messages and for :func:`~s3cache.store.parse_url`: the identity, and leave to go."""
-        exposed = is_exposed(endpoint_in_use(self.endpoint_url, self.profile), self.proxy)
-        return f"{self.identity}&allow_http=true" if exposed else self.identity
 
 
 class S3Arguments(TypedDict, total=False):
@@ -200,6 +223,18 @@ class S3Arguments(TypedDict, total=False):
     session_token: str | None
 
 
+# -- checks
+
+_EXPOSED = (
+    "is plain http to another machine, or to this one through a proxy elsewhere: what is sent "
+    "there can be read and changed"
+)
+_USE_HTTPS = (
+    "use https (ca_bundle=... for a certificate of your own), name this machine in NO_PROXY, or "
+    "give allow_http=true where the network is yours alone"
+)
+
+
 def _check_place(options: S3Options) -> None:
     if not _BUCKET.fullmatch(options.bucket):
         raise ConfigError(
@@ -209,83 +244,203 @@ def _check_place(options: S3Options) -> None:
         )
     if options.prefix:
         check_key(options.prefix)
-        if (size := len(options.prefix.encode())) > MAX_PREFIX_BYTES:
+        if (length := len(options.prefix.encode())) > _MAX_PREFIX_BYTES:
             raise ConfigError(
                 f"prefix {options.prefix!r}",
-                f"is {size} bytes long, more than {MAX_PREFIX_BYTES}",
+                f"is {length} bytes long, more than {_MAX_PREFIX_BYTES}",
                 "S3 allows 1,024 bytes for prefix and key together: use a shorter one",
             )
-    if options.endpoint_url is not None:
-        _check_http_url("option endpoint_url", options.endpoint_url)
-    elif (named := endpoint_in_use(None, options.profile)) is not None:
-        _check_http_url("AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the profile's endpoint", named)
+    if options.endpoint is not None:
+        name = "option endpoint_url"
+        if options.endpoint_url is None:
+            name = "AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the profile's endpoint"
+        _check_http_url(name, options.endpoint)
     if options.proxy is not None:
         _check_http_url("option proxy", options.proxy, may_hold_credentials=True)
 
 
-def _check_http_url(what: str, url: str, *, may_hold_credentials: bool = False) -> None:
+def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) -> None:
     fix = "write it as http://host:port or https://host:port"
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        # Neither the text nor what urlsplit says of it: it may hold a password.
-        raise ConfigError(what, "is no URL", fix) from None
+        # Neither the text nor what urlsplit says about it: it may hold a password.
+        raise ConfigError(name, "is no URL", fix) from None
     # Behind a '/' that was not escaped is the rest of a password.
     if "@" in (parts.path if may_hold_credentials else parts.netloc + parts.path):
         raise ConfigError(
-            what,
+            name,
             "holds a user name or password",
             "take it out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(what, "is no http:// or https:// URL", fix)
+        raise ConfigError(name, "is no http:// or https:// URL", fix)
     if parts.query or parts.fragment:
-        raise ConfigError(what, "has a query or a fragment", fix)
+        raise ConfigError(name, "has a query or a fragment", fix)
 
 
-def _check_encryption(options: S3Options) -> None:
-    if options.sse_kms_key_id is not None and not options.sse.startswith("aws:kms"):
-        raise ConfigError(
+def _check_together(options: S3Options) -> None:
+    """Raise ConfigError for options that contradict each other."""
+    key = options.sse_c_key
+    is_anonymous, has_key = options.anonymous, options.access_key is not None
+    is_private = not is_anonymous or options.sse == "C"
+    is_exposed = is_private and _is_exposed(options.endpoint, options.proxy)
+    for is_wrong, thing, cause, fix in (
+        (
+            options.sse_kms_key_id is not None and not options.sse.startswith("aws:kms"),
             "option sse_kms_key_id",
             f"means nothing with sse={options.sse}",
             "add sse=aws:kms or sse=aws:kms:dsse",
-        )
-    if (options.sse == "C") != (options.sse_c_key is not None):
-        raise ConfigError(
+        ),
+        (
+            (options.sse == "C") != (key is not None),
             "options sse and sse_c_key",
             "sse=C and a key go together, and one of them is missing",
             "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64",
-        )
-    if options.sse_c_key is not None and len(options.sse_c_key) != 32:
-        raise ConfigError(
+        ),
+        (
+            key is not None and len(key) != 32,
             "option sse_c_key",
-            f"is {len(options.sse_c_key)} bytes long, not 32",
+            f"is {len(key or b'')} bytes long, not 32",
             "make one with: openssl rand -base64 32",
-        )
-
-
-def _check_credentials(options: S3Options) -> None:
-    if (options.access_key is None) != (options.secret_key is None):
-        raise ConfigError(
-            "options access_key and secret_key", "one is missing", "give both or neither"
-        )
-    if options.session_token is not None and options.access_key is None:
-        raise ConfigError(
-            "option session_token", "is given without keys", "give access_key and secret_key too"
-        )
-    if options.anonymous and options.access_key is not None:
-        raise ConfigError("option anonymous", "contradicts access_key", "leave one of the two out")
-
-
-def _check_transport(options: S3Options) -> None:
-    if options.allow_http or (options.anonymous and options.sse != "C"):
-        return
-    if is_exposed(endpoint_in_use(options.endpoint_url, options.profile), options.proxy):
-        raise ConfigError(
+        ),
+        (
+            has_key != (options.secret_key is not None),
+            "options access_key and secret_key",
+            "one is missing",
+            "give both or neither",
+        ),
+        (
+            options.session_token is not None and not has_key,
+            "option session_token",
+            "is given without keys",
+            "give access_key and secret_key too",
+        ),
+        (
+            is_anonymous and has_key,
+            "option anonymous",
+            "contradicts access_key",
+            "leave one of the two out",
+        ),
+        (
+            is_exposed and not options.allow_http,
             "option endpoint_url",
-            "is plain http to another machine, or to this one through a proxy elsewhere: what is "
-            "sent there can be read and changed",
-            "use https (ca_bundle=... for a certificate of your own), name this machine in "
-            "NO_PROXY, or give allow_http=true where the network is yours alone",
+            _EXPOSED,
+            _USE_HTTPS,
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(thing, cause, fix)
+
+
+# -- the server
+
+
+def _endpoint(endpoint_url: str | None, profile: str | None) -> str | None:
+    if endpoint_url is not None:
+        return endpoint_url
+    ignores = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    if ignores is None:
+        ignores = next(_from_profile("ignore_configured_endpoint_urls", profile), "")
+    if ignores.lower() == "true":
+        return None
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return named or next(_from_profile("endpoint_url", profile), None)
+
+
+def _server_query(endpoint: str | None, region: str | None, profile: str | None) -> str:
+    """Return the query of a URL that names the server in one way; empty for AWS at large."""
+    if endpoint is None:
+        found = region or os.environ.get("AWS_DEFAULT_REGION")
+        found = found or next(_from_profile("region", profile), "")
+    else:
+        parts = urlsplit(endpoint)
+        host, path = parts.hostname or "", parts.path.rstrip("/")
+        default = {"http": 80, "https": 443}.get(parts.scheme)
+        port = f":{parts.port}" if parts.port not in (None, default) else ""
+        aws = _AWS.fullmatch(host)
+        # With a path the bucket's name is elsewhere: that is another bucket.
+        if aws is None or parts.scheme != "https" or port or path:
+            host = f"[{host}]" if ":" in host else host
+            server = quote(f"{parts.scheme}://{host}{port}{path}", safe=":/[]")
+            return f"?endpoint_url={server}"
+        # It is S3 itself, whatever region requests are signed for.
+        found = "cn-" if aws[4] else (aws[3] or "")[1:]
+    one = partition_region(found)
+    return f"?region={one}" if one else ""
+
+
+def partition_region(region: str) -> str:
+    """Return one region, always the same, of the partition of ``region``; empty for ``aws``."""
+    return next((one for start, one in _PARTITIONS.items() if region.startswith(start)), "")
+
+
+def _is_exposed(endpoint: str | None, proxy: str | None) -> bool:
+    """Return whether requests can be read on the way: they leave this machine by plain http.
+
+    Where a proxy elsewhere is asked, "this machine" is that one.
+
+    Args:
+        proxy: as it was given to us; else botocore takes one from the environment.
+    """
+    if endpoint is None or urlsplit(endpoint).scheme != "http":
+        return False
+    if not _is_loopback(urlsplit(endpoint).hostname or ""):
+        return True
+    proxy = proxy or _proxy_of_environment(endpoint)
+    try:
+        return proxy is not None and not _is_loopback(
+            urlsplit(proxy if "//" in proxy else f"//{proxy}").hostname or ""
         )
+    except ValueError:  # unusable, which is an error once it is used
+        return True
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _proxy_of_environment(endpoint: str) -> str | None:
+    if sys.platform != "darwin" and "http_proxy" not in map(str.lower, os.environ):
+        return None  # so urllib need not be imported
+    from urllib.request import getproxies, proxy_bypass
+
+    proxy = getproxies().get("http")
+    return None if proxy is None or proxy_bypass(urlsplit(endpoint).netloc) else proxy
+
+
+def _from_profile(option: str, profile: str | None) -> Iterator[str]:
+    """Yield the option's values in the profile in use: for S3 first, then for all services."""
+    # The order of these two is botocore's.
+    name = profile or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
+    config = _sections(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
+    keys = _sections(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
+    section = config.get(f"profile {name}" if name and name != "default" else "default", {})
+    section = {**section, **keys.get(name or "default", {})}
+    services = config.get(f"services {section.get('services')}", {})
+    for line in services.get("s3", "").splitlines():  # nested: "s3 =\n  endpoint_url = ..."
+        inner, _, value = line.partition("=")
+        if inner.strip() == option and value.strip():
+            yield value.strip()
+    if option in section:
+        yield section[option]
+
+
+def _sections(path: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the sections of a file of settings; none if it cannot be read, as botocore reports."""
+    path = os.path.expanduser(os.path.expandvars(path))
+    parser = configparser.RawConfigParser(strict=False, default_section="")
+    try:
+        if os.path.isfile(path):  # a pipe may have no writer
+            with open(path, encoding="utf-8") as file:
+                parser.read_string(file.read(_MAX_FILE_CHARACTERS))
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return {}
+    # 'profile "a b"' may be written with quotes.
+    return {" ".join(name.replace('"', "").split()): dict(parser[name]) for name in parser}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal, TypeAlias, overload
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from s3cache.errors import (
     AccessDeniedError,
@@ -17,9 +15,9 @@ from s3cache.errors import (
     StoreError,
 )
 from s3cache.store._base import (
-    Admit,
+    AcceptSize,
     Buffer,
-    NotAdmitted,
+    NotAccepted,
     ObjectInfo,
     PutMode,
     check_key,
@@ -30,21 +28,23 @@ from s3cache.store.s3._client import Clients, S3Body
 from s3cache.store.s3._errors import (
     error_status,
     is_absent,
-    no_answer_of_s3,
+    not_an_s3_answer,
     refuses_condition,
     translate,
 )
+from s3cache.store.s3._multipart import read_range, read_whole, require_stored, write_parts
 from s3cache.store.s3._options import S3Options
-from s3cache.store.s3._parts import read_range, read_whole, require_stored, write_parts
 
 __all__ = ["S3Store"]
+
+_T = TypeVar("_T")
 
 # A store knows no formats: what is in the bytes is their owner's business.
 _CONTENT_TYPE = "application/octet-stream"
 
 _ABORT_TIMEOUT_S = 5.0
 # An answer to ListObjectsV2 has some of them, even where there is no object.
-_OF_A_LISTING = ("IsTruncated", "KeyCount", "Name", "Contents")
+_LISTING_FIELDS = ("IsTruncated", "KeyCount", "Name", "Contents")
 
 # The name of the object that the server is asked with, under the store's prefix.
 _PROBE_NAME = ".s3cache-probe"
@@ -74,29 +74,33 @@ class S3Store:
         self._url = options.url
         self._prefix = f"{options.prefix}/" if options.prefix else ""
         self._clients = Clients(options)
-        self._cleaning: set[asyncio.Task[Any]] = set()
+        self._aborting: set[asyncio.Task[Any]] = set()
         self._describe_requests(options)
         self._probe = _ServerProbe({**self._for_write, "Key": self._prefix + _PROBE_NAME})
 
     def _describe_requests(self, options: S3Options) -> None:
-        payer = {"RequestPayer": options.request_payer} if options.request_payer else {}
-        customer_key: dict[str, Any] = {}
+        def given(**fields: Any) -> dict[str, Any]:
+            return {name: value for name, value in fields.items() if value is not None}
+
+        self._common = given(Bucket=options.bucket, RequestPayer=options.request_payer)
+        self._for_read = dict(self._common)
         if options.sse_c_key is not None:
-            customer_key = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": options.sse_c_key}
-        self._common: dict[str, Any] = {"Bucket": options.bucket, **payer}
-        self._for_read = {**self._common, **customer_key}
-        self._for_write = {**self._for_read, "ContentType": _CONTENT_TYPE}
-        if options.sse not in ("none", "C"):
-            self._for_write["ServerSideEncryption"] = options.sse
-        if options.sse_kms_key_id is not None:
-            self._for_write["SSEKMSKeyId"] = options.sse_kms_key_id
-        if options.storage_class is not None:
-            self._for_write["StorageClass"] = options.storage_class
+            self._for_read["SSECustomerAlgorithm"] = "AES256"
+            self._for_read["SSECustomerKey"] = options.sse_c_key
+        self._for_write = {
+            **self._for_read,
+            "ContentType": _CONTENT_TYPE,
+            **given(
+                ServerSideEncryption=None if options.sse in ("none", "C") else options.sse,
+                SSEKMSKeyId=options.sse_kms_key_id,
+                StorageClass=options.storage_class,
+            ),
+        }
 
     def written_as(self, note: bytes) -> S3Store:
-        """This store, but what is put there is encrypted and kept as ``note`` says.
+        """Return this store with objects encrypted and kept as ``note`` says.
 
-        The two share everything else; closing this one closes both.
+        The two share everything else; closing one closes both.
 
         Args:
             note: what :attr:`S3Options.note` was where the object was saved.
@@ -132,50 +136,45 @@ class S3Store:
     @overload
     async def get(self, key: str) -> Buffer | None: ...
     @overload
-    async def get(self, key: str, admit: Admit | None) -> Buffer | NotAdmitted | None: ...
-    async def get(self, key: str, admit: Admit | None = None) -> Buffer | NotAdmitted | None:
-        """The whole object, or ``None``. Large ones are fetched in parallel ranges.
+    async def get(
+        self, key: str, accept_size: AcceptSize | None
+    ) -> Buffer | NotAccepted | None: ...
+    async def get(
+        self, key: str, accept_size: AcceptSize | None = None
+    ) -> Buffer | NotAccepted | None:
+        """Return the whole object, or None. Large ones are fetched in parallel ranges.
 
         Raises:
             TransientError: also where the object was overwritten between two ranges.
         """
         path = self._path(key)
-        with self._errors("get", key):
-            get = partial(self._get_object, await self._open(), path)
-            try:
-                return await read_whole(get, self._options, admit)
-            except Exception as error:
-                if is_absent(error):
-                    return None
-                raise
+        return await self._call(
+            "get",
+            key,
+            lambda client: read_whole(self._ranges(client, path), self._options, accept_size),
+        )
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        """``length`` bytes from ``start`` in one request, fewer where the object ends."""
+        """Return ``length`` bytes from ``start``, fewer where the object ends, by one request."""
         path = self._path(key)
         check_range(start, length)
         if length == 0:
             return None if await self.head(key) is None else b""
-        with self._errors("get_range", key):
-            get = partial(self._get_object, await self._open(), path)
-            try:
-                return await read_range(get, start, length)
-            except Exception as error:
-                if is_absent(error):
-                    return None
-                raise
+        return await self._call(
+            "get_range",
+            key,
+            lambda client: read_range(self._ranges(client, path), start, length),
+        )
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """Size and time of the object, or ``None``."""
+        """Return size and time of the object, or None."""
         path = self._path(key)
-        with self._errors("head", key):
-            client = await self._open()
-            try:
-                response = await client.head_object(Key=path, **self._for_read)
-            except Exception as error:
-                if is_absent(error):
-                    return None
-                raise
-            return _info(key, response, "ContentLength")
+
+        async def head(client: Any) -> ObjectInfo:
+            answer = await client.head_object(Key=path, **self._for_read)
+            return _info(key, answer, "ContentLength")
+
+        return await self._call("head", key, head)
 
     async def put(
         self,
@@ -190,81 +189,107 @@ class S3Store:
         In ``create`` mode, servers whose CompleteMultipartUpload ignores the condition (all but
         AWS and MinIO) are sent one request, which holds 5 GiB at most.
         """
-        path = self._path(key)
         body = memoryview(data).cast("B")
-        target = {**self._for_write, "Key": path}
+        target = {**self._for_write, "Key": self._path(key)}
         if metadata:
             target["Metadata"] = dict(metadata)
-        with self._errors("put", key):
-            client = await self._open()
-            if mode == "create":
-                await self._create(client, target, body)
-            else:
-                await self._write(client, target, body, {})
+        write = self._create if mode == "create" else self._write
+        await self._call(
+            "put", key, lambda client: write(client, target, body), may_be_absent=False
+        )
 
     async def delete(self, key: str) -> None:
         """Remove the object. In a versioned bucket this hides it and frees nothing."""
         path = self._path(key)
-        with self._errors("delete", key):
-            client = await self._open()
-            try:
-                await client.delete_object(Key=path, **self._common)
-            except Exception as error:
-                if not is_absent(error):
-                    raise
+        await self._call(
+            "delete", key, lambda client: client.delete_object(Key=path, **self._common)
+        )
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """All objects whose key starts with ``prefix``, a thousand to a request.
+        """Yield all objects whose key starts with ``prefix``, a thousand to a request.
 
-        What has a name that is no key is passed over: consoles make an object ``dir/`` for a
-        directory, and nobody could read it by that name.
+        Objects whose names are no keys are passed over: consoles make an object ``dir/`` for a
+        directory, which could not be read by that name.
         """
-        wanted = self._prefix + prefix
-        request = {**self._common, "Prefix": wanted}
+        request = {**self._common, "Prefix": self._prefix + prefix}
+
+        async def list_page(client: Any) -> tuple[list[ObjectInfo], str | None]:
+            page = await client.list_objects_v2(**request)
+            if page.keys().isdisjoint(_LISTING_FIELDS):
+                raise not_an_s3_answer("is no listing")
+            infos = [
+                _info(path[len(self._prefix) :], listed, "Size")
+                for listed in page.get("Contents", ())
+                # Some servers and proxies lose the request's query.
+                if (path := str(listed.get("Key"))).startswith(request["Prefix"])
+            ]
+            if not page.get("IsTruncated"):
+                return infos, None
+            token: str | None = page.get("NextContinuationToken")
+            if token in (None, request.get("ContinuationToken")):
+                raise not_an_s3_answer("does not say where the listing goes on")
+            return infos, token
+
         while True:
-            with self._errors("list", prefix):
-                client = await self._open()
-                page = await client.list_objects_v2(**request)
-                if page.keys().isdisjoint(_OF_A_LISTING):
-                    raise no_answer_of_s3("is no listing")
-                infos = [
-                    _info(path[len(self._prefix) :], listed, "Size")
-                    for listed in page.get("Contents", ())
-                    # There are servers, and proxies, to whom the request's query is lost.
-                    if (path := str(listed.get("Key"))).startswith(wanted)
-                ]
-                token, former = page.get("NextContinuationToken"), request.get("ContinuationToken")
-                if page.get("IsTruncated") and token in (None, former):
-                    raise no_answer_of_s3("does not say where the listing goes on")
+            page = await self._call("list", prefix, list_page, may_be_absent=False)
+            assert page is not None
+            infos, token = page
             for info in infos:
                 if is_key(info.key) and info.key.rpartition("/")[2] != _PROBE_NAME:
                     yield info
-            if not page.get("IsTruncated"):
+            if token is None:
                 return
             request["ContinuationToken"] = token
 
     async def atomic_create(self) -> bool:
-        """Whether the server was seen to honour ``If-None-Match: *``, and is not Swift.
+        """Return whether the server was seen to honour ``If-None-Match: *``, and is not Swift.
 
-        With ``conditional_create="native"`` it is taken to.
+        With ``conditional_create="native"`` it is assumed to.
         """
         if self._options.conditional_create == "check":
             return False
-        with self._errors("atomic_create", ""):
-            client = await self._open()
+
+        async def ask(client: Any) -> bool:
             trusted = self._options.conditional_create == "native"
-            honoured = trusted or await self._probe.honours_condition(client)
+            honoured = trusted or await self._probe.ask(client) == "honoured"
             return honoured and not self._probe.is_swift
+
+        return bool(await self._call("atomic_create", "", ask, may_be_absent=False))
 
     async def aclose(self) -> None:
         """Close all connections; calls under way fail. Calling it twice does nothing."""
         await self._probe.aclose()
-        for task in self._cleaning:
+        for task in self._aborting:
             task.cancel()
-        await asyncio.gather(*self._cleaning, return_exceptions=True)
+        await asyncio.gather(*self._aborting, return_exceptions=True)
         await self._clients.aclose()
 
-    # -- client ------------------------------------------------------------------------------
+    # -- calls
+
+    async def _call(
+        self,
+        op: str,
+        key: str,
+        work: Callable[[Any], Awaitable[_T]],
+        *,
+        may_be_absent: bool = True,
+    ) -> _T | None:
+        """Return what ``work`` makes of a client; None if the server says the object is absent."""
+        async with self._clients.use():
+            client = await self._open()
+            try:
+                return await work(client)
+            except Exception as error:
+                if may_be_absent and is_absent(error):
+                    return None
+                ours = translate(error, op=op, store=self._url, key=key)
+                if isinstance(ours, StoreError) and not ours.op:
+                    ours.op, ours.store, ours.key = op, self._url, key
+                if isinstance(ours, AccessDeniedError):
+                    self._clients.refuse()
+                if ours is error:
+                    raise
+                raise ours from error
 
     async def _open(self) -> Any:
         try:
@@ -274,42 +299,20 @@ class S3Store:
         except Exception as error:
             raise translate(error, op="connect", store=self._url) from error
 
-    @contextmanager
-    def _errors(self, op: str, key: str) -> Iterator[None]:
-        self._clients.calls += 1
-        try:
-            with self._translated(op, key):
-                yield
-        except AccessDeniedError:
-            self._clients.refuse()
-            raise
-        finally:
-            self._clients.calls -= 1
-            if self._clients.former_are_idle:
-                self._clean(self._clients.close_former())
-
-    @contextmanager
-    def _translated(self, op: str, key: str) -> Iterator[None]:
-        try:
-            yield
-        except S3CacheError as error:
-            if isinstance(error, StoreError) and not error.op:
-                error.op, error.store, error.key = op, self._url, key
-            raise
-        except Exception as error:
-            raise translate(error, op=op, store=self._url, key=key) from error
-
     def _path(self, key: str) -> str:
         check_key(key)
         if key.endswith(_PROBE_NAME) and key.rpartition("/")[2] == _PROBE_NAME:
             raise ConfigError(f"key {key!r}", f"{_PROBE_NAME} is taken", "use another name")
         return self._prefix + key
 
-    def _get_object(self, client: Any, path: str, start: int, length: int) -> Any:
-        span = f"bytes={start}-{start + length - 1}"
-        return client.get_object(Key=path, Range=span, **self._for_read)
+    def _ranges(self, client: Any, path: str) -> Callable[[int, int], Any]:
+        def get(start: int, length: int) -> Any:
+            span = f"bytes={start}-{start + length - 1}"
+            return client.get_object(Key=path, Range=span, **self._for_read)
 
-    # -- writing -----------------------------------------------------------------------------
+        return get
+
+    # -- writing
 
     async def _create(self, client: Any, target: dict[str, Any], body: memoryview) -> None:
         if await self._trusts_condition(client):
@@ -322,7 +325,15 @@ class S3Store:
             else:
                 return
         await self._require_absent(client, target["Key"])
-        await self._write(client, target, body, {})
+        await self._write(client, target, body)
+
+    async def _trusts_condition(self, client: Any) -> bool:
+        if self._options.conditional_create != "auto":
+            return self._options.conditional_create == "native"
+        try:
+            return await self._probe.ask(client) != "ignored"
+        except Exception:  # noqa: BLE001 - the write meets the error again, if it persists
+            return True
 
     async def _require_absent(self, client: Any, path: str) -> None:
         try:
@@ -334,39 +345,28 @@ class S3Store:
         raise PreconditionError("an object is already there")
 
     async def _write(
-        self, client: Any, target: dict[str, Any], body: memoryview, condition: dict[str, str]
+        self,
+        client: Any,
+        target: dict[str, Any],
+        body: memoryview,
+        condition: Mapping[str, str] = {},
     ) -> None:
-        if len(body) <= self._options.multipart_bytes:
-            in_parts = False
-        elif condition:
-            # Ceph RGW and others ignore the condition on CompleteMultipartUpload.
-            in_parts = self._probe.completes_conditionally
-        else:
-            in_parts = True
-        if not in_parts:
+        # Ceph RGW and others ignore the condition on CompleteMultipartUpload.
+        may_use_parts = not condition or self._probe.completes_conditionally
+        if len(body) <= self._options.multipart_bytes or not may_use_parts:
             answer = await client.put_object(Body=S3Body(body), **target, **condition)
             require_stored(answer)
             self._probe.learn(answer)
             return
         if condition:  # S3 looks at it last, after all the bytes
             await self._require_absent(client, target["Key"])
-        await self._write_parts(client, target, body, condition)
-
-    async def _write_parts(
-        self, client: Any, target: dict[str, Any], body: memoryview, condition: dict[str, str]
-    ) -> None:
         started = await client.create_multipart_upload(**target)
         if not started.get("UploadId"):
-            raise no_answer_of_s3("does not say that an upload has begun")
+            raise not_an_s3_answer("does not say that an upload has begun")
         upload = {"Key": target["Key"], "UploadId": started["UploadId"]}
         try:
             await write_parts(
-                client,
-                upload,
-                body,
-                self._options.part_bytes,
-                encryption=self._for_read,
-                condition=condition,
+                client, upload, body, self._options.part_bytes, self._for_read, condition
             )
         except BaseException:
             await self._abort(client, upload)
@@ -375,32 +375,24 @@ class S3Store:
     async def _abort(self, client: Any, upload: dict[str, str]) -> None:
         """Free the parts, as far as it goes: what is left is for the bucket's lifecycle rule."""
         # a task of its own, so that a cancelled writer still gets it sent
-        task = self._clean(client.abort_multipart_upload(**upload, **self._common))
+        task = asyncio.ensure_future(client.abort_multipart_upload(**upload, **self._common))
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
+        task.add_done_callback(_mark_as_seen)
         await asyncio.wait({task}, timeout=_ABORT_TIMEOUT_S)
-
-    def _clean(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        self._cleaning.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._cleaning.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as seen
-
-    async def _trusts_condition(self, client: Any) -> bool:
-        if self._options.conditional_create != "auto":
-            return self._options.conditional_create == "native"
-        return await self._probe.may_honour_condition(client)
 
 
 def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
-    """What an answer says of an object, whose size is in the field of that name."""
+    """Return what an answer says about an object; its size is in the field of that name."""
     try:
         return ObjectInfo(key, answer[size], answer["LastModified"].timestamp())
     except KeyError as missing:
-        raise no_answer_of_s3(f"says nothing of the object's {missing}") from None
+        raise not_an_s3_answer(f"says nothing about the object's {missing}") from None
+
+
+def _mark_as_seen(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 class _ServerProbe:
@@ -426,36 +418,7 @@ class _ServerProbe:
         self.is_swift = False
         self.completes_conditionally = False
 
-    async def honours_condition(self, client: Any) -> bool:
-        """Whether the server was seen to honour ``If-None-Match: *`` on a write."""
-        return await self._ask(client) == "honoured"
-
-    async def may_honour_condition(self, client: Any) -> bool:
-        """The same, but true where it cannot be found out: the write will say what is wrong."""
-        try:
-            return await self._ask(client) != "ignored"
-        except Exception:  # noqa: BLE001 - the write meets it again, if it still is
-            return True
-
-    def note_refusal(self) -> None:
-        """A write was refused for its condition, whatever the server has said before."""
-        self._condition = "ignored"
-
-    def learn(self, response: Mapping[str, Any]) -> None:
-        """Take from an answer to a write what its headers tell."""
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        if "x-openstack-request-id" in headers or "x-trans-id" in headers:
-            self.is_swift = True
-        server = headers.get("server", "").lower()
-        self.completes_conditionally = server.startswith(("amazons3", "minio"))
-
-    async def aclose(self) -> None:
-        """Stop asking; callers that wait for the answer are cancelled."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
-
-    async def _ask(self, client: Any) -> _Condition:
+    async def ask(self, client: Any) -> _Condition:
         """Ask the server once, however many writers wait; failing to is not remembered.
 
         A refusal is, until another client comes with other credentials.
@@ -470,9 +433,27 @@ class _ServerProbe:
         self._condition, self._asked_with = answer, client
         return answer
 
+    def note_refusal(self) -> None:
+        """Remember that a write was refused for its condition, whatever the server said before."""
+        self._condition = "ignored"
+
+    def learn(self, response: Mapping[str, Any]) -> None:
+        """Learn from the headers of an answer to a write."""
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        if "x-openstack-request-id" in headers or "x-trans-id" in headers:
+            self.is_swift = True
+        server = headers.get("server", "").lower()
+        self.completes_conditionally = server.startswith(("amazons3", "minio"))
+
+    async def aclose(self) -> None:
+        """Stop asking; callers that wait for the answer are cancelled."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
     async def _probe(self, client: Any) -> _Condition:
-        # The second round tells a server that has just created the marker (412 now) from one
-        # that ignores the condition (200 again). Once the marker exists, one round will do.
+        # The second round distinguishes a server that has just created the marker (412 now) from
+        # one that ignores the condition (200 again). Once the marker exists, one round will do.
         for _ in range(2):
             try:
                 response = await client.put_object(
@@ -489,8 +470,3 @@ class _ServerProbe:
                 raise
             self.learn(response)
         return "ignored"
-
-
-def _mark_as_seen(task: asyncio.Task[_Condition]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -151,7 +151,7 @@ def test_a_broken_connection_is_transient(error: Exception) -> None:
     ("error", "kind", "says"),
     [
         (boto.NoCredentialsError(), AccessDeniedError, "AWS_PROFILE"),
-        (boto.PartialCredentialsError(provider="env", cred_var="x"), AccessDeniedError, "half"),
+        (boto.PartialCredentialsError(provider="env", cred_var="x"), AccessDeniedError, "one key"),
         (boto.ProfileNotFound(profile="nope"), AccessDeniedError, "list-profiles"),
         (boto.UnauthorizedSSOTokenError(), AccessDeniedError, "aws sso login"),
         (boto.ParamValidationError(report="bad metadata"), PermanentError, "bad metadata"),

@@ -70,13 +70,6 @@ def test_a_profile_says_where_a_bucket_is(
 
 
 @pytest.mark.parametrize("name", ["config", "credentials"])
-def test_a_file_that_never_ends_is_not_read(tmp_path: Path, name: str) -> None:
-    os.truncate(tmp_path / name, 100 << 30)
-    with pytest.raises(ConfigError, match=f"{name}: has 107374182400 bytes"):
-        S3Options("bucket").identity  # noqa: B018
-
-
-@pytest.mark.parametrize("name", ["config", "credentials"])
 def test_nobody_waits_at_a_pipe(tmp_path: Path, name: str) -> None:
     """botocore passes it by too."""
     (tmp_path / name).unlink()

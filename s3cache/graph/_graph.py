@@ -1,0 +1,305 @@
+"""Components of a graph and its inputs that torch's own details leave out.
+
+A graph has most of them only if there is something to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING
+
+from s3cache.graph._results import Component, bounded
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch import Tensor, UntypedStorage
+    from torch.fx import GraphModule, Node
+
+
+def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """Yield ``gm`` and all graph modules inside of it, with their names; its own is ``""``."""
+    from torch.fx import GraphModule
+
+    for name, module in gm.named_modules():
+        if isinstance(module, GraphModule):
+            yield name, module
+
+
+def call_nodes(gm: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of ``gm``, and of all graphs inside of it, that call a function."""
+    for _, module in graph_modules(gm):
+        yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+# -- inputs
+
+
+def sharing(inputs: Sequence[object]) -> str:
+    """Return which inputs are in one storage, and where in it.
+
+    Code for inputs that overlap reads one after it has written the other; torch's key is the same
+    for inputs that do not.
+    """
+    groups: dict[int, list[str]] = {}
+    for name, tensor, storage in _stored(inputs):
+        groups.setdefault(storage._cdata, []).append(f"{name}@{tensor.storage_offset()}")
+    return "; ".join(" ".join(group) for group in groups.values() if len(group) > 1)
+
+
+def storage_offsets(inputs: Sequence[object]) -> str:
+    """Return where each input begins in its storage, and how large that is."""
+    return " ".join(
+        f"{name}@{tensor.storage_offset()}/{storage.nbytes()}"
+        for name, tensor, storage in _stored(inputs)
+    )
+
+
+def storage_offsets_read(gm: GraphModule, inputs: Sequence[object]) -> str:
+    """Return where each input begins in its storage if code made of ``gm`` depends on it."""
+    return storage_offsets(inputs) if reads_storage_offsets(gm) else ""
+
+
+# In names of as_strided and its variants, and of what takes or changes a whole storage.
+_NAMES_STORAGE = re.compile(r"as_strided|storage|^_?resize|^set_(\.|$)")
+
+
+def reads_storage_offsets(gm: GraphModule) -> bool:
+    """Return whether code made of ``gm`` depends on where inputs begin in their storages.
+
+    All other operators that a graph is traced into get sizes and strides, and a pointer to the
+    first element. Of those that name a place in a storage, Inductor takes the difference to where
+    the input began when it was compiled; Dynamo has no guard for that.
+    """
+    return any(
+        node.op in ("call_function", "call_method")
+        and _NAMES_STORAGE.search(str(getattr(node.target, "__name__", node.target)))
+        for _, module in graph_modules(gm)
+        for node in module.graph.nodes
+    )
+
+
+def _stored(inputs: Iterable[object]) -> Iterator[tuple[str, Tensor, UntypedStorage]]:
+    """Yield the tensors that lie in a storage, with their names, and the storage.
+
+    A wrapper subclass lies in none; those that it wraps do. Sparse tensors do not.
+    """
+    from torch import Tensor
+
+    is_wrapper = internals.is_wrapper_subclass.get()
+    left = [(str(index), value) for index, value in enumerate(inputs)]
+    while left:
+        name, value = left.pop(0)
+        if not isinstance(value, Tensor):
+            continue
+        if is_wrapper(value):
+            inner, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+            left[:0] = [(f"{name}.{attribute}", getattr(value, attribute)) for attribute in inner]
+            continue
+        try:
+            storage = value.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            continue
+        yield name, value, storage
+
+
+def non_leaf_inputs(inputs: Sequence[object]) -> str:
+    """Return the inputs that autograd reached already: what mutates them is in the graph."""
+    from torch import Tensor
+
+    return " ".join(
+        str(index)
+        for index, value in enumerate(inputs)
+        if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf
+    )
+
+
+def size_bounds() -> str:
+    """Return bounds that the user set for sizes, e.g. by ``mark_dynamic(..., max=8)``.
+
+    Guards are not in a key: those of an entry become guards of the program that it is a hit for.
+    Where the user set bounds, guards that are narrower would be an error there.
+    """
+    context = internals.current_tracing_context.get()()
+    shape_env = getattr(None if context is None else context.fake_mode, "shape_env", None)
+    found = set()
+    for tracked in getattr(shape_env, "tracked_fakes", None) or ():
+        # A number has no symbolic context, and few sizes have a constraint.
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        sizes = tracked.fake.shape if constraints else ()
+        for size, constraint in zip(sizes, constraints, strict=True):
+            bounds = getattr(constraint, "vr", None)
+            if bounds is not None:
+                found.add(f"{size} in [{bounds.lower}, {bounds.upper}]")
+    return " ".join(sorted(found))
+
+
+def first_call() -> str:
+    """Return whether the compiled graph has to answer its first call with fake tensors.
+
+    What it answers is in those entries, and in no others.
+    """
+    return "fake" if internals.is_first_call_fake() else ""
+
+
+# -- what nodes carry, and tensors that the graph holds itself
+
+
+def node_annotations(gm: GraphModule, canonical: Callable[[object], bytes]) -> Component | None:
+    """Return what ``torch.fx.traceback.annotate`` left on nodes; torch's pickler drops it.
+
+    Raises:
+        Exception: what torch's pickler raises for an annotation that it cannot pickle.
+    """
+    found = {
+        f"{name}.{index}": node.meta["custom"]
+        for name, module in graph_modules(gm)
+        for index, node in enumerate(module.graph.nodes)
+        if node.meta.get("custom")
+    }
+    if not found:
+        return None
+    data = b"".join(node.encode() + canonical(value) for node, value in found.items())
+    parts = bounded((node.lstrip("."), _annotation_text(value)) for node, value in found.items())
+    return Component.of_bytes(data, " ".join(found), parts)
+
+
+def _annotation_text(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_annotation_text(item)}" for name, item in value.items())
+    return repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__qualname__
+
+
+def constants(gm: GraphModule) -> str:
+    """Return values of tensors that are no parameters: of those, code may hold the values."""
+    import torch
+
+    frozen, inlined = internals.is_frozen_param.get(), internals.can_inline_constant.get()
+    return "; ".join(
+        f"{name}.{attribute} {_digest_of_values(value)}"
+        for name, module in graph_modules(gm)
+        for attribute, value in sorted(vars(module).items())
+        # Frozen parameters that are not in the code are those of the program that hits.
+        if isinstance(value, torch.Tensor) and not (frozen(value) and not inlined(value))
+    )
+
+
+def _digest_of_values(value: Tensor) -> str:
+    import torch
+
+    with internals.without_modes.get()(), torch.no_grad():
+        if type(value) is not torch.Tensor or value.is_sparse or value.is_quantized:
+            return repr(value)
+        data = value.cpu().contiguous().reshape(-1).view(torch.uint8)
+        return hashlib.sha256(bytes(data.tolist())).hexdigest()
+
+
+# -- values of a traced graph
+#
+# A fake implementation that answers with other sizes or strides changes no line of the graph that
+# is traced, but it does change the code that is made of that graph. So does a view in place of a
+# copy.
+
+# Where in the program a node comes from, and numbers that count graphs of the process, name things
+# in the code, and decide nothing after the graph was partitioned. torch repeats ``val`` in
+# ``tensor_meta``, and annotations ("custom") are a component.
+_NO_VALUES = frozenset(
+    [
+        "ac_graph_id",
+        "autograd_backward",
+        "custom",
+        "desc",
+        "from_node",
+        "fwd_nn_module_stack",
+        "fwd_source_fn_stack",
+        "nn_module_stack",
+        "original_aten",
+        "output_stack_traces",
+        "seq_nr",
+        "source_fn_stack",
+        "stack_trace",
+        "tensor_meta",
+        "torch_fn",
+    ]
+)
+_CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format"})
+_DESCRIBING = attrgetter("dtype", "device", "layout")
+_FLAGS = (
+    ("grad", attrgetter("requires_grad")),
+    ("conj", methodcaller("is_conj")),
+    ("neg", methodcaller("is_neg")),
+)
+_MAX_DEPTH = 6
+
+
+def traced_values(gm: GraphModule) -> Component:
+    """Return a component of the metadata of every value in ``gm``, and of the storages they share.
+
+    It has what each node's ``meta`` says of values (``val`` and others), and its plain marks, but
+    not where in the program the node comes from.
+    """
+    values = _Values()
+    lines = [
+        (f"{name}.{node.name}".lstrip("."), values.text_of(node))
+        for name, module in graph_modules(gm)
+        for node in module.graph.nodes
+    ]
+    data = "\n".join(f"{name}: {text}" for name, text in lines).encode()
+    return Component.of_bytes(data, f"{len(lines)} values", bounded(lines))
+
+
+class _Values:
+    """Texts of the values of one graph; storages are numbered in the order they are met in."""
+
+    def __init__(self) -> None:
+        from torch import SymBool, SymFloat, SymInt, Tensor
+
+        self._tensor, self._symbolic = Tensor, (SymInt, SymFloat, SymBool)
+        self._texts: dict[int, tuple[object, str]] = {}
+        self._storages: dict[int, tuple[int, object]] = {}
+
+    def text_of(self, node: Node) -> str:
+        meta = node.meta
+        return " ".join(
+            f"{name}={text}"
+            for name in sorted(meta)
+            if name not in _NO_VALUES and (text := self._text(meta[name], 0))
+        )
+
+    def _text(self, value: object, depth: int) -> str:
+        """Return the text of a value, or ``""`` for an object that is no value of a graph."""
+        if isinstance(value, self._tensor):
+            known = self._texts.get(id(value))
+            if known is None:
+                # The tensor is kept, as another one may get the id of one that is gone.
+                known = self._texts[id(value)] = value, self._tensor_text(value)
+            return known[1]
+        kind = type(value)
+        if value is None or kind in (bool, int, float, complex, str):
+            return repr(value)
+        if isinstance(value, self._symbolic):
+            return str(value)
+        if depth < _MAX_DEPTH and isinstance(value, (dict, list, tuple, set, frozenset)):
+            if isinstance(value, dict):
+                pairs = value.items()
+                items = [f"{self._text(k, depth + 1)}:{self._text(v, depth + 1)}" for k, v in pairs]
+                return f"{{{','.join(items)}}}"
+            items = [self._text(item, depth + 1) for item in value]
+            return f"({','.join(sorted(items) if isinstance(value, (set, frozenset)) else items)})"
+        return str(value) if kind.__module__ == "torch" and kind.__name__ in _CONSTANTS else ""
+
+    def _tensor_text(self, value: Tensor) -> str:
+        words = [*map(str, _DESCRIBING(value)), f"[{','.join(map(str, value.shape))}]"]
+        words += [name for name, is_set in _FLAGS if is_set(value)]
+        try:
+            strides, offset = value.stride(), value.storage_offset()
+            storage = value.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
+            flatten = getattr(value, "__tensor_flatten__", None)
+            inner = flatten()[0] if flatten is not None else ()
+            return " ".join([*words, *(f"{n}={self._text(getattr(value, n), 1)}" for n in inner)])
+        number, base = self._storages.setdefault(storage, (len(self._storages), offset))
+        words += [f"({','.join(map(str, strides))})", f"@{number}+{offset - base}"]  # type: ignore[operator]
+        return " ".join(words)

@@ -1,0 +1,316 @@
+"""Code of others that takes part in tracing a graph: operators, functions and tensor subclasses.
+
+A graph names an operator and no more. Its kernel runs when the graph runs, and is in no entry. But
+its fake implementation, its backward formula, its rules for vmap and autocast, and its
+decomposition are called while the graph is traced. Dynamo leaves a tensor subclass in its graph as
+one tensor; AOTAutograd takes it apart, and runs its ``__torch_dispatch__``.
+
+A graph with such code is shared at the second level, where what was traced is in the key, unless
+the user registered a version of it. Each function here returns what the key has of such code, or a
+reason for each piece that keeps the graph from a key.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from s3cache.graph._distribution import origin_of
+from s3cache.graph._graph import call_nodes, graph_modules
+from s3cache.graph._graph_bytes import autograd_function_text
+from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._registered import is_of_torch
+from s3cache.graph._results import (
+    BypassReason,
+    Finding,
+    RegisteredVersion,
+    qualified_name,
+    suggested_fix,
+)
+from s3cache.graph._whose import is_foreign
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from s3cache.torch_api.protocols import Operator
+
+
+def registered_versions(gm: GraphModule, registered_version: RegisteredVersion) -> str:
+    """Return the versions that the user registered what ``gm`` calls with."""
+    called = [*(type(module) for module in gm.modules()), *(n.target for n in call_nodes(gm))]
+    versions = {
+        f"{internals.name_of(target)}={version}"
+        for target in called
+        if (version := registered_version(target)) is not None
+    }
+    return " ".join(sorted(versions))
+
+
+# -- custom operators
+
+# Keys under which a kernel runs when the graph runs. What is registered under any other is called
+# while the graph is traced.
+_AT_RUN_TIME = re.compile(
+    r"debug|((Sparse|SparseCsr|Nested\w*?|Quantized)?"
+    r"(CPU|CUDA|HIP|XPU|MPS|MTIA|HPU|PrivateUse1))(\[alias\])?"
+)
+_FIX = (
+    "import s3cache, torch; s3cache.register_cacheable({}, version='1')  "
+    "# if its rules depend on their inputs alone"
+)
+
+
+def custom_operators(gm: GraphModule, registered_version: RegisteredVersion) -> Finding:
+    """Return the same as :func:`traced_operators`, or a reason for each operator with a rule."""
+    reasons: list[BypassReason] = []
+    for operator, node in _operators_in(gm).items():
+        rule = next(_rules(operator), None) if registered_version(operator) is None else None
+        if rule is not None:
+            message = f"calls {operator}, and {rule} is code that takes part in tracing"
+            reasons.append(_operator_reason("custom-operator", message, operator, node))
+    return reasons or traced_operators(gm, registered_version)
+
+
+def traced_operators(gm: GraphModule, registered_version: RegisteredVersion) -> str:
+    """Return what Inductor reads of each custom operator: its schema and tags; and its version."""
+    texts = (
+        f"{each._schema} {sorted(map(str, each.tags))} {registered_version(each) or ''}"
+        for each in _operators_in(gm)
+    )
+    return "; ".join(sorted(texts))
+
+
+def refaked_operators(gm: GraphModule, registered_version: RegisteredVersion) -> Finding:
+    """Return the identities of fake implementations that see other inputs than those traced.
+
+    Inductor calls a fake implementation again as it generates code. Its inputs are laid out as they
+    were traced, except where a tag of the operator, or an option of torch, leaves that to Inductor.
+    """
+    texts: list[str] = []
+    reasons: list[BypassReason] = []
+    for operator, node in _operators_in(gm).items():
+        if registered_version(operator) is not None or not internals.has_flexible_layout(operator):
+            continue
+        definition = internals.custom_operators.get().get(operator.name())
+        fakes = internals.fake_registry.get().get(operator.name())
+        kernel = None if fakes is None else fakes.fake_impl.kernel
+        fake = kernel and kernel.func if definition is None else definition._abstract_fn
+        try:
+            if fake is None and definition is None:
+                raise UnidentifiedError("is not in Python")
+            texts.append(f"{operator}: {identity(fake, registered_version)}")
+        except UnidentifiedError as exc:
+            message = f"Inductor lays out inputs of {operator}, and its fake implementation {exc}"
+            reasons.append(_operator_reason("generator", message, operator, node))
+    return reasons or "; ".join(sorted(texts))
+
+
+def _operator_reason(code: str, message: str, operator: Operator, node: str) -> BypassReason:
+    name = str(operator)
+    fix = _FIX.format(".".join(("torch", "ops", *name.split(".")[:2])))
+    return BypassReason(code, message, fix, node, name)  # type: ignore[arg-type]
+
+
+def _operators_in(gm: GraphModule) -> dict[Operator, str]:
+    """Return operators that torch does not define, and a node that calls each."""
+    overload, packet = internals.operator.get(), internals.operator_packet.get()
+    callers: dict[Operator, str] = {}
+    targets: dict[object, str] = {node.target: node.name for node in call_nodes(gm)}
+    for target, name in targets.items():
+        operators: list[Operator] = []
+        if isinstance(target, overload):
+            operators = [target]
+        elif isinstance(target, packet):
+            operators = [getattr(target, each) for each in target.overloads()]
+        for operator in operators:
+            if operator.namespace != "aten" and not is_of_torch(operator.name()):
+                callers[operator] = name
+    return callers
+
+
+def _rules(operator: Operator) -> Iterator[str]:
+    """Yield what is called while ``operator`` is traced, and is not torch's."""
+    name = operator.name()
+    definition = internals.custom_operators.get().get(name)
+    if definition is not None:
+        given = {
+            "its fake implementation": definition._abstract_fn,
+            "its backward formula": definition._backward_fn or definition._setup_context_fn,
+            "its vmap rule": definition._vmap_fn,
+            "its autocast rule": internals.autocast_dtypes(definition),
+            "its rule for a tensor subclass": definition._torch_dispatch_fns,
+        }
+        yield from (what for what, rule in given.items() if rule)
+    fakes = internals.fake_registry.get().get(name)
+    if definition is None and fakes is not None and fakes.fake_impl.kernel is not None:
+        yield "its fake implementation"
+    if fakes is not None and fakes.torch_dispatch_rules._data:
+        yield "its rule for a tensor subclass"
+    for key in operator.py_kernels:
+        yield f"its kernel for {key}"
+    for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name)):
+        # For a definition in Python, torch registers what dispatches to the functions above.
+        of_torch = definition is not None and path.startswith(internals.torch_directory())
+        if not of_torch and not _AT_RUN_TIME.fullmatch(key):
+            yield f"its kernel for {key}"
+
+
+# -- functions
+
+
+def functions(gm: GraphModule, registered_version: RegisteredVersion) -> Finding:
+    """Return the identities of functions that torch's check knows by name, and that are others.
+
+    einops' are in its list, and count as torch's own. A function that ``functools.wraps`` made of
+    one of torch's bears the name of that one, and does not.
+    """
+    texts: list[str] = []
+    reasons: list[BypassReason] = []
+    callers = {
+        node.target: node for node in call_nodes(gm) if not node.meta.get(internals.WRAPPED_HASH)
+    }
+    for function, caller in callers.items():
+        if (
+            not isinstance(function, types.FunctionType)
+            or internals.has_code_of_torch(function)
+            or registered_version(function) is not None
+            or autograd_function_text(function) is not None
+        ):
+            continue
+        name = internals.name_of(function)
+        try:
+            texts.append(f"{name}: {identity(function, registered_version)}")
+        except UnidentifiedError as exc:
+            message = f"calls what bears the name {name}, and {exc}"
+            fix = suggested_fix(function)
+            reasons.append(BypassReason("function", message, fix, caller.name, name))
+    return reasons or " ".join(sorted(texts))
+
+
+# -- tensor subclasses
+
+
+def subclasses(
+    gm: GraphModule, inputs: Iterable[object], registered_version: RegisteredVersion
+) -> Finding:
+    """Return the names of the tensor subclasses in a graph, and their versions.
+
+    What torch itself sets and takes back in their tables (``loss_parallel()``) is there, too.
+    """
+
+    def version_of(carried: object) -> str | None:
+        version = registered_version(carried)
+        return registered_version(type(carried)) if version is None else version
+
+    texts: list[str] = []
+    reasons: list[BypassReason] = []
+    for kind, (where, carried) in _subclasses_in(gm, inputs).items():
+        name, version = f"{kind.__module__}.{kind.__qualname__}", registered_version(kind)
+        if version is not None:
+            texts.append(f"{name}: version {version}")
+            continue
+        versions = [(each, version_of(each)) for each in carried.values()]
+        unversioned = [each for each, version in versions if version is None]
+        foreign = next(_foreign_code(kind, unversioned), None)
+        if foreign is not None:
+            message = f"works on a {name}, and {foreign} takes part in tracing"
+            reasons.append(BypassReason("subclass", message, suggested_fix(kind), where, name))
+            continue
+        handlers = internals.sharding_handlers(kind)
+        words = sorted(f"{operator} {qualified_name(handler)}" for operator, handler in handlers)
+        words += sorted(f"version {version}" for _, version in versions)
+        texts.append(f"{name}: {' '.join(words)}")
+    return reasons or " ".join(sorted(texts))
+
+
+def _foreign_code(kind: type, unversioned: Iterable[object]) -> Iterator[str]:
+    """Yield what is not torch's of the code behind a subclass."""
+    if origin_of(kind).kind != "torch":
+        yield "its class"
+    for carried in unversioned:
+        yield f"{qualified_name(carried)}, which it carries,"
+    for operator, rule in internals.sharding_rules(kind):
+        if not _is_rule_of_torch(rule):
+            yield f"a rule for {operator}"
+
+
+# Rules of torch's own: a thousand, and they stay.
+_rules_of_torch: dict[int, object] = {}
+
+
+def _is_rule_of_torch(rule: object) -> bool:
+    if id(rule) in _rules_of_torch:
+        return True
+    if is_foreign(rule, "") or is_foreign(getattr(rule, "func", None), ""):
+        return False
+    _rules_of_torch[id(rule)] = rule
+    return True
+
+
+def _subclasses_in(
+    gm: GraphModule, inputs: Iterable[object]
+) -> dict[type, tuple[str, dict[int, object]]]:
+    """Return the classes of tensors that run code of their own, or carry code of others.
+
+    With each is where it was met first, and what its tensors carry, by identity.
+    """
+    found: dict[type, tuple[str, dict[int, object]]] = {}
+
+    def meet(value: object, where: str) -> None:
+        for kind, carried in _kinds(value):
+            _, known = found.setdefault(kind, (where, {}))
+            known.update((id(each), each) for each in carried)
+
+    for index, value in enumerate(inputs):
+        meet(value, f"input {index}")
+    for name, module in graph_modules(gm):
+        for attribute, value in vars(module).items():
+            meet(value, f"{name}.{attribute}".strip("."))
+        for node in module.graph.nodes:
+            made = node.meta.get("example_value")
+            for value in made if isinstance(made, (list, tuple)) else (made,):
+                meet(value, node.name)
+    return found
+
+
+def _kinds(value: object) -> Iterator[tuple[type, list[object]]]:
+    import torch
+
+    kind = type(value)
+    if not isinstance(value, torch.Tensor) or kind in _plain():
+        return
+    carried: list[object] = []
+    flatten = getattr(value, "__tensor_flatten__", None)
+    if flatten is not None:
+        names, context = flatten()
+        for name in names:
+            yield from _kinds(getattr(value, name))
+        carried = list(_carried(context))
+    dispatches = getattr(kind, "__torch_dispatch__", None)
+    if carried or dispatches is not torch.Tensor.__torch_dispatch__:
+        yield kind, carried
+
+
+def _carried(context: object) -> Iterator[object]:
+    """Yield what a subclass keeps beside its tensors that has code, and is not torch's."""
+    if isinstance(context, dict):
+        context = [*context.keys(), *context.values()]
+    if isinstance(context, (list, tuple, set, frozenset)):
+        for item in context:
+            yield from _carried(item)
+        return
+    is_code = isinstance(context, (types.FunctionType, types.MethodType, functools.partial, type))
+    if origin_of(context if is_code else type(context)).kind in ("library", "user"):
+        yield context
+
+
+@functools.cache
+def _plain() -> tuple[type, ...]:
+    """Return the classes of tensors that do nothing of their own where a graph has them."""
+    import torch
+
+    return torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, internals.fake_tensor.get()

@@ -1,0 +1,399 @@
+"""Inductor: its options, its cache of FX graphs, what programs register, and how it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, cast
+
+from s3cache.torch_api._declare import (
+    AnyClass,
+    AnyFunction,
+    AnyObject,
+    Fields,
+    Flag,
+    Internal,
+    Predicate,
+    Shape,
+)
+from s3cache.torch_api.dispatcher import has_code_of_torch
+from s3cache.torch_api.protocols import (
+    CompiledGraph,
+    Config,
+    CustomPass,
+    DecompositionTable,
+    Function,
+    KeyDetails,
+    KeyPickler,
+    PatternEntry,
+    PatternPass,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+# Features that fail alone: what they need of torch is declared with their names.
+
+#: Remove local entries when torch clears its caches.
+CLEARING = "removing local entries when torch clears its caches"
+KEY_LOGS = "showing key components in torch's logs"
+#: These have a fallback of their own where they are used.
+BACKEND = 'backend="s3cache"'
+LOCKDOWN = "private directories for torch's own caches"
+
+_CODE = "torch._inductor.codecache"
+_CONFIG = "torch._inductor.config"
+
+# -- options
+
+inductor_config = AnyObject(_CONFIG)
+runtime_constant_folding = Flag(f"{_CONFIG}:aot_inductor.use_runtime_constant_folding")
+#: How many threads C++ is made for, if not for as many as there are; or whether for any number.
+cpp_threads: Internal[int] = Internal(f"{_CONFIG}:cpp.threads")
+cpp_dynamic_threads = Flag(f"{_CONFIG}:cpp.dynamic_threads")
+pre_grad_pass_timing: Internal[str] = Internal(
+    f"{_CONFIG}:pre_grad_pass_timing", since=(2, 12), instead="they run early"
+)
+_debugging = Flag(f"{_CONFIG}:trace.enabled")
+_fallback_random = Flag(f"{_CONFIG}:fallback_random")
+#: Whether torch has no caches at all, of whatever kind.
+force_disable_caches = Flag("torch.compiler.config:force_disable_caches")
+#: The variable that sets it, for processes that are started.
+NO_CACHES = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
+Shape(_CONFIG, Config)
+Fields(
+    _CONFIG,
+    """fx_graph_cache fx_graph_remote_cache freezing cpp_wrapper cpu_backend max_autotune
+    max_autotune_gemm unsafe_marked_cacheable_functions pre_grad_custom_pass
+    post_grad_custom_pre_pass post_grad_custom_post_pass joint_custom_pre_pass
+    joint_custom_post_pass _pre_fusion_custom_pass _post_fusion_custom_pass
+    _fuse_ddp_communication_passes custom_partitioner_fn
+    _save_config_ignore _cache_config_ignore_prefix""",
+)
+
+#: Options of Inductor that say how to cache, or how to go about compiling, and nothing about what
+#: is compiled; those that only print; and the path of the compiler, which a hit does not need and a
+#: reader may not have.
+CACHING_OPTIONS_OF_INDUCTOR = Fields(
+    _CONFIG,
+    """cpp.cxx cpp_cache_precompile_headers
+    autotune_num_choices_displayed developer_warnings disable_progress
+    quiesce_async_compile_pool quiesce_async_compile_time verbose_progress
+    worker_suppress_logging""",
+)
+
+
+def read_fields(fields: Fields, value: object) -> dict[str, object]:
+    """Return each field by its name; ``None`` for those that this release does not have."""
+    present = fields.present
+    return {name: read_quietly(value, name) if name in present else None for name in fields.names}
+
+
+def read_quietly(owner: object, name: str, *default: object) -> object:
+    """Return what ``getattr`` does, without torch's warnings of what it is about to remove.
+
+    Only deprecated options and what a module's ``__getattr__`` gives warn. Everything else is read
+    as it is: to change the filters makes Python repeat warnings that it gives once.
+    """
+    if not isinstance(owner, ModuleType):
+        return getattr(owner, name, *default)
+    names = vars(owner)
+    options: Mapping[str, object] = names.get("_config") or {}
+    option = options.get(name)
+    if name in names or (option is not None and not getattr(option, "deprecated", False)):
+        return getattr(owner, name, *default)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(owner, name, *default)
+
+
+def without_debugging(level: int) -> int:
+    """Return how much to record of the origin of code, less what ``TORCH_COMPILE_DEBUG`` adds."""
+    return 0 if level == 1 and _debugging.get() else level
+
+
+@contextlib.contextmanager
+def freezing_unasked() -> Iterator[None]:
+    """Hide from torch, in the block, that it is to freeze what it cannot freeze.
+
+    Its check refuses every graph under the option; it freezes those without gradients.
+    """
+    import torch
+
+    config = inductor_config.get()
+    if not (config.freezing and torch.is_grad_enabled()):
+        yield
+        return
+    with config.patch(freezing=False):
+        yield
+
+
+# -- what torch keeps by itself
+
+#: Its directory, which it makes; the environment names it from then on.
+cache_dir: Internal[Callable[[], str]] = Internal(
+    "torch._inductor.runtime.cache_dir_utils:cache_dir"
+)
+#: Has it forget what it has loaded from there, and where that was.
+clear_caches = AnyFunction("torch._inductor.utils:clear_caches", feature=LOCKDOWN)
+#: What ``torch.compiler.load_cache_artifacts`` does with what it has read.
+populate_caches = AnyFunction(
+    "torch.compiler._cache:CacheArtifactManager.populate_caches", feature=LOCKDOWN
+)
+#: Variables that name the directories in which it keeps what it compiles.
+DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+# -- keys and entries of FX graphs
+
+_FX = f"{_CODE}:FxGraphCache"
+_FX_DETAILS = f"{_CODE}:FxGraphHashDetails"
+_FX_PICKLER = f"{_CODE}:FxGraphCachePickler"
+
+fx_prepare_key = AnyFunction(f"{_FX}.prepare_key")
+fx_check_cacheable = AnyFunction(f"{_FX}._check_can_cache")
+fx_lookup: Internal[Function[tuple[CompiledGraph | None, dict[str, object]]]] = Internal(
+    f"{_FX}._lookup_graph"
+)
+fx_candidates: Internal[Function[Iterator[tuple[object, bytes, bool]]]] = Internal(
+    f"{_FX}.iterate_over_candidates"
+)
+fx_save = AnyFunction(f"{_FX}._save_graph")
+fx_write_to_local_cache = AnyFunction(f"{_FX}._write_to_local_cache")
+fx_remote_cache = AnyFunction(f"{_FX}.get_remote_cache")
+#: What empties torch's directory of entries; its remote cache stays as it is.
+clear_fx_cache = AnyFunction(f"{_FX}.clear", feature=CLEARING)
+should_use_remote_fx_here = Predicate("torch._inductor.compile_fx:should_use_remote_fx_graph_cache")
+should_use_remote_fx_cache = Predicate("torch._inductor.utils:should_use_remote_fx_graph_cache")
+fx_key_details: Internal[type[KeyDetails]] = Internal(_FX_DETAILS)
+details_of: Internal[Function[KeyDetails]] = Internal(_FX_DETAILS)
+fx_pickler: Internal[Callable[[GraphModule], KeyPickler]] = Internal(_FX_PICKLER)
+_fx_get_key: Internal[Callable[[KeyPickler, object], str]] = Internal(
+    f"{_FX_PICKLER}.get_key", since=(2, 13), instead="its hash, with a letter before"
+)
+_fx_get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_FX_PICKLER}.get_hash")
+fx_debug_lines: Internal[Callable[[KeyPickler, object], list[str]]] = Internal(
+    f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS
+)
+Shape(_FX_PICKLER, KeyPickler, added={"reducer_override": (2, 13)})
+#: Details of an FX graph that are no settings.
+GRAPHS_DETAILS = Fields(_FX_DETAILS, "gm example_inputs fx_kwargs")
+#: What a key's pickler puts in place of an object: it returns its argument.
+same: Internal[Callable[[object], object]] = Internal(f"{_CODE}:_ident")
+tensor_metadata: Internal[Callable[[Tensor], object]] = Internal(
+    f"{_CODE}:extract_tensor_metadata_for_cache_key"
+)
+is_frozen_param = Predicate("torch._inductor.freezing_utils:is_frozen_param")
+has_frozen_params = Predicate("torch._inductor.freezing_utils:has_frozen_params")
+can_inline_constant = Predicate("torch._inductor.graph:GraphLowering.can_inline_constant")
+bisection_enabled = Flag("torch._inductor.compiler_bisector:CompilerBisector.bisection_enabled")
+backward_state = AnyClass("torch.fx.experimental._backward_state:BackwardState")
+
+#: What torch writes before the digest in the key of an FX graph.
+FX_PREFIX = "f"
+
+
+def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
+    """Return what makes the key of an FX graph of its details."""
+    return _fx_get_hash if _fx_get_key.find() is None else _fx_get_key
+
+
+def fx_prefix() -> str:
+    """Return what :func:`fx_key` writes before the digest."""
+    return "" if _fx_get_key.find() is None else FX_PREFIX
+
+
+def without_carried(arguments: Sequence[object]) -> Sequence[object]:
+    """Return arguments of :data:`fx_check_cacheable` after the graph, less hooks among the inputs.
+
+    A forward carries those over to its backward; its own code does not touch them. Until 2.12 the
+    check is given the graph alone.
+    """
+    if not arguments:
+        return arguments
+    inputs, *others = arguments
+    carried = backward_state.get()
+    kept = [value for value in cast("Sequence[object]", inputs) if not isinstance(value, carried)]
+    return [kept, *others]
+
+
+def asks_fx_cache() -> bool:
+    """Return whether Inductor asks its cache of FX graphs at all, as far as options tell."""
+    return bool(inductor_config.get().fx_graph_cache) or should_use_remote_fx_cache.get()()
+
+
+# -- custom passes, patterns and backends
+
+_PASSES = "torch._inductor.custom_graph_pass"
+PATTERN_MATCHER = "torch._inductor.pattern_matcher"
+BACKENDS = "torch._inductor.codegen.common"
+
+custom_graph_pass: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomGraphPass")
+custom_partitioner: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomPartitionerFn")
+custom_scheduler_pass: Internal[type[CustomPass]] = Internal(
+    f"{_PASSES}:CustomSchedulerPass", since=(2, 13), instead="no such pass has a uuid()"
+)
+custom_solver: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomKnapsackSolver")
+custom_estimator: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomRuntimeEstimator")
+_pattern_pass = AnyClass(f"{PATTERN_MATCHER}:PatternMatcherPass")
+_pass_package: Internal[ModuleType] = Internal("torch._inductor.fx_passes")
+Shape(f"{PATTERN_MATCHER}:PatternEntry", PatternEntry)
+custom_backend_passes: Internal[Mapping[str, object]] = Internal(
+    f"{BACKENDS}:custom_backend_passes"
+)
+_device_codegens: Internal[Mapping[str, object]] = Internal(f"{BACKENDS}:device_codegens")
+_device_overrides: Internal[Mapping[str, object]] = Internal(f"{BACKENDS}:device_op_overrides_dict")
+#: Imports all backends, most of which nothing needs, and registers them.
+init_backends = AnyFunction(f"{_CODE}:init_backend_registration")
+_choices = AnyObject("torch._inductor.virtualized:_choices")
+_virtual = AnyObject("torch._inductor.virtualized:threadlocal")
+_default_handler = AnyClass("torch._inductor.ops_handler:DefaultHandler")
+#: Calls of these stay in a graph whether or not what they return is used.
+side_effectful: Internal[set[object]] = Internal("torch.fx.node:_side_effectful_functions")
+#: Which operators, and what is done for them on fake tensors; the first that agrees is asked.
+fake_rules: Internal[list[tuple[object, object]]] = Internal(
+    "torch._subclasses.fake_impls:op_implementations_checks"
+)
+
+# What most names in a module stand for.
+_NO_PASSES = frozenset((FunctionType, BuiltinFunctionType, ModuleType, type, str, int, bool))
+_pattern_passes: tuple[int, list[tuple[str, PatternPass]]] = (0, [])
+
+
+def pattern_passes() -> list[tuple[str, PatternPass]]:
+    """Return what patterns are registered with, by its place, in modules that are imported."""
+    global _pattern_passes
+    package = vars(_pass_package.get())
+    if _pattern_passes[0] != len(package):
+        found: dict[int, tuple[str, PatternPass]] = {}
+        for name, module in sorted((n, m) for n, m in package.items() if type(m) is ModuleType):
+            for attribute, value in list(vars(module).items()):
+                if type(value) not in _NO_PASSES:
+                    for which, each in _passes_in(value):
+                        found.setdefault(id(each), (f"{name}.{attribute}{which}", each))
+        _pattern_passes = len(package), list(found.values())
+    return _pattern_passes[1]
+
+
+def _passes_in(value: object) -> Iterator[tuple[str, PatternPass]]:
+    kind = _pattern_pass.get()
+    if isinstance(value, kind):
+        yield "", value
+    elif isinstance(value, (dict, list, tuple)) and value:
+        named = value if isinstance(value, dict) else dict(enumerate(value[:9]))
+        if isinstance(next(iter(named.values())), kind):
+            yield from ((f"[{key}]", each) for key, each in named.items())
+
+
+def registries_by_device() -> list[tuple[str, Mapping[str, object]]]:
+    """Return how code is made for each device: schedulers and wrappers, and what these call."""
+    return [("backend", _device_codegens.get()), ("operations", _device_overrides.get())]
+
+
+def generated_operations() -> list[FunctionType]:
+    """Return functions of Inductor's that it makes from text, so that no file has their code."""
+    values = vars(_default_handler.get()).values()
+    return [value for value in values if isinstance(value, FunctionType)]
+
+
+def choices_handler() -> object:
+    """Return what decides between ways to compile something, if that was set; else ``None``."""
+    return getattr(_virtual.get(), _choices.get()._key, None)
+
+
+_keying = threading.local()
+
+
+@contextlib.contextmanager
+def backends_unasked() -> Iterator[None]:
+    """Have :func:`are_backends_unasked` hold in this thread while the block runs.
+
+    A key has what users register with a backend, which is there without torch's own: to import all
+    of those takes longer than the key, and a hit needs none.
+    """
+    before, _keying.unasked = getattr(_keying, "unasked", False), True
+    try:
+        yield
+    finally:
+        _keying.unasked = before
+
+
+def are_backends_unasked() -> bool:
+    """Return whether backends need not be registered now; one with its own device must be."""
+    import torch
+
+    if not getattr(_keying, "unasked", False):
+        return False
+    return bool(torch._C._get_privateuse1_backend_name() == "privateuseone")
+
+
+def passes_by_device(passes: Sequence[object]) -> dict[str, object]:
+    """Return which device has which of the passes that a key has of backends, less ``None``."""
+    devices = list(custom_backend_passes.get())
+    return {device: each for device, each in zip(devices, passes, strict=True) if each is not None}
+
+
+# -- how Inductor is called
+
+compile_fx = AnyFunction("torch._inductor.compile_fx:compile_fx")
+compile_fx_inner: Internal[Function[CompiledGraph]] = Internal(
+    "torch._inductor.compile_fx:_compile_fx_inner"
+)
+inductor_backend: Internal[Function[Function[Function[object]]]] = Internal(
+    "torch:_TorchCompileInductorWrapper", feature=BACKEND
+)
+cpp_wrapper_options: Internal[Callable[[], dict[str, object]]] = Internal(
+    "torch._inductor.compile_fx:get_cpp_wrapper_config"
+)
+#: What holds the decompositions that a backend of the user's has given.
+given_decompositions: Internal[type[DecompositionTable]] = Internal(
+    "torch._inductor.compile_fx:_ConstantDecompTable", since=(2, 13)
+)
+_decompositions: Internal[Mapping[object, object]] = Internal(
+    "torch._inductor.decomposition:decompositions"
+)
+_decompositions_with_random = AnyObject("torch._inductor.decomposition:fast_random_decomps")
+_random_decompositions: Internal[Mapping[object, object]] = Internal(
+    "torch._inductor.decomposition:extra_random_decomps"
+)
+
+
+def inner_compiler(compiler: object) -> object:
+    """Return what Inductor lowers by, if it has made ``compiler`` for AOTAutograd; else ``None``.
+
+    It makes one for each graph, around what its caller has given it.
+    """
+    function: object = getattr(compiler, "compiler_fn", None)
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, FunctionType) or not has_code_of_torch(function):
+        return None
+    if function.__code__.co_name != "fw_compiler_base":
+        return None
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cell = cells.get("inner_compile")
+    return None if cell is None else cell.cell_contents
+
+
+def usual_decompositions() -> Mapping[object, object]:
+    """Return the table that Inductor decomposes by where it is given none."""
+    if _fallback_random.get():
+        return _decompositions.get()
+    return cast("Mapping[object, object]", _decompositions_with_random.get()())
+
+
+def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, object]] | None:
+    """Return what torch decomposes by, and would if it remembered nothing; ``None`` if equal.
+
+    It makes one table of two when it first needs it, and what is put into those later is not in it.
+    """
+    memo = _decompositions_with_random.get()
+    if not memo.cache_info().currsize:
+        return None
+    now, fresh = memo(), {**_decompositions.get(), **_random_decompositions.get()}
+    return None if now == fresh else (now, fresh)

@@ -1,0 +1,74 @@
+"""What of a machine is in a key depends on where the graph's tensors are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import symbolic_trace
+
+import tests.support.compiler  # noqa: F401
+from s3cache.graph import key_of
+from s3cache.graph._environment import build_of_torch
+from s3cache.torch_api import internals
+
+PROCESSOR = {"machine.isa", "torch.cpu_capability"}
+
+
+def components(device: str, function: Any = torch.relu, **options: Any) -> set[str]:
+    """Names of the components of a graph that calls ``function`` on a tensor there."""
+    from torch._inductor import config
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(4, device=device)
+    graph = symbolic_trace(lambda x: function(x))
+    for node in graph.graph.nodes:
+        node.meta["val"] = x
+    with config.patch(**options):
+        details = internals.details_of.get()(graph, [x], {}, [])
+        key = key_of(details, internals.fx_pickler.get()(graph), lambda _: None)
+    assert not isinstance(key, list), key
+    return set(key.components)
+
+
+def test_a_graph_on_an_accelerator_does_not_depend_on_the_processor() -> None:
+    assert not components("cuda") & PROCESSOR
+    assert components("cpu") >= PROCESSOR
+
+
+CONSTANT = torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x + torch.zeros(4, device="cpu"), lambda x: x.to("cpu"), lambda x: x + CONSTANT],
+)
+def test_one_with_anything_for_the_processor_does(function: Any) -> None:
+    assert components("cuda", function) >= PROCESSOR
+
+
+def test_one_that_is_called_through_cpp_does() -> None:
+    assert components("cuda", cpp_wrapper=True) >= PROCESSOR
+
+
+def test_one_on_the_processor_does_not_depend_on_accelerators() -> None:
+    """Nor on Triton, whatever is installed."""
+    assert not components("cpu") & {"machine.accelerator", "triton.environment"}
+
+
+def test_what_torch_was_built_with_says_nothing_of_this_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = torch.__config__.show()
+    assert "CPU capability" in shown
+    digests = set()
+    for capability in ("AVX2", "AVX512"):
+        text = f"CPU capability usage: {capability}"
+        lines = [text if "CPU capability" in line else line for line in shown.splitlines()]
+        monkeypatch.setattr(torch.__config__, "show", lambda lines=lines: "\n".join(lines))
+        build_of_torch.cache_clear()
+        digests.add(build_of_torch())
+    build_of_torch.cache_clear()
+    assert len(digests) == 1

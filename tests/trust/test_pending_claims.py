@@ -1,0 +1,154 @@
+"""Pending uploads of another process: only a process that may claims them, as their saver would."""
+
+from __future__ import annotations
+
+import base64
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import entries
+from s3cache.trust import generate
+from tests.support.gate import Gate, refusal
+from tests.support.proxy import Link, Proxy
+from tests.support.waiting import LONG_S
+from tests.support.worker import keys
+
+if TYPE_CHECKING:
+    from tests.support.processes import Machine
+    from tests.support.served import NewMachine
+
+SIZE = 1_000
+QUICK = {"exit_timeout_s": 2.0, "lookup_timeout_s": 20.0}
+NAMES = keys(0, 5)
+SSE_C = {"sse": "C", "sse_c_key": base64.b64encode(b"k" * 32).decode()}
+
+
+def test_reader_cannot_claim_uploads(new_machine: NewMachine, moto_port: int) -> None:
+    """However long it lives: the entries are uploaded by the next process that may write."""
+    with Gate(moto_port) as gate:
+        url = f"http://127.0.0.1:{gate.port}"
+        gate.rule = lambda method, *_: refusal(503, "SlowDown") if method == "PUT" else None
+        machine = new_machine(endpoint_url=url, **QUICK)
+        saver = machine.start(["save", NAMES, SIZE], ["hear"])
+        saver.until("saved", len(NAMES))
+        saver.kill()
+        gate.rule = lambda method, _, who: (
+            refusal(403, "AccessDenied") if (method, who) == ("PUT", "reader") else None
+        )
+        # It finds the records when it opens its cache, and is refused.
+        reader = machine.start(
+            ["save", ["key-own"], SIZE], ["flush", 10.0], ["hear"], access_key="reader"
+        )
+        reader.until("flushed")
+        assert reader.lines[-1] == "flushed 1"  # its own
+        assert machine.run(["flush"]) == ["flushed 0"]
+        assert machine.pending() == [f"{entries.name_prefix('key-own')}_"]
+        reader.kill()
+        machine.run(["flush"])
+        assert machine.pending() == []
+    # The same bucket, by its own address.
+    lines = new_machine().run(["check", [*NAMES, "key-own"]])
+    assert [line.split()[0] for line in lines] == ["hit"] * (len(NAMES) + 1)
+
+
+def left_behind(machine: Machine, proxy: Proxy, **options: Any) -> None:
+    """A process with these options saves ``NAMES`` and is killed before it has uploaded any."""
+    proxy.link = Link(flows=False)
+    process = machine.start(["save", NAMES, SIZE], ["hear"], **options)
+    process.until("saved", len(NAMES))
+    process.kill()
+    assert len(machine.pending()) == len(NAMES)
+    proxy.heal()
+
+
+def headers(moto_port: int, url: str, key: str) -> dict[str, str]:
+    """What the server says of the entry."""
+    place = url.removeprefix("s3://")
+    signed = (
+        "Credential=testing/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+    )
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{moto_port}/{place}/{entries.first_name(key)}",
+        headers={"Authorization": f"AWS4-HMAC-SHA256 {signed}"},
+        method="HEAD",
+    )
+    with urllib.request.urlopen(request, timeout=LONG_S) as answer:
+        return {name.lower(): value for name, value in answer.headers.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"sse": "aws:kms", "sse_kms_key_id": "arn:aws:kms:us-east-1:123456789012:key/k"},
+            {
+                "x-amz-server-side-encryption": "aws:kms",
+                "x-amz-server-side-encryption-aws-kms-key-id": (
+                    "arn:aws:kms:us-east-1:123456789012:key/k"
+                ),
+            },
+        ),
+        ({"storage_class": "STANDARD_IA"}, {"x-amz-storage-class": "STANDARD_IA"}),
+    ],
+    ids=["kms", "storage class"],
+)
+def test_claimed_uploads_use_the_savers_options(
+    proxy: Proxy,
+    new_machine: NewMachine,
+    moto_port: int,
+    url: str,
+    options: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    """Whatever the claiming process's own options are."""
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    left_behind(machine, proxy, **options)
+    assert machine.run(["save", ["key-own"], SIZE], ["flush"]) == ["saved key-own -", "flushed 0"]
+    for key in NAMES:
+        found = headers(moto_port, url, key)
+        assert {name: found.get(name) for name in expected} == expected
+    assert "x-amz-storage-class" not in headers(moto_port, url, "key-own")
+    assert machine.leftovers() == []
+
+
+def test_untrusted_pending_uploads_are_not_claimed(proxy: Proxy, new_machine: NewMachine) -> None:
+    """Only their signature is read; a process that trusts the signer uploads them."""
+    ours, theirs = generate("ours"), generate("theirs")
+    trusting: dict[str, Any] = {"trusted_keys": ours.public_text()}
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    left_behind(machine, proxy, signing_key=theirs.secret_text())
+    claimer = machine.start(["save", ["key-own"], SIZE], ["flush"], **trusting)
+    assert claimer.finish() == [
+        "saved key-own -",
+        "flushed 0",
+    ]  # unsigned, and its own to answer for
+    assert claimer.errors == ""
+    assert len(machine.pending()) == len(NAMES)
+    machine.run(["flush"], trusted_keys=f"{ours.public_text()} {theirs.public_text()}")
+    assert machine.pending() == []
+
+
+def test_an_upload_that_needs_an_sse_c_key_waits_for_a_process_that_has_it(
+    proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """The key is never on the disk, and nothing is uploaded without it."""
+    machine = new_machine(endpoint_url=proxy.url, **QUICK)
+    left_behind(machine, proxy, **SSE_C)
+    for path in machine.tier.rglob("*"):
+        if path.is_file():
+            assert b"k" * 32 not in path.read_bytes()
+            assert SSE_C["sse_c_key"].encode() not in path.read_bytes()
+    claimer = machine.start(["save", ["key-own"], SIZE], ["flush"])
+    assert claimer.finish() == ["saved key-own -", "flushed 0"]
+    assert "needs the SSE-C key" in claimer.errors
+    assert len(machine.pending()) == len(NAMES)
+    other = base64.b64encode(b"o" * 32).decode()
+    machine.run(["flush"], sse="C", sse_c_key=other)
+    assert len(machine.pending()) == len(NAMES)
+    machine.let_a_minute_pass()
+    assert machine.run(["flush"], **SSE_C) == ["flushed 0"]
+    assert machine.leftovers() == []
+    lines = new_machine(**SSE_C).run(["check", NAMES])
+    assert [line.split()[0] for line in lines] == ["hit"] * len(NAMES)
