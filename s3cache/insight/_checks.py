@@ -23,24 +23,6 @@ from s3cache.store import DeadlineExecutor, parse_url
 from s3cache.tier import DiskTier
 from s3cache.trust import VerifyKey, signing_key_of
 
-__all__ = [
-    "Check",
-    "Name",
-    "Verdict",
-    "check_compiler",
-    "check_cpu",
-    "check_disk",
-    "check_execution",
-    "check_local_dir",
-    "check_settings",
-    "check_torch",
-    "check_trust",
-    "fault",
-    "ok",
-    "skipped",
-    "warning",
-]
-
 #: A ``fault`` keeps the cache from doing its work, a ``warning`` does not.
 Verdict: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
 

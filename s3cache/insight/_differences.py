@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-__all__ = ["GRAPH", "Difference", "KeyDescription", "differences", "likeness", "unlikeness"]
-
 #: The component that is the graph itself.
 GRAPH = "gm"
 

@@ -38,8 +38,6 @@ from s3cache.settings import Settings
 from s3cache.store import S3Options, Store, listing, open_store, parse_url
 from s3cache.transfer import background
 
-__all__ = ["check_remote", "examine"]
-
 _T = TypeVar("_T")
 
 #: The object that is written: not the name of an entry, and the same each time.

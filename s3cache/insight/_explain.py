@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from s3cache.settings import Options
 
-__all__ = ["Explained", "Explanation", "explain"]
-
 _REASONS = {str(reason): reason.text for reason in Reason}
 _GRAPHS = {"aot": "graph", "fx": "half of a graph"}
 # Of the table that a notebook shows.

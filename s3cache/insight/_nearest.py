@@ -23,8 +23,6 @@ from s3cache.records import Record, Run
 from s3cache.store import ObjectInfo, listing
 from s3cache.transfer import background
 
-__all__ = ["EntrySource", "Neighbor", "nearest", "recorded_neighbors"]
-
 _T = TypeVar("_T")
 
 # Details and code are compared of so many entries that are equally near, the latest ones.

@@ -15,8 +15,6 @@ from s3cache._words import counted, escape
 from s3cache.insight._totals import Kind, Totals, is_counted, kind_of, name_of, sum_up
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 
-__all__ = ["page"]
-
 # A page with more rows is slow to open; the numbers above the table are of all.
 _MAX_ROWS = 2_000
 # More lanes or marks cannot be read.

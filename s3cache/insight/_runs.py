@@ -12,8 +12,6 @@ from s3cache.errors import ConfigError
 from s3cache.records import Run, in_jobs, read_head, read_run, run_names
 from s3cache.settings import Settings
 
-__all__ = ["Runs", "meaning"]
-
 # The latest runs: a miss is compared with their lookups.
 _READ_AT_MOST = 16
 # Programs that an error names, where the one that was asked for is not there.

@@ -17,8 +17,6 @@ from s3cache.store import ObjectInfo, Store, listing
 from s3cache.transfer import cancel_all
 from s3cache.trust import unpack
 
-__all__ = ["concurrently", "read_about", "read_head", "scan"]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 

@@ -12,15 +12,6 @@ from typing import NamedTuple
 from s3cache import entries
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
 
-__all__ = [
-    "FilterFeedback",
-    "HeaderSummary",
-    "Item",
-    "Selection",
-    "Unmatched",
-    "read_manifest",
-]
-
 # The local tier keeps the entries of each remote below a directory of their own.
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
 # Where a CorruptError says that a later release wrote the frame: it may well be sound.

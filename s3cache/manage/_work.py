@@ -42,8 +42,6 @@ from s3cache.trust import Policy, check_name, policy_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["BatchResult", "Place", "copy", "open_place", "remove", "trust_of", "url_of", "verify"]
-
 _CLOSE_S = 5.0
 
 

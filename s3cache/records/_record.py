@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from s3cache.stats import TransferEvent
 
-__all__ = ["MAX_LINE_BYTES", "Event", "Lanes", "Record", "Run", "Transfers"]
-
 #: Longer lines are left out of a file of records.
 MAX_LINE_BYTES = 512 << 10
 # Transfers under way that are remembered at most: an end may never be reported.
