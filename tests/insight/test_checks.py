@@ -21,8 +21,8 @@ from s3cache.insight._checks import (
 )
 from s3cache.settings import Settings
 from s3cache.trust import generate
-from tests.support.density import dense
 from tests.support.hanging import dead_mount
+from tests.support.marks import slow
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def test_each_fault_of_the_local_directory(
     assert fix.format(tmp_path) in check.fix
 
 
-@dense
+@slow
 def test_a_disk_that_hangs_is_a_fault_within_seconds(tmp_path: Path) -> None:
     with dead_mount(tmp_path):
         check = local(tmp_path)
