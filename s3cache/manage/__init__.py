@@ -6,7 +6,13 @@ their signatures. :mod:`~s3cache.manage.check`, :mod:`~s3cache.manage.warm` and
 """
 
 from s3cache.manage._scan import concurrently, read_head, scan
-from s3cache.manage._selection import FilterFeedback, Item, Selection, read_manifest
+from s3cache.manage._selection import (
+    FilterFeedback,
+    HeaderSummary,
+    Item,
+    Selection,
+    read_manifest,
+)
 from s3cache.manage._work import (
     BatchResult,
     Place,
@@ -21,6 +27,7 @@ from s3cache.manage._work import (
 __all__ = [
     "BatchResult",
     "FilterFeedback",
+    "HeaderSummary",
     "Item",
     "Place",
     "Selection",

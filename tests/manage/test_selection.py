@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from s3cache.errors import CorruptError, UntrustedError
-from s3cache.manage import Item, Selection
-from s3cache.manage._selection import HeaderSummary
+from s3cache.manage import HeaderSummary, Item, Selection
 
 NOW = 1_000_000.0
 ABOUT = HeaderSummary(
