@@ -135,7 +135,7 @@ def _text_of(name: str) -> str:
 
 
 def _sections_of(page: str, name: str, kind: Kind, mark: str) -> list[Section]:
-    """Return sections whose heading begins with ``mark``; the next heading as high ends one."""
+    """Return sections with a heading that begins with ``mark``; the next one as high ends it."""
     title = ""
     texts: dict[str, list[str]] = {}
     lines: list[str] = []

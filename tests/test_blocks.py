@@ -86,7 +86,7 @@ COMMANDS = {
     "torchrun --nproc-per-node 8 -m s3cache run train.py": _RUN,
     "S3CACHE_URL=s3://bucket/prefix "
     "S3CACHE_METRICS_FILE=/var/lib/node_exporter/s3cache-{rank}.prom "
-    "torchrun --nproc-per-node 8 train.py": "tests/metrics/test_metrics_file.py, by hand",
+    "torchrun --nproc-per-node 8 train.py": "tests/metrics/test_prometheus.py, by hand",
     "s3cache explain": "tests/cli/test_explain.py",
     "s3cache explain custom-operator": "tests/cli/test_explain.py",
     "python -m s3cache keygen ci-main-1": "tests/trust/test_keygen.py",

@@ -20,15 +20,10 @@ def recorded(*seconds: float) -> HistogramSnapshot:
     return histogram.snapshot()
 
 
-def test_an_empty_one_says_zero() -> None:
+def test_an_empty_histogram_is_all_zero() -> None:
     snapshot = Histogram().snapshot()
     assert snapshot == HistogramSnapshot()
-    assert (snapshot.count, snapshot.mean_s, snapshot.max_s, snapshot.percentile(99)) == (
-        0,
-        0,
-        0,
-        0,
-    )
+    assert snapshot.count == snapshot.mean_s == snapshot.max_s == snapshot.percentile(99) == 0
 
 
 def test_count_sum_mean_and_maximum_are_exact() -> None:
@@ -61,24 +56,11 @@ def test_a_percentile_outside_0_to_100_is_refused(q: float) -> None:
         recorded(1.0).percentile(q)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-12, 1e-6, 3.0, 1e9, 1e300])
+@pytest.mark.parametrize("seconds", [-5.0, 0.0, 1e-12, 1e-6, 3.0, 1e9, 1e300])
 def test_any_duration_has_a_bucket(seconds: float) -> None:
     snapshot = recorded(seconds)
     assert sum(snapshot.buckets) == 1
-    assert snapshot.percentile(100) == pytest.approx(seconds)
-
-
-def test_a_negative_duration_counts_as_zero() -> None:
-    snapshot = recorded(-5.0)
-    assert (snapshot.count, snapshot.total_s, snapshot.max_s) == (1, 0.0, 0.0)
-
-
-def test_a_snapshot_stays_as_it_was() -> None:
-    histogram = Histogram()
-    histogram.record(1.0)
-    before = histogram.snapshot()
-    histogram.record(2.0)
-    assert (before.count, before.max_s) == (1, 1.0)
+    assert snapshot.percentile(100) == pytest.approx(max(seconds, 0.0))
 
 
 def test_threads_lose_nothing_and_snapshots_are_consistent() -> None:

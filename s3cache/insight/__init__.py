@@ -6,25 +6,13 @@ of traces, and :func:`manifest` has the keys that were used. :func:`examine` is 
 verdict for each thing that a cache needs, and a fix where it fails.
 """
 
-from s3cache.insight._checks import (
-    Check,
-    Name,
-    Verdict,
-    check_compiler,
-    check_cpu,
-    check_disk,
-    check_execution,
-    check_local_dir,
-    check_settings,
-    check_torch,
-    check_trust,
-)
+from s3cache.insight._checks import Check, Name
 from s3cache.insight._differences import Difference, KeyDescription, differences
-from s3cache.insight._doctor import check_remote, examine
+from s3cache.insight._doctor import examine
 from s3cache.insight._explain import Explained, Explanation, explain
 from s3cache.insight._page import page
 from s3cache.insight._runs import meaning
-from s3cache.insight._totals import Totals, is_counted, manifest, name_of, sum_up, trace
+from s3cache.insight._totals import is_counted, manifest, name_of, sum_up, trace
 
 __all__ = [
     "Check",
@@ -33,17 +21,6 @@ __all__ = [
     "Explanation",
     "KeyDescription",
     "Name",
-    "Totals",
-    "Verdict",
-    "check_compiler",
-    "check_cpu",
-    "check_disk",
-    "check_execution",
-    "check_local_dir",
-    "check_remote",
-    "check_settings",
-    "check_torch",
-    "check_trust",
     "differences",
     "examine",
     "explain",

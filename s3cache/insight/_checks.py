@@ -23,24 +23,6 @@ from s3cache.store import DeadlineExecutor, parse_url
 from s3cache.tier import DiskTier
 from s3cache.trust import VerifyKey, signing_key_of
 
-__all__ = [
-    "Check",
-    "Name",
-    "Verdict",
-    "check_compiler",
-    "check_cpu",
-    "check_disk",
-    "check_execution",
-    "check_local_dir",
-    "check_settings",
-    "check_torch",
-    "check_trust",
-    "fault",
-    "ok",
-    "skipped",
-    "warning",
-]
-
 #: A ``fault`` keeps the cache from doing its work, a ``warning`` does not.
 Verdict: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
 
@@ -164,7 +146,9 @@ def check_trust(settings: Settings) -> Iterator[Check]:
         yield fault("trust", f"{exc.thing}: {exc.cause}", exc.fix, "ConfigError")
         return
     if policy.level == "off":
-        problem = "no key is trusted: whoever can write to the bucket decides what its readers run"
+        problem = (
+            "no key is trusted: anyone who can write to the bucket decides what its readers run"
+        )
         yield warning("trust", problem, "s3cache keygen NAME, and docs/trust.md")
     else:
         names = ", ".join(f"{each.key.name} for {each.audience}" for each in policy.trusted)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-__all__ = ["GRAPH", "Difference", "KeyDescription", "differences", "likeness", "unlikeness"]
-
 #: The component that is the graph itself.
 GRAPH = "gm"
 
@@ -23,7 +21,7 @@ class KeyDescription:
 
     Attributes:
         components: the digest and a readable value of each, by name.
-        parts: the details of those whose value does not show them, by name.
+        parts: the details of components, where their value does not show them, by name.
     """
 
     components: Mapping[str, tuple[str, str]]

@@ -38,8 +38,6 @@ from s3cache.settings import Settings
 from s3cache.store import S3Options, Store, listing, open_store, parse_url
 from s3cache.transfer import background
 
-__all__ = ["check_remote", "examine"]
-
 _T = TypeVar("_T")
 
 #: The object that is written: not the name of an entry, and the same each time.
@@ -235,7 +233,7 @@ async def check_remote(
             return ok("delete", "allowed, as for everybody who may write here")
         return warning(
             "delete",
-            "allowed: whoever has these credentials can empty the cache, and training needs no "
+            "allowed: anyone with these credentials can empty the cache, and training needs no "
             "such right",
             "take s3:DeleteObject away (infra/aws/s3cache-policy.json), unless you operate it",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from s3cache.errors import ConfigError
 from s3cache.graph import cached_at
 from s3cache.insight._differences import Difference, KeyDescription, differences
 from s3cache.insight._nearest import EntrySource, Neighbor, nearest, recorded_neighbors
-from s3cache.insight._runs import Runs, url_of
+from s3cache.insight._runs import Runs
 from s3cache.manage import open_place
 from s3cache.records import Record, Run, folded, ranks_in_words
 from s3cache.settings import Settings
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from s3cache.settings import Options
-
-__all__ = ["Explained", "Explanation", "explain"]
 
 _REASONS = {str(reason): reason.text for reason in Reason}
 _GRAPHS = {"aot": "graph", "fx": "half of a graph"}
@@ -67,10 +66,7 @@ class Explanation:
         """Return the explanation as plain data."""
         record = self.record
         return {
-            "level": record.level,
-            "outcome": record.outcome,
-            "key": record.key,
-            "reason": record.reason,
+            **{name: getattr(record, name) for name in ("level", "outcome", "key", "reason")},
             "why": self.why,
             "time": record.time,
             "elapsed_s": record.elapsed_s,
@@ -231,7 +227,7 @@ def explain(
     runs = Runs(settings, with_this_process=is_here)
     has_tier = settings.local and os.path.isdir(settings.local_dir)
     tier = functools.partial(open_place, in_tier=True, of_all=True, **options)
-    remote_url = url_of(settings) if remote else None
+    remote_url = _remote_url(settings) if remote else None
     bucket = functools.partial(open_place, remote_url, **options)
     with ExitStack() as stack:
         local = stack.enter_context(
@@ -259,6 +255,13 @@ def explain(
 
         found = _of_job(job, find) if key is None else _of_key(key, runs.latest, find)
         return replace(found, unasked=shared.problem)
+
+
+def _remote_url(settings: Settings) -> str | None:
+    """Return the remote of the settings, else that of the cache of this process."""
+    caches = sys.modules.get("s3cache.cache")
+    cache = None if caches is None else caches.latest()
+    return settings.url or (None if cache is None else cache.settings.url)
 
 
 def _of_job(job: Sequence[Run], find: Callable[[Record], Neighbor | None]) -> Explained:

@@ -1,4 +1,4 @@
-"""Find the entry whose key is nearest to one that missed, among those that this machine knows."""
+"""Find the entry with the key nearest to one that missed, among those that this machine knows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from s3cache.manage import Place, concurrently, read_head
 from s3cache.records import Record, Run
 from s3cache.store import ObjectInfo, listing
 from s3cache.transfer import background
-
-__all__ = ["EntrySource", "Neighbor", "nearest", "recorded_neighbors"]
 
 _T = TypeVar("_T")
 
@@ -62,7 +60,7 @@ def nearest(
 ) -> Neighbor | None:
     """Return the neighbor with the same graph, else the one with the most components in common.
 
-    Among several, choose the one whose other components differ in the fewest details, else the
+    Among several, choose the one with the fewest differing details in other components, else the
     latest. Only entries older than the miss count.
 
     Args:

@@ -15,8 +15,6 @@ from s3cache._words import counted, escape
 from s3cache.insight._totals import Kind, Totals, is_counted, kind_of, name_of, sum_up
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 
-__all__ = ["page"]
-
 # A page with more rows is slow to open; the numbers above the table are of all.
 _MAX_ROWS = 2_000
 # More lanes or marks cannot be read.
@@ -221,70 +219,48 @@ def _timeline(runs: Sequence[Run]) -> str:
         return _NOTHING
     spans: list[Record | Event] = [record for run in lanes for record in run.records]
     spans += [event for run in lanes for event in run.events]
-    first = min([*map(_began, spans), *(run.started for run in lanes if run.started)])
+    began = [each.time - each.elapsed_s for each in spans]
+    first = min([*began, *(run.started for run in lanes if run.started)])
     length_s = max(each.time for each in spans) - first
     scale = (_WIDTH - _NAMES - 10) / max(length_s, 1e-3)
-    height = len(lanes) * _LANE
-    marks = [
-        mark
-        for number, run in enumerate(lanes)
-        for mark in (
-            *_of_events(run, first, scale, number),
-            *_of_lookups(run, first, scale, number),
+
+    def mark(span: Record | Event, kind: str, y: int, height: int, least: int, what: str) -> str:
+        at_s = span.time - span.elapsed_s - first
+        title = f"{what}; at {at_s:.2f} s, {span.elapsed_s:.3f} s"
+        width = max(span.elapsed_s * scale, least)
+        return (
+            f'<rect x="{_NAMES + at_s * scale:.1f}" y="{y}" width="{width:.1f}" '
+            f'height="{height}" rx="1.5" fill="var(--{kind})">'
+            f"<title>{escape(title)}</title></rect>"
         )
-    ]
-    names = "".join(
-        f'<text x="0" y="{y + 4}">{escape(f"rank {run.rank}"[:14] if run.rank else run.name[:15])}'
-        f'</text><line class="lane" x1="{_NAMES}" x2="{_WIDTH}" y1="{y}" y2="{y}"/>'
-        for run, y in zip(lanes, range(_LANE // 2, height, _LANE), strict=True)
-    )
+
+    names, marks = [], []
+    for y, run in zip(range(0, len(lanes) * _LANE, _LANE), lanes, strict=True):
+        middle = y + _LANE // 2
+        name = f"rank {run.rank}"[:14] if run.rank else run.name[:15]
+        names += [
+            f'<text x="0" y="{middle + 4}">{escape(name)}</text>',
+            f'<line class="lane" x1="{_NAMES}" x2="{_WIDTH}" y1="{middle}" y2="{middle}"/>',
+        ]
+        for event in run.events:
+            if event.event in _EVENTS:
+                kind, above = _EVENTS[event.event]
+                ended = "" if event.ended == "done" else f", {event.ended}"
+                what = f"{event.event} {event.name[:24]}{ended}"
+                marks.append(mark(event, kind, y + _LANE - above, 3, 2, what))
+        for record in run.records:
+            where = "" if record.where is None else f", {record.where[0]}:{record.where[1]}"
+            what = f"{record.outcome}: {record.reason}{where}"
+            kind = kind_of(record.outcome, record.reason)
+            marks.append(mark(record, kind, y + 2, _LANE - 10, 3, what))
+    height = len(lanes) * _LANE
     drawn = (
         f'<svg viewBox="0 0 {_WIDTH} {height + _AXIS}" role="img" '
-        f'aria-label="lookups of each process over time">{names}{"".join(marks[:_MAX_MARKS])}'
-        f"{''.join(_axis(length_s, scale, height))}</svg>"
+        f'aria-label="lookups of each process over time">{"".join(names)}'
+        f"{''.join(marks[:_MAX_MARKS])}{''.join(_axis(length_s, scale, height))}</svg>"
     )
     legend = "".join(f"<span>{_mark(kind)}{text}</span>" for kind, text in _KINDS.items())
     return f'<div class="legend">{legend}</div><div class="scroll">{drawn}</div>'
-
-
-def _of_events(run: Run, first: float, scale: float, lane: int) -> Iterator[str]:
-    for event in run.events:
-        if event.event in _EVENTS:
-            kind, above = _EVENTS[event.event]
-            ended = "" if event.ended == "done" else f", {event.ended}"
-            what = f"{event.event} {event.name[:24]}{ended}"
-            at = _NAMES + (_began(event) - first) * scale, (lane + 1) * _LANE - above
-            yield _rect(event, kind, at, max(event.elapsed_s * scale, 2), 3, what, first)
-
-
-def _of_lookups(run: Run, first: float, scale: float, lane: int) -> Iterator[str]:
-    for record in run.records:
-        kind = kind_of(record.outcome, record.reason)
-        where = "" if record.where is None else f", {record.where[0]}:{record.where[1]}"
-        what = f"{record.outcome}: {record.reason}{where}"
-        at = _NAMES + (_began(record) - first) * scale, lane * _LANE + 2
-        width = max(record.elapsed_s * scale, 3)
-        yield _rect(record, kind, at, width, _LANE - 10, what, first)
-
-
-def _rect(
-    span: Record | Event,
-    kind: str,
-    at: tuple[float, float],
-    width: float,
-    height: float,
-    what: str,
-    first: float,
-) -> str:
-    title = f"{what}; at {_began(span) - first:.2f} s, {span.elapsed_s:.3f} s"
-    return (
-        f'<rect x="{at[0]:.1f}" y="{at[1]}" width="{width:.1f}" height="{height}" rx="1.5" '
-        f'fill="var(--{kind})"><title>{escape(title)}</title></rect>'
-    )
-
-
-def _began(span: Record | Event) -> float:
-    return span.time - span.elapsed_s
 
 
 def _axis(length_s: float, scale: float, y: int) -> Iterator[str]:

@@ -12,9 +12,7 @@ from s3cache.errors import ConfigError
 from s3cache.records import Run, in_jobs, read_head, read_run, run_names
 from s3cache.settings import Settings
 
-__all__ = ["Runs", "meaning", "url_of"]
-
-# The latest runs, whose lookups a miss is compared with.
+# The latest runs: a miss is compared with their lookups.
 _READ_AT_MOST = 16
 # Programs that an error names, where the one that was asked for is not there.
 _NAMED_AT_MOST = 5
@@ -51,7 +49,7 @@ class Runs:
         return runs
 
     def named(self, beginning: str) -> Run:
-        """Return the latest run whose name begins so.
+        """Return the latest run with a name that begins so.
 
         Raises:
             ConfigError: there is none.
@@ -134,14 +132,6 @@ def meaning(word: str) -> dict[str, str]:
     return {"script": word} if is_path or runs.has_program(word) else {}
 
 
-def url_of(settings: Settings) -> str | None:
-    """Return the remote that settings name, else that of the cache of this process."""
-    caches = sys.modules.get("s3cache.cache")
-    cache = None if caches is None else caches.latest()
-    url: str | None = settings.url or (None if cache is None else cache.settings.url)
-    return url
-
-
 def _of_this_process() -> Run | None:
     """Return the lookups in memory, if a cache was enabled here and has looked something up."""
     caches = sys.modules.get("s3cache.cache")
@@ -157,28 +147,12 @@ def _of_this_process() -> Run | None:
 def _by_script(script: str) -> Callable[[Run], bool]:
     paths = _paths_at(script)
     plain = os.path.normpath(script)
-    ends = (plain, os.path.join(plain, "__main__.py"))
-
-    def is_meant(run: Run) -> bool:
-        file = run.file or os.path.normpath(run.program)
-        if os.path.isabs(file):
-            return file in paths if paths else any(_ends_with(file, end) for end in ends)
-        # An older record has the name that the program was called by, in whatever directory.
-        return any(_ends_with(path, file) for path in paths or ends)
-
-    return is_meant
+    ends = (os.sep + plain, os.sep + os.path.join(plain, "__main__.py"))
+    return lambda run: run.file in paths or (not paths and f"{os.sep}{run.file}".endswith(ends))
 
 
 def _by_module(module: str) -> Callable[[Run], bool]:
-    path = module.replace(".", os.sep)
-    ends = (f"{path}.py", os.path.join(path, "__main__.py"))
-
-    def is_meant(run: Run) -> bool:
-        if run.file:
-            return run.module in (module, f"{module}.__main__")
-        return any(_ends_with(run.program, end) for end in ends)
-
-    return is_meant
+    return lambda run: run.module in (module, f"{module}.__main__")
 
 
 def _paths_at(script: str) -> Sequence[str]:
@@ -186,10 +160,6 @@ def _paths_at(script: str) -> Sequence[str]:
     path = os.path.realpath(script)
     inside = os.path.join(path, "__main__.py")
     return (path, inside) if os.path.isfile(path) or os.path.isfile(inside) else ()
-
-
-def _ends_with(path: str, end: str) -> bool:
-    return path == end or path.endswith(os.sep + end)
 
 
 def _programs(runs: Iterable[Run]) -> list[str]:

@@ -12,18 +12,6 @@ from s3cache._words import counted
 from s3cache.records import Lanes, Record, Run
 from s3cache.stats import Reason
 
-__all__ = [
-    "EXPECTED",
-    "Kind",
-    "Totals",
-    "is_counted",
-    "kind_of",
-    "manifest",
-    "name_of",
-    "sum_up",
-    "trace",
-]
-
 #: Reasons of misses that need no action.
 EXPECTED = frozenset(
     map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))

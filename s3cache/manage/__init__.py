@@ -5,13 +5,12 @@ their signatures. :mod:`~s3cache.manage.check`, :mod:`~s3cache.manage.warm` and
 :mod:`~s3cache.manage.bench` run programs.
 """
 
-from s3cache.manage._scan import concurrently, read_about, read_head, scan
+from s3cache.manage._scan import concurrently, read_head, scan
 from s3cache.manage._selection import (
     FilterFeedback,
     HeaderSummary,
     Item,
     Selection,
-    Unmatched,
     read_manifest,
 )
 from s3cache.manage._work import (
@@ -32,11 +31,9 @@ __all__ = [
     "Item",
     "Place",
     "Selection",
-    "Unmatched",
     "concurrently",
     "copy",
     "open_place",
-    "read_about",
     "read_head",
     "read_manifest",
     "remove",

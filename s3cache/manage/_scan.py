@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from itertools import chain
 from typing import TypeVar
 
 from s3cache import entries, frame
@@ -16,8 +15,6 @@ from s3cache.manage._selection import FilterFeedback, HeaderSummary, Item, Selec
 from s3cache.store import ObjectInfo, Store, listing
 from s3cache.transfer import cancel_all
 from s3cache.trust import unpack
-
-__all__ = ["concurrently", "read_about", "read_head", "scan"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -69,29 +66,29 @@ async def scan(
                 feedback.note(item.about)
         return [item for item in there if selection.chooses(item)]
 
-    async with aclosing(_listings(store, selection, is_local)) as listings:
-        async for objects in listings:
-            batch: list[Item] = []
-            async for info in objects:
-                item = Item(info.key, info.size, info.modified)
-                missing -= {item.key, item.place}
-                if selection.may_choose(item):
-                    batch.append(item)
-                if len(batch) == _BATCH:
-                    yield await chosen(batch)
-                    batch = []
-            if batch:
+    batch: list[Item] = []
+    async with aclosing(_objects(store, selection, is_local)) as objects:
+        async for info in objects:
+            item = Item(info.key, info.size, info.modified)
+            missing -= {item.key, item.place}
+            if selection.may_choose(item):
+                batch.append(item)
+            if len(batch) == _BATCH:
                 yield await chosen(batch)
+                batch = []
+    if batch:
+        yield await chosen(batch)
     feedback.absent += sorted(missing)
 
 
-async def _listings(
+async def _objects(
     store: Store, selection: Selection, is_local: bool
-) -> AsyncGenerator[AsyncIterator[ObjectInfo], None]:
+) -> AsyncGenerator[ObjectInfo, None]:
     if selection.named is None or is_local:
         for prefix in ("",) if is_local else _PREFIXES:
             async with listing(store, prefix) as objects:
-                yield objects
+                async for info in objects:
+                    yield info
         return
 
     async def objects_of(key: str) -> list[ObjectInfo]:
@@ -100,12 +97,9 @@ async def _listings(
 
     keys = sorted({*map(entries.key_of, selection.named)}, key=entries.name_prefix)
     for at in range(0, len(keys), _BATCH):
-        yield _all_of(await concurrently(objects_of, keys[at : at + _BATCH]))
-
-
-async def _all_of(lists: Iterable[Iterable[_T]]) -> AsyncIterator[_T]:
-    for each in chain.from_iterable(lists):
-        yield each
+        for infos in await concurrently(objects_of, keys[at : at + _BATCH]):
+            for info in infos:
+                yield info
 
 
 async def concurrently(work: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) -> list[_R]:

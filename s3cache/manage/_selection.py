@@ -12,15 +12,6 @@ from typing import NamedTuple
 from s3cache import entries
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
 
-__all__ = [
-    "FilterFeedback",
-    "HeaderSummary",
-    "Item",
-    "Selection",
-    "Unmatched",
-    "read_manifest",
-]
-
 # The local tier keeps the entries of each remote below a directory of their own.
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
 # Where a CorruptError says that a later release wrote the frame: it may well be sound.
@@ -115,15 +106,15 @@ class Selection:
     ``untrusted``, and by nothing else.
 
     Attributes:
-        keys: those whose key begins with one of these.
-        named: those whose key, or whose own name below a remote, is one of these.
+        keys: those with a key that begins with one of these.
+        named: those with one of these as their key, or as their own name below a remote.
         older_s, newer_s: by the time of their last change, or use in a local tier.
         min_bytes, max_bytes: by their size, both included.
         kinds, tags, signers: those that have one of these.
         torch: those made by a release that begins so, as ``2.12`` or ``2.12.1``.
         devices: those with code for one of these.
-        but_keys: those whose key is none of these, which were hit. Leaves out shape profiles,
-            whose use is not recorded.
+        but_keys: those with none of these keys, which were hit. Leaves out shape profiles, as
+            their use is not recorded.
         unreadable: those that are damaged or out of place, but not those of a later release.
         untrusted: those that the trust policy refuses. With ``unreadable`` either is enough.
     """
@@ -175,7 +166,7 @@ class Selection:
         return key not in (self.but_keys or ()) and not key.startswith(_PROFILE)
 
     def chooses(self, item: Item) -> bool:
-        """Return whether all conditions hold for ``item``, whose header was read."""
+        """Return whether all conditions hold for ``item`` with its header."""
         problem, about = item.problem, item.about
         is_wanted = not (self.unreadable or self.untrusted) or (
             (self.untrusted and isinstance(problem, UntrustedError))

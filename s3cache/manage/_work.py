@@ -42,8 +42,6 @@ from s3cache.trust import Policy, check_name, policy_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["BatchResult", "Place", "copy", "open_place", "remove", "trust_of", "url_of", "verify"]
-
 _CLOSE_S = 5.0
 
 
@@ -54,13 +52,11 @@ class Place:
     Attributes:
         store: with retries; nothing is sent before it is used.
         is_local: whether it is this machine's tier.
-        settings: those that led here.
         policy: decides which signers' entries are used.
     """
 
     store: Store
     is_local: bool
-    settings: Settings
     policy: Policy
 
     async def to_upload(self) -> set[str]:
@@ -134,7 +130,7 @@ def open_place(
             max_bytes=settings.local_max_bytes,
             max_files=settings.local_max_files,
         )
-        return Place(TierStore(tier), True, settings, policy)
+        return Place(TierStore(tier), True, policy)
     remote = url_of(settings)
     retries = RetryPolicy(
         attempts=settings.retry_attempts,
@@ -146,7 +142,7 @@ def open_place(
     if not to_fill and isinstance(parse_url(remote, **of_store), FileLocation):
         of_store["create"] = False
     store = MeteredStore(open_store(remote, **of_store))
-    return Place(RetryingStore(store, retries), False, settings, policy)
+    return Place(RetryingStore(store, retries), False, policy)
 
 
 # -- work on many entries, in bounded memory
@@ -212,7 +208,7 @@ async def remove(
     admit: Judge | None = None,
     advance: _Advance | None = None,
 ) -> BatchResult:
-    """Remove each entry, except those whose names are in ``keep``.
+    """Remove each entry, except those with a name in ``keep``.
 
     An entry that was chosen because it could not be used is read again: it may have been the
     network.

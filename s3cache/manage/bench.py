@@ -17,17 +17,11 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from s3cache.errors import (
-    AccessDeniedError,
-    ConfigError,
-    MissingContainerError,
-    TransientError,
-)
+from s3cache.errors import AccessDeniedError, ConfigError, MissingContainerError, TransientError
 from s3cache.manage._work import open_place, url_of
 from s3cache.settings import Settings
 from s3cache.store import FileLocation, MemoryLocation, listing, parse_url
@@ -37,7 +31,7 @@ __all__ = ["PREFIX", "Bench", "Times"]
 
 _T = TypeVar("_T")
 
-#: What the names of all objects begin with that a benchmark writes.
+#: The names of all objects that a benchmark writes begin so.
 PREFIX = "s3cache-bench-"
 
 _SMALL_BYTES = 4 << 10
@@ -45,7 +39,7 @@ _SMALL_TRIES = 20
 _LARGE_TRIES = 3
 _CLOSE_S = 30.0
 
-# What a process on an empty machine does first, and what it says of it.
+# The program of a process on an empty machine; it ends with a line of JSON.
 _FIRST_STEP = """
 import json, sys, time
 import torch
@@ -97,10 +91,10 @@ class Bench:
     """One benchmark of a remote, in bounded time.
 
     Attributes:
-        prefix: what the names of all objects that it writes begin with.
+        prefix: the names of all objects that it writes begin so.
 
     Args:
-        url: the remote; as settings have it if it is left out.
+        url: the remote; left out, that of the settings.
         size: bytes of a large object.
         timeout_s: the longest that all of it takes; tries that no longer fit are left out.
         advance: called after each try.
@@ -110,12 +104,7 @@ class Bench:
     """
 
     def __init__(
-        self,
-        url: str | None,
-        *,
-        size: int,
-        timeout_s: float,
-        advance: Callable[[int], object] = bool,
+        self, url: str | None, *, size: int, timeout_s: float, advance: Callable[[int], object]
     ) -> None:
         settings, _ = Settings.load(url)
         self.prefix = f"{PREFIX}{secrets.token_hex(6)}/"
@@ -141,21 +130,20 @@ class Bench:
             StoreError: the store refuses, or does not answer in time.
         """
         small, large = os.urandom(_SMALL_BYTES), os.urandom(self._size)
-        store = self.store
-        plans: dict[str, tuple[int, int, Callable[[int], Awaitable[object]]]] = {
-            "small_put": (_SMALL_TRIES, 0, lambda i: store.put(f"bench/small-{i}", small)),
-            "small_get": (_SMALL_TRIES, 0, lambda i: store.get(f"bench/small-{i}")),
-            "miss": (_SMALL_TRIES, 0, lambda i: store.get(f"bench/absent-{i}")),
-            "large_put": (_LARGE_TRIES, self._size, lambda i: store.put(f"bench/large-{i}", large)),
-            "large_get": (_LARGE_TRIES, self._size, lambda i: store.get(f"bench/large-{i}")),
+        put, get = self.store.put, self.store.get
+        self._wait(get("bench/first"))  # which connects, and finds credentials
+        return {
+            "small_put": self._timed(lambda i: put(f"bench/small-{i}", small)),
+            "small_get": self._timed(lambda i: get(f"bench/small-{i}")),
+            "miss": self._timed(lambda i: get(f"bench/absent-{i}")),
+            "large_put": self._timed(lambda i: put(f"bench/large-{i}", large), self._size),
+            "large_get": self._timed(lambda i: get(f"bench/large-{i}"), self._size),
         }
-        self._wait(store.get("bench/first"))  # which connects, and finds credentials
-        return {name: self._timed(*plan) for name, plan in plans.items()}
 
-    def _timed(self, tries: int, size: int, call: Callable[[int], Awaitable[object]]) -> Times:
+    def _timed(self, call: Callable[[int], Awaitable[object]], size: int = 0) -> Times:
         """Try at least once, and again while ten more tries would fit into the time left."""
         times = Times(size=size)
-        for number in range(tries):
+        for number in range(_LARGE_TRIES if size else _SMALL_TRIES):
             if times.seconds and self._left_s() < 10 * times.seconds[-1]:
                 break
             started = time.perf_counter()
@@ -168,39 +156,36 @@ class Bench:
         """Time the first step of a small model in fresh processes: compiled, then hit.
 
         Raises:
-            ConfigError: a process ended badly, or not in time.
+            ConfigError: a process failed.
+            TransientError: a process did not end in time.
         """
-        cold: list[dict[str, object]] = []
-        warm: list[dict[str, object]] = []
+        cold: list[dict[str, Any]] = []
+        warm: list[dict[str, Any]] = []
         for number in range(rounds):
             started = time.monotonic()
-            cold.append(self._first_step(S3CACHE_RECACHE="1"))
-            warm.append(self._first_step(S3CACHE_RECACHE="0"))
+            cold.append(self._first_step(recache=True))
+            warm.append(self._first_step(recache=False))
             if number + 1 < rounds and self._left_s() < 1.5 * (time.monotonic() - started):
                 break
-        cold_s, warm_s = ([float(str(each["step_s"])) for each in runs] for runs in (cold, warm))
-        last = warm[-1]
+        cold_s, warm_s = ([float(each["step_s"]) for each in runs] for runs in (cold, warm))
         return {
-            "device": last["device"],
+            **{name: warm[-1][name] for name in ("device", "hits", "misses", "bypasses")},
             "cold": Times(cold_s).as_dict(),
             "warm": Times(warm_s).as_dict(),
             "ratio": median(cold_s) / median(warm_s),
-            "hits": last["hits"],
-            "misses": last["misses"],
-            "bypasses": last["bypasses"],
             "to_upload": cold[-1]["to_upload"],
         }
 
-    def _first_step(self, **environment: str) -> dict[str, object]:
+    def _first_step(self, *, recache: bool) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as empty:
             ours = {
                 "S3CACHE_URL": self._url,
-                "S3CACHE_LOCAL_DIR": str(Path(empty) / "local"),
+                "S3CACHE_LOCAL_DIR": os.path.join(empty, "local"),
                 "S3CACHE_MODE": "read-write",
                 "S3CACHE_SHAPE_PROFILE": "0",
-                "TORCHINDUCTOR_CACHE_DIR": str(Path(empty) / "inductor"),
-                "TRITON_CACHE_DIR": str(Path(empty) / "triton"),
-                **environment,
+                "S3CACHE_RECACHE": str(int(recache)),
+                "TORCHINDUCTOR_CACHE_DIR": os.path.join(empty, "inductor"),
+                "TRITON_CACHE_DIR": os.path.join(empty, "triton"),
             }
             try:
                 done = subprocess.run(  # noqa: S603 - ourselves
@@ -213,14 +198,13 @@ class Bench:
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                raise TransientError(
-                    "the first step did not end in time: raise --timeout"
-                ) from None
+                problem = "the first step did not end in time: raise --timeout"
+                raise TransientError(problem) from None
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise ConfigError("the first step", f"cannot be made ({last})", "see s3cache doctor")
         self._advance(1)
-        found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return found
 
     def clean(self) -> tuple[int, int]:
@@ -229,22 +213,21 @@ class Bench:
         Raises:
             StoreError: the store cannot answer.
         """
-        names: list[str] = self._wait(self._names(), _CLOSE_S)
-        gone = 0
-        try:
-            for name in names:
+
+        async def all_names() -> list[str]:
+            async with listing(self.store, "") as objects:
+                return [info.key async for info in objects]
+
+        names = self._wait(all_names(), _CLOSE_S)
+        for gone, name in enumerate(names):
+            try:
                 self._wait(self.store.delete(name), _CLOSE_S)
-                gone += 1
-        except AccessDeniedError:
-            return gone, len(names) - gone
+            except AccessDeniedError:
+                return gone, len(names) - gone
         location = parse_url(self._url)
         if isinstance(location, FileLocation):
             shutil.rmtree(location.path, ignore_errors=True)
-        return gone, 0
-
-    async def _names(self) -> list[str]:
-        async with listing(self.store, "") as objects:
-            return [info.key async for info in objects]
+        return len(names), 0
 
     def _left_s(self) -> float:
         return self._deadline - time.monotonic()
@@ -267,9 +250,9 @@ def _below(url: str, prefix: str) -> str:
     if isinstance(location, MemoryLocation):
         raise ConfigError("the store", "is of this process alone", "give the URL of a bucket")
     parts = urlsplit(url)
-    path = f"{parts.path.rstrip('/')}/{prefix.rstrip('/')}"
+    parts = parts._replace(path=f"{parts.path.rstrip('/')}/{prefix.rstrip('/')}")
     if isinstance(location, FileLocation):
         if not (location.create or os.path.isdir(location.path)):
             raise MissingContainerError(f"there is no directory {location.path}", op="bench")
-        return parts._replace(path=path, query="create=true").geturl()
-    return parts._replace(path=path).geturl()
+        parts = parts._replace(query="create=true")
+    return parts.geturl()

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from s3cache.cache import Cache
     from s3cache.stats import TransferEvent
 
-__all__ = ["Observation", "PrometheusCollector", "leave_textfile", "observe", "write_textfile"]
-
 # -- Prometheus: a collector for its client, and a file for node exporter
 
 

@@ -12,8 +12,6 @@ from s3cache.cache import latest
 if TYPE_CHECKING:
     from s3cache.stats import CacheStats, HistogramSnapshot
 
-__all__ = ["FAMILIES", "Family", "Sample", "Source", "families", "latest_counts"]
-
 #: Gives the counts of a moment; ``None`` where no cache has been enabled yet.
 Source: TypeAlias = "Callable[[], CacheStats | None]"
 

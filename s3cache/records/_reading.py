@@ -16,8 +16,6 @@ from s3cache.records._record import Event, Record, Run
 from s3cache.records._writing import DIRECTORY, NAMED, SUFFIX
 from s3cache.store import Directory
 
-__all__ = ["Folded", "folded", "in_jobs", "ranks_in_words", "read_head", "read_run", "run_names"]
-
 # Opening a pipe must not block.
 _READ_ONLY = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_BYTES = 16 << 20

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from s3cache.stats import TransferEvent
 
-__all__ = ["MAX_LINE_BYTES", "Event", "Lanes", "Record", "Run", "Transfers"]
-
 #: Longer lines are left out of a file of records.
 MAX_LINE_BYTES = 512 << 10
 # Transfers under way that are remembered at most: an end may never be reported.
@@ -34,7 +32,7 @@ class Record:
         where: file, line and function that called what was compiled, outside of torch.
         of_whole: whether it is an FX graph of a whole graph that was looked up before.
         components: what the key is made of, by name: the digest and a readable value.
-        parts: of a miss, the details of components whose value does not show them, by name.
+        parts: of a miss, the details of components, where their value does not show them.
         rejected: of a miss, why each entry under the key was not used, each in a line.
         reasons: why it was bypassed: code, message, fix, and the line in the user's program.
     """
@@ -139,8 +137,8 @@ class Run:
     Attributes:
         name: what ``--run`` takes.
         program: the script that it ran, as it was called.
-        file: the whole path of that script; older records lack it.
-        module: the name of the module, if ``-m`` ran it; older records lack it.
+        file: the whole path of that script.
+        module: the name of the module, if ``-m`` ran it.
         started: Unix time.
         rank: of a distributed job, if it is one.
         complete: whether all its lookups are here; a very long run has more.

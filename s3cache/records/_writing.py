@@ -21,8 +21,6 @@ from s3cache.errors import ConfigError
 from s3cache.records._record import MAX_LINE_BYTES, Event, Record
 from s3cache.store import Directory
 
-__all__ = ["DIRECTORY", "JOB", "NAMED", "SUFFIX", "RecordLimits", "Recorder", "job_here"]
-
 logger = logger_of("records")
 
 DIRECTORY = "records"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.insight import (
+from s3cache.insight._checks import (
     Check,
     check_compiler,
     check_cpu,
@@ -20,8 +20,8 @@ from s3cache.insight import (
     check_trust,
 )
 from s3cache.settings import Settings
+from s3cache.store import DeadlineExecutor
 from s3cache.trust import generate
-from tests.support.density import dense
 from tests.support.hanging import dead_mount
 from tests.support.waiting import LONG_S
 
@@ -170,8 +170,10 @@ def test_each_fault_of_the_local_directory(
     assert fix.format(tmp_path) in check.fix
 
 
-@dense
-def test_a_disk_that_hangs_is_a_fault_within_seconds(tmp_path: Path) -> None:
+def test_a_disk_that_hangs_is_a_fault_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeadlineExecutor, "limit_s", 0.3)
     with dead_mount(tmp_path):
         check = local(tmp_path)
         assert check.verdict == "fault"

@@ -16,7 +16,8 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.insight import Check, check_remote, examine
+from s3cache.insight import Check, examine
+from s3cache.insight._doctor import check_remote
 from s3cache.store import LatencyStore, MemoryStore, Store, WrapperStore
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from s3cache.graph import BypassReason
 from s3cache.insight._nearest import EntrySource
 from s3cache.manage import Place
 from s3cache.records import Record, Recorder
-from s3cache.settings import Settings
 from s3cache.store import MemoryStore, WrapperStore
 from s3cache.trust import generate, policy_of
 from tests.support.shelves import Shelf
@@ -125,26 +124,27 @@ MAX = {"max_autotune": "False → True"}
 TUNED = lookup("ab", 1, "hit", reason="local", of={"inductor_config": "tuned"})
 
 
-def test_the_entry_of_a_hit_gives_its_details(tmp_path: Path) -> None:
-    keep(tmp_path, TUNED, parts={"inductor_config": MAX})
-    write(tmp_path, TUNED, lookup("c", 2, of={"inductor_config": "as ever"}))
-    (one,) = explain(local_dir=str(tmp_path)).explanations
-    assert one.entry == "ab"
-    assert one.known_from.startswith("run ")
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "unrecorded"])
+@pytest.mark.parametrize("place", ["the local tier", "the remote"])
+def test_an_entry_is_compared_by_its_details(tmp_path: Path, place: str, recorded: bool) -> None:
+    """Records of hits have none; an entry counts whether or not its lookup was recorded."""
+    remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
+    if place == "the remote":
+        remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
+    else:
+        keep(local, TUNED, parts={"inductor_config": MAX})
+    other = lookup("b", 1, of={"inductor_config": "x", "grad_enabled": "False"})
+    missed = lookup("c", 2, of={"inductor_config": "as ever"})
+    write(local, TUNED if recorded else other, missed)
+    found = explain(url=remote.url, local_dir=str(local))
+    one = found.explanations[-1]
+    assert (one.entry, found.unasked) == ("ab", "")
+    assert one.known_from.startswith("run " if recorded else place)
     assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
-
-
-def test_an_unrecorded_entry_of_the_local_tier_is_compared(tmp_path: Path) -> None:
-    keep(tmp_path, TUNED, parts={"inductor_config": MAX})
-    write(
-        tmp_path,
-        lookup("b", 1, of={"inductor_config": "x", "grad_enabled": "False"}),
-        lookup("c", 2, of={"inductor_config": "as ever"}),
-    )
-    one = explain(local_dir=str(tmp_path)).explanations[-1]
-    assert (one.entry, one.known_from) == ("ab", "the local tier")
-    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
-    assert explain(local_dir=str(tmp_path), local=False).explanations[-1].entry == "b"
+    # Neither place is read where the caller says so.
+    if not recorded:
+        without = explain(url=remote.url, local_dir=str(local), remote=False, local=False)
+        assert without.explanations[-1].entry == "b"
 
 
 def test_a_damaged_untrusted_or_newer_entry_is_skipped(tmp_path: Path) -> None:
@@ -183,28 +183,13 @@ def test_only_the_256_entries_used_last_are_read(tmp_path: Path) -> None:
 # -- entries of the remote
 
 
-def test_an_entry_of_the_remote_is_compared(tmp_path: Path) -> None:
-    """It is read through the trust policy, and not at all where the caller says so."""
+def test_untrusted_entries_of_the_remote_are_skipped(tmp_path: Path) -> None:
     remote, local = Shelf(tmp_path / "remote"), str(tmp_path / "local")
     write(tmp_path / "local", lookup("c", 2, of={"inductor_config": "as ever"}))
-    remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
-    found = explain(url=remote.url, local_dir=local)
-    (one,) = found.explanations
-    assert (one.entry, one.known_from, found.unasked) == ("ab", "the remote", "")
-    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
-    assert explain(url=remote.url, local_dir=local, remote=False).explanations[0].entry == ""
+    remote.put(first_name(TUNED.key), entry(TUNED))
     keys = f"team={generate('mine').public_text()}"
     signed = explain(url=remote.url, local_dir=local, trust="require", trusted_keys=keys)
     assert signed.explanations[0].entry == ""
-
-
-def test_an_entry_of_the_remote_gives_details_to_a_record(tmp_path: Path) -> None:
-    remote = Shelf(tmp_path / "remote")
-    write(tmp_path / "local", TUNED, lookup("c", 2, of={"inductor_config": "as ever"}))
-    remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
-    (one,) = explain(url=remote.url, local_dir=str(tmp_path / "local")).explanations
-    assert one.known_from.startswith("run ")
-    assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
 
 
 async def test_a_large_remote_takes_few_requests() -> None:
@@ -214,7 +199,7 @@ async def test_a_large_remote_takes_few_requests() -> None:
         if number == 7_999:
             await store.inner.put(first_name(TUNED.key), entry(TUNED))
         await store.inner.put(f"{NAMES}fff/a{number:064x}.0", b"")
-    place = Place(store, False, Settings(), policy_of(None, "", "", audience=""))
+    place = Place(store, False, policy_of(None, "", "", audience=""))
     source = EntrySource("the remote", lambda: place)
     neighbors = await asyncio.to_thread(lambda: source.neighbors)
     assert [each.key for each in neighbors] == [TUNED.key]

@@ -15,7 +15,7 @@ ABOUT = HeaderSummary(
 )
 ITEM = Item("v1/000/abcdef.0", 1000, NOW - 3600, ABOUT)
 DAMAGED = Item("v1/000/abcdef.0", 1000, NOW - 3600, problem=CorruptError("frame", "is damaged"))
-STRANGER = Item("v1/000/ab.0", 10, NOW, problem=UntrustedError("unsigned", "nobody"))
+STRANGER = Item("v1/000/ab.0", 10, NOW, problem=UntrustedError("unsigned", "no signature"))
 
 
 def selection(**words: Any) -> Selection:
@@ -47,7 +47,7 @@ def selection(**words: Any) -> Selection:
         ({"tags": ("mine",)}, True),
         ({"tags": ("",)}, False),
         ({"signers": ("other",)}, True),
-        ({"signers": ("nobody",)}, False),
+        ({"signers": ("absent",)}, False),
         ({"devices": ("xpu", "cuda")}, True),
         ({"devices": ("mps",)}, False),
         ({"but_keys": frozenset({"other"})}, True),
@@ -73,10 +73,10 @@ def test_each_condition(words: dict[str, Any], yes: bool) -> None:
         ({"torch": ("",)}, False, False),
     ],
 )
-def test_what_cannot_be_read_says_nothing_of_itself(
+def test_an_unreadable_entry_matches_no_condition_on_headers(
     words: dict[str, Any], damaged: bool, stranger: bool
 ) -> None:
-    """So that nothing is removed as being of an old torch that is merely damaged."""
+    """So that a damaged entry is not removed as one of an old torch."""
     assert selection(**words).chooses(DAMAGED) is damaged
     assert selection(**words).chooses(STRANGER) is stranger
 

@@ -1,4 +1,4 @@
-"""The metrics: all that is counted is in one of them, under a name that their users expect."""
+"""Every count is in a metric, under a name that its users expect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_names_are_those_of_their_ecosystems() -> None:
+def test_names_follow_the_rules_of_both_ecosystems() -> None:
     """See https://opentelemetry.io/docs/specs/semconv/general/naming/ and Prometheus' own rules."""
     for family in FAMILIES:
         assert re.fullmatch(r"s3cache(\.[a-z]+(_[a-z]+)*)+", family.name), family
@@ -32,7 +32,7 @@ def test_names_are_those_of_their_ecosystems() -> None:
         assert len({*names}) == len(names)
 
 
-def test_all_that_is_counted_is_in_a_metric() -> None:
+def test_every_count_changes_a_metric() -> None:
     """Counts are taken away one by one, and each changes something."""
     stats = counted()
     before = families(stats)
@@ -61,7 +61,7 @@ def _blank(value: object) -> Any:
     return {LevelStats: LevelStats(), Usage: None}.get(type(value), Histogram().snapshot())
 
 
-def test_labels_are_those_that_were_announced() -> None:
+def test_labels_are_those_of_the_family() -> None:
     for family, samples in families(counted()):
         assert samples, family.name
         for sample in samples:
@@ -84,7 +84,7 @@ def test_buckets_hold_what_was_recorded() -> None:
     assert saves.buckets[-1] == (float("inf"), 6)
 
 
-def test_of_a_cache_that_works(tmp_path: Path) -> None:
+def test_the_counts_of_a_working_cache(tmp_path: Path) -> None:
     with Cache.open(f"file://{tmp_path / 'remote'}?create=1", local_dir=tmp_path / "tier") as cache:
         key = "key-1"
         assert isinstance(cache.lookup(key), Miss)

@@ -1,4 +1,4 @@
-"""OpenTelemetry's own SDK reads what is counted, and gets a span for each transfer."""
+"""OpenTelemetry's own SDK reads the counts, and gets a span for each transfer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_cache(tmp_path: Path, machine: str) -> Cache:
     return Cache.open(f"file://{tmp_path / 'remote'}?create=1", local_dir=tmp_path / machine)
 
 
-def test_what_is_counted_is_exported(tmp_path: Path, telemetry: Telemetry) -> None:
+def test_every_family_is_exported(tmp_path: Path, telemetry: Telemetry) -> None:
     with open_cache(tmp_path, "one") as cache:
         observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
         cache.lookup("key-1")
@@ -92,10 +92,10 @@ def test_a_transfer_is_a_span(tmp_path: Path, telemetry: Telemetry) -> None:
         observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
         assert isinstance(cache.lookup("key-1"), Hit)
         cache.lookup("key-2")
-    told = [(span.name, span.attributes["s3cache.outcome"]) for span in telemetry.spans()]
-    assert told[0] == ("s3cache.upload", "done")
-    assert told[-2:] == [("s3cache.download", "done"), ("s3cache.download", "absent")]
-    assert {name for name, _ in told[:-2]} == {"s3cache.upload"}
+    ended = [(span.name, span.attributes["s3cache.outcome"]) for span in telemetry.spans()]
+    assert ended[0] == ("s3cache.upload", "done")
+    assert ended[-2:] == [("s3cache.download", "done"), ("s3cache.download", "absent")]
+    assert {name for name, _ in ended[:-2]} == {"s3cache.upload"}
     up, down = telemetry.spans()[0], telemetry.spans()[-2]
     assert up.attributes["s3cache.size"] == down.attributes["s3cache.size"] == entry("key-1").size
     assert all(span.start_time <= span.end_time for span in telemetry.spans())
@@ -117,7 +117,7 @@ def test_a_transfer_that_fails_says_why(tmp_path: Path, telemetry: Telemetry) ->
     assert first.attributes["error.type"] == "CorruptError"
 
 
-def test_after_stop_there_is_nothing_more(tmp_path: Path, telemetry: Telemetry) -> None:
+def test_stop_ends_counts_and_spans(tmp_path: Path, telemetry: Telemetry) -> None:
     with open_cache(tmp_path, "one") as cache:
         observation = observe(
             cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers
@@ -130,14 +130,13 @@ def test_after_stop_there_is_nothing_more(tmp_path: Path, telemetry: Telemetry) 
     assert not telemetry.spans()
 
 
-def test_without_the_api_one_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_api_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigError, match=r"opentelemetry-api is not installed.*pip install"):
         observe()
 
 
-def test_of_whichever_is_enabled(tmp_path: Path, telemetry: Telemetry) -> None:
-    """Also where that is after this was asked for."""
+def test_a_cache_enabled_later_is_observed_too(tmp_path: Path, telemetry: Telemetry) -> None:
     observation = observe(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
     for number in range(2):
         with open_cache(tmp_path, str(number)) as cache:

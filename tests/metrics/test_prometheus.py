@@ -1,8 +1,11 @@
-"""Prometheus' own client and parser read what is counted."""
+"""Prometheus' own client and parser read the counts, also from a file that a process leaves."""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
+import textwrap
 from pathlib import Path
 
 import prometheus_client
@@ -12,6 +15,7 @@ from s3cache import Cache
 from s3cache.errors import ConfigError
 from s3cache.metrics import PrometheusCollector, families, write_textfile
 from tests.metrics.counts import counted, read
+from tests.support.sites import Site
 
 
 @pytest.fixture
@@ -19,7 +23,7 @@ def registry() -> prometheus_client.CollectorRegistry:
     return prometheus_client.CollectorRegistry()
 
 
-def test_each_sample_is_there_with_its_value(registry: prometheus_client.CollectorRegistry) -> None:
+def test_each_sample_has_its_value(registry: prometheus_client.CollectorRegistry) -> None:
     registry.register(PrometheusCollector(counted))
     there = read(prometheus_client.generate_latest(registry).decode())
     for family, samples in families(counted()):
@@ -38,19 +42,23 @@ def test_each_sample_is_there_with_its_value(registry: prometheus_client.Collect
     assert not there
 
 
-def test_without_a_cache_there_is_nothing(registry: prometheus_client.CollectorRegistry) -> None:
+def test_without_a_cache_there_are_no_metrics(
+    registry: prometheus_client.CollectorRegistry,
+) -> None:
     registry.register(PrometheusCollector(lambda: None))
     assert not prometheus_client.generate_latest(registry)
 
 
-def test_registering_asks_for_nothing(registry: prometheus_client.CollectorRegistry) -> None:
+def test_registering_does_not_read_the_counts(
+    registry: prometheus_client.CollectorRegistry,
+) -> None:
     def source() -> None:
         raise AssertionError("asked for the counts")
 
     registry.register(PrometheusCollector(source))
 
 
-def test_two_caches_have_a_registry_each(tmp_path: Path) -> None:
+def test_two_caches_can_have_a_registry_each(tmp_path: Path) -> None:
     for number in range(2):
         registry = prometheus_client.CollectorRegistry()
         with Cache.open("memory://metrics", local=False) as cache:
@@ -70,12 +78,72 @@ def test_the_file_is_replaced_in_one_step(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
 
 
-@pytest.fixture
-def without_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_client_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-
-
-@pytest.mark.usefixtures("without_client")
-def test_without_the_client_one_error_says_so() -> None:
     with pytest.raises(ConfigError, match=r"prometheus-client is not installed.*pip install"):
         PrometheusCollector(counted)
+
+
+# -- a file that a process leaves when it ends
+
+# Enabled, and a lookup and a save without a compile.
+_PROGRAM = textwrap.dedent(
+    """
+    import s3cache
+    from tests.support.caching import entry
+
+    cache = s3cache.enable()
+    cache.lookup("key-1")
+    cache.save("key-1", entry("key-1"))
+    """
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.mark.timeout(900)
+def test_a_process_leaves_its_counts_when_it_ends(site: Site, tmp_path: Path) -> None:
+    """The uploads of the exit are among them."""
+    place = tmp_path / "collected"
+    place.mkdir()
+    machine = site.machine(
+        "one", S3CACHE_URL=site.url, S3CACHE_METRICS_FILE=f"{place}/job-{{rank}}.prom"
+    )
+    for rank in ("0", "3"):
+        done = machine.start("-c", _PROGRAM, RANK=rank)
+        assert done.returncode == 0, done.stderr
+        assert not done.stderr
+    assert {each.name for each in place.iterdir()} == {"job-0.prom", "job-3.prom"}
+    there = read((place / "job-0.prom").read_text())
+    assert there["s3cache_misses_total", (("level", "aot"), ("reason", "absent"))] == 1
+    assert there["s3cache_saved_total", (("level", "aot"),)] == 1
+    assert there["s3cache_uploads_total", ()] >= 1
+    again = read((place / "job-3.prom").read_text())
+    assert again["s3cache_hits_total", (("level", "aot"), ("tier", "local"))] == 1
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("without", ["the directory", "the client"])
+def test_a_file_that_cannot_be_written_is_one_warning(
+    site: Site, tmp_path: Path, without: str
+) -> None:
+    place = tmp_path / "collected" / "job.prom"
+    hidden = 'import sys; sys.modules["prometheus_client"] = None\n'
+    if without == "the client":
+        place.parent.mkdir()
+    machine = site.machine("one", S3CACHE_URL=site.url, S3CACHE_METRICS_FILE=str(place))
+    done = machine.start("-c", (hidden if without == "the client" else "") + _PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("no metrics are left in") == len(done.stderr.splitlines()) == 1
+    assert ("pip install prometheus-client" in done.stderr) == (without == "the client")
+
+
+def test_a_pipe_or_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    """``/dev/null`` of a machine, where the program is root's."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is no regular file"):
+        write_textfile(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

@@ -44,7 +44,7 @@ def test_headers_say_kind_release_and_tag(shelf: Shelf) -> None:
     assert (about.variant, about.signers) == ("v", ())
 
 
-def test_what_cannot_be_used_is_listed_with_the_reason(shelf: Shelf) -> None:
+def test_entries_that_cannot_be_used_are_listed_with_the_reason(shelf: Shelf) -> None:
     damaged, cut, moved = (shelf.add(key) for key in ("damaged", "cut", "moved"))
     shelf.damage(damaged, at=70)
     shelf.put(cut, (shelf.files.read(cut) or b"")[:-1])
@@ -56,54 +56,71 @@ def test_what_cannot_be_used_is_listed_with_the_reason(shelf: Shelf) -> None:
     assert items[moved].problem is None
 
 
-def test_nothing_of_what_is_not_trusted_is_parsed(shelf: Shelf) -> None:
+def test_untrusted_entries_are_not_parsed(shelf: Shelf) -> None:
     name = shelf.add("k")
 
     def admit(digest: bytes, block: bytes) -> None:
-        raise UntrustedError("unsigned", "nobody signed it")
+        raise UntrustedError("unsigned", "it has no signature")
 
     item = found(shelf, heads=True, admit=admit)[name]
     assert isinstance(item.problem, UntrustedError)
     assert item.about is None
 
 
-class _Counting(WrapperStore):
-    """A store of many objects, that notes how many of their headers it was asked for."""
+class _Watched(WrapperStore):
+    """A store with slow listings that counts headers, listings and listed objects.
+
+    Attributes:
+        at_once: how many listings were under way together at most.
+        refused: the end of prefixes that cannot be listed.
+    """
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
-        self.asked = 0
-        self.listings = 0
-        self.listed = 0
+        self.heads = self.listings = self.listed = self.under_way = self.at_once = 0
+        self.refused: str | None = None
 
     async def list(self, prefix: str = "") -> Any:
         self.listings += 1
-        async for info in super().list(prefix):
-            self.listed += 1
-            yield info
+        self.under_way += 1
+        self.at_once = max(self.at_once, self.under_way)
+        try:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            if self.refused is not None and prefix.endswith(self.refused):
+                raise TransientError("is busy")
+            async for info in super().list(prefix):
+                self.listed += 1
+                yield info
+        finally:
+            self.under_way -= 1
 
     async def get_range(self, key: str, start: int, length: int) -> Any:
-        self.asked += 1
+        self.heads += 1
         return await super().get_range(key, start, length)
 
 
-async def test_it_goes_as_it_is_asked_for() -> None:
-    """Whoever stops early has not made it read all."""
-    store = _Counting()
+async def _watched(count: int) -> tuple[_Watched, list[str]]:
+    store, keys = _Watched(), [f"k{number}" for number in range(count)]
+    for key in keys:
+        await store.put(entries.first_name(key), b"nothing")
+    return store, keys
+
+
+async def test_a_scan_that_is_stopped_early_has_not_read_everything() -> None:
+    store = _Watched()
     for number in range(600):
         await store.put(f"v1/000/{number}.0", b"nothing")
     batches = scan(store, heads=True)
     first = await anext(batches)
     await batches.aclose()
-    assert len(first) == store.asked == 256
+    assert len(first) == store.heads == 256
 
 
-async def test_what_is_named_is_found_without_a_listing_of_the_rest() -> None:
-    """Ten of 100,000 objects: ten listings, of one object each."""
-    store = _Counting()
-    for number in range(100_000):
-        await store.put(entries.first_name(f"k{number}"), b"nothing")
-    names = frozenset(f"k{number}" for number in range(0, 100, 10)) | {"gone"}
+async def test_named_entries_are_found_without_listing_the_rest() -> None:
+    """Ten of 2,000 objects: ten listings, of one object each."""
+    store, keys = await _watched(2_000)
+    names = frozenset(keys[:100:10]) | {"gone"}
     selection = Selection(named=names)
     feedback = FilterFeedback(selection)
     batches = scan(store, selection, feedback=feedback)
@@ -113,49 +130,17 @@ async def test_what_is_named_is_found_without_a_listing_of_the_rest() -> None:
     assert (store.listings, store.listed) == (11, 10)
 
 
-class _Slow(WrapperStore):
-    """A store whose listings all wait for one another, and notes how many do so at once."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStore())
-        self.under_way = 0
-        self.at_once = 0
-        self.refused = ""
-
-    async def list(self, prefix: str = "") -> Any:
-        self.under_way += 1
-        self.at_once = max(self.at_once, self.under_way)
-        try:
-            for _ in range(50):
-                await asyncio.sleep(0)
-            if self.refused and prefix.endswith(self.refused):
-                raise TransientError("is busy")
-            async for info in super().list(prefix):
-                yield info
-        finally:
-            self.under_way -= 1
-
-
-async def _slow(*keys: str) -> _Slow:
-    store = _Slow()
-    for key in keys:
-        await store.put(entries.first_name(key), b"nothing")
-    return store
-
-
-async def test_what_is_named_is_listed_several_at_once_and_comes_in_one_order() -> None:
+async def test_named_entries_are_listed_concurrently_and_in_order() -> None:
     """The order is that in which a bucket lists everything."""
-    keys = [f"k{number}" for number in range(300)]
-    store = await _slow(*keys)
+    store, keys = await _watched(300)
     named = scan(store, Selection(named=frozenset(keys)))
     found = [item.name async for batch in named for item in batch]
     assert found == sorted(map(entries.first_name, keys))
     assert 1 < store.at_once <= 16
 
 
-async def test_nothing_is_under_way_when_a_listing_has_failed_or_nobody_reads_on() -> None:
-    keys = [f"k{number}" for number in range(300)]
-    store = await _slow(*keys)
+async def test_no_request_runs_on_after_a_failure_or_an_early_end() -> None:
+    store, keys = await _watched(300)
     batches = scan(store, Selection(named=frozenset(keys)))
     await anext(batches)
     assert store.under_way == 0
@@ -167,8 +152,6 @@ async def test_nothing_is_under_way_when_a_listing_has_failed_or_nobody_reads_on
 
 
 async def test_without_headers_nothing_is_read() -> None:
-    store = _Counting()
-    for number in range(20):
-        await store.put(f"v1/000/{number}.0", b"nothing")
-    assert [len(batch) async for batch in scan(store, Selection(keys=("1",)))] == [11]
-    assert store.asked == 0
+    store, _ = await _watched(20)
+    assert sum([len(batch) async for batch in scan(store, Selection(keys=("k1",)))]) == 11
+    assert store.heads == 0

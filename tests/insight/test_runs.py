@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -29,7 +28,7 @@ recorder.close(60)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where programs lie that leave a record of one lookup, whose key has their argument."""
+    """A directory of programs that record one lookup each, with their argument in its key."""
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "local").mkdir(mode=0o700)
@@ -106,20 +105,6 @@ def test_an_existing_script_is_not_another_of_its_name(home: Path) -> None:
 def test_without_records_the_error_says_so(home: Path) -> None:
     with pytest.raises(ConfigError, match="nor any other"):
         explain(script="train.py")
-
-
-def test_older_records_have_the_name_a_program_was_called_by(home: Path) -> None:
-    for number, called in enumerate(("train.py", str(home / "other/train.py"), "package/job.py")):
-        run(home, "train.py", str(number))
-        file = max((home / "local/records").iterdir())
-        head, *lines = file.read_text().splitlines(keepends=True)
-        old = {**json.loads(head), "program": called}
-        del old["file"]
-        file.write_text("".join([json.dumps(old) + "\n", *lines]))
-        assert read_head(str(home / "local"), file.stem).file == ""
-    assert keys(script="other/train.py") == ["k1"]
-    assert keys(module="package.job") == ["k2"]
-    assert keys(script=str(home / "package/job.py")) == ["k2"]
 
 
 def test_two_targets_are_refused(home: Path) -> None:
