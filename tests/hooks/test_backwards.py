@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @dense
-def test_other_settings_at_the_backward_have_it_lowered_anew(site: Site) -> None:
+def test_a_backward_under_other_settings_is_lowered_again(site: Site) -> None:
     """Once for all machines: the second level keeps it."""
     strict = site.machine("alone").run("relying:backward", "memory://alone", True)
     first = site.machine("first").run("relying:backward", site.url)
@@ -33,7 +33,7 @@ def test_other_settings_at_the_backward_have_it_lowered_anew(site: Site) -> None
 
 
 @dense
-def test_an_entry_lowered_under_other_settings_serves_those_who_have_them(site: Site) -> None:
+def test_a_backward_hits_where_settings_are_those_of_the_entry(site: Site) -> None:
     first = site.machine("first").run("relying:backward", site.url, True)
     same = site.machine("same").run("relying:backward", site.url, True)
     assert (same["hits"], same["anew"], same["grad"]) == (1, 0, first["grad"])
@@ -55,7 +55,7 @@ def test_a_graph_that_is_kept_may_be_hit(site: Site) -> None:
 
 
 @dense
-def test_what_a_backward_makes_of_nothing_is_made_in_what_is_lowered_anew(site: Site) -> None:
+def test_a_backward_that_is_lowered_again_keeps_nodes_without_inputs(site: Site) -> None:
     """Zeros, a seed: not once, when the graph is read, and put in as constants."""
     sliced = (False, "", False, "sliced")
     strict = site.machine("alone").run("relying:backward", "memory://alone", True, *sliced)
@@ -76,7 +76,7 @@ def test_options_of_compile_are_no_other_settings(site: Site) -> None:
 
 @dense
 @pytest.mark.parametrize("fault", ["settings_digest", "_new_trace"])
-def test_a_backward_that_cannot_be_lowered_anew_still_runs(site: Site, fault: str) -> None:
+def test_a_backward_that_cannot_be_lowered_again_runs_uncompiled(site: Site, fault: str) -> None:
     site.machine("first").run("relying:backward", site.url)
     strict = site.machine("alone").run("relying:backward", "memory://alone", True)
     found = site.machine("second").run("relying:backward", site.url, True, False, fault)
@@ -86,7 +86,7 @@ def test_a_backward_that_cannot_be_lowered_anew_still_runs(site: Site, fault: st
 
 
 @dense
-def test_inputs_that_overlap_later_are_compiled_for_anew(site: Site) -> None:
+def test_inputs_that_overlap_later_are_compiled_again(site: Site) -> None:
     """As without a cache: and the next machine hits both."""
     first = site.machine("first").run("relying:overlapping", site.url)
     assert (first["right"], first["hits"], first["saved"]) == (True, 0, 2)

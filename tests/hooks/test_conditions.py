@@ -127,7 +127,7 @@ def test_an_entry_for_one_input_twice_is_for_nothing_else(compiling: Compiling) 
     assert conditions_hold(conditions, [compiling.inputs[0]] * 2)
 
 
-def test_places_are_noted_if_a_half_sees_them_and_must_be_equal(compiling: Compiling) -> None:
+def test_places_are_noted_if_code_depends_on_them_and_must_be_equal(compiling: Compiling) -> None:
     assert compiling.noted()["places"] is None
     _note(compiling.halves[0], sees_places=True)
     noted: Any = compiling.noted()

@@ -19,7 +19,7 @@ WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
 
 
 @dense
-def test_what_is_cached_in_halves_is_not_compiled_on_another_machine(site: Site) -> None:
+def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> None:
     """A forward whose backward never runs, and graphs that are bypassed."""
     writer = site.machine("writer").run("halves:each_way", site.url, list(WAYS))
     assert all(way["right"] for way in writer["ways"].values())

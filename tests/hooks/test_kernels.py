@@ -32,7 +32,7 @@ def plant(machine: Machine, names: list[Path]) -> Path:
 
 @dense
 @pytest.mark.parametrize("job", JOBS)
-def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
+def test_a_hit_runs_no_planted_file(site: Site, job: str) -> None:
     """Neither at the first level nor at the second."""
     writer = site.machine("writer")
     writer.run(f"halves:{job}", site.url, *JOBS[job])

@@ -64,7 +64,7 @@ TRACE = """  File "/home/me/train.py", line 7, in forward
 """
 
 
-def test_what_cuda_graphs_are_told_of_a_program_is_not_shared() -> None:
+def test_stack_traces_of_cuda_graphs_are_not_shared() -> None:
     """Where there are no accelerators torch notes none of it."""
     from torch._inductor.cudagraph_utils import CudagraphCachedInfo, PlaceholderInfo
 

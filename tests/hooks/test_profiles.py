@@ -84,17 +84,6 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
 
 
 @dense
-def test_where_sizes_never_change_nothing_is_shared(site: Site) -> None:
-    first = run(site, "first", 8)
-    assert profiles(site) == []
-    assert (first["saved"], first["misses"]) == (1, 1)
-    # Another size is as constant as the first was: not a change, until one machine has seen two.
-    second = run(site, "second", 16)
-    assert second["lowered"] == 2
-    assert profiles(site) == []
-
-
-@dense
 def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
     """Code that needs constants compiles in whole graphs, as it does without s3cache."""
     # This job sees two values of each number, and two sizes of each tensor.

@@ -20,7 +20,6 @@ __all__: list[str] = []
 _TOGETHER = {
     "rgw": "rgw",
     "tests/artifact/test_describe": "written",
-    "tests/hooks/test_life": "written",
     "tests/hooks/test_portability": "written",
 }
 
