@@ -232,13 +232,20 @@ def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path:
 
 
 @dense
-def test_without_a_trusted_key_a_forged_entry_would_run(site: Site, tmp_path: Path) -> None:
+def test_without_signatures_an_entry_runs_code_of_graphs_and_no_other(
+    site: Site, tmp_path: Path
+) -> None:
     """So the forgeries of the tests around are what they are meant to be."""
     trace = tmp_path / "betrayed"
     site.machine("writer").run("trusted:compiled", site.url)
-    for path in site.entries():
-        path.write_bytes(_unsigned(path.read_bytes(), betrayal(trace)))
-    site.machine("careless", S3CACHE_MODE="read-only").run("trusted:compiled", site.url)
+    (path,) = site.entries()
+    good, read_only = path.read_bytes(), {"S3CACHE_MODE": "read-only"}
+    path.write_bytes(_unsigned(good, plain_betrayal(trace)))
+    found = site.machine("reader", **read_only).run("trusted:compiled", site.url)
+    assert (sum(found["hits"].values()), found["misses"]) == (0, {"corrupt": 1})
+    assert not trace.exists()
+    path.write_bytes(_unsigned(good, betrayal(trace)))
+    site.machine("careless", **read_only).run("trusted:compiled", site.url)
     assert trace.exists()
 
 
