@@ -57,11 +57,11 @@ _Result = TypeVar("_Result", bound=Guarded)
 _Call = TypeVar("_Call", bound=CacheCall)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Lookup(CacheCall):
     """One lookup of torch's."""
 
-    level: LevelName = "aot"
+    level: LevelName
     entries: JudgedLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
     result: object = None  # what was unpickled of it

@@ -174,8 +174,8 @@ def train_in_each_mode(url: str) -> dict[str, Any]:
         ):
             seen = _train({})
             assert not cache.flush(60).remaining
-            halves = sum(cache.stats().fx.hits.values())
-            came_to[mode] = {"seen": seen, "half_hits": halves, **account(cache)}
+            second = sum(cache.stats().fx.hits.values())
+            came_to[mode] = {"seen": seen, "second level": second, **account(cache)}
     return came_to
 
 

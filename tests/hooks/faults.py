@@ -37,14 +37,14 @@ def _hooks() -> dict[str, tuple[Any, str]]:
 
     return {
         "key": (_keys, "unsafe_parts"),
-        "half": (_keys, "unsafe_half"),
+        "fx key": (_keys, "unsafe_half"),
         "lookup": (Engine, "judged"),
         "candidate": (Artifact, "entry_of"),
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),
         "describe": (_aot_graphs, "describe"),
         "begin": (_conditions.Compile, "begun"),
-        "note half": (_state, "sees_places"),
+        "note fx": (_state, "sees_places"),
         "note": (_aot_graphs, "note_conditions"),
     }
 

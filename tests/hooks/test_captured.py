@@ -1,4 +1,4 @@
-"""Nodes in C++ and subclasses under compiled autograd: a bypass as a whole, hits in halves."""
+"""Nodes in C++ under compiled autograd: a bypass as a whole, hits at the second level."""
 
 from __future__ import annotations
 

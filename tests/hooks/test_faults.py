@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(900)
 
-HOOKS = ("key", "half", "lookup", "candidate", "rebuild", "save", "describe")
+HOOKS = ("key", "fx key", "lookup", "candidate", "rebuild", "save", "describe")
 # What is noted of a compile for its entry: without it nobody uses that.
-NOTES = ("begin", "note half", "note")
+NOTES = ("begin", "note fx", "note")
 # A graph that torch has compiled and kept by itself is hit there when s3cache works again.
 MISS = {"torch miss": 1, "torch saved": 1, "miss fx": 2}
 
@@ -38,7 +38,7 @@ def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
     assert steps["key"]["bypass"] == steps["key"]["torch bypass"] == 1
     assert steps["key after"]["saved"] == 1
     # The second level fails; what it was to serve is saved as a whole all the same.
-    assert steps["half"] == {**MISS, "miss": 1, "saved": 1}
+    assert steps["fx key"] == {**MISS, "miss": 1, "saved": 1}
     assert steps["lookup"] == {**MISS, "saved": 1}
     # An entry that could not be used is replaced by the fresh one.
     assert steps["candidate"] == steps["rebuild"] == {**MISS, "miss": 1, "saved": 1}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def test_disable_puts_everything_back(site: Site) -> None:
     """Every function of torch's compiler is the very object it was, every option what it was."""
-    ran = site.machine("one").run("life:on_and_off", site.url)
+    ran = site.machine("one").run("enable_disable:on_and_off", site.url)
     assert any("try_load" in name for name in ran["during"])  # so a difference would be seen
     assert ran["during_again"] == ran["during"]
     assert ran["after"] == []
@@ -25,7 +25,7 @@ def test_disable_puts_everything_back(site: Site) -> None:
 
 def test_enabled_before_torch_for_all_threads_and_forked_children(site: Site) -> None:
     """``enable()`` imports no torch, and its effect is not the calling thread's alone."""
-    ran = site.machine("one").run("life:before_torch", site.url)
+    ran = site.machine("one").run("enable_disable:before_torch", site.url)
     assert not ran["torch"]
     assert not ran["compiler"]
     assert ran["loader"].startswith(("importlib", "_frozen_importlib"))
@@ -38,7 +38,7 @@ def test_enabled_before_torch_for_all_threads_and_forked_children(site: Site) ->
 
 def test_without_effect(site: Site) -> None:
     """Disabled before torch is there; or a torch that is too old: one warning, no more."""
-    ran = site.machine("one").run("life:without_effect", site.url)
+    ran = site.machine("one").run("enable_disable:without_effect", site.url)
     assert ran["during"]
     assert ran["after"]
     assert ran["modes"] == ["off", "off"]  # caches that do nothing
