@@ -44,7 +44,7 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
 
 @dense
 def test_no_compile_is_shared_twice(site: Site) -> None:
-    """Once a whole graph is saved, entries of its FX graphs are gone; a hit asks for nothing else."""
+    """Once a whole graph is saved, its FX entries are gone; a hit asks for nothing else."""
     writer = site.machine("writer").run("fx_programs:train", site.url)
     assert writer["right"]
     assert writer["lowered"] == 3
