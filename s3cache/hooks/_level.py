@@ -40,7 +40,6 @@ from s3cache.torch_api import Internal, internals
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Function
 
-
 lookups, saves = logger_of("lookups"), logger_of("saves")
 
 #: What torch goes through in a lookup: result, its pickle, whether it is of this machine.
