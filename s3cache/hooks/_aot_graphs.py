@@ -48,7 +48,7 @@ class AOTLookup(Lookup):
     """
 
     def __init__(self, mod: object, inputs: object, config: AOTConfig) -> None:
-        super().__init__("aot")
+        super().__init__(level="aot")
         self.config = config
         self.sources: Sequence[object] = config.aot_autograd_arg_pos_to_source or ()
         self._consensus: RankConsensus | None = None

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from s3cache.hooks._state import CompileState
     from s3cache.torch_api.protocols import AOTResult, BackwardModule, Function, RuntimeMetadata
 
-
 logger = logger_of("lookups")
 
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         TracingContext,
     )
 
-
 _FX_INFO = "s3cache_fx_info"
 _MIN_OR_MAX = re.compile(r"\b(min|max)\(")
 

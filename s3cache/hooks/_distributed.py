@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         TracingContext,
     )
 
-
 logger = logger_of("ranks")
 
 # -- first calls on fake tensors

@@ -26,7 +26,6 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import CompiledGraph, Function
 
-
 bypasses = logger_of("bypasses")
 
 Made: TypeAlias = tuple[object, object]

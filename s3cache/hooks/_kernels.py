@@ -40,7 +40,6 @@ from s3cache.torch_api.protocols import Function
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import CompiledGraph, CppLibraries, PythonModules, TritonBundle
 
-
 # What generated code may load through async_compile and an entry can carry: C++ as images, Triton
 # as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
 _PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}

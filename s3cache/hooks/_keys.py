@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function, KeyPickler
 
-
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
 _MAX_KEYS = 1024

@@ -40,7 +40,6 @@ from s3cache.torch_api import Internal, internals
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Function
 
-
 lookups, saves = logger_of("lookups"), logger_of("saves")
 
 #: What torch goes through in a lookup: result, its pickle, whether it is of this machine.
@@ -57,11 +56,11 @@ _Result = TypeVar("_Result", bound=Guarded)
 _Call = TypeVar("_Call", bound=CacheCall)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Lookup(CacheCall):
     """One lookup of torch's."""
 
-    level: LevelName = "aot"
+    level: LevelName
     entries: JudgedLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
     result: object = None  # what was unpickled of it

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from s3cache.cache import Engine
     from s3cache.torch_api.protocols import Function
 
-
 logger = logger_of("trust")
 
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         TritonKernel,
     )
 
-
 # In the text of a graph: "# File: /home/me/train.py:7 in forward, code: x = secret(x)", where other
 # notes of torch's may come first.
 _COMMENT = re.compile(r"^[ \t]*# (?:.*[ \t])?File: .*(?:\n|$)", re.MULTILINE)

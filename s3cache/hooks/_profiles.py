@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import Function, ShapeState, Translator
 
-
 logger = logger_of("saves")
 
 # A program learns a little with each compile, and then no more.

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from s3cache.hooks._recorder import LookupLog
     from s3cache.torch_api.protocols import Function
 
-
 logger = logger_of("records")
 
 # Later steps are not noted: a run's records are bounded.

@@ -37,7 +37,6 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-
 logger, bypasses, records = logger_of("lookups"), logger_of("bypasses"), logger_of("records")
 
 _MAX_SHOWN = 10  # reasons of one graph

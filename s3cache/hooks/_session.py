@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from s3cache.settings import Options
 
-
 logger = logger_of()
 
 _F = TypeVar("_F", bound=Function[object])

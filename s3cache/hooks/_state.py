@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         TracingContext,
     )
 
-
 logger = logger_of("saves")
 
 F = TypeVar("F", bound=Function[object])

@@ -48,32 +48,17 @@ def through_a_node(url: str, library: str) -> dict[str, Any]:
     return _captured(url, lambda x: scaled(x.sin()), leaf, lambda x: [x.grad])
 
 
-def through_a_subclass(url: str) -> dict[str, Any]:
-    """Go backward through a compiled graph that takes and returns a subclass of tensors."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    def leaf() -> Any:
-        x = torch.linspace(-1, 1, 6)
-        return TwoTensor(x, x + 1).requires_grad_()
-
-    return _captured(
-        url, lambda x: (x * x).sin(), leaf, lambda x: [x.grad.a, x.grad.b], compiled=True
-    )
-
-
 def _captured(
     url: str,
     function: Callable[[Any], Any],
     leaf: Callable[[], Any],
     gradients: Callable[[Any], list[Any]],
-    *,
-    compiled: bool = False,
 ) -> dict[str, Any]:
     """Whether gradients are those of eager, how much was lowered, and the counts."""
     lowered, expected, x = lowerings(), leaf(), leaf()
     function(expected).sum().backward()
     with s3cache.enabled(url) as cache:
-        out = torch.compile(function)(x) if compiled else function(x)
+        out = function(x)
         with torch._dynamo.compiled_autograd._enable(torch.compile()):
             out.sum().backward()
         cache.flush()

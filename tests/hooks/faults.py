@@ -37,14 +37,14 @@ def _hooks() -> dict[str, tuple[Any, str]]:
 
     return {
         "key": (_keys, "bypass_reasons"),
-        "half": (_keys, "fx_bypass_reasons"),
+        "fx key": (_keys, "fx_bypass_reasons"),
         "lookup": (Engine, "judged"),
         "candidate": (Artifact, "entry_of"),
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),
         "describe": (_aot_graphs, "describe"),
         "begin": (_conditions.Compile, "begun"),
-        "note half": (_state, "reads_storage_offsets"),
+        "note fx": (_state, "reads_storage_offsets"),
         "note": (_aot_graphs, "note_conditions"),
     }
 

@@ -92,8 +92,8 @@ def unreadable(url: str) -> dict[str, Any]:
     import s3cache
     from s3cache.torch_api import internals
 
-    def holding(seam: Any, at: int) -> None:
-        owner, name = seam.owner()
+    def holding(hook: Any, at: int) -> None:
+        owner, name = hook.owner()
         original = getattr(owner, name)
 
         @functools.wraps(original)

@@ -49,7 +49,7 @@ def test_of_several_reasons_those_that_are_new_are_pointed_to(
     assert "s3cache explain" not in third
 
 
-def test_each_function_is_told_with_its_way_out_and_no_message_is_long(
+def test_each_function_is_named_with_its_fix_and_no_message_is_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Who does what one warning says is not to learn in the next run that it was one of many."""

@@ -107,7 +107,7 @@ def test_it_runs_the_program_and_gives_its_arguments_what_it_does_to_them() -> N
     assert seen.tolist() == [1, 1, 1]
 
 
-def test_graph_breaks_and_every_graph_are_told() -> None:
+def test_the_report_has_graph_breaks_and_every_graph() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         y = users_own(x.sin())
         torch._dynamo.graph_break()
@@ -141,7 +141,7 @@ def test_the_report_is_plain_data() -> None:
     assert good["breaks"] == []
 
 
-def test_what_the_user_vouches_for_is_in_the_key_with_its_version() -> None:
+def test_a_registered_function_is_in_the_key_with_its_version() -> None:
     program = program_with_it
     assert not s3cache.check(program, torch.ones(3)).cacheable
     unrelated = only_key(scaled, torch.ones(3))
@@ -211,7 +211,7 @@ def test_what_the_program_raises_is_raised_and_torch_is_as_before() -> None:
     assert FUNCTORCH.bundled_autograd_cache is False
 
 
-def test_a_graph_that_raises_half_way_leaves_grad_mode_alone() -> None:
+def test_a_graph_that_raises_leaves_grad_mode_alone() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             x.mul_(2)  # not allowed: elements share memory

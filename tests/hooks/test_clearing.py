@@ -68,7 +68,7 @@ def test_without_a_remote_it_is_a_miss(tmp_path: Path) -> None:
         assert tiers(cache) == ["absent", "local", "local"]
 
 
-def test_what_nobody_else_has_yet_stays(tmp_path: Path) -> None:
+def test_entries_that_are_still_to_upload_stay(tmp_path: Path) -> None:
     """A remote that is gone: the entries wait on this disk for it."""
     options: Any = {"local_dir": str(tmp_path / "local"), "exit_timeout_s": 0.1}
     with s3cache.enabled(f"file://{tmp_path}/none?create=false", **options) as cache:

@@ -33,7 +33,7 @@ class Compiling:
     entry: AOTResult
     context: Any
     begun: Compile | None = None
-    halves: list[Any] = field(default_factory=list)
+    graphs: list[Any] = field(default_factory=list)
 
     def begin(self) -> None:
         config = cast("AOTConfig", SimpleNamespace(aot_autograd_arg_pos_to_source=self.sources))
@@ -55,8 +55,8 @@ def compiling() -> Any:
     with mode:
         flat = torch.empty(12)
         inputs = [flat[:4], flat[2:6], flat[8:]]
-    halves = [SimpleNamespace(result=SimpleNamespace()) for _ in range(2)]
-    entry = SimpleNamespace(compiled_fw=halves[0], compiled_bw=halves[1])
+    graphs = [SimpleNamespace(result=SimpleNamespace()) for _ in range(2)]
+    entry = SimpleNamespace(compiled_fw=graphs[0], compiled_bw=graphs[1])
     context = TracingContext(mode)
     with tracing(context):
         made = Compiling(
@@ -64,19 +64,19 @@ def compiling() -> Any:
             [LocalSource(name) for name in "abc"],
             cast("AOTResult", entry),
             context,
-            halves=[half.result for half in halves],
+            graphs=[each.result for each in graphs],
         )
-        for half in made.halves:
-            _note(half)
+        for graph in made.graphs:
+            _note(graph)
         made.begin()
         yield made
 
 
 def _note(
-    half: object, *, sees_places: bool = False, late: bool = False, lowered: str | None = None
+    graph: object, *, sees_places: bool = False, late: bool = False, lowered: str | None = None
 ) -> None:
     attach_fx_info(
-        cast("CompiledGraph", half), {"sees_places": sees_places, "late": late, "lowered": lowered}
+        cast("CompiledGraph", graph), {"sees_places": sees_places, "late": late, "lowered": lowered}
     )
 
 
@@ -127,9 +127,9 @@ def test_an_entry_for_one_input_twice_is_for_nothing_else(compiling: Compiling) 
     assert conditions_hold(conditions, [compiling.inputs[0]] * 2)
 
 
-def test_places_are_noted_if_a_half_sees_them_and_must_be_equal(compiling: Compiling) -> None:
+def test_places_are_noted_if_code_depends_on_them_and_must_be_equal(compiling: Compiling) -> None:
     assert compiling.noted()["places"] is None
-    _note(compiling.halves[0], sees_places=True)
+    _note(compiling.graphs[0], sees_places=True)
     noted: Any = compiling.noted()
     assert noted["places"] == "0@0/48 1@2/48 2@8/48"
     assert conditions_hold(noted, compiling.inputs)
@@ -147,7 +147,7 @@ def test_conditions_tell_entries_under_one_key_apart() -> None:
     assert len({variant_of(guards, text) for guards in ("", "a") for text in texts}) == 6
 
 
-@pytest.mark.parametrize("what", ["unknown guard", "no input", "Dynamo", "half", "settings"])
+@pytest.mark.parametrize("what", ["unknown guard", "no input", "Dynamo", "FX graph", "settings"])
 def test_what_cannot_be_noted_keeps_an_entry_from_being_used(
     compiling: Compiling, what: str
 ) -> None:
@@ -163,17 +163,17 @@ def test_what_cannot_be_noted_keeps_an_entry_from_being_used(
         context.dynamo_guards.inner.add(Guard(LocalSource("a"), lambda *_: None))
         assert compiling.begun is not None
         compiling.begun.look(compiling.context)
-    elif what == "half":
-        vars(compiling.halves[1]).clear()
+    elif what == "FX graph":
+        vars(compiling.graphs[1]).clear()
     else:
-        _note(compiling.halves[1], late=True)
+        _note(compiling.graphs[1], late=True)
     with pytest.raises(NotSharableError):
         compiling.noted()
     assert conditions_of(compiling.entry) is None
 
 
 def test_an_entry_says_nothing_unknown(compiling: Compiling) -> None:
-    _note(compiling.halves[1], late=True, lowered="digest")
+    _note(compiling.graphs[1], late=True, lowered="digest")
     noted: Any = compiling.noted()
     assert noted["lowered"] == "digest"
     vars(compiling.entry)["s3cache_conditions"] = {**noted, "more": 1}

@@ -61,15 +61,7 @@ def test_ddp_hits_in_torchs_other_modes_too(site: Site) -> None:
         assert warm[mode]["seen"] == cold[mode]["seen"], mode
     assert warm["no_optimization"]["misses"] == {}
     # Its forwards never have a backward of their own: they are shared at the second level.
-    assert warm["python_reducer"]["half_hits"] > 0
-
-
-@dense
-def test_sizes_that_change_make_more_graphs(
-    trained: tuple[Site, list[dict[str, Any]]],
-) -> None:
-    plain, changing = (trained[1][0][way]["saved"] for way in ("plain", "sizes that change"))
-    assert changing > plain
+    assert warm["python_reducer"]["second level"] > 0
 
 
 @dense

@@ -65,7 +65,7 @@ def events(listeners: Listeners) -> Iterator[TraceEvents]:
     opened.close()
 
 
-def told(listeners: Listeners, *steps: TransferEvent) -> None:
+def emit(listeners: Listeners, *steps: TransferEvent) -> None:
     """Steps of transfers, on a thread of their own; each takes its time."""
 
     def tell() -> None:
@@ -78,11 +78,11 @@ def told(listeners: Listeners, *steps: TransferEvent) -> None:
     thread.join(LONG_S)
 
 
-def test_a_transfer_is_written_by_who_comes_by_next(
+def test_a_transfer_is_written_by_the_next_lookup(
     trace: Trace, events: TraceEvents, listeners: Listeners
 ) -> None:
     before = time.time()
-    told(
+    emit(
         listeners,
         TransferEvent("download", "started", NAME),
         TransferEvent("download", "done", NAME, 123),
@@ -99,10 +99,10 @@ def test_a_transfer_is_written_by_who_comes_by_next(
     assert trace.threads == {threading.get_ident()}
 
 
-def test_what_is_under_way_at_once_is_in_lanes_of_its_own_which_are_named(
+def test_concurrent_transfers_have_named_lanes_of_their_own(
     trace: Trace, events: TraceEvents, listeners: Listeners
 ) -> None:
-    told(
+    emit(
         listeners,
         TransferEvent("upload", "started", "a"),
         TransferEvent("upload", "started", "b"),
@@ -128,7 +128,7 @@ def test_the_last_ones_are_written_in_the_end(trace: Trace, listeners: Listeners
         listeners.emit(TransferEvent("download", "absent", name))
     events.close()
     assert len(trace.transfers) == 1024
-    told(
+    emit(
         listeners, TransferEvent("download", "started", "a"), TransferEvent("download", "done", "a")
     )
     events.catch_up()
@@ -140,7 +140,7 @@ def test_where_torch_writes_no_trace_nothing_is_kept(
 ) -> None:
     TRACE.handlers.clear()
     assert not internals.writes_trace()
-    told(listeners, TransferEvent("upload", "started", "a"), TransferEvent("upload", "done", "a"))
+    emit(listeners, TransferEvent("upload", "started", "a"), TransferEvent("upload", "done", "a"))
     events.catch_up()
     TRACE.handlers.append(trace)
     assert internals.writes_trace()
@@ -155,7 +155,7 @@ def test_a_trace_that_cannot_be_written_ends_nothing(
         raise OSError("the disk is full")
 
     monkeypatch.setattr(trace, "emit", fail)
-    told(listeners, TransferEvent("upload", "started", "a"), TransferEvent("upload", "done", "a"))
+    emit(listeners, TransferEvent("upload", "started", "a"), TransferEvent("upload", "done", "a"))
     with events.shown("s3cache.save"):
         reached = True
     assert reached

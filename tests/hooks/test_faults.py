@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(900)
 
-SEAMS = ("key", "half", "lookup", "candidate", "rebuild", "save", "describe")
+HOOKS = ("key", "fx key", "lookup", "candidate", "rebuild", "save", "describe")
 # What is noted of a compile for its entry: without it nobody uses that.
-NOTES = ("begin", "note half", "note")
+NOTES = ("begin", "note fx", "note")
 # A graph that torch has compiled and kept by itself is hit there when s3cache works again.
 MISS = {"torch miss": 1, "torch saved": 1, "miss fx": 2}
 
 
 def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
-    """Whatever seam it is in, results are eager's, and the next compile is as usual."""
+    """Whatever hook it is in, results are eager's, and the next compile is as usual."""
     ran = site.machine("one").run("faults:all_faults", site.url, False)
     found, steps = ran["faults"]["found"], ran["faults"]["steps"]
-    for name in (*SEAMS, *NOTES):
+    for name in (*HOOKS, *NOTES):
         assert found[name] is True, name
         assert found[name + " after"] is True, name
     for name in NOTES:
@@ -38,7 +38,7 @@ def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
     assert steps["key"]["bypass"] == steps["key"]["torch bypass"] == 1
     assert steps["key after"]["saved"] == 1
     # The second level fails; what it was to serve is saved as a whole all the same.
-    assert steps["half"] == {**MISS, "miss": 1, "saved": 1}
+    assert steps["fx key"] == {**MISS, "miss": 1, "saved": 1}
     assert steps["lookup"] == {**MISS, "saved": 1}
     # An entry that could not be used is replaced by the fresh one.
     assert steps["candidate"] == steps["rebuild"] == {**MISS, "miss": 1, "saved": 1}
@@ -62,7 +62,7 @@ def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
 def test_strict_raises_every_mistake_and_every_bypass(site: Site) -> None:
     """And nothing else: the compile after each is as usual."""
     ran = site.machine("one").run("faults:all_faults", site.url, True)
-    for name in (*SEAMS, "begin", "note"):
+    for name in (*HOOKS, "begin", "note"):
         assert str(ran["faults"]["found"][name]).endswith(" True"), name
         assert ran["faults"]["found"][name + " after"] is True, name
     assert "opaque" in ran["bypass"]["found"]["function"]

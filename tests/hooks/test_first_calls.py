@@ -37,13 +37,13 @@ def mode() -> FakeTensorMode:
 def answered(mode: FakeTensorMode, described: Any) -> list[Any]:
     """What the first call of an entry with this description returns; the second is the real one."""
     real = object()
-    half = SimpleNamespace(post_compile=lambda: lambda inputs: real)
-    entry = cast("Any", SimpleNamespace(compiled_fw=half, runtime_metadata=metadata()))
+    forward = SimpleNamespace(post_compile=lambda: lambda inputs: real)
+    entry = cast("Any", SimpleNamespace(compiled_fw=forward, runtime_metadata=metadata()))
     context = TracingContext(mode)
     with tracing(context):
         fake_first_call(entry, described)
     assert context.fw_metadata is entry.runtime_metadata
-    function = half.post_compile()
+    function = forward.post_compile()
     outputs = function([])
     assert function([]) is real
     return cast("list[Any]", outputs)

@@ -32,17 +32,17 @@ def plant(machine: Machine, names: list[Path]) -> Path:
 
 @dense
 @pytest.mark.parametrize("job", JOBS)
-def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
+def test_a_hit_runs_no_planted_file(site: Site, job: str) -> None:
     """Neither at the first level nor at the second."""
     writer = site.machine("writer")
-    writer.run(f"halves:{job}", site.url, *JOBS[job])
+    writer.run(f"fx_programs:{job}", site.url, *JOBS[job])
     inductor = writer.root / "inductor"
     names = [path.relative_to(inductor) for path in inductor.rglob("*.py")]
     assert names
 
     victim = site.machine("victim")
     betrayed = plant(victim, names)
-    found = victim.run(f"halves:{job}", site.url, *JOBS[job])
+    found = victim.run(f"fx_programs:{job}", site.url, *JOBS[job])
     if job == "train":
         assert found["right"]
         assert (sum(found["hits"].values()), found["lowered"]) == (2, 0)
@@ -65,7 +65,7 @@ def test_a_hit_runs_no_file_that_somebody_planted(site: Site, job: str) -> None:
 def test_a_machine_without_room_misses_and_leaves_the_entry_alone(
     site: Site, number: int, torchs: bool
 ) -> None:
-    found = site.machine("one").run("halves:without_room", site.url, number, torchs)
+    found = site.machine("one").run("fx_programs:without_room", site.url, number, torchs)
     assert found["right"]
     assert found["misses"] == [{"machine": 1}, {"machine": 1}]
     assert found["hits"] == 1  # once there is room
@@ -108,7 +108,7 @@ def test_a_directory_that_others_may_write_holds_no_image(
 
 
 def test_code_that_calls_what_only_lowering_registers_is_not_saved(site: Site) -> None:
-    ran = site.machine("one").run("halves:external_matmul", site.url)
+    ran = site.machine("one").run("fx_programs:external_matmul", site.url)
     assert ran["right"]
     assert ran["bypass_reasons"] == {"kernel": 1}
     assert "extern_kernels.matmul_of_ours" in ran["stderr"]

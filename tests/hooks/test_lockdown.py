@@ -267,7 +267,7 @@ def test_no_profile_is_fetched_and_no_artifact_loaded(
         CacheArtifactManager.populate_caches(artifacts)
 
 
-def test_a_torch_that_cannot_be_got_behind_has_no_caches_and_a_directory_for_now(
+def test_without_hooks_torch_has_no_caches_and_a_temporary_directory(
     torchs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nobody had set one; all is as before in the end."""

@@ -1,4 +1,4 @@
-"""A function of torch that a seam replaces stays what it was, and is put back exactly."""
+"""A function of torch that a hook replaces stays what it was, and is put back exactly."""
 
 from __future__ import annotations
 

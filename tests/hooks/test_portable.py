@@ -13,7 +13,7 @@ import pytest
 
 from s3cache import frame
 from s3cache.hooks._portable import without_sources
-from tests.hooks.telling import WORD
+from tests.hooks.source_leaks import WORD
 from tests.support.density import dense
 
 if TYPE_CHECKING:
@@ -39,23 +39,23 @@ def _said(site: Site) -> bytes:
 def test_no_line_and_no_path_is_shared(kinds: str, site: Site) -> None:
     # What g++ made elsewhere would name directories of there, for debuggers.
     first = site.machine("first", S3CACHE_TEST_COMPILED="off")
-    first.run("telling:share", site.url, kinds)
+    first.run("source_leaks:share", site.url, kinds)
     said = _said(site)
     for word in (WORD, *PATHS, str(site.root)):
         at = said.find(word.encode())
         assert at < 0, (word, said[max(0, at - 300) : at + 100].decode(errors="replace"))
     assert b"addmm" in said or b"mm.default" in said  # the text of graphs is there
-    second = site.machine("second").run("telling:share", site.url, kinds)
+    second = site.machine("second").run("source_leaks:share", site.url, kinds)
     assert second["misses"] == {"absent": 1}  # the graph without a backward, whose half hits
-    assert (second["saved"], second["halves"]) == (0, 1)
+    assert (second["saved"], second["second level"]) == (0, 1)
 
 
 @dense
 def test_lines_are_shared_where_that_is_asked_for(site: Site) -> None:
-    site.machine("first", S3CACHE_SHARE_SOURCES="yes").run("telling:share", site.url, "some")
+    site.machine("first", S3CACHE_SHARE_SOURCES="yes").run("source_leaks:share", site.url, "some")
     said = _said(site)
     assert WORD.encode() in said
-    assert __file__.replace("test_portable", "telling").encode() in said
+    assert __file__.replace("test_portable", "source_leaks").encode() in said
 
 
 TRACE = """  File "/home/me/train.py", line 7, in forward
@@ -64,7 +64,7 @@ TRACE = """  File "/home/me/train.py", line 7, in forward
 """
 
 
-def test_what_cuda_graphs_are_told_of_a_program_is_not_shared() -> None:
+def test_stack_traces_of_cuda_graphs_are_not_shared() -> None:
     """Where there are no accelerators torch notes none of it."""
     from torch._inductor.cudagraph_utils import CudagraphCachedInfo, PlaceholderInfo
 

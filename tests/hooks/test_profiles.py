@@ -25,7 +25,7 @@ def run(
     site: Site, name: str, *batches: int, profile: bool = True, **options: Any
 ) -> dict[str, Any]:
     machine = learner(site, name) if profile else site.machine(name)
-    found: dict[str, Any] = machine.run("changing:steps", site.url, batches, options)
+    found: dict[str, Any] = machine.run("dynamic_batches:steps", site.url, batches, options)
     assert found["worst"] < 1e-5
     return found
 
@@ -84,27 +84,18 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
 
 
 @dense
-def test_where_sizes_never_change_nothing_is_shared(site: Site) -> None:
-    first = run(site, "first", 8)
-    assert profiles(site) == []
-    assert (first["saved"], first["misses"]) == (1, 1)
-    # Another size is as constant as the first was: not a change, until one machine has seen two.
-    second = run(site, "second", 16)
-    assert second["lowered"] == 2
-    assert profiles(site) == []
-
-
-@dense
 def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
     """Code that needs constants compiles in whole graphs, as it does without s3cache."""
     # This job sees two values of each number, and two sizes of each tensor.
-    learner(site, "first").run("changing:needs_constants", site.url, [5, 6], False)
+    learner(site, "first").run("dynamic_batches:needs_constants", site.url, [5, 6], False)
     assert profiles(site)
 
     # Numbers are in no profile, even where those are used.
-    numbers = learner(site, "numbers").run("changing:needs_constants", site.url, [7], True, False)
+    numbers = learner(site, "numbers").run(
+        "dynamic_batches:needs_constants", site.url, [7], True, False
+    )
     assert numbers["failed"] == {}
 
     # Of sizes they are, so they are not used until somebody asks for it.
-    default = site.machine("default").run("changing:needs_constants", site.url, [7])
+    default = site.machine("default").run("dynamic_batches:needs_constants", site.url, [7])
     assert default["failed"] == {}

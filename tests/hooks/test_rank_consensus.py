@@ -122,7 +122,7 @@ def test_one_that_takes_no_part_is_waited_for_once(caplog: pytest.LogCaptureFixt
     assert vote(HashStore(), [hits] * 2) == [[True, True]] * 2
 
 
-def test_whoever_is_late_all_come_to_the_same() -> None:
+def test_ranks_that_are_late_come_to_the_same_outcome() -> None:
     """Ranks come when others are just about to give up: hit or miss, but the same for all."""
     seen = set()
     for seed in range(30):

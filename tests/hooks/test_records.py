@@ -53,8 +53,8 @@ def test_each_lookup_is_recorded(site: Site) -> None:
         assert "sin()" in missed["parts"]["gm"]["code"]
     assert "shape=torch.Size([4])" in missed["parts"]["example_inputs"]["0"]
     assert Artifact.parts_of(entry_of(site.remote, missed["key"])) == missed["parts"]
-    halves = [each for each in found["miss"] if each["level"] == "fx"]
-    assert [(each["outcome"], each["of_whole"]) for each in halves] == [("miss", True)]
+    graphs = [each for each in found["miss"] if each["level"] == "fx"]
+    assert [(each["outcome"], each["of_whole"]) for each in graphs] == [("miss", True)]
 
     source = str(Path(__file__).with_name("records.py"))
     lines = Path(source).read_text(encoding="utf-8").splitlines()

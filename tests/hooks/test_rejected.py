@@ -42,7 +42,7 @@ def program() -> Iterator[SimpleNamespace]:
         )
 
 
-def test_a_guard_on_sizes_is_told_with_the_sizes_in_the_programs_words(
+def test_a_failing_guard_is_shown_with_the_names_and_sizes_of_the_program(
     program: SimpleNamespace,
 ) -> None:
     guards = "2 <= L['t0'] and L['t0'] <= 64 and L['t0'] % 2 == 0 and L['t0']*L['t1'] == 4"
@@ -102,7 +102,7 @@ def test_asking_adds_no_guard(program: SimpleNamespace) -> None:
         ),
     ],
 )
-def test_a_condition_that_fails_is_told_by_what_the_program_calls_its_inputs(
+def test_a_failing_condition_names_the_inputs_of_the_program(
     program: SimpleNamespace, conditions: dict[str, Any], expected: list[str]
 ) -> None:
     symbol = str(program.sizes[0].node.expr)

@@ -313,21 +313,3 @@ def test_as_a_backend_configured_by_environment(
     assert "('autograd_cache_hit', 1), ('autograd_cache_miss', 3)" in done.stdout
     assert done.stdout.rstrip().endswith(" 3")
     assert len(site.entries()) == 3
-
-
-@dense
-def test_a_backend_that_is_badly_configured_compiles(machine: Machine, tmp_path: Path) -> None:
-    """With one warning, and no cache."""
-    script = _write(
-        tmp_path / "train.py",
-        """\
-        import torch
-        x = torch.arange(9.0).reshape(3, 3)
-        for _ in range(2):
-            torch._dynamo.reset()
-            assert torch.equal(torch.compile(lambda x: x @ x, backend="s3cache")(x), x @ x)
-        """,
-    )
-    done = machine.start(str(script), S3CACHE_URL="ftp://nowhere")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("not enabled, so this compiles without a cache") == 1

@@ -66,7 +66,7 @@ def test_switches_of_torchs_remote_caches(site: Site) -> None:
         "damaged": {"corrupt": 1, "absent fx": 1, "saved": 1, "saved fx": 1},
         "replaced": {"local": 1},
     }
-    # Whole graphs stay here, and their halves are shared, as torch would.
+    # Whole graphs stay here, and their FX graphs are shared, as torch would.
     assert alone["uploaded"] == [0, 1, 2]
     added = [path for path in site.entries() if str(path) not in written["entries"]][:2]
     assert [frame.decode(path.read_bytes()).header.kind for path in added] == ["fx", "aot"]

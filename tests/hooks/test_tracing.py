@@ -63,7 +63,7 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
         is_miss = outcome == "miss"
         assert told["profiled"] == ["s3cache.lookup"] + ["s3cache.save"] * is_miss
         expected = ["s3cache.lookup"]
-        if is_miss:  # the half is asked for, and saved, before the whole
+        if is_miss:  # the FX graph is asked for, and saved, before the whole
             expected += ["s3cache.lookup", "s3cache.save", "s3cache.save"]
         logged = {"miss": " (absent)", "hit": " (remote), "}[outcome]
         assert re.search(rf"\] {outcome} \w+{re.escape(logged)}", told["stderr"])  # TORCH_LOGS

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(900)
 
-# Of one graph of which torch has both halves on its own disk: far more than any fault may cost.
+# Far more than any fault may cost: torch has the graph on its own disk.
 LONGEST_S = 60
 
 

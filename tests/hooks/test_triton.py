@@ -121,7 +121,7 @@ def test_what_others_could_have_written_is_not_loaded(base: Path, change: str) -
     emit(rebuilding=False)  # torch's own entries are its own business
 
 
-def test_kernels_go_where_nobody_else_gets(base: Path) -> None:
+def test_kernels_go_to_a_private_directory(base: Path) -> None:
     """Whatever the umask; and are found there by the next one."""
     for _ in range(2):
         emit()
@@ -130,7 +130,7 @@ def test_kernels_go_where_nobody_else_gets(base: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002])
-def test_directories_above_are_made_for_nobody_else_to_write(base: Path, umask: int) -> None:
+def test_directories_above_are_made_for_this_user_alone(base: Path, umask: int) -> None:
     """Else whoever may write there could give the kernels' directory another name."""
     os.umask(umask)
     base = base / "further" / "below"

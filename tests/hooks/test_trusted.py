@@ -170,8 +170,8 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
 
 
 @dense
-@pytest.mark.parametrize("lacks", ["torch._guards:nonsense", "clear_caches"])
-def test_nothing_is_run_either_where_torch_cannot_be_got_behind(
+@pytest.mark.parametrize("lacks", ["clear_caches"])
+def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
     lacks: str, site: Site, tmp_path: Path
 ) -> None:
     """It then has no caches; what it compiles is compiled anew, and right."""
@@ -192,8 +192,8 @@ def test_nothing_is_run_either_where_torch_cannot_be_got_behind(
 
 
 @dense
-def test_nothing_is_run_either_by_a_torch_that_is_not_supported(site: Site, tmp_path: Path) -> None:
-    """No seam is tried there; it has no caches, and compiles anew."""
+def test_planted_files_do_not_run_with_an_unsupported_torch(site: Site, tmp_path: Path) -> None:
+    """No hook is tried there; it has no caches, and compiles anew."""
     trace = tmp_path / "betrayed"
     content = base64.b64encode(plain_betrayal(trace)).decode()
     remote = {
@@ -232,13 +232,20 @@ def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path:
 
 
 @dense
-def test_without_a_trusted_key_a_forged_entry_would_run(site: Site, tmp_path: Path) -> None:
+def test_without_signatures_an_entry_runs_code_of_graphs_and_no_other(
+    site: Site, tmp_path: Path
+) -> None:
     """So the forgeries of the tests around are what they are meant to be."""
     trace = tmp_path / "betrayed"
     site.machine("writer").run("trusted:compiled", site.url)
-    for path in site.entries():
-        path.write_bytes(_unsigned(path.read_bytes(), betrayal(trace)))
-    site.machine("careless", S3CACHE_MODE="read-only").run("trusted:compiled", site.url)
+    (path,) = site.entries()
+    good, read_only = path.read_bytes(), {"S3CACHE_MODE": "read-only"}
+    path.write_bytes(_unsigned(good, plain_betrayal(trace)))
+    found = site.machine("reader", **read_only).run("trusted:compiled", site.url)
+    assert (sum(found["hits"].values()), found["misses"]) == (0, {"corrupt": 1})
+    assert not trace.exists()
+    path.write_bytes(_unsigned(good, betrayal(trace)))
+    site.machine("careless", **read_only).run("trusted:compiled", site.url)
     assert trace.exists()
 
 

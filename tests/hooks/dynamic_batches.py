@@ -67,7 +67,6 @@ def needs_constants(
     import torch._inductor.compile_fx  # with which s3cache begins
 
     import s3cache
-    from s3cache.torch_api import installed_release
 
     def of_size(of_number: Any) -> Any:
         return lambda x: of_number(x, x.shape[0])
@@ -75,20 +74,10 @@ def needs_constants(
     asks = {
         "gcd": lambda x, n: x + math.gcd(n, 4),
         "comb": lambda x, n: x + math.comb(n, 2),
-        "isqrt": lambda x, n: x + math.isqrt(n),
         "str": lambda x, n: x + len(str(n)),
-        "bin": lambda x, n: x + len(bin(n)),
-        "format": lambda x, n: x + len(f"{n:5d}"),
         "pow": lambda x, n: x + pow(n, 2, 3),
-        "complex": lambda x, n: x + complex(n).real,
-        "divmod": lambda x, n: x + divmod(n, 2)[1],
-        "sorted": lambda x, n: x + sorted([n, 3, 4])[1],
-        "real": lambda x, n: x + n.real,
         "pack": lambda x, n: x + len(struct.pack("i", n)),
     }
-
-    if installed_release() < (2, 12):
-        del asks["bin"]  # such a torch never traces it
 
     def begin(x: Any) -> Any:
         return x + 1

@@ -58,4 +58,4 @@ def share(url: str, kinds: str) -> dict[str, Any]:
         # The backward never comes: its forward is shared alone.
         torch.compile(lambda x: x.exp().sum())(x.clone().requires_grad_())  # confidential
         assert not cache.flush(60).remaining
-        return {**account(cache), "halves": sum(cache.stats().fx.hits.values())}
+        return {**account(cache), "second level": sum(cache.stats().fx.hits.values())}

@@ -72,7 +72,7 @@ def backward(
         "anew": sum("lowered again, under" in line for line in told),
         "uncompiled": sum("runs uncompiled" in line for line in told),
         "hits": sum(counts["hits"].values()),
-        "half hits": counts["inductor"].get("fxgraph_cache_hit", 0),
+        "second level hits": counts["inductor"].get("fxgraph_cache_hit", 0),
         "saved": counts["saved"],
     }
 

@@ -143,31 +143,3 @@ def without_effect(url: str) -> dict[str, Any]:
         "active": s3cache.active() is not None,
         "torch": dict(counters["aot_autograd"]),
     }
-
-
-def timeout(url: str) -> dict[str, Any]:
-    """What a hit adds to the time-outs of process groups, and what it says of itself."""
-    import logging
-
-    import torch.distributed as dist
-
-    import s3cache
-    from tests.hooks.jobs import train
-
-    messages: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    logging.getLogger("s3cache").addHandler(Handler())
-    logging.getLogger("s3cache").setLevel(logging.INFO)
-    added: list[float] = []
-    collectives: Any = dist
-    c10d = collectives.distributed_c10d
-    c10d._add_ephemeral_timeout_for_all_pgs = lambda each: added.append(each.total_seconds())
-    dist.init_process_group("gloo", store=collectives.HashStore(), rank=0, world_size=1)
-    found = train(url)
-    dist.destroy_process_group()
-    s3cache.disable()
-    return {**found, "added_s": added, "messages": messages}
