@@ -229,7 +229,7 @@ def guard_holds(
         return some[0] is others[0]
     with context.fake_mode.shape_env.suppress_guards():
         found = _overlapping.get()([*some, *others], symbolic=True)
-    return found == set(range(len(some)))
+    return bool(found == set(range(len(some))))
 
 
 def guard_on(kind: str, some: list[object], others: list[object]) -> object:
