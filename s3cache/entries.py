@@ -177,7 +177,7 @@ def check_components(name: str, header: Header) -> None:
         return
     components: Any = header.meta.get("components")
     try:
-        digest = digest_of({part: digest for part, (digest, _) in components.items()})
+        digest = digest_of({label: digest for label, (digest, _) in components.items()})
     except (AttributeError, TypeError, ValueError):
         raise CorruptError(f"object {name}", "does not say what its key is made of") from None
     if header.key[-KEY_DIGITS:] != digest:

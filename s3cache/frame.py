@@ -107,19 +107,12 @@ _FIELDS: Final = struct.Struct(">8sHHI")  # the prelude but for the digest, whic
 _CODECS: Final = ("zstd", "none")
 _DIGEST_BYTES: Final = 32
 _NAME: Final = re.compile(rf"[ -~]{{1,{MAX_NAME_BYTES}}}")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the header says of one section.
-
-    Attributes:
-        name: 1 to 255 printable ASCII characters, unique in its frame.
-        codec: how the section is stored.
-        stored_size: bytes in the frame.
-        raw_size: bytes once decompressed.
-        digest: SHA-256 of the stored bytes.
-    """
+    """What the header says of one section: bytes as stored and decompressed, and its digest."""
 
     name: str
     codec: Codec
@@ -255,7 +248,7 @@ def encode(
         sections=(),
     )
     _check_fields(header)
-    _check_count(len(sections))
+    _check_total("sections", len(sections), MAX_SECTIONS, "are {}")
     views: dict[str, memoryview] = {}
     for name, data in sections.items():
         _check_name("section name", name)
@@ -276,12 +269,7 @@ def encode(
         payload.append(stored)
 
     packed_header = _pack(header, rows)
-    if len(packed_header) > MAX_HEADER_BYTES:
-        raise ConfigError(
-            "header",
-            f"takes {len(packed_header)} bytes, more than {MAX_HEADER_BYTES}",
-            "move large metadata into a section, or use fewer sections",
-        )
+    _check_total("header", len(packed_header), MAX_HEADER_BYTES)
     digest = _sha256(_FIELDS.pack(MAGIC, VERSION, 0, len(packed_header)) + packed_header).digest()
     return _join(b"", digest, packed_header, payload)
 
@@ -303,10 +291,7 @@ def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
         ConfigError: they are too many.
     """
     signatures = sign(entry.digest)
-    if len(signatures) > MAX_SIGNED_BYTES:
-        raise ConfigError(
-            "signatures", f"take {len(signatures)} bytes", f"use {MAX_SIGNED_BYTES} at most"
-        )
+    _check_total("signatures", len(signatures), MAX_SIGNED_BYTES, "take {} bytes")
     prelude = _read_prelude(entry._view)
     payload: list[Buffer] = [entry._view[prelude.end :]]
     return _join(signatures, entry.digest, entry._view[prelude.start : prelude.end], payload)
@@ -443,7 +428,7 @@ def _parse_header(packed: memoryview) -> Header:
     rows = parsed["sections"]
     if type(rows) is not list:
         raise CorruptError("frame header", "sections is no array")
-    _check_count(len(rows))
+    _check_total("sections", len(rows), MAX_SECTIONS, "are {}")
     header = Header(**(parsed | {"sections": tuple(map(_parse_section, rows))}))
     _check_fields(header)
     _check_total("sections", sum(section.raw_size for section in header.sections))
@@ -552,17 +537,14 @@ def _check_integer(thing: str, value: object, bits: int) -> None:
         )
 
 
-def _check_count(sections: int) -> None:
-    if sections > MAX_SECTIONS:
+def _check_total(
+    thing: str, total: int, most: int = MAX_FRAME_BYTES, cause: str = "takes {} bytes"
+) -> None:
+    if total > most:
         raise ConfigError(
-            "sections", f"are {sections}, more than {MAX_SECTIONS}", "put several into one"
-        )
-
-
-def _check_total(thing: str, size: int) -> None:
-    if size > MAX_FRAME_BYTES:
-        raise ConfigError(
-            thing, f"takes {size} bytes, more than {MAX_FRAME_BYTES}", "split it into several"
+            thing,
+            f"{cause.format(total)}, more than {most}",
+            "use less metadata and smaller sections, or several entries",
         )
 
 
@@ -576,7 +558,7 @@ def _meta_fault(value: object, depth: int) -> tuple[str, str] | None:
     if type(value) is int:
         return None if -(1 << 63) <= value < 1 << 64 else ("", "does not fit into 64 bits")
     if type(value) is str:
-        return None if _is_unicode(value) else ("", "holds a lone surrogate")
+        return ("", "holds a lone surrogate") if _SURROGATE.search(value) else None
     items: Any
     if type(value) is dict:
         items = value.items()
@@ -589,22 +571,12 @@ def _meta_fault(value: object, depth: int) -> tuple[str, str] | None:
     if len(value) > MAX_ITEMS:
         return "", f"has {len(value)} items, more than {MAX_ITEMS}"
     for key, item in items:
-        if type(value) is dict and (type(key) is not str or not _is_unicode(key)):
+        if type(value) is dict and (type(key) is not str or _SURROGATE.search(key)):
             return "", f"has {_brief(key)} as a key"
         fault = _meta_fault(item, depth + 1)
         if fault is not None:
             return f"[{_brief(key)}]{fault[0]}", fault[1]
     return None
-
-
-def _is_unicode(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _brief(value: object) -> str:

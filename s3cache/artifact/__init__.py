@@ -11,7 +11,6 @@ from s3cache.artifact._images import check_image, hidden_places, without_places
 from s3cache.artifact._metadata import (
     AOTConfig,
     Backward,
-    BackwardSignature,
     GraphDescription,
     InputAliasInfo,
     MemoryFormatMeta,
@@ -40,7 +39,6 @@ __all__ = [
     "AOTConfig",
     "Artifact",
     "Backward",
-    "BackwardSignature",
     "Changing",
     "GraphDescription",
     "InputAliasInfo",

@@ -1,13 +1,13 @@
 """One compiled graph as a frame.
 
-Sections of a frame of kind ``aot``, a whole graph, or ``fx``, what Inductor made of one half::
+Sections of a frame of kind ``aot``, a whole graph, or ``fx``, a forward or backward by Inductor::
 
     entry            of ``aot``: torch's own AOTAutograd result (pickle): compiled forward and
                      backward with their source, runtime metadata, wrappers, backward module,
                      Triton bundles; of ``fx``: torch's own compiled FX graph (pickle)
     kernel/<id>      shared library of one native kernel that the compiled code loads
-    parts            JSON, for people who ask why another key is not this one: what components of
-                     the key consist of, where the readable value does not say it
+    parts            JSON, to explain why another key is not this one: what components of the key
+                     consist of, where the readable value does not say it
 
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
@@ -76,7 +76,8 @@ class Artifact:
         return variant_of(self.guards, self.relies_on)
 
     def encode(self, key: str) -> bytes:
-        """This artifact as a frame under ``key``."""
+        """Return this artifact as a frame under ``key``."""
+        parts = {name: dict(texts) for name, texts in self.parts.items()}
         return frame.encode(
             kind=self.kind,
             key=key,
@@ -85,7 +86,7 @@ class Artifact:
             sections={
                 _ENTRY: self.entry,
                 **{_KERNEL + name: image for name, image in self.kernels.items()},
-                **({_PARTS: _packed_parts(self.parts)} if self.parts else {}),
+                **({_PARTS: json.dumps(parts, separators=(",", ":")).encode()} if parts else {}),
             },
             meta={
                 "guards": self.guards,
@@ -100,7 +101,7 @@ class Artifact:
 
     @staticmethod
     def entry_of(entry: Frame, kind: Level) -> Buffer:
-        """The pickled result in a verified frame of that kind.
+        """Return the pickled result in a verified frame of that kind.
 
         Raises:
             CorruptError: the frame is of another kind or schema, or lacks the section.
@@ -115,16 +116,13 @@ class Artifact:
 
     @staticmethod
     def kernels_of(entry: Frame) -> dict[str, Buffer]:
-        """Images of the kernels in a verified frame, by id."""
-        return {
-            name[len(_KERNEL) :]: entry.section(name)
-            for name in entry.names
-            if name.startswith(_KERNEL)
-        }
+        """Return images of the kernels in a verified frame, by id."""
+        names = (name for name in entry.names if name.startswith(_KERNEL))
+        return {name[len(_KERNEL) :]: entry.section(name) for name in names}
 
     @staticmethod
     def parts_of(entry: Frame) -> dict[str, dict[str, str]]:
-        """What components of its key consist of, if a verified frame says so."""
+        """Return what components of its key consist of, if a verified frame says so."""
         if _PARTS not in entry.names:
             return {}
         try:
@@ -139,7 +137,7 @@ class Artifact:
 
     @staticmethod
     def first_call_of(entry: Frame) -> Sequence[Mapping[str, object]] | None:
-        """The described outputs in a verified frame, if the graph's first call is on fake tensors.
+        """Return the described outputs in a verified frame, if its first call is on fake tensors.
 
         Raises:
             CorruptError: they are no sequence of descriptions.
@@ -154,12 +152,7 @@ class Artifact:
         return described
 
 
-def _packed_parts(parts: Mapping[str, Mapping[str, str]]) -> bytes:
-    plain = {name: dict(texts) for name, texts in parts.items()}
-    return json.dumps(plain, separators=(",", ":")).encode()
-
-
 def variant_of(guards: str | None, relies_on: str | None = None) -> str:
-    """Tells entries under one key apart: those that equal programs may hit are interchangeable."""
+    """Return what tells entries under one key apart: those with one are interchangeable."""
     conditions = (guards or "") + ("" if relies_on is None else f"\0{relies_on}")
     return hashlib.sha256(conditions.encode()).hexdigest()[:32] if conditions else ""

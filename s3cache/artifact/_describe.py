@@ -61,47 +61,24 @@ __all__ = ["describe", "described", "description", "packed", "to_plain", "unpack
 
 M = TypeVar("M", bound=Meta)
 
-# -- as bytes
-
 # Fifty times what a GPT of 6 layers takes.
 _MAX_PACKED_BYTES = 256 << 10
 _MAX_BYTES = 64 << 20
 # See MAX_ITEMS of the frame: no graph has that many inputs.
 _MAX_ITEMS = 1 << 16
-_MALFORMED = (
-    *(zlib.error, msgpack.UnpackException, RecursionError),
-    *(AttributeError, KeyError, TypeError, ValueError),  # not as _to_wire() writes it
-)
+_MAX_DEPTH = 32
+_MAX_TEXT = 4000
+_MAX_SHOWN_TEXT = 200
+# Objects that one value is taken apart into; the rest are digests. Shared ones count each time.
+_MAX_THINGS = 20_000
+# Their text says all there is to say of them.
+_SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
+_SCHEMAS = "torch._functorch._aot_autograd."
+_CLASSES: dict[str, type[Meta]] = {cls.__name__: cls for cls in Meta.__subclasses__()}
+_NAMES = {cls.__name__: cls for cls in (TypeName, TorchName, MemberName)}
 
 
-def describe(entry: AOTResult) -> GraphDescription:
-    """Return all that torch's result for one graph says of it, but for its code."""
-    bulk = {*internals.ENTRY_BULK.names, CONDITIONS}
-    parts = {name: part for name, part in _attributes(entry).items() if name not in bulk}
-    subclasses, config = parts.pop("maybe_subclass_meta", None), parts.pop(_CONFIG, None)
-    half = entry.compiled_bw
-    names = [name for name in Backward.__dataclass_fields__ if hasattr(half, name)]
-    theirs = {
-        **parts,
-        "runtime_metadata": entry.runtime_metadata,
-        "indices_of_inps_to_detach": parts.get("indices_of_inps_to_detach") or (),
-        "dispatch_wrappers": list(entry.dispatch_wrappers),
-        "has_backward_module": entry.serialized_bw_module is not None,
-        CONDITIONS: getattr(entry, CONDITIONS, None),
-    }
-    return replace(
-        _typed(GraphDescription, {name: _value_of(part) for name, part in theirs.items()}),
-        aot_config=None if config is None else described(AOTConfig, config),
-        maybe_subclass_meta=None if subclasses is None else described(SubclassMeta, subclasses),
-        backward=None
-        if half is None
-        else _typed(Backward, {name: _value_of(getattr(half, name)) for name in names}),
-    )
-
-
-def described(cls: type[M], theirs: object) -> M:
-    """Return what ``cls`` says of the object of torch that it stands for."""
-    return _typed(cls, {name: _value_of(part) for name, part in _attributes(theirs).items()})
+# -- as bytes
 
 
 def description(header: Header) -> GraphDescription | None:
@@ -146,7 +123,10 @@ def unpacked(content: bytes) -> GraphDescription:
         found = _from_wire(
             msgpack.unpackb(plain, raw=False, strict_map_key=True, max_ext_len=0, **limits)
         )
-    except _MALFORMED as exc:
+    except (
+        *(zlib.error, msgpack.UnpackException, RecursionError),
+        *(AttributeError, KeyError, TypeError, ValueError),  # not as _to_wire() writes it
+    ) as exc:
         raise CorruptError("runtime", f"is no description ({exc!r})") from None
     if not isinstance(found, GraphDescription):
         raise CorruptError("runtime", f"describes {type(found).__name__}")
@@ -157,26 +137,31 @@ def _to_wire(value: Value) -> object:
     """Return what msgpack holds: whatever is no scalar or tuple is a map with its ``type``."""
     if isinstance(value, tuple):
         return list(map(_to_wire, value))
-    if isinstance(value, _NAMES):
+    if type(value) in _NAMES.values():
         return {"type": type(value).__name__, "text": str(value)}
     if isinstance(value, frozenset):
         return {"type": "set", "items": list(map(_to_wire, _in_order(value)))}
     if isinstance(value, Mapping):
-        return {"type": "map", "fields": _wire_fields(value)}
+        return {"type": "map", "fields": _fields_to_wire(value)}
     if isinstance(value, Meta):
-        parts = {name: part for name, part in vars(value).items() if part is not None}
-        del parts["extra"]
-        parts.pop("kind", None)
-        return {"type": type(value).__name__, "fields": _wire_fields({**parts, **value.extra})}
-    if isinstance(value, Thing):
+        said = {name: attr for name, attr in vars(value).items() if attr is not None}
+        named = {name: attr for name, attr in said.items() if name not in ("extra", "kind")}
         return {
-            "type": value.type,
-            "text": value.text,
-            "digest": value.digest,
-            "items": None if value.items is None else list(map(_to_wire, value.items)),
-            "fields": None if value.fields is None else _wire_fields(value.fields),
+            "type": type(value).__name__,
+            "fields": _fields_to_wire({**named, **value.extra}),
+        }
+    if isinstance(value, Thing):
+        items, attrs = value.items, value.fields
+        return {
+            **vars(value),
+            "items": None if items is None else list(map(_to_wire, items)),
+            "fields": None if attrs is None else _fields_to_wire(attrs),
         }
     return value
+
+
+def _fields_to_wire(attrs: Mapping[str, Value]) -> dict[str, object]:
+    return {name: _to_wire(attr) for name, attr in attrs.items()}
 
 
 def _from_wire(plain: object) -> Value:
@@ -185,63 +170,55 @@ def _from_wire(plain: object) -> Value:
         return tuple(map(_from_wire, plain))
     if not isinstance(plain, dict):
         return cast("Value", plain)
-    kind, text = str(plain["type"]), plain.get("text")
-    items = tuple(map(_from_wire, plain.get("items") or ()))
-    parts = {name: _from_wire(part) for name, part in (plain.get("fields") or {}).items()}
-    if kind in _MIRRORS:
-        return _typed(_MIRRORS[kind], parts)
+    kind, text, digest = str(plain["type"]), plain.get("text"), plain.get("digest")
+    items, attrs = plain.get("items"), plain.get("fields")
+    read_items = None if items is None else tuple(map(_from_wire, items))
+    read = None if attrs is None else {name: _from_wire(attr) for name, attr in attrs.items()}
+    if kind in _CLASSES:
+        return _typed(_CLASSES[kind], read or {})
+    if kind in _NAMES:
+        return _NAMES[kind](text)
     if kind == "set":
-        return frozenset(items)
+        return frozenset(read_items or ())
     if kind == "map":
-        return parts
-    for cls in _NAMES:
-        if kind == cls.__name__:
-            return cls(text)
-    return Thing(
-        kind,
-        text,
-        plain.get("digest"),
-        None if plain.get("items") is None else items,
-        None if plain.get("fields") is None else parts,
-    )
+        return read or {}
+    return Thing(kind, text, digest, read_items, read)
 
 
 def to_plain(value: object) -> object:
-    """Return a described object, or part of one, as maps, arrays and scalars, for JSON.
+    """Return a described object, or a value in one, as maps, arrays and scalars, for JSON.
 
     A dataclass is a map of those of its fields that are not ``None``.
     """
     if is_dataclass(value):
         named = ((field.name, getattr(value, field.name)) for field in fields(value))
         return {
-            name: to_plain(part)
-            for name, part in named
-            if part is not None and not (name == "extra" and not part)
+            name: to_plain(attr)
+            for name, attr in named
+            if attr is not None and not (name == "extra" and not attr)
         }
-    if isinstance(value, frozenset):
-        return list(map(to_plain, _in_order(value)))
-    if isinstance(value, tuple):
-        return list(map(to_plain, value))
+    if isinstance(value, (tuple, frozenset)):
+        return list(map(to_plain, value if isinstance(value, tuple) else _in_order(value)))
     if isinstance(value, Mapping):
-        return {name: to_plain(part) for name, part in value.items()}
+        return {name: to_plain(attr) for name, attr in value.items()}
     return value
+
+
+def _in_order(values: Iterable[Value]) -> list[Value]:
+    return sorted(values, key=lambda each: f"{each:020}" if type(each) is int else repr(each))
 
 
 # -- by field name
 
-_CONFIG = "sanitized_aot_config"
-_NAMES = (TypeName, TorchName, MemberName)
-_MIRRORS: dict[str, type[Meta]] = {cls.__name__: cls for cls in Meta.__subclasses__()}
 
-
-def _typed(cls: type[M], parts: Mapping[str, Value]) -> M:
+def _typed(cls: type[M], attrs: Mapping[str, Value]) -> M:
     """Return the object of ``cls`` with these fields; ``extra`` has what does not fit."""
     hints: dict[str, object] = get_type_hints(cls)
     known: dict[str, Value] = {}
     extra: dict[str, Value] = {}
-    for name, part in parts.items():
-        is_known = name in hints and name not in ("extra", "kind") and _fits(hints[name], part)
-        (known if is_known else extra)[name] = part
+    for name, attr in attrs.items():
+        is_known = name in hints and name not in ("extra", "kind") and _fits(hints[name], attr)
+        (known if is_known else extra)[name] = attr
     return cls(**known, extra=extra)
 
 
@@ -253,10 +230,9 @@ def _fits(hint: object, value: Value) -> bool:
         return Thing in arguments or any(_fits(each, value) for each in arguments)
     if origin is Literal:
         return value in arguments
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(arguments[0], part) for part in value)
-    if origin is frozenset:
-        return isinstance(value, frozenset) and all(_fits(arguments[0], part) for part in value)
+    if origin in (tuple, frozenset):
+        is_one = isinstance(value, (tuple, frozenset)) and isinstance(value, cast("type", origin))
+        return is_one and all(_fits(arguments[0], item) for item in cast("Iterable[Value]", value))
     if origin is Mapping:
         return isinstance(value, Mapping) and all(_fits(arguments[1], v) for v in value.values())
     if not isinstance(hint, type):
@@ -264,32 +240,46 @@ def _fits(hint: object, value: Value) -> bool:
     return isinstance(value, hint) and isinstance(value, bool) is (hint is bool)
 
 
-def _wire_fields(parts: Mapping[str, Value]) -> dict[str, object]:
-    return {name: _to_wire(part) for name, part in parts.items()}
-
-
-def _in_order(values: Iterable[Value]) -> list[Value]:
-    return sorted(values, key=lambda each: f"{each:020}" if type(each) is int else repr(each))
-
-
 # -- from torch's objects
 
-_MAX_DEPTH = 32
-_MAX_TEXT = 4000
-_MAX_SHOWN_TEXT = 200
-# Objects that one value is taken apart into; the rest are digests. Shared parts count each time.
-_MAX_THINGS = 20_000
-# Their text says all there is to say of them.
-_SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
-_SCHEMAS = "torch._functorch._aot_autograd."
+
+def describe(entry: AOTResult) -> GraphDescription:
+    """Return all that torch's result for one graph says of it, but for its code."""
+    bulk = {*internals.ENTRY_BULK.names, CONDITIONS}
+    attrs = {name: attr for name, attr in _attributes(entry).items() if name not in bulk}
+    subclasses = attrs.pop("maybe_subclass_meta", None)
+    config = attrs.pop("sanitized_aot_config", None)
+    backward = entry.compiled_bw
+    names = [name for name in Backward.__dataclass_fields__ if hasattr(backward, name)]
+    attrs |= {
+        "runtime_metadata": entry.runtime_metadata,
+        "indices_of_inps_to_detach": attrs.get("indices_of_inps_to_detach") or (),
+        "dispatch_wrappers": list(entry.dispatch_wrappers),
+        "has_backward_module": entry.serialized_bw_module is not None,
+        CONDITIONS: getattr(entry, CONDITIONS, None),
+    }
+    return replace(
+        _described(GraphDescription, attrs),
+        aot_config=None if config is None else described(AOTConfig, config),
+        maybe_subclass_meta=None if subclasses is None else described(SubclassMeta, subclasses),
+        backward=None
+        if backward is None
+        else _described(Backward, {name: getattr(backward, name) for name in names}),
+    )
 
 
-def _value_of(value: object) -> Value:
-    """Return ``value`` as data; nothing of it is called but to pickle it."""
-    return _Describer().value(value, 0)
+def described(cls: type[M], theirs: object) -> M:
+    """Return what ``cls`` says of the object of torch that it stands for."""
+    return _described(cls, _attributes(theirs))
+
+
+def _described(cls: type[M], attrs: Mapping[str, object]) -> M:
+    return _typed(cls, {name: _Describer().value(attr, 0) for name, attr in attrs.items()})
 
 
 class _Describer:
+    """Turns one value into data; nothing of it is called but to pickle it."""
+
     def __init__(self) -> None:
         self._left = _MAX_THINGS
 
@@ -307,32 +297,33 @@ class _Describer:
             return TorchName(value)
         if depth >= _MAX_DEPTH:
             return _opaque(value)
-        if kind.__name__ in _MIRRORS and kind.__module__.startswith(_SCHEMAS):
-            parts = _attributes(value)
-            return _typed(_MIRRORS[kind.__name__], self._values(parts, depth + 1))
+        depth += 1
+        if kind.__name__ in _CLASSES and kind.__module__.startswith(_SCHEMAS):
+            return _typed(_CLASSES[kind.__name__], self._values(_attributes(value), depth))
         if kind.__name__.endswith("ViewMeta"):
-            return self._view(value, depth + 1)
+            as_tuple = getattr(value, "as_tuple", None)  # not every kind of view has it
+            if as_tuple is None:
+                return ViewMeta(type=kind.__name__, extra={"view": _opaque(value)})
+            return ViewMeta(type=kind.__name__, arguments=self.value(as_tuple(), depth))
         if isinstance(value, (list, tuple)) and kind.__name__ in ("list", "tuple", "Size"):
-            return tuple(self.value(item, depth + 1) for item in value)
-        is_plain = kind in (dict, OrderedDict, set, frozenset)
-        if is_plain and isinstance(value, dict) and all(map(_is_name, value)):
-            return self._values(value, depth + 1)
-        if is_plain and isinstance(value, (set, frozenset)):
-            members = [self.value(item, depth + 1) for item in value]
+            return tuple(self.value(item, depth) for item in value)
+        if isinstance(value, dict) and kind in (dict, OrderedDict) and all(map(_is_name, value)):
+            return self._values(value, depth)
+        if isinstance(value, (set, frozenset)) and kind in (set, frozenset):
+            members = [self.value(item, depth) for item in value]
             with contextlib.suppress(TypeError):  # of a described object that has mappings
                 return frozenset(members)
         self._left -= 1
-        return _opaque(value) if self._left < 0 else self._thing(value, depth + 1)
+        return _opaque(value) if self._left < 0 else self._thing(value, depth)
 
-    def _values(self, parts: Mapping[str, object], depth: int) -> dict[str, Value]:
-        return {name: self.value(part, depth) for name, part in parts.items()}
+    def _values(self, attrs: Mapping[str, object], depth: int) -> dict[str, Value]:
+        return {name: self.value(attr, depth) for name, attr in attrs.items()}
 
     def _thing(self, value: object, depth: int) -> Value:
         kind = _name_of_type(type(value))
         if isinstance(value, internals.source.get()):
             name = internals.name_of_source(value)
-            named = {each: getattr(value, each) for each in _names_of_fields(value)}
-            said = Thing(kind, fields=self._values(named, depth))
+            said = Thing(kind, fields=self._values(_fields_of(value), depth))
             return Source(name=name if _is_short(name) else None, description=said)
         if isinstance(value, (list, tuple)):
             return Thing(kind, items=tuple(self.value(item, depth) for item in value))
@@ -342,46 +333,36 @@ class _Describer:
         if isinstance(value, Mapping):
             pairs = ((self.value(k, depth), self.value(v, depth)) for k, v in value.items())
             return Thing(kind, items=tuple(pairs))
-        if (tensor := self._tensor(value, depth)) is not None:
-            return tensor
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return self._tensor(value, depth)
         if _is_its_attributes(value):
             return Thing(kind, fields=self._values(_attributes(value), depth))
         return _opaque(value)
 
-    def _view(self, view: object, depth: int) -> ViewMeta:
-        as_tuple = getattr(view, "as_tuple", None)  # not every kind of view has it
-        if as_tuple is None:
-            return ViewMeta(type=type(view).__name__, extra={"view": _opaque(view)})
-        return ViewMeta(type=type(view).__name__, arguments=self.value(as_tuple(), depth))
-
-    def _tensor(self, value: object, depth: int) -> Thing | None:
-        torch = sys.modules.get("torch")
-        if torch is None or not isinstance(value, torch.Tensor):
-            return None
-        tensor: Tensor = value
+    def _tensor(self, tensor: Tensor, depth: int) -> Thing:
         known: dict[str, Value] = {}
         for name in ("shape", "stride", "dtype", "device", "requires_grad"):
             try:
-                part: object = tensor.stride() if name == "stride" else getattr(tensor, name)
-                known[name] = self.value(part, depth)
+                attr: object = tensor.stride() if name == "stride" else getattr(tensor, name)
+                known[name] = self.value(attr, depth)
             except Exception:  # noqa: BLE001 - whatever a subclass makes of it
                 known[name] = None
         return Thing(_name_of_type(type(tensor)), digest=_pickled(tensor), fields=known)
 
 
 def _attributes(theirs: object) -> dict[str, object]:
-    named = {name: getattr(theirs, name) for name in _names_of_fields(theirs)}
     computed = internals.COMPUTED if type(theirs).__name__ == InputAliasInfo.__name__ else ()
     return {
-        **named,
+        **_fields_of(theirs),
         **getattr(theirs, "__dict__", {}),
         **{name: getattr(theirs, name) for name in computed if hasattr(theirs, name)},
     }
 
 
-def _names_of_fields(theirs: object) -> list[str]:
+def _fields_of(theirs: object) -> dict[str, object]:
     names = [field.name for field in fields(theirs)] if is_dataclass(theirs) else []
-    return [name for name in names if hasattr(theirs, name)]
+    return {name: getattr(theirs, name) for name in names if hasattr(theirs, name)}
 
 
 def _name_of_type(cls: type) -> str:
@@ -392,9 +373,7 @@ def _is_short(text: object) -> bool:
     """Return whether text or bytes are described by themselves."""
     if type(text) is bytes:
         return len(text) <= _MAX_TEXT
-    if type(text) is not str or len(text) > _MAX_TEXT:
-        return False
-    return text.encode(errors="replace").decode() == text
+    return type(text) is str and len(text) <= _MAX_TEXT and _printable(text) == text
 
 
 def _is_name(key: object) -> bool:
@@ -416,17 +395,14 @@ def _is_its_attributes(value: object) -> bool:
 
 def _opaque(value: object) -> Thing:
     kind = _name_of_type(type(value))
-    if type(value) is str:
-        content = value.encode(errors="surrogatepass")
-        return Thing(
-            kind, value[:_MAX_SHOWN_TEXT].encode(errors="replace").decode(), _digest(content)
-        )
     if type(value) is bytes:
         return Thing(kind, digest=_digest(value))
+    text = _text(value)
+    digest = None if type(value) is str else _pickled(value)
+    digest = digest or _digest(text.encode(errors="surrogatepass"))
     name = getattr(value, "__qualname__", None)
-    text = f"{getattr(value, '__module__', '')}.{name}" if isinstance(name, str) else _text(value)
-    digest = _pickled(value) or _digest(_text(value).encode(errors="surrogatepass"))
-    return Thing(kind, text[:_MAX_SHOWN_TEXT].encode(errors="replace").decode(), digest)
+    shown = f"{getattr(value, '__module__', '')}.{name}" if isinstance(name, str) else text
+    return Thing(kind, _printable(shown[:_MAX_SHOWN_TEXT]), digest)
 
 
 def _text(value: object) -> str:
@@ -434,6 +410,10 @@ def _text(value: object) -> str:
         return str(value)
     except Exception:  # noqa: BLE001 - whatever a user's class does
         return ""
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def _pickled(value: object) -> str | None:

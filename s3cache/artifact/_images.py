@@ -18,16 +18,19 @@ _DEBUG = (b".debug", b".zdebug")
 
 
 def check_image(image: Buffer) -> None:
-    """Raises :class:`CorruptError` if the dynamic loader would map what is not in ``image``.
+    """Check that the dynamic loader maps nothing beyond the end of ``image``.
 
-    It checks little by itself: touching a page beyond the end of a library that was cut short ends
-    the process (SIGBUS). Images of another format than 64-bit ELF are left to the loader.
+    It checks little by itself, and touching such a page ends the process (SIGBUS). Images of
+    another format than 64-bit ELF are left to the loader.
+
+    Raises:
+        CorruptError: the image is cut short.
     """
     if bytes(image[:5]) != _ELF_64:
         return
     order = _order(image)
     try:
-        for at in _headers(image, order, table=32, counts=54, least="IIQQQQ"):
+        for at in _headers(image, order, table=32, counts=54):
             kind, _, start, _, _, in_file = struct.unpack_from(f"{order}IIQQQQ", image, at)
             if kind == _LOADED and start + in_file > len(image):
                 raise CorruptError("kernel", "is cut short")
@@ -36,7 +39,7 @@ def check_image(image: Buffer) -> None:
 
 
 def without_places(image: Buffer, *prefixes: str) -> Buffer:
-    """``image`` without what debuggers read, and with dots for paths that begin with ``prefixes``.
+    """Return ``image`` without what debuggers read, and with dots for paths below ``prefixes``.
 
     Both name directories of the machine that compiled it. Nothing moves: what is left out becomes
     zeros, which take no room once compressed, in sections that say that they are none; a path keeps
@@ -55,7 +58,7 @@ def without_places(image: Buffer, *prefixes: str) -> Buffer:
 
 
 def hidden_places(data: Buffer, *prefixes: str) -> bytes:
-    """``data`` with dots for paths that begin with ``prefixes``; nothing moves."""
+    """Return ``data`` with dots for paths that begin with ``prefixes``; nothing moves."""
     hidden = bytes(data)
     for prefix in filter(None, map(str.encode, prefixes)):
         hidden = hidden.replace(prefix + b"/", b"/".ljust(len(prefix), b".") + b"/")
@@ -63,9 +66,9 @@ def hidden_places(data: Buffer, *prefixes: str) -> bytes:
 
 
 def _debugging(image: Buffer) -> Iterator[tuple[int, int, int]]:
-    """Where the header of each such section is, where the section begins, and its size."""
+    """Yield where the header of each such section is, where the section begins, and its size."""
     order = _order(image)
-    headers = list(_headers(image, order, table=40, counts=58, least="IIQQQQ"))
+    headers = list(_headers(image, order, table=40, counts=58))
     (of_names,) = struct.unpack_from(f"{order}H", image, 62)
     if not headers:
         return
@@ -82,10 +85,10 @@ def _order(image: Buffer) -> str:
     return "<" if bytes(image[5:6]) == b"\x01" else ">"
 
 
-def _headers(image: Buffer, order: str, *, table: int, counts: int, least: str) -> Iterator[int]:
-    """Where each header of a table begins; ``table`` and ``counts`` are where ELF says that."""
+def _headers(image: Buffer, order: str, *, table: int, counts: int) -> Iterator[int]:
+    """Yield where each header begins of a table that ELF describes at ``table`` and ``counts``."""
     (offset,) = struct.unpack_from(f"{order}Q", image, table)
     size, count = struct.unpack_from(f"{order}HH", image, counts)
-    if size < struct.calcsize(f"{order}{least}") or (not count and table == 32):
+    if size < struct.calcsize(f"{order}IIQQQQ") or (not count and table == 32):
         raise CorruptError("kernel", "has no program headers")
     yield from range(offset, offset + size * count, size)

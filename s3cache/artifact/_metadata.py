@@ -4,9 +4,9 @@ Each dataclass here stands for one of AOTAutograd's (``torch/_functorch/_aot_aut
 and has its names of class and fields; torch's docstrings say what a field means. They are read from
 the header of an entry: torch need not be installed, and nothing is unpickled.
 
-Every field may be ``None``, or empty: that torch has no such field, or the entry was written before
-it was described, or ``extra`` has it. ``extra`` holds, by name, each attribute of torch's object
-that is not known here, or not of the type that is known here: what a newer torch adds is kept.
+Every field may be ``None``, or empty: torch has no such field, or the entry was written before it
+was described, or ``extra`` has it. ``extra`` holds, by name, each attribute of torch's object that
+is not a field here, or not of the field's type: what a newer torch adds is kept.
 """
 
 from __future__ import annotations
@@ -14,32 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, Union
-
-__all__ = [
-    "AOTConfig",
-    "Backward",
-    "BackwardSignature",
-    "GraphDescription",
-    "InputAliasInfo",
-    "MemberName",
-    "MemoryFormatMeta",
-    "Meta",
-    "MutationType",
-    "OpaqueMeta",
-    "OutputAliasInfo",
-    "OutputType",
-    "PlainTensorMeta",
-    "Source",
-    "SubclassCreationMeta",
-    "SubclassMeta",
-    "Thing",
-    "TorchName",
-    "TypeName",
-    "Value",
-    "ViewAndMutationMeta",
-    "ViewMeta",
-    "ViewMetaSequence",
-]
 
 # -- any value as data
 
@@ -121,14 +95,8 @@ OutputType: TypeAlias = Literal[
     "unsafe_view_alias",
     "custom_function_view",
 ]
-# Kinds of outputs that the backward takes a gradient of.
-_WITH_TANGENTS = ("non_alias", "unsafe_view_alias", "custom_function_view")
 #: Whether an input is mutated, and whether the compiled code does so or the code around it.
-Slice: TypeAlias = "slice[int, int | None, None]"
 MutationType: TypeAlias = Literal["NOT_MUTATED", "MUTATED_IN_GRAPH", "MUTATED_OUT_GRAPH"]
-
-
-# -- inputs and outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +145,6 @@ class OutputAliasInfo(Meta):
     view_meta_sequence: ViewMetaSequence | None = None
 
 
-# -- tensor subclasses
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryFormatMeta(Meta):
     """The layout that a tangent is expected to have: sizes and strides, or a memory format."""
@@ -211,14 +176,7 @@ class OpaqueMeta(Meta):
 class SubclassCreationMeta(Meta):
     """A tensor subclass, and how to make it of the inner graph's tensors.
 
-    Attributes:
-        flat_tensor_start_idx, arg_count: which of the inner graph's tensors it takes.
-        included_subclass_symints: whether its symbolic sizes are among them.
-        attrs: what it wraps, by attribute; subclasses may wrap subclasses.
-        outer_size, outer_stride: ``None`` in a place whose number is symbolic.
-        outer_size_from_attr, outer_stride_from_attr: what it wraps that has the same, if any.
-        meta: what its ``__tensor_flatten__`` returned beside.
-        original_subclass_type: its class.
+    ``attrs`` are what it wraps: subclasses may wrap subclasses. Symbolic sizes are ``None``.
     """
 
     kind: Literal["subclass"] = "subclass"
@@ -239,9 +197,6 @@ class SubclassCreationMeta(Meta):
 
 
 _Creation: TypeAlias = PlainTensorMeta | SubclassCreationMeta | OpaqueMeta
-
-
-# -- one graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,50 +259,6 @@ class ViewAndMutationMeta(Meta):
     num_forward_returns: int | None = None
     num_forward: int | None = None
 
-    # Slices of what the inner forward returns; ``None`` where nothing says how much is saved.
-
-    @property
-    def tensors_saved_for_backwards_slice(self) -> Slice | None:
-        """Return the slice of all tensors that are saved for the backward."""
-        return self._slice(slice(self.num_forward, -self._saved_last() or None))
-
-    @property
-    def tensors_saved_for_backwards_with_vc_check_slice(self) -> Slice | None:
-        """Return the slice of those that must not be changed in place before the backward."""
-        unchecked = self.num_tensors_saved_with_no_vc_check or 0
-        return self._slice(slice(self.num_forward, -(unchecked + self._saved_last()) or None))
-
-    @property
-    def tensors_saved_for_backwards_no_vc_check_slice(self) -> Slice | None:
-        """Return the slice of those that may be changed."""
-        unchecked = self.num_tensors_saved_with_no_vc_check or 0
-        return self._slice(_last(unchecked, before=self._saved_last()))
-
-    @property
-    def opaque_objects_saved_for_backwards_slice(self) -> Slice:
-        """Return the slice of objects that are no tensors."""
-        symints = self.num_symints_saved_for_bw or 0
-        return _last(self.num_opaque_objects_saved_for_bw or 0, before=symints)
-
-    @property
-    def symints_saved_for_backwards_slice(self) -> Slice | None:
-        """Return the slice of symbolic sizes."""
-        if self.num_symints_saved_for_bw is None:
-            return None
-        return _last(self.num_symints_saved_for_bw, before=0)
-
-    def _slice(self, found: Slice) -> Slice | None:
-        counts = self.num_symints_saved_for_bw, self.num_tensors_saved_with_no_vc_check
-        return None if None in counts else found
-
-    def _saved_last(self) -> int:
-        return (self.num_opaque_objects_saved_for_bw or 0) + (self.num_symints_saved_for_bw or 0)
-
-
-def _last(count: int, *, before: int) -> Slice:
-    """Return the slice of ``count`` items, the last but for ``before``."""
-    return slice(-count - before, -before or None) if count else slice(0, 0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SubclassMeta(Meta):
@@ -387,25 +298,10 @@ class AOTConfig(Meta):
 
 @dataclass(frozen=True, kw_only=True)
 class Backward(Meta):
-    """What the backward half of an entry needs beside its code."""
+    """What the backward of an entry needs beside its code."""
 
     backward_state_indices: tuple[int, ...] | None = None
     num_symints_saved_for_bw_: int | None = None
-
-
-@dataclass(frozen=True)
-class BackwardSignature:
-    """Which inputs get gradients, and from which output.
-
-    Attributes:
-        gradients_to_parameters: names of parameters and buffers, by their place among the inputs.
-        gradients_to_user_inputs: the same of all other inputs.
-        loss_output: the output that the backward begins at; ``None`` if that is not a single one.
-    """
-
-    gradients_to_parameters: Mapping[int, str]
-    gradients_to_user_inputs: Mapping[int, str]
-    loss_output: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -437,40 +333,8 @@ class GraphDescription(Meta):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """What each input is called in the program, or ``"input 3"`` where nobody said."""
-        config = self.aot_config
-        sources = () if config is None else config.aot_autograd_arg_pos_to_source or ()
-        names = [None if source is None else source.name for source in sources]
+        """What each input is called in the program, or ``"input 3"`` where that is not known."""
+        sources = (self.aot_config and self.aot_config.aot_autograd_arg_pos_to_source) or ()
+        names = dict(enumerate(source and source.name for source in sources))
         count = len(self.runtime_metadata.input_info)
-        names += [None] * (count - len(names))
-        return tuple(name or f"input {index}" for index, name in enumerate(names[:count]))
-
-    @property
-    def backward_signature(self) -> BackwardSignature | None:
-        """Which inputs get gradients, parameters by where Dynamo found them.
-
-        ``None`` without a backward.
-        """
-        if self.backward is None:
-            return None
-        theirs: tuple[dict[int, str], dict[int, str]] = ({}, {})
-        names = self.input_names
-        for index, info in enumerate(self.runtime_metadata.input_info):
-            if info.requires_grad:
-                theirs[not _is_parameter(names[index])][index] = names[index]
-        return BackwardSignature(*theirs, loss_output=self._loss_output())
-
-    def _loss_output(self) -> int | None:
-        metadata = self.runtime_metadata
-        differentiated = [
-            index
-            for index, info in enumerate(metadata.output_info)
-            if info.requires_grad and info.output_type in _WITH_TANGENTS
-        ]
-        # A mutated input, or a base of views, may have the one tangent that there is.
-        is_single = len(metadata.traced_tangents) == len(differentiated) == 1
-        return differentiated[0] if is_single else None
-
-
-def _is_parameter(name: str) -> bool:
-    return "._parameters[" in name or "._buffers[" in name
+        return tuple(names.get(index) or f"input {index}" for index in range(count))

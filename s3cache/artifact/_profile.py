@@ -11,7 +11,7 @@ It names no values: not the sizes that were seen.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -47,7 +47,7 @@ class Changing:
     begun: tuple[str, ...] = ()
 
     def merged(self, other: Changing) -> Changing:
-        """What changes of it by either; of two numbers of dimensions, of the larger one."""
+        """Return what changes by either; of two numbers of dimensions the larger one counts."""
         return Changing(
             _merged(self.sizes, other.sizes),
             _merged(self.strides, other.strides),
@@ -70,11 +70,11 @@ class ShapeProfile:
     inputs: dict[str, dict[str, Changing]] = field(default_factory=dict)
 
     def get(self, code: str, name: str) -> Changing | None:
-        """What is known of an input."""
+        """Return what is known of an input."""
         return self.inputs.get(code, {}).get(name)
 
     def add(self, code: str, name: str, changing: Changing) -> bool:
-        """Whether that was news."""
+        """Add what is known of an input; return whether that was news."""
         known = self.get(code, name)
         merged = changing if known is None else known.merged(changing)
         self.inputs.setdefault(code, {})[name] = merged
@@ -87,7 +87,7 @@ class ShapeProfile:
                 self.add(code, name, changing)
 
     def encode(self, key: str) -> bytes:
-        """A frame under ``key``; profiles that say the same are one variant."""
+        """Return a frame under ``key``; profiles that say the same are one variant."""
         plain = {
             code: {name: [*vars(changing).values()] for name, changing in sorted(inputs.items())}
             for code, inputs in sorted(self.inputs.items())
@@ -103,7 +103,7 @@ class ShapeProfile:
 
     @classmethod
     def of(cls, entry: Frame) -> ShapeProfile:
-        """The profile in a verified frame.
+        """Return the profile in a verified frame.
 
         Raises:
             CorruptError: it is of another kind or schema, or holds something else.
@@ -116,20 +116,18 @@ class ShapeProfile:
             raise CorruptError("profile", f"has {len(content)} bytes")
         try:
             plain = msgpack.unpackb(content, raw=False, max_ext_len=0, max_array_len=1 << 10)
-            return cls({_text(code): _inputs(inputs) for code, inputs in plain.items()})
+            return cls(
+                {
+                    _text(code): {_text(name): _changing(*parts) for name, parts in inputs.items()}
+                    for code, inputs in plain.items()
+                }
+            )
         except (AttributeError, TypeError, ValueError, msgpack.UnpackException) as exc:
             raise CorruptError("profile", f"is none ({exc!r})") from None
 
 
-def _inputs(plain: Mapping[object, object]) -> dict[str, Changing]:
-    return {_text(name): _changing(parts) for name, parts in plain.items()}
-
-
-def _changing(plain: object) -> Changing:
-    if not isinstance(plain, list) or len(plain) != 3:
-        raise ValueError("an input is no array of 3")
-    begun = tuple(_text(digest) for digest in plain[2])
-    return Changing(_flags(plain[0]), _flags(plain[1]), begun)
+def _changing(sizes: object, strides: object, begun: Iterable[object]) -> Changing:
+    return Changing(_flags(sizes), _flags(strides), tuple(map(_text, begun)))
 
 
 def _flags(plain: object) -> Flags:

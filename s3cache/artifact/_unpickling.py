@@ -18,7 +18,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import io
+import operator
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +42,7 @@ _IMPORTABLE: Final = frozenset({"torch", "sympy", "numpy", "triton"})
 
 
 def unpickled(content: Buffer) -> object:
-    """What is in the verified bytes of an entry.
+    """Return what is in the verified bytes of an entry.
 
     Raises:
         CorruptError: it names, or calls, what no compiled graph needs.
@@ -58,7 +60,7 @@ def unpickled(content: Buffer) -> object:
 
 @contextlib.contextmanager
 def _finishing(reader: _Listed | _Careful) -> Iterator[None]:
-    """Where the block raises, have compiled graphs that were only begun go without a word.
+    """Have compiled graphs that were only begun go without a word, where the block raises.
 
     Such a graph has no attributes yet, and torch's ``__del__`` asks for one: Python would print
     that on stderr.
@@ -66,8 +68,8 @@ def _finishing(reader: _Listed | _Careful) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        met: Mapping[int, object] = reader.memo.copy()
-        for made in met.values():
+        made: object
+        for made in reader.memo.copy().values():
             if isinstance(made, internals.compiled_graph.get()):
                 vars(made).setdefault(internals.RUNNER, None)
         raise
@@ -78,7 +80,7 @@ class UnreadableError(Exception):
 
 
 def check_readable(content: Buffer) -> None:
-    """Read what is to be saved as the next process will: what it refuses it would refuse for ever.
+    """Read what is to be saved as the next process will: it would refuse it every time.
 
     Raises:
         UnreadableError: reading it names, or calls, what no compiled graph needs.
@@ -97,7 +99,6 @@ class _Listed(pickle.Unpickler):
     """Knows what is listed, and nothing else: nearly every entry needs no more."""
 
     def find_class(self, module: str, name: str) -> object:
-        """What ``module`` has by that name."""
         instead = _INSTEAD.get(f"{module}.{name}")
         if instead is not None:
             return instead
@@ -112,10 +113,10 @@ _LOADS: Final[Mapping[int, _Load]] = vars(pickle._Unpickler)["dispatch"]
 
 
 class _Careful(pickle._Unpickler):
-    """Python's own in Python, as slow as that is: one sees there what a pickle calls.
+    """Python's unpickler in Python, slow as it is: it shows what a pickle calls.
 
-    What is listed is called. A class that is not comes back as Python makes an object without its
-    constructor, and gets its attributes without a function of its own.
+    What is listed is called. An object of any other class is made without its constructor, and gets
+    its attributes without a function of its own.
     """
 
     stack: list[object]
@@ -127,11 +128,6 @@ class _Careful(pickle._Unpickler):
         self._listed: list[object] = list(_INSTEAD.values())
 
     def find_class(self, module: str, name: str) -> object:
-        """What ``module`` has by that name.
-
-        Raises:
-            CorruptError: it may not be named.
-        """
         full = f"{module}.{name}"
         if full in _INSTEAD:
             return _INSTEAD[full]
@@ -229,7 +225,7 @@ def _is_exception(cls: type) -> bool:
 
 
 def _is_inert(cls: object) -> bool:
-    """Whether to make an object of it, without its constructor, runs nothing."""
+    """Return whether making an object of it, without its constructor, runs nothing."""
     if not isinstance(cls, type) or hasattr(cls, "__del__"):
         return False
     made = cls.__new__
@@ -240,15 +236,17 @@ def _is_inert(cls: object) -> bool:
 
 
 def _is_node(cls: object, args: object) -> bool:
-    """Whether this makes a node of sympy's of nodes and numbers: text it would evaluate."""
+    """Return whether this makes a node of sympy's of nodes and numbers: text it would evaluate."""
     if not (isinstance(cls, type) and internals.is_expression(cls)):
         return False
-    parts: list[object] = []
+    operands: list[object] = []
     for arg in cast("Iterable[object]", args):
-        parts += arg.values() if isinstance(arg, dict) else [arg]
+        operands += arg.values() if isinstance(arg, dict) else [arg]
     return all(
-        part is None or isinstance(part, (int, float)) or internals.is_expression(type(part))
-        for part in parts
+        operand is None
+        or isinstance(operand, (int, float))
+        or internals.is_expression(type(operand))
+        for operand in operands
     )
 
 
@@ -263,7 +261,7 @@ def _refused(name: str, why: str = "is nothing that a compiled graph needs") -> 
 
 
 def _member(owner: object, name: str) -> object:
-    """In place of ``getattr``, by which members of enumerations and operators may be pickled."""
+    """Stand in for ``getattr``, by which members of enumerations and operators may be pickled."""
     if isinstance(owner, enum.EnumMeta) and name in owner.__members__:
         return owner.__members__[name]
     if isinstance(owner, type) and internals.computes(f"{owner.__module__}.{owner.__name__}", name):
@@ -274,22 +272,19 @@ def _member(owner: object, name: str) -> object:
 
 
 def _storage(content: bytes) -> object:
-    """In place of torch's own, which unpickles by any class."""
+    """Stand in for torch's own, which unpickles by any class."""
     import torch
 
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
 def _union(_: object, types: Iterable[object]) -> object:
-    """In place of ``functools.reduce``, by which unions of types are pickled."""
-    first, *others = types
-    for each in others:
-        first = first | each  # type: ignore[operator]
-    return first
+    """Stand in for ``functools.reduce``, by which unions of types are pickled."""
+    return functools.reduce(operator.or_, types)
 
 
 def _subclassed(function: object, *args: object) -> object:
-    """In place of torch's own, which calls any function."""
+    """Stand in for torch's own, which calls any function."""
     if not isinstance(function, FunctionType) or not internals.is_listed(
         function.__module__, function.__qualname__
     ):

@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import CodeType, FunctionType
@@ -87,10 +87,11 @@ class Row:
     feature: str = ""
 
 
+@dataclass(eq=False)
 class Declaration:
     """One or more names at one place of torch, and the first release that has them.
 
-    Args:
+    Attributes:
         place: ``"module:path"``, or a module.
         since: the first release that has it, if the oldest supported one does not.
         instead: what takes its place in releases before.
@@ -98,13 +99,13 @@ class Declaration:
             is required: there is no cache without it.
     """
 
-    def __init__(
-        self, place: str, *, since: Release = _ALWAYS, instead: str = "", feature: str = ""
-    ) -> None:
-        self.place = place
-        self.since = since
-        self.instead = instead
-        self.feature = feature
+    place: str
+    _: KW_ONLY
+    since: Release = _ALWAYS
+    instead: str = ""
+    feature: str = ""
+
+    def __post_init__(self) -> None:
         _declarations.append(self)
 
     @property
@@ -127,32 +128,24 @@ class Declaration:
         return Row(name, _releases(since), installed_release() >= since, present, self.feature)
 
 
+@dataclass(eq=False)
 class Internal(Declaration, Generic[T]):
     """A function, class, module, constant or option of torch.
 
-    Args:
-        works: tells whether it does what we use it for, where that can be tried.
-
     Attributes:
+        works: tells whether it does what we use it for, where that can be tried.
         get: returns its value now, or raises :class:`UnsupportedTorchError` where this torch
             lacks it.
         find: the same, but ``None`` in a release that is declared not to have it.
     """
 
-    get: Callable[[], T]
-    find: Callable[[], T | None]
+    _: KW_ONLY
+    works: Callable[[T], bool] | None = None
+    get: Callable[[], T] = field(init=False, repr=False)
+    find: Callable[[], T | None] = field(init=False, repr=False)
 
-    def __init__(
-        self,
-        place: str,
-        *,
-        since: Release = _ALWAYS,
-        instead: str = "",
-        feature: str = "",
-        works: Callable[[T], bool] | None = None,
-    ) -> None:
-        super().__init__(place, since=since, instead=instead, feature=feature)
-        self._works = works
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.get, self.find = self._bind_and_get, self._bind_and_find
 
     def owner(self) -> tuple[object, str]:
@@ -180,7 +173,7 @@ class Internal(Declaration, Generic[T]):
     def rows(self) -> Iterator[Row]:
         """Yield its row."""
         found: Any = _find(self.place)
-        works = found is not _ABSENT and (self._works is None or self._works(found))
+        works = found is not _ABSENT and (self.works is None or self.works(found))
         yield self._row(self.place, self.since, present=works)
 
     def _bind_and_get(self) -> T:
@@ -213,28 +206,24 @@ class Flag(Internal[bool]):
     """An option that is on or off."""
 
 
+@dataclass(eq=False)
 class Fields(Declaration):
     """Attributes that are read, by name, off a module or off objects of a class.
 
-    Args:
+    Attributes:
         place: the class or module.
-        names: of the attributes, separated by space.
+        text: names of the attributes, separated by space.
         added: those that not every release has, and the first one that does.
     """
 
-    def __init__(
-        self,
-        place: str,
-        names: str,
-        *,
-        since: Release = _ALWAYS,
-        instead: str = "",
-        feature: str = "",
-        added: Mapping[str, Release] | None = None,
-    ) -> None:
-        super().__init__(place, since=since, instead=instead, feature=feature)
-        self.names = tuple(names.split())
-        self.added = dict(added or {})
+    text: str
+    _: KW_ONLY
+    added: Mapping[str, Release] = field(default_factory=dict)
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names, in their order."""
+        return tuple(self.text.split())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -295,7 +284,7 @@ class Shape(Fields):
                     if isinstance(member, (FunctionType, classmethod, property))
                     and not name.startswith("__")
                 )
-        super().__init__(place, " ".join(names), added=added, feature=feature)
+        super().__init__(place, " ".join(names), added=added or {}, feature=feature)
 
 
 def declarations() -> tuple[Declaration, ...]:

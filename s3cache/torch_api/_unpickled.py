@@ -143,7 +143,7 @@ def computes(module: str, name: str) -> bool:
     """Return whether this is a function over tensors, as an activation that a subclass keeps.
 
     Args:
-        module: where it is, or the class, as ``module.name``, whose attribute it is.
+        module: where it is, or the class that has it, as ``module.name``.
     """
     return module in _COMPUTING or (module == _OPERATORS and name != "from_file")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from s3cache.torch_api._declare import (
@@ -128,15 +127,9 @@ _line_for_global: Internal[Callable[[str, object], str]] = Internal(
     since=(2, 13),
     instead="a reducer of graphs that cannot be asked about a single global",
 )
-_sanitized: Internal[Callable[[GraphModule], AbstractContextManager[None]]] = Internal(
-    f"{_CACHE}:sanitize_gm_for_cache"
-)
-torch_key: Internal[Callable[[], bytes]] = Internal(
-    "torch._inductor.codecache:torch_key", feature=TORCH_KEY
-)
-_set_torch_key: Internal[Callable[[bytes], None]] = Internal(
-    "torch._inductor.codecache:torch_key.set", feature=TORCH_KEY
-)
+_sanitized = AnyFunction(f"{_CACHE}:sanitize_gm_for_cache")
+torch_key = AnyFunction("torch._inductor.codecache:torch_key", feature=TORCH_KEY)
+_set_torch_key = AnyFunction("torch._inductor.codecache:torch_key.set", feature=TORCH_KEY)
 _enrich_profiler_metadata = Flag("torch.fx.experimental._config:enrich_profiler_metadata")
 _codegen = AnyClass("torch.fx.graph:CodeGen")
 #: What torch's key has of the context functions of checkpointed regions; it refuses some.
@@ -273,16 +266,12 @@ def without_backend_id(aot_config: AOTConfig) -> AOTConfig:
 # -- entries
 
 try_load = AnyFunction(f"{_ENTRIES}.try_load")
-iterate_over_candidates: Internal[Function[Iterator[tuple[object, bytes, bool]]]] = Internal(
-    f"{_ENTRIES}.iterate_over_candidates"
-)
+iterate_over_candidates = AnyFunction(f"{_ENTRIES}.iterate_over_candidates")
 evaluate_guards = Predicate(f"{_ENTRIES}.evaluate_guards")
 save = AnyFunction(f"{_ENTRIES}.save")
 write_to_local_cache = AnyFunction(f"{_ENTRIES}._write_to_local_cache")
 pickle_entry: Internal[Function[bytes | None]] = Internal(f"{_ENTRIES}._pickle_entry")
-find_unpicklable_field: Internal[Callable[[AOTResult], str | None]] = Internal(
-    f"{_ENTRIES}._find_unpicklable_field"
-)
+find_unpicklable_field = AnyFunction(f"{_ENTRIES}._find_unpicklable_field")
 #: What empties torch's directory of entries; its remote cache stays as it is.
 clear_autograd_cache = AnyFunction(f"{_ENTRIES}.clear", feature=CLEARING)
 #: torch's own remote cache, for those that have one.
@@ -386,7 +375,5 @@ Fields(f"{COMPILED_AUTOGRAD}:Op", "__name__ is_custom_function")
 # -- settings of the process
 
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
-autocast_devices: Internal[Callable[[], list[str]]] = Internal(
-    "torch._C:_autocast_supported_devices"
-)
+autocast_devices = AnyFunction("torch._C:_autocast_supported_devices")
 attention_priority: Internal[Callable[[], list[int]]] = Internal("torch._C:_get_sdp_priority_order")

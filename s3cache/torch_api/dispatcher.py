@@ -83,8 +83,8 @@ def name_in_code(function: object) -> str | None:
     return _qualified_name.get()(function) if _is_from_torch.get()(function) else None
 
 
-# Prefixes of modules whose functions and classes trace and lower graphs. Not Dynamo's: what it
-# makes of a program is in the key.
+# Prefixes of modules that trace and lower graphs. Not Dynamo's: what it makes of a program is in
+# the key.
 _MAKING_CODE = (
     "torch._decomp",
     "torch._functorch",
@@ -292,7 +292,7 @@ def packet_of(function: object) -> object:
 
 
 def inside_of_ordered_set(value: Collection[object]) -> dict[object, None]:
-    """Return the dictionary that it is made of, whose keys are what is in it."""
+    """Return the dictionary that it is made of: its keys are what is in it."""
     return cast("dict[object, None]", value._dict)  # type: ignore[attr-defined]
 
 

@@ -50,12 +50,8 @@ _FAKE = "torch._subclasses.fake_tensor"
 current_tracing_context: Internal[Callable[[], TracingContext | None]] = Internal(
     "torch._guards:TracingContext.try_get"
 )
-tracing: Internal[Callable[[TracingContext | None], AbstractContextManager[object]]] = Internal(
-    "torch._guards:tracing"
-)
-tracing_context: Internal[Callable[[object], TracingContext]] = Internal(
-    "torch._guards:TracingContext"
-)
+tracing = AnyFunction("torch._guards:tracing")
+tracing_context = AnyFunction("torch._guards:TracingContext")
 fake_mode = AnyFunction(f"{_FAKE}:FakeTensorMode")
 fake_tensor: Internal[type[Tensor]] = Internal(f"{_FAKE}:FakeTensor")
 shape_env = AnyFunction(f"{_SHAPES}:ShapeEnv")
@@ -65,9 +61,7 @@ device_mesh: Internal[type[DeviceMesh]] = Internal("torch.distributed.device_mes
 script_object = AnyClass("torch._library.fake_class_registry:FakeScriptObject")
 (REAL_OBJECT,) = Words("torch._library.fake_class_registry:FakeScriptObject.__init__", "real_obj")
 is_wrapper_subclass = Predicate("torch.utils._python_dispatch:is_traceable_wrapper_subclass")
-without_modes: Internal[Callable[[], AbstractContextManager[object]]] = Internal(
-    "torch.utils._python_dispatch:_disable_current_modes"
-)
+without_modes = AnyFunction("torch.utils._python_dispatch:_disable_current_modes")
 Shape("torch._guards:TracingContext", TracingContext)
 Fields("torch._guards:GuardsContext", "dynamo_guards aotautograd_guards")
 Fields("torch._guards:Source", "name")
@@ -92,9 +86,7 @@ def name_of_source(source: object) -> str | None:
 evaluate_guards_expression = Predicate(
     f"{_SHAPES}:ShapeEnv.evaluate_guards_expression", feature=GUARD_EXPRESSIONS
 )
-unbacked_symbols: Internal[Callable[[object], object]] = Internal(
-    f"{_SHAPES}:free_unbacked_symbols"
-)
+unbacked_symbols = AnyFunction(f"{_SHAPES}:free_unbacked_symbols")
 _expression_printer = AnyClass(f"{_SHAPES}:SymExprPrinter")
 #: What guards on sizes call, by the names that they are printed with.
 _guard_functions: Internal[dict[str, object]] = Internal(f"{_SHAPES}:SYMPY_INTERP")
@@ -214,9 +206,7 @@ def holds_of_sizes(guards: str, sizes: Sequence[SymInt], values: Sequence[int]) 
 
 _duplicate_inputs = AnyClass("torch._guards:DuplicateInputs")
 _storage_overlap = AnyClass("torch._guards:StorageOverlap")
-_overlapping: Internal[Function[set[int]]] = Internal(
-    "torch._C._dynamo.guards:compute_overlapping_tensors"
-)
+_overlapping = AnyFunction("torch._C._dynamo.guards:compute_overlapping_tensors")
 Fields("torch._guards:DuplicateInputs", "input_source_a input_source_b")
 Fields("torch._guards:StorageOverlap", "overlapping_sources non_overlapping_sources")
 
@@ -239,7 +229,7 @@ def guard_holds(
         return some[0] is others[0]
     with context.fake_mode.shape_env.suppress_guards():
         found = _overlapping.get()([*some, *others], symbolic=True)
-    return found == set(range(len(some)))
+    return bool(found == set(range(len(some))))
 
 
 def guard_on(kind: str, some: list[object], others: list[object]) -> object:
@@ -303,9 +293,7 @@ _PGO = "torch._dynamo.pgo"
 
 #: Where profiles are fetched from, and put to, if torch is to share them; or ``None``.
 remote_profiles = AnyFunction(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
-update_automatic_dynamic: Internal[Function[ShapeState]] = Internal(
-    f"{_PGO}:update_automatic_dynamic", feature=PROFILES
-)
+update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=PROFILES)
 put_code_state = AnyFunction("torch._dynamo.convert_frame:put_code_state", feature=PROFILES)
 automatic_dynamic_shapes = Flag("torch._dynamo.config:automatic_dynamic_shapes", feature=PROFILES)
 cache_key_tag: Internal[str] = Internal("torch.compiler.config:cache_key_tag", feature=PROFILES)
@@ -342,9 +330,7 @@ def with_changing(
 
 # -- traces of compiles
 
-_event_log: Internal[Callable[[], Any]] = Internal(
-    "torch._dynamo.utils:get_chromium_event_logger", feature=TRACES
-)
+_event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
 _trace_log: Internal[Logger] = Internal("torch._logging._internal:trace_log", feature=TRACES)
 _trace = AnyFunction("torch._logging:trace_structured", feature=TRACES)
 _profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)

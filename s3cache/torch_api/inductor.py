@@ -34,7 +34,6 @@ from s3cache.torch_api.protocols import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.fx import GraphModule
 
 # Features that fail alone: what they need of torch is declared with their names.
@@ -136,9 +135,7 @@ def freezing_unasked() -> Iterator[None]:
 # -- what torch keeps by itself
 
 #: Its directory, which it makes; the environment names it from then on.
-cache_dir: Internal[Callable[[], str]] = Internal(
-    "torch._inductor.runtime.cache_dir_utils:cache_dir"
-)
+cache_dir = AnyFunction("torch._inductor.runtime.cache_dir_utils:cache_dir")
 #: Has it forget what it has loaded from there, and where that was.
 clear_caches = AnyFunction("torch._inductor.utils:clear_caches", feature=LOCKDOWN)
 #: What ``torch.compiler.load_cache_artifacts`` does with what it has read.
@@ -157,12 +154,8 @@ _FX_PICKLER = f"{_CODE}:FxGraphCachePickler"
 
 fx_prepare_key = AnyFunction(f"{_FX}.prepare_key")
 fx_check_cacheable = AnyFunction(f"{_FX}._check_can_cache")
-fx_lookup: Internal[Function[tuple[CompiledGraph | None, dict[str, object]]]] = Internal(
-    f"{_FX}._lookup_graph"
-)
-fx_candidates: Internal[Function[Iterator[tuple[object, bytes, bool]]]] = Internal(
-    f"{_FX}.iterate_over_candidates"
-)
+fx_lookup = AnyFunction(f"{_FX}._lookup_graph")
+fx_candidates = AnyFunction(f"{_FX}.iterate_over_candidates")
 fx_save = AnyFunction(f"{_FX}._save_graph")
 fx_write_to_local_cache = AnyFunction(f"{_FX}._write_to_local_cache")
 fx_remote_cache = AnyFunction(f"{_FX}.get_remote_cache")
@@ -177,17 +170,13 @@ _fx_get_key: Internal[Callable[[KeyPickler, object], str]] = Internal(
     f"{_FX_PICKLER}.get_key", since=(2, 13), instead="its hash, with a letter before"
 )
 _fx_get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_FX_PICKLER}.get_hash")
-fx_debug_lines: Internal[Callable[[KeyPickler, object], list[str]]] = Internal(
-    f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS
-)
+fx_debug_lines = AnyFunction(f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS)
 Shape(_FX_PICKLER, KeyPickler, added={"reducer_override": (2, 13)})
 #: Details of an FX graph that are no settings.
 GRAPHS_DETAILS = Fields(_FX_DETAILS, "gm example_inputs fx_kwargs")
 #: What a key's pickler puts in place of an object: it returns its argument.
 same: Internal[Callable[[object], object]] = Internal(f"{_CODE}:_ident")
-tensor_metadata: Internal[Callable[[Tensor], object]] = Internal(
-    f"{_CODE}:extract_tensor_metadata_for_cache_key"
-)
+tensor_metadata = AnyFunction(f"{_CODE}:extract_tensor_metadata_for_cache_key")
 is_frozen_param = Predicate("torch._inductor.freezing_utils:is_frozen_param")
 has_frozen_params = Predicate("torch._inductor.freezing_utils:has_frozen_params")
 can_inline_constant = Predicate("torch._inductor.graph:GraphLowering.can_inline_constant")
@@ -347,9 +336,7 @@ compile_fx_inner: Internal[Function[CompiledGraph]] = Internal(
 inductor_backend: Internal[Function[Function[Function[object]]]] = Internal(
     "torch:_TorchCompileInductorWrapper", feature=BACKEND
 )
-cpp_wrapper_options: Internal[Callable[[], dict[str, object]]] = Internal(
-    "torch._inductor.compile_fx:get_cpp_wrapper_config"
-)
+cpp_wrapper_options = AnyFunction("torch._inductor.compile_fx:get_cpp_wrapper_config")
 #: What holds the decompositions that a backend of the user's has given.
 given_decompositions: Internal[type[DecompositionTable]] = Internal(
     "torch._inductor.compile_fx:_ConstantDecompTable", since=(2, 13)

@@ -24,17 +24,13 @@ _GRAPH = "torch._inductor.output_code:CompiledFxGraph"
 compiled_graph: Internal[type[CompiledGraph]] = Internal(_GRAPH)
 #: What its ``__del__`` asks for.
 RUNNER = "compiled_fn_runner"
-load_library: Internal[Function[Callable[[], object]]] = Internal(
-    f"{_CODE}:CppCodeCache.load_async"
-)
+load_library = AnyFunction(f"{_CODE}:CppCodeCache.load_async")
 load_module = AnyFunction(f"{_CODE}:PyCodeCache.load_by_key_path")
 run_module: Internal[Function[ModuleType]] = Internal(f"{_CODE}:_reload_python_module")
 #: Has the Python code of a graph that was unpickled run, from a file that it writes, if need be.
 rebuild_module: Internal[Function[str]] = Internal(f"{_GRAPH}.after_deserialization")
 path_of_module: Internal[Callable[[str, str], tuple[str, str, str]]] = Internal(f"{_CODE}:get_path")
-cpp_compiler: Internal[Callable[[], str]] = Internal(
-    "torch._inductor.cpp_builder:get_cpp_compiler", feature=COMPILER_NAME
-)
+cpp_compiler = AnyFunction("torch._inductor.cpp_builder:get_cpp_compiler", feature=COMPILER_NAME)
 compiler_version: Internal[Callable[[str], str]] = Internal(
     "torch._inductor.cpp_builder:get_compiler_version_info", feature=COMPILER_NAME
 )
@@ -70,14 +66,10 @@ def extern_kernels() -> set[str]:
 emit_triton_bundle = AnyFunction("torch._inductor.triton_bundler:TritonBundler.read_and_emit")
 #: Makes the bundle of a graph's kernels, once the graph is compiled.
 collect_triton_bundle = AnyFunction("torch._inductor.triton_bundler:TritonBundler.collect")
-triton_directory: Internal[Callable[[int], str]] = Internal(
-    "torch._inductor.runtime.runtime_utils:triton_cache_dir"
-)
+triton_directory = AnyFunction("torch._inductor.runtime.runtime_utils:triton_cache_dir")
 #: What remembers which configuration of a kernel was the fastest, in a file beside its source.
 autotune_cache = AnyClass("torch._inductor.runtime.autotune_cache:AutotuneCache")
-_triton_file_name: Internal[Callable[[str], str]] = Internal(
-    "torch._inductor.runtime.runtime_utils:triton_hash_to_path_key"
-)
+_triton_file_name = AnyFunction("torch._inductor.runtime.runtime_utils:triton_hash_to_path_key")
 Fields("torch._inductor.runtime.autotune_cache:AutotuneCache", "configs_hash create save")
 _WINNERS, _AUTOTUNERS = Fields(
     "torch._inductor.triton_bundler:TritonBundler",

@@ -68,11 +68,13 @@ def test_debuggers_find_no_sections(image: bytes, tmp_path: Path) -> None:
         pytest.skip("needs readelf")
     path = tmp_path / "mended.so"
     path.write_bytes(without_places(image))
-    told = subprocess.run(
+    listed = subprocess.run(
         ["readelf", "-S", "-W", str(path)], check=True, capture_output=True, text=True
     )
-    assert not [line for line in told.stdout.splitlines() if "debug" in line and "NULL" not in line]
-    assert ".text" in told.stdout
+    assert not [
+        line for line in listed.stdout.splitlines() if "debug" in line and "NULL" not in line
+    ]
+    assert ".text" in listed.stdout
 
 
 def test_what_is_not_understood_stays_as_it_is(image: bytes) -> None:

@@ -112,7 +112,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_values_and_what_the_program_defines_come_back(protocol: int) -> None:
+def test_values_and_classes_of_the_program_come_back(protocol: int) -> None:
     for value in VALUES:
         found = unpickled(pickle.dumps(value, protocol))
         assert repr(found) == repr(value)
@@ -182,14 +182,14 @@ def named(module: str, name: str) -> bytes:
         "s3cache.artifact.unpickled",
     ],
 )  # fmt: skip
-def test_nothing_that_runs_something_else_is_named(function: str) -> None:
+def test_what_runs_something_else_may_not_be_named(function: str) -> None:
     for cut in range(1, function.count(".") + 1):
         parts = function.split(".")
         with pytest.raises(CorruptError):
             unpickled(named(".".join(parts[:cut]), ".".join(parts[cut:])))
 
 
-def test_a_graph_of_a_refused_entry_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_of_a_refused_entry_is_collected_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reading ends before it has attributes, and torch's ``__del__`` asks for one."""
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -256,7 +256,7 @@ def test_sources_of_values_are_listed_whatever_the_release_has() -> None:
     assert (type(back), back) == (source.GradSource, source.GradSource(kept))
 
 
-def test_what_would_be_refused_for_ever_is_known_when_it_is_saved() -> None:
+def test_an_entry_that_would_be_refused_is_not_saved() -> None:
     check_readable(pickle.dumps(VALUES))
     with pytest.raises(UnreadableError, match="Acting"):
         check_readable(pickle.dumps(Call(Acting, (1,))))
@@ -287,7 +287,7 @@ def test_text_is_not_evaluated_as_an_expression() -> None:
     assert ACTED == []
 
 
-def test_what_is_listed_is_there_in_this_torch() -> None:
+def test_each_listed_name_is_in_this_torch() -> None:
     """Each name that this release lacks is one of another, by name: none is a mistake."""
     lacking = {
         name
@@ -302,15 +302,11 @@ def test_what_is_listed_is_there_in_this_torch() -> None:
     "name",
     [
         "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler",
-        "torch.serialization._open_file",
-        "torch.hub.load",
-        "torch._inductor.config",
-        "sympy.core.sympify.sympify",
-        "numpy.memmap",
-        "numpy.load",
+        "torch.serialization._open_file", "torch.hub.load", "torch._inductor.config",
+        "sympy.core.sympify.sympify", "numpy.memmap", "numpy.load",
     ],
-)
-def test_what_acts_in_the_libraries_is_not_named(name: str) -> None:
+)  # fmt: skip
+def test_what_acts_in_libraries_may_not_be_named(name: str) -> None:
     module, _, last = name.rpartition(".")
     importlib.import_module(module)
     with pytest.raises(CorruptError, match=rf"{last}.*_unpickled\.py"):
@@ -319,18 +315,10 @@ def test_what_acts_in_the_libraries_is_not_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "load",
-        "save",
-        "compile",
-        "hub.load",
-        "nn.functional.os",
-        "nn.functional.torch",
-        "storage._load_from_bytes",
-        "ops.load_library",
-    ],
-)
-def test_functions_of_torch_are_few(name: str) -> None:
+    ["load", "save", "compile", "hub.load", "nn.functional.os", "nn.functional.torch",
+     "storage._load_from_bytes", "ops.load_library"],
+)  # fmt: skip
+def test_functions_of_torch_are_refused_or_replaced(name: str) -> None:
     module, _, last = f"torch.{name}".rpartition(".")
     found: object = None
     try:
@@ -340,7 +328,7 @@ def test_functions_of_torch_are_few(name: str) -> None:
     assert getattr(found, "__module__", "").startswith("s3cache.")  # ours, in its place
 
 
-def test_a_storage_is_unpickled_by_no_other_classes(tmp_path: Path) -> None:
+def test_a_storage_is_unpickled_with_weights_only(tmp_path: Path) -> None:
     """torch's own function, which every pickled tensor names, would."""
     import torch
 
@@ -355,7 +343,9 @@ def test_a_storage_is_unpickled_by_no_other_classes(tmp_path: Path) -> None:
     assert trace.exists()  # it would have
 
 
-def test_nothing_is_imported_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_module_of_the_program_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Importing runs code, of whatever is in the way."""
     (tmp_path / "s3cache_in_the_way.py").write_text("class Innocent: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -364,7 +354,7 @@ def test_nothing_is_imported_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "s3cache_in_the_way" not in sys.modules
 
 
-def test_what_holds_data_is_imported_where_need_be() -> None:
+def test_modules_of_listed_data_are_imported() -> None:
     code = """if True:
         import sys
         from s3cache.artifact import unpickled
@@ -379,6 +369,6 @@ def test_what_holds_data_is_imported_where_need_be() -> None:
 
 
 @pytest.mark.parametrize("owner", [Colour, Record, [], "text"])
-def test_attributes_are_of_enumerations_only(owner: object) -> None:
+def test_getattr_works_on_enumerations_only(owner: object) -> None:
     with pytest.raises(CorruptError, match="__class__"):
         unpickled(pickle.dumps(Call(getattr, (owner, "__class__"))))

@@ -1,4 +1,4 @@
-"""Fuzz signed frames: what nobody signed is used by nobody who asks for signatures.
+"""Fuzz signed frames: a reader that asks for signatures uses no unsigned frame.
 
     make fuzz FUZZ_TIME=600        or: python tests/fuzz/fuzz_signed.py -max_total_time=600 DIR
     python tests/fuzz/fuzz_signed.py --write-seeds DIR
