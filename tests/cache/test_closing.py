@@ -46,19 +46,6 @@ def test_a_closed_cache_is_disabled(machine: Callable[..., Cache]) -> None:
     cache.stats()
 
 
-def test_what_is_not_uploaded_at_the_end_is_by_the_next(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
-) -> None:
-    remote.is_open = False
-    cache = machine()
-    cache.save(KEY, entry())
-    report = cache.close(0.01)
-    assert (report.remaining, report.in_memory) == (1, 0)
-    remote.is_open = True
-    machine().start()
-    eventually(lambda: holds(memory, FIRST))
-
-
 def test_a_flush_after_the_end_says_what_the_end_left(
     machine: Callable[..., Cache], remote: GatedStore
 ) -> None:

@@ -84,15 +84,6 @@ def test_a_flush_says_what_remains_and_why(site: Site, remote: Remote) -> None:
     assert isinstance(report.error, AccessDeniedError)
 
 
-def test_a_flush_has_an_end(site: Site, remote: Remote) -> None:
-    remote.is_open = False
-    site.put("one")
-    site.put("two")
-    assert site.uploads.flush(0.01).remaining == 2
-    remote.is_open = True
-    assert site.uploads.flush(20).complete
-
-
 def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Remote) -> None:
     """As in lookups of a name server that is gone."""
     remote.is_open = False

@@ -156,15 +156,6 @@ def test_who_may_not_write_leaves_the_records_of_others(
     assert sorted(free(tmp_path)) == sorted(f"{number}" for number in range(30))
 
 
-def test_who_may_write_takes_all_of_them(
-    tmp_path: Path, new_site: Callable[..., Site], remote: Guarded
-) -> None:
-    remote.closed_to_us = False
-    left_behind(tmp_path, 30)
-    assert new_site().uploads.flush(20).complete
-    assert len(remote.objects) == 30
-
-
 def test_a_flush_that_is_refused_holds_nothing_back(
     tmp_path: Path, new_site: Callable[..., Site], remote: Guarded
 ) -> None:
