@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from s3cache.errors import ClosedError, NoSpaceError, S3CacheError
@@ -164,14 +164,15 @@ class Backlog:
                 known.update(self.disk.pending())
         return known
 
-    def sizes_pending(self, but: Container[str]) -> dict[str, int]:
+    def sizes_pending(self, but: Collection[str]) -> dict[str, int]:
         """Return what is pending on the disk, less ``but`` and what is being put just now.
 
         Returns:
             By name the size, 0 where it is not known.
         """
         names = [] if self.disk is None else self.disk.pending()
-        return self._sizes([name for name in names if name not in {*but, *self._arriving}])
+        left_out = {*but, *self._arriving}
+        return self._sizes([name for name in names if name not in left_out])
 
     def adopt(self, limit: int | None, but: Collection[str]) -> dict[str, int]:
         """Take over what processes that are gone have left to upload, by name with its size.
