@@ -274,7 +274,7 @@ class JudgedLookup:
         try:
             return call()
         except UntrustedError as exc:
-            # No failure: anybody may leave such entries in a bucket.
+            # No failure: other writers may leave such entries in a bucket.
             self._last_error = exc
             self._rejected += 1
             self._counters.refused(exc.cause)

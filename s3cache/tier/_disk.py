@@ -346,7 +346,7 @@ class DiskTier:
             return self._pending.note_of(self._namespace + name)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Let go of what is not uploaded, for another process to adopt; record nothing more.
+        """Leave what is not uploaded to other processes, and take nothing more.
 
         Where the disk hangs, that happens when it is back.
         """
@@ -371,7 +371,7 @@ def _tag_as_cache(root: Directory) -> None:
 
 
 class TierStore:
-    """A :class:`~s3cache.store.Store` of what a tier holds, and its accounts stay right.
+    """A :class:`~s3cache.store.Store` of what a tier holds, which keeps its usage right.
 
     Closing it closes the tier. What is read here does not count as used. What is removed is not
     uploaded any more.

@@ -30,7 +30,7 @@ __all__ = ["LocalTier"]
 
 _T = TypeVar("_T")
 
-# A disk that failed is left alone for so long: somebody may make room on it meanwhile.
+# A disk that failed is not used for so long: meanwhile there may be room again.
 _REST_S = 60.0
 
 
@@ -220,7 +220,7 @@ class LocalTier:
             self._problems.warn("local", "the local tier cannot be trimmed", exc)
 
     def close(self, timeout_s: float) -> None:
-        """Let go of what is not uploaded, for another process to adopt."""
+        """Leave what is not uploaded to other processes."""
         if self.disk is not None:
             self.disk.close(timeout_s)
 

@@ -1,4 +1,4 @@
-"""The end of a cache: it flushes, is disabled and forgotten; nobody is hurt."""
+"""The end of a cache: it flushes, is disabled and collected."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_flush_after_the_end_says_what_the_end_left(
     assert not cache.flush().complete
 
 
-def test_closing_while_others_look_up_and_save_hurts_nobody(
+def test_closing_while_threads_look_up_and_save_raises_nothing(
     machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):

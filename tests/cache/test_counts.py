@@ -1,4 +1,4 @@
-"""What is counted and told of lookups, saves and transfers."""
+"""What is counted and reported of lookups, saves and transfers."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
 def test_a_server_that_never_answers_is_waited_for_as_often_as_it_may_fail(
     machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
 ) -> None:
-    """And is asked again later, which holds up nobody: the answer closes the circuit."""
+    """And is asked again later, which holds up no lookup: the answer closes the circuit."""
     put(memory, FIRST, entry().data)
     remote.is_open = False
     cache = machine(

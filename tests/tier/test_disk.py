@@ -92,7 +92,7 @@ def test_deleting_more_than_was_counted_counts_again(open_tier: OpenTier, root: 
     ["put", "put_pending", "get", "delete", "quarantine", "usage", "trim", "adopt", "pending"],
 )
 def test_root_removed_at_any_moment(open_tier: OpenTier, root: Path, verb: str) -> None:
-    """It is made anew, as private as before, or that is a clear error; the next call works."""
+    """It is made again, as private as before, or that is a clear error; the next call works."""
     umask = os.umask(0o002)
     try:
         for moment in itertools.count(1):

@@ -55,7 +55,7 @@ def test_a_put_pending_that_cannot_rename_takes_only_its_own_record_back(
 def test_put_pending_reaches_the_disk_before_it_gets_its_name(
     open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """... and its record comes before the name: no crash leaves an object nobody uploads."""
+    """It is pending before it has its name: no crash leaves an object that is never uploaded."""
     tier = open_tier()
     order: list[str] = []
     for call in ("fdatasync", "replace"):

@@ -214,7 +214,7 @@ def full_always(source: str, target: str, **_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("kept", ["by NFS", "by somebody"])
+@pytest.mark.parametrize("kept", ["by NFS", "by another program"])
 def test_an_owner_that_cannot_be_removed_is_no_error(
     pending: Pending, another: Another, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
@@ -326,7 +326,7 @@ def test_a_note_that_was_cut_off_is_never_taken_for_none(root: Path, kept: int) 
 def test_uploads_of_an_owner_without_a_lock_are_adopted_in_the_end(
     pending: Pending, another: Another, root: Path, make: Callable[[Path], None] | None
 ) -> None:
-    """... and keep nobody from adopting others' meanwhile."""
+    """... and do not keep those of others from being adopted."""
     pending.add("a")
     directory = owners_directory(root)
     (directory / ".lock").unlink()
@@ -338,7 +338,7 @@ def test_uploads_of_an_owner_without_a_lock_are_adopted_in_the_end(
     pending.release()
     adopter = another()
     assert adopter.adopt("") == ["b"]
-    if make is a_directory:  # which is not empty, so that somebody has to remove it
+    if make is a_directory:  # which is not empty, so that a person has to remove it
         assert adopter.adopt("") == []
         return
     then = time.time() - 61
@@ -350,7 +350,7 @@ def test_uploads_of_an_owner_without_a_lock_are_adopted_in_the_end(
 def test_adopters_beside_a_vandal_get_all_that_it_leaves_alone(
     root: Path, another: Another
 ) -> None:
-    """... each record once, whatever becomes of others' while they look; and nobody hangs."""
+    """... each upload once, and none of them hangs."""
     kept = {f"kept-{number}" for number in range(60)}
     spoilt = [f"spoilt-{number}" for number in range(60)]
     for share in range(6):

@@ -52,7 +52,7 @@ def test_a_flush_cuts_the_pause_short(site: Site, remote: Remote) -> None:
     assert site.uploads.flush(20).complete
 
 
-def test_at_exit_nobody_waits_for_the_end_of_a_pause(site: Site, remote: Remote) -> None:
+def test_the_exit_does_not_wait_for_the_end_of_a_pause(site: Site, remote: Remote) -> None:
     remote.errors["one"] = [TransientError("reset")] * 9
     site.put("one")
     started = time.monotonic()
