@@ -124,9 +124,7 @@ class Cache:
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
-        self._local = LocalTier(
-            disk, self._counters, self._problems, self._check_trust, ahead=self._policy.takes_long
-        )
+        self._local = LocalTier(disk, self._counters, self._problems, self._check_trust)
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
             self._listeners.add(Transfers(self._records.add).note)

@@ -210,9 +210,7 @@ class JudgedLookup:
         usual = [self._first, entries.variant_name(self._key, "")]
         found = self._guard(lambda: disk.search(self._key, usual))
         if found is not None and found.name:
-            yield from self._read(
-                found.name, lambda: disk.verify(found.name, found.data, found.check_trust)
-            )
+            yield from self._read(found.name, lambda: disk.verify(found.name, found.data))
             for name in usual[usual.index(found.name) + 1 :]:
                 yield from self._on_disk(disk, name)
             others = self._guard(lambda: disk.names(self._key)) or []
@@ -276,7 +274,7 @@ class JudgedLookup:
         try:
             return call()
         except UntrustedError as exc:
-            # No failure: anybody may leave such entries in a bucket.
+            # No failure: other writers may leave such entries in a bucket.
             self._last_error = exc
             self._rejected += 1
             self._counters.refused(exc.cause)

@@ -107,22 +107,11 @@ class DeadlineExecutor:
             self._free.release()
             return work()
         try:
-            while meanwhile := call.inbox.get(timeout=max(deadline - time.monotonic(), 0)):
-                meanwhile()
+            call.inbox.get(timeout=max(deadline - time.monotonic(), 0))
         except queue.Empty:
             if self._give_up(call):
                 raise self._late(limit_s) from None
         return call.result()
-
-    def run_while_waiting(self, work: Callable[[], None]) -> None:
-        """Within a call: have the thread that waits for it run ``work`` while the call goes on.
-
-        It runs before the call returns. Outside of a call, or after the deadline, it does not run.
-        It must be short, for it is not interrupted, and raise nothing.
-        """
-        call: _Call[Any] | None = getattr(self._current, "call", None)
-        if call is not None:
-            call.inbox.put(work)
 
     def _hand_over(self, call: _Call[Any], deadline: float) -> None:
         """Have a thread make the call: an idle one, else a new one.
@@ -199,7 +188,7 @@ class _Call(Generic[_T]):
     """One call, made by a worker.
 
     Attributes:
-        inbox: what the thread that waits is to run; ``None`` at the end.
+        inbox: gets ``None`` at the end.
     """
 
     __slots__ = ("_error", "_value", "_work", "has_ended", "inbox", "is_probe")
@@ -209,7 +198,7 @@ class _Call(Generic[_T]):
         self._error: BaseException | None = None
         self.is_probe = is_probe
         self.has_ended = False
-        self.inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def make(self) -> None:
         work, self._work = self._work, None  # it holds the bytes to write

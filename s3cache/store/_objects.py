@@ -22,7 +22,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import random
 import re
 import secrets
 import stat
@@ -61,13 +60,6 @@ PIECE_BYTES = 200  # file names may have 255 bytes; the rest is room for the suf
 
 # A writer locks its staged file right after creating it; the sweep leaves it that long to do so.
 _SWEEP_GRACE_S = 60.0
-
-# An object that takes long to read, as long as it takes to check what it begins with.
-_LARGE_BYTES = 256 << 10
-_HEAD_BYTES = 16 << 10
-
-# A sample takes so many objects from one directory before it draws another one.
-_SAMPLED_TOGETHER = 128
 
 
 class ObjectFiles:
@@ -169,17 +161,11 @@ class ObjectFiles:
                 return None
             return NotAccepted(size) if size > at_most else _read_exactly(fd, size, 0)
 
-    def use(self, key: str, head: Callable[[bytes], None] | None = None) -> bytes | None:
-        """Return what :meth:`read` does, and mark the object as used just now.
-
-        Args:
-            head: is given the first bytes of a large object, before all of it is read.
-        """
+    def use(self, key: str) -> bytes | None:
+        """Return what :meth:`read` does, and mark the object as used just now."""
         with self._opened(key) as (fd, size):
             if fd is None:
                 return None
-            if head is not None and size >= _LARGE_BYTES:
-                head(os.pread(fd, _HEAD_BYTES, 0))
             data = _read_exactly(fd, size, 0)
             # On a disk that became read-only the bytes are good all the same.
             with contextlib.suppress(OSError):
@@ -226,20 +212,6 @@ class ObjectFiles:
         with os_errors("list", self.url, prefix), _absent_is_fine():
             self._forget_removed()
             yield from _walk(self._enter(names), names, done, done + last)
-
-    def sample(self, at_least: int) -> tuple[list[ObjectInfo], bool]:
-        """Return some of the objects, drawn at random by directories, and whether these are all.
-
-        Costs as much as there are objects in the sample, and not as much as there are in all.
-        """
-        found: list[ObjectInfo] = []
-        with os_errors("list", self.url), _absent_is_fine():
-            self._forget_removed()
-            for batch in _in_random_order(self._enter):
-                found += batch
-                if len(found) >= at_least:
-                    return found, False
-        return found, True
 
     # -- writing
 
@@ -452,28 +424,6 @@ def _walk(directory: Directory, names: _Names, done: str, prefix: str) -> Iterat
                         yield from _walk(below, (*names, entry.name), deeper, prefix)
             elif (done + entry.name.removeprefix("~")).startswith(prefix):
                 yield from _objects(directory, [entry.name], names, done)
-
-
-def _in_random_order(enter: Callable[[_Names], Directory]) -> Iterator[list[ObjectInfo]]:
-    """Yield the objects a few at a time, each time from a directory that is drawn at random."""
-    chance = random.Random()  # noqa: S311 - of its own: programs count on what theirs draws
-    # Directories by their names, with the escaped key so far and, once listed, the files left.
-    drawable: list[tuple[_Names, str, list[str] | None]] = [(_OBJECTS, "", None)]
-    while drawable:
-        drawn = chance.randrange(len(drawable))
-        drawable[drawn], drawable[-1] = drawable[-1], drawable[drawn]
-        names, done, files = drawable.pop()
-        with _absent_is_fine(), contextlib.suppress(ConfigError):
-            directory = enter(names)
-            if files is None:
-                found = directory.names()
-                files = [name for name in found if name[-1] not in "+~"]
-                chance.shuffle(files)
-                below = [name for name in found if name[-1] in "+~"]
-                drawable += [((*names, name), _deeper(done, name), None) for name in below]
-            yield [*_objects(directory, files[:_SAMPLED_TOGETHER], names, done)]
-            if rest := files[_SAMPLED_TOGETHER:]:
-                drawable.append((names, done, rest))
 
 
 def _objects(

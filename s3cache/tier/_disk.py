@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from s3cache import entries
 from s3cache.errors import NoSpaceError, PreconditionError, ReadOnlyError, StoreError
-from s3cache.frame import Frame, Judge
+from s3cache.frame import Frame
 from s3cache.stats import Usage
 from s3cache.store import (
     AcceptSize,
@@ -75,13 +75,11 @@ class SearchResult:
         name: of the object that was found; empty if there is none.
         data: its bytes, not verified.
         others: where none was found, what there is besides.
-        check_trust: checks the signatures; it may have done so while the data were read.
     """
 
     name: str = ""
     data: bytes = b""
     others: tuple[ObjectInfo, ...] = ()
-    check_trust: Judge | None = None
 
 
 class DiskTier:
@@ -177,24 +175,13 @@ class DiskTier:
         return None if data is None else entries.verify(name, data)
 
     @_in_time
-    def search(
-        self, names: Sequence[str], prefix: str, *, head: Callable[[bytes], None] | None = None
-    ) -> SearchResult:
+    def search(self, names: Sequence[str], prefix: str) -> SearchResult:
         """Find the first of ``names``, marked as used, or list what there is with ``prefix``.
 
         One call, as each call is made by another thread. Nothing is verified.
-
-        Args:
-            head: is given the first bytes of a large object by the thread that waits for the
-                search, while the rest is read.
         """
-
-        def show(first_bytes: bytes) -> None:
-            if head is not None:
-                self.deadline.run_while_waiting(functools.partial(head, first_bytes))
-
         for name in names:
-            data = self._files.use(self._namespace + name, show if head else None)
+            data = self._files.use(self._namespace + name)
             if data is not None:
                 return SearchResult(name, data)
         return SearchResult(others=tuple(self._objects(prefix)))
@@ -359,7 +346,7 @@ class DiskTier:
             return self._pending.note_of(self._namespace + name)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Let go of what is not uploaded, for another process to adopt; record nothing more.
+        """Leave what is not uploaded to other processes, and take nothing more.
 
         Where the disk hangs, that happens when it is back.
         """
@@ -384,7 +371,7 @@ def _tag_as_cache(root: Directory) -> None:
 
 
 class TierStore:
-    """A :class:`~s3cache.store.Store` of what a tier holds, and its accounts stay right.
+    """A :class:`~s3cache.store.Store` of what a tier holds, which keeps its usage right.
 
     Closing it closes the tier. What is read here does not count as used. What is removed is not
     uploaded any more.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from s3cache import entries, frame
+from s3cache import entries
 from s3cache._problems import Problems
 from s3cache.errors import (
     ClosedError,
@@ -30,7 +30,7 @@ __all__ = ["LocalTier"]
 
 _T = TypeVar("_T")
 
-# A disk that failed is left alone for so long: somebody may make room on it meanwhile.
+# A disk that failed is not used for so long: meanwhile there may be room again.
 _REST_S = 60.0
 
 
@@ -42,7 +42,6 @@ class LocalTier:
 
     Args:
         check_trust: checks signatures.
-        ahead: whether that takes so long that it is better done while an entry is read.
 
     Attributes:
         disk: the tier itself, which raises what fails; ``None`` if there is none.
@@ -55,12 +54,9 @@ class LocalTier:
         counters: Counters,
         problems: Problems,
         check_trust: Judge | None = None,
-        *,
-        ahead: bool = False,
     ) -> None:
         self.disk = disk
         self._check_trust = check_trust
-        self._ahead = ahead
         self._counters = counters
         self._problems = problems
         self._unread_until = 0.0
@@ -88,18 +84,15 @@ class LocalTier:
         data = self._read(lambda disk: disk.get(name), None)
         return None if data is None else self.verify(name, data)
 
-    def verify(self, name: str, data: bytes, check_trust: Judge | None = None) -> Frame:
+    def verify(self, name: str, data: bytes) -> Frame:
         """Return the entry that was read from ``name``.
-
-        Args:
-            check_trust: what the search gave; it may have checked the signatures already.
 
         Raises:
             CorruptError: the file is damaged; it was set aside.
             UntrustedError: it is not trusted; it stays, as others may trust its signer.
         """
         try:
-            return entries.verify(name, data, admit=check_trust or self._check_trust)
+            return entries.verify(name, data, admit=self._check_trust)
         except CorruptError:
             self._quarantine(name)
             raise
@@ -110,12 +103,8 @@ class LocalTier:
         Not verified: see :meth:`verify`.
         """
         prefix = entries.name_prefix(key)
-        early = _EarlyTrustCheck(self._check_trust) if self._ahead and self._check_trust else None
-        head = None if early is None else early.look
-        found = self._read(lambda disk: disk.search(names, prefix, head=head), SearchResult())
-        if found.others:
-            return replace(found, others=tuple(_last_used_first(found.others)))
-        return found if early is None else replace(found, check_trust=early)
+        found = self._read(lambda disk: disk.search(names, prefix), SearchResult())
+        return replace(found, others=tuple(_last_used_first(found.others)))
 
     def names(self, key: str) -> list[str]:
         """List the names of all entries under ``key``, the last used first."""
@@ -231,33 +220,9 @@ class LocalTier:
             self._problems.warn("local", "the local tier cannot be trimmed", exc)
 
     def close(self, timeout_s: float) -> None:
-        """Let go of what is not uploaded, for another process to adopt."""
+        """Leave what is not uploaded to other processes."""
         if self.disk is not None:
             self.disk.close(timeout_s)
-
-
-class _EarlyTrustCheck:
-    """Check the signatures of an entry while the rest of it is read.
-
-    Calling it checks what was read, unless it equals what was accepted early.
-    """
-
-    def __init__(self, check_trust: Judge) -> None:
-        self._check_trust = check_trust
-        self._accepted: tuple[bytes, bytes] | None = None
-
-    def look(self, first_bytes: bytes) -> None:
-        """Check by the first bytes; if that fails, it is done again once all bytes are there."""
-        with contextlib.suppress(Exception):
-            frame.judge(first_bytes, self._note)
-
-    def _note(self, digest: bytes, signatures: bytes) -> None:
-        self._check_trust(digest, signatures)
-        self._accepted = digest, signatures
-
-    def __call__(self, digest: bytes, signatures: bytes) -> None:
-        if self._accepted != (digest, signatures):
-            self._check_trust(digest, signatures)
 
 
 def _last_used_first(present: Sequence[ObjectInfo]) -> list[ObjectInfo]:

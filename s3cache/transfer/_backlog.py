@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from s3cache.errors import ClosedError, NoSpaceError, S3CacheError
@@ -164,7 +164,7 @@ class Backlog:
                 known.update(self.disk.pending())
         return known
 
-    def sizes_pending(self, but: Container[str]) -> dict[str, int]:
+    def sizes_pending(self, but: Collection[str]) -> dict[str, int]:
         """Return what is pending on the disk, less ``but`` and what is being put just now.
 
         Returns:

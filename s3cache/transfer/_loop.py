@@ -72,7 +72,7 @@ class BackgroundLoop:
             self._started().call_soon_threadsafe(function, *args)
 
     def wait(self, work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
-        """The result of a coroutine on the loop, which is cancelled after ``timeout_s``.
+        """Return the result of a coroutine on the loop, which is cancelled after ``timeout_s``.
 
         Raises:
             concurrent.futures.TimeoutError: it took longer.
@@ -95,7 +95,7 @@ class BackgroundLoop:
             raise
 
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
-        """Cancel what runs and end the thread; gives up waiting after ``timeout_s``."""
+        """Cancel what runs and end the thread; stop waiting for it after ``timeout_s``."""
         with self._mutex:
             self._stopped = True
             if self._loop is None or self._thread is None:
@@ -113,7 +113,7 @@ class BackgroundLoop:
             loop: asyncio.AbstractEventLoop | None = None
             try:
                 loop = new_event_loop()
-                loop.set_exception_handler(_tell)
+                loop.set_exception_handler(_log_error)
                 threads_are_greenlets()  # or become so too late
                 workers = _new_workers()
                 loop.set_default_executor(workers)
@@ -181,7 +181,7 @@ def _run(
         loop.close()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log errors that no caller waits for, except a lack of memory, which their callers see."""
     if isinstance(context.get("exception"), MemoryError):
         time.sleep(_BREATHE_S)  # the loop tries again at once
@@ -209,11 +209,10 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 class Deadline:
-    """When something of several parts is to be over, whichever of them takes long.
+    """When several steps are to be over together.
 
     Attributes:
-        left_s: for the next part. A moment at least, in which it can begin: it then goes on by
-            itself.
+        left_s: for the next step. A moment at least, in which it can begin.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -235,7 +234,7 @@ _inherited: list[BackgroundLoop | None] = []
 
 
 def background() -> BackgroundLoop:
-    """This process's loop; a forked child has its own."""
+    """Return this process's loop; a forked child has its own."""
     global _current
     with _mutex:
         if _current is None:
@@ -244,10 +243,10 @@ def background() -> BackgroundLoop:
 
 
 def before_exit(close: Callable[[], None]) -> Callable[[], None]:
-    """Have ``close`` called at interpreter exit while the loop still runs.
+    """Call ``close`` at interpreter exit, while the loop still runs.
 
     Returns:
-        A function that takes this back.
+        A function that undoes this.
     """
     _closers.append(close)
 

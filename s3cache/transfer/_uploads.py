@@ -31,8 +31,8 @@ __all__ = ["FlushReport", "UploadLimits", "Uploads"]
 # After a failure that may pass, uploads pause this long, twice as long after the next one.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-# What was refused is tried again so much later, then twice as much later, and so on: somebody may
-# have renewed credentials, set a clock, made a bucket or made room.
+# What was refused is tried again so much later, then twice as much later, and so on: by then there
+# may be new credentials, the right time, a bucket or room.
 _FIRST_RETRY_S = 2.0
 _LONGEST_RETRY_S = 300.0
 # How often a process looks for what processes that are gone have left.
@@ -294,7 +294,7 @@ class Uploads:
             self._enqueue(name, size)
 
     def _queue_everything(self, refused: Callable[[], None]) -> None:
-        """Queue what waits for its turn, and of what was ``refused`` what that takes."""
+        """Queue all that waits; ``refused`` queues what was refused."""
         self._take_over()
         for name in [*self._delayed]:
             self._release(name)

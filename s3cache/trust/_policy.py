@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust._keys import SigningKey, VerifyKey, read_file, read_secret
-from s3cache.trust._signatures import Algorithm, Signature, check_name, unpack
+from s3cache.trust._signatures import Signature, check_name, unpack
 
 __all__ = [
     "AUDIENCE",
@@ -122,14 +122,6 @@ class Policy:
     def is_on(self) -> bool:
         """Return whether :meth:`check` may refuse anything."""
         return self.level != "off"
-
-    @property
-    def takes_long(self) -> bool:
-        """Return whether :meth:`check` may take as long as reading a large entry from memory.
-
-        Verifying an Ed25519 signature for the first time does, a MAC does not.
-        """
-        return self.is_on and any(each.key.algorithm is Algorithm.ED25519 for each in self.trusted)
 
     @property
     def digest(self) -> str:

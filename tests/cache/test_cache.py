@@ -39,7 +39,7 @@ def test_bytes_are_as_good_as_a_frame(machine: Callable[..., Cache]) -> None:
     assert hit(cache.lookup(KEY), "local") == b"compiled"
 
 
-def test_what_nobody_saved_is_absent(machine: Callable[..., Cache], remote: GatedStore) -> None:
+def test_what_was_not_saved_is_absent(machine: Callable[..., Cache], remote: GatedStore) -> None:
     cache = machine()
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     assert remote.calls == [("get", FIRST)]
@@ -104,7 +104,7 @@ def test_a_cache_by_url(tmp_path: Path) -> None:
 def test_a_default_directory_that_is_not_safe_costs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that somebody named is a mistake that they hear of."""
+    """One that was named is an error."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "cache" / "s3cache").mkdir(parents=True)

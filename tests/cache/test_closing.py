@@ -1,4 +1,4 @@
-"""The end of a cache: it flushes, is disabled and forgotten; nobody is hurt."""
+"""The end of a cache: it flushes, is disabled and collected."""
 
 from __future__ import annotations
 
@@ -46,19 +46,6 @@ def test_a_closed_cache_is_disabled(machine: Callable[..., Cache]) -> None:
     cache.stats()
 
 
-def test_what_is_not_uploaded_at_the_end_is_by_the_next(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
-) -> None:
-    remote.is_open = False
-    cache = machine()
-    cache.save(KEY, entry())
-    report = cache.close(0.01)
-    assert (report.remaining, report.in_memory) == (1, 0)
-    remote.is_open = True
-    machine().start()
-    eventually(lambda: holds(memory, FIRST))
-
-
 def test_a_flush_after_the_end_says_what_the_end_left(
     machine: Callable[..., Cache], remote: GatedStore
 ) -> None:
@@ -71,7 +58,7 @@ def test_a_flush_after_the_end_says_what_the_end_left(
     assert not cache.flush().complete
 
 
-def test_closing_while_others_look_up_and_save_hurts_nobody(
+def test_closing_while_threads_look_up_and_save_raises_nothing(
     machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):

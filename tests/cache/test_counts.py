@@ -1,4 +1,4 @@
-"""What is counted and told of lookups, saves and transfers."""
+"""What is counted and reported of lookups, saves and transfers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from s3cache.store import MemoryStore
 from tests.cache.answers import miss
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import put
-from tests.support.waiting import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,23 +45,6 @@ def test_everything_is_counted(machine: Callable[..., Cache], memory: MemoryStor
     assert looked.local is not None
     assert looked.local.files == 2
     assert looked.set_aside == {"local": 0, "remote": 1}
-
-
-def test_lookups_add_up_over_threads(machine: Callable[..., Cache], memory: MemoryStore) -> None:
-    for number in range(0, 20, 2):
-        put(memory, entries.first_name(f"key{number}"), entry(f"key{number}").data)
-    cache = machine()
-
-    def work() -> int:
-        found = [cache.lookup(f"key{number}") for number in range(20)]
-        return sum(isinstance(each, Hit) for each in found)
-
-    joins = [in_thread(work) for _ in range(4)]
-    assert [join() for join in joins] == [10] * 4
-    stats = cache.stats()
-    assert stats.lookups == 80
-    assert sum(stats.hits.values()) == 40
-    assert stats.misses == {Reason.ABSENT: 40}
 
 
 def test_transfers_can_be_watched(machine: Callable[..., Cache]) -> None:

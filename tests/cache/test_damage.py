@@ -12,10 +12,11 @@ from s3cache.cache import Cache, Hit
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from s3cache.testing import FaultyStore
+from s3cache.tier import DiskTier
 from tests.cache.answers import FIRST, hit, local_files, miss
 from tests.support.caching import KEY, OTHER, broken, entry
-from tests.support.stores import GatedStore, holds, put
-from tests.support.waiting import eventually
+from tests.support.stores import GatedStore, holds, names, put
+from tests.support.waiting import LONG_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,3 +179,55 @@ def test_a_reader_mends_nothing(machine: Callable[..., Cache], memory: MemorySto
     assert miss(reader.lookup(KEY, lambda _: False)) == Reason.CORRUPT
     reader.close()
     assert miss(machine("b").lookup(KEY)) == Reason.CORRUPT
+
+
+# -- entries that name another key than the one they lie under
+
+FOREIGN = bytes(entry(OTHER).data)
+
+
+@pytest.mark.parametrize("name", [FIRST, entries.variant_name(KEY, "v")], ids=["first", "listed"])
+def test_an_entry_of_another_key_in_the_remote_is_corrupt_and_does_not_land(
+    machine: Callable[..., Cache], memory: MemoryStore, tmp_path: Path, name: str
+) -> None:
+    put(memory, FIRST, entry(variant="other").data)
+    put(memory, name, FOREIGN)
+    cache = machine()
+    assert miss(cache.lookup(KEY, lambda found: found.header.key != KEY)) == Reason.CORRUPT
+    assert FOREIGN not in [file.read_bytes() for file in local_files(tmp_path)]
+
+
+def test_an_entry_of_another_key_does_not_land_by_a_prefetch(
+    machine: Callable[..., Cache], memory: MemoryStore, tmp_path: Path
+) -> None:
+    put(memory, FIRST, FOREIGN)
+    cache = machine()
+    assert cache.prefetch([KEY]).wait(LONG_S).failed == 1
+    assert local_files(tmp_path) == []
+    assert miss(cache.lookup(KEY)) == Reason.CORRUPT
+
+
+def test_an_entry_of_another_key_that_a_process_left_is_not_uploaded(
+    machine: Callable[..., Cache], memory: MemoryStore, tmp_path: Path
+) -> None:
+    """It is not uploaded, and not served."""
+    cache = machine("a")
+    namespace = cache_namespace(tmp_path / "a", cache)
+    cache.close()
+    dead = DiskTier(tmp_path / "a", namespace=namespace, max_bytes=1 << 20, max_files=100)
+    dead.put_pending(entries.variant_name(KEY, ""), FOREIGN)
+    dead.close()
+    adopter = machine("a")
+    adopter.start()
+    assert adopter.flush(20).remaining == 0
+    assert names(memory) == [entries.first_name("named")]
+    assert not isinstance(adopter.lookup(KEY), Hit)
+
+
+def cache_namespace(root: Path, cache: Cache) -> str:
+    """The directory in which a cache keeps what is of its remote."""
+    cache.save("named", entry("named"))
+    assert cache.flush(20).complete
+    assert hit(cache.lookup("named"), "local")
+    (namespace,) = [path.name.rstrip("+") for path in (root / "objects").iterdir()]
+    return namespace

@@ -132,7 +132,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(by=who, key=keys, variant=variants, at=st.floats(0, 1, exclude_max=True))
     def damage_a_file(self, by: int, key: str, variant: str, at: float) -> None:
-        """A file of one that was uploaded: what is not, nobody could have back."""
+        """A file of one that was uploaded; any other would be lost."""
         self.machines[by].flush(20)
         if self.machines[by].flush(0).remaining:
             return

@@ -86,7 +86,7 @@ def test_where_the_disk_cannot_be_read_lookups_go_to_the_remote(
 def test_a_flush_does_not_call_complete_what_a_broken_disk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens_later: bool
 ) -> None:
-    """Saved when there was no remote to be had, on a disk that nobody can read any more."""
+    """Saved when there was no remote to be had, on a disk that cannot be read any more."""
     is_refused = True
 
     def open_remote() -> MemoryStore:
@@ -130,7 +130,7 @@ def test_a_local_directory_that_becomes_a_file(
     assert len(caplog.records) == 1
 
 
-def test_a_local_directory_that_is_removed_is_made_anew(
+def test_a_local_directory_that_is_removed_is_made_again(
     machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = machine()

@@ -152,7 +152,7 @@ def test_a_forked_child_and_its_parent_both_go_on(tmp_path: Path) -> None:
 
 
 def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
-    """The child inherits neither the parent's transfers nor locks that nobody will release."""
+    """The child inherits neither the parent's transfers nor locks that stay locked."""
     done = run_script(
         FORK.format(
             store="gate",

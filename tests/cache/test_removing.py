@@ -74,7 +74,7 @@ def test_a_remote_that_refuses_is_an_error_and_not_a_warning(tmp_path: Path, str
 
 
 @pytest.mark.parametrize("changes", [{"mode": "read-only"}, {"mode": "off"}])
-def test_who_may_not_write_may_not_remove(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_removing_needs_the_right_to_write(tmp_path: Path, changes: dict[str, Any]) -> None:
     with (
         open_cache(tmp_path / "here", MemoryStore(), **changes) as cache,
         pytest.raises(ReadOnlyError),

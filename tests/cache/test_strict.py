@@ -59,7 +59,7 @@ def test_a_lookup_raises_what_the_store_raised_and_counts_it(
     assert caplog.records == []
 
 
-def test_a_lookup_raises_when_it_waited_in_vain(strict: Callable[..., Cache]) -> None:
+def test_a_lookup_raises_when_nothing_came_in_time(strict: Callable[..., Cache]) -> None:
     gated = GatedStore(MemoryStore(), is_open=False)
     cache = strict(gated, lookup_timeout_s=0.01)
     with pytest.raises(DownloadTimeoutError):
@@ -150,7 +150,7 @@ def test_a_remote_that_cannot_be_opened_raises(tmp_path: Path) -> None:
 def test_an_upload_that_fails_is_warned_of_not_raised(
     strict: Callable[..., Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It happens later, on another thread: there is nobody to raise it to."""
+    """It happens later, on another thread: there is no caller to raise it to."""
     cache = strict(FailingStore(AccessDeniedError("403")))
     assert isinstance(cache.save(KEY, entry()), Saved)
     report = cache.flush(20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, hit, miss, variant_is
 from tests.support.caching import KEY, entry
-from tests.support.stores import RacyStore, names, variants
+from tests.support.stores import RacyStore, names
 from tests.support.waiting import in_thread
 
 if TYPE_CHECKING:
@@ -100,14 +99,3 @@ def test_recache_looks_nothing_up_and_overwrites(
     c = machine("c")
     assert hit(c.lookup(KEY, variant_is("v1")), "remote") == b"old"
     assert hit(c.lookup(KEY, variant_is("v2")), "remote") == b"new"
-
-
-def test_several_variants_in_one_namespace_do_not_disturb_others(
-    machine: Callable[..., Cache], memory: MemoryStore
-) -> None:
-    cache = machine()
-    for key in ("aa", "aab", "aa-b"):
-        cache.save(key, entry(key, "v"))
-    assert cache.flush(20).complete
-    for key in ("aa", "aab", "aa-b"):
-        assert asyncio.run(variants(memory, key)) == {"v"}

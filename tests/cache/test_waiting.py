@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from s3cache.cache import Cache, Hit, Saved
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from s3cache.transfer import background
 from tests.cache.answers import FIRST, calls, miss
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import GatedStore, put
-from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
+from tests.support.waiting import LONG_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +48,7 @@ def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
 def test_a_server_that_never_answers_is_waited_for_as_often_as_it_may_fail(
     machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
 ) -> None:
-    """And is asked again later, which holds up nobody: the answer closes the circuit."""
+    """And is asked again later, which holds up no lookup: the answer closes the circuit."""
     put(memory, FIRST, entry().data)
     remote.is_open = False
     cache = machine(
@@ -65,22 +64,6 @@ def test_a_server_that_never_answers_is_waited_for_as_often_as_it_may_fail(
     assert cache.stats().breaker == "closed"
 
 
-def test_lookups_at_once_share_one_download(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
-) -> None:
-    put(memory, FIRST, entry(payload=b"compiled").data)
-    remote.is_open = False
-    cache = machine(mode="read-only")  # no uploads, which have tasks of their own
-    joins = [in_thread(lambda: cache.lookup(KEY))]
-    eventually(lambda: remote.waiting)
-    before = tasks_on(background())
-    joins += [in_thread(lambda: cache.lookup(KEY)) for _ in range(7)]
-    eventually(lambda: tasks_on(background()) == before + 7)
-    remote.is_open = True
-    assert all(isinstance(join(), Hit) for join in joins)
-    assert calls(cache) == {"get": 1}
-
-
 def test_a_prefetched_entry_is_a_local_hit(
     machine: Callable[..., Cache], memory: MemoryStore
 ) -> None:
@@ -91,18 +74,3 @@ def test_a_prefetched_entry_is_a_local_hit(
     assert isinstance(cache.lookup(KEY), Hit)
     assert cache.stats().hits == {"local": 1, "remote": 0}
     assert cache.prefetch([KEY]).wait(LONG_S).present == 1
-
-
-def test_a_lookup_is_not_stuck_behind_queued_prefetches(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
-) -> None:
-    put(memory, FIRST, entry().data)
-    remote.is_open = False
-    cache = machine(download_concurrency=2)
-    prefetch = cache.prefetch([f"{number}" for number in range(30)])
-    eventually(lambda: remote.waiting == 1)
-    join = in_thread(lambda: cache.lookup(KEY))
-    eventually(lambda: remote.waiting == 2)
-    prefetch.cancel()
-    remote.is_open = True
-    assert isinstance(join(), Hit)

@@ -38,11 +38,11 @@ def main() -> int:
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     with ExitStack() as stack:
-        place, server, told = _server(stack)
+        place, server, server_name = _server(stack)
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-soak-")))
         port = urlsplit(str(place.endpoint_url)).port or 80
         account = soak(root, port, _to_open(place), server, options.seconds, options.seed)
-    text = table(account, told, options.seed)
+    text = table(account, server_name, options.seed)
     print(text)
     if options.page:
         page = options.page.read_text(encoding="utf-8")

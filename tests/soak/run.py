@@ -126,7 +126,7 @@ class Fleet:
             yield from started.lines()
 
     def errors(self) -> list[str]:
-        """What is told as an error, or was a traceback: faults are told as warnings."""
+        """What was logged as an error, or was a traceback: faults are logged as warnings."""
         found = []
         for path in self._root.glob("*.err"):
             text = path.read_text(errors="replace")
@@ -160,7 +160,7 @@ def soak(
                     for pid, taken in zip(fleet.elders, samples, strict=True):
                         if (now := vitals(pid)) is not None:
                             taken.append(now)
-                    proxy.requests.clear()  # nobody asks for them, and they are many
+                    proxy.requests.clear()  # they are many, and not used
                     fleet.keep_up()
         finally:
             fleet.end()
@@ -186,7 +186,7 @@ def _settle(fleet: Fleet, machines: list[Machine]) -> None:
         deadline = time.monotonic() + _ARRIVAL_S
         while machine.pending() and time.monotonic() < deadline:
             machine.let_a_minute_pass()
-            fleet.start("heir", ["flush", 60.0], machine=machine).process.wait()
+            fleet.start("adopter", ["flush", 60.0], machine=machine).process.wait()
 
 
 def _read_all(fleet: Fleet, reader: Machine, keys: list[str], account: Account) -> None:

@@ -52,44 +52,6 @@ def test_calls_in_a_row_share_a_thread(executor: DeadlineExecutor) -> None:
     assert len({executor.call(threading.get_ident) for _ in range(50)}) == 1
 
 
-def test_who_waits_does_something_meanwhile(
-    executor: DeadlineExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = threading.Event()
-    done: list[int] = []
-
-    def note() -> None:
-        done.append(threading.get_ident())
-        begun.set()
-
-    def work() -> str:
-        executor.run_while_waiting(note)
-        assert begun.wait(LONG_S)  # it is done while this goes on
-        executor.run_while_waiting(note)
-        return "came"
-
-    monkeypatch.setattr(DeadlineExecutor, "limit_s", LONG_S)
-    assert executor.call(work) == "came"
-    assert done == [threading.get_ident()] * 2
-    executor.run_while_waiting(note)  # there is no call
-    assert len(done) == 2
-
-
-def test_who_waits_no_longer_does_nothing(executor: DeadlineExecutor) -> None:
-    late = threading.Event()
-    done: list[int] = []
-
-    def work() -> None:
-        late.wait(LONG_S)
-        executor.run_while_waiting(lambda: done.append(1))
-
-    with pytest.raises(TransientError):
-        executor.call(work)
-    late.set()
-    eventually(lambda: answers(executor))
-    assert not done
-
-
 def test_what_hangs_is_waited_for_once(executor: DeadlineExecutor, hang: threading.Event) -> None:
     with pytest.raises(TransientError, match="the file system of /some/where has not answered"):
         executor.call(hang.wait)

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import itertools
 import os
-import resource
 import shutil
 import stat
 import time
@@ -91,27 +90,8 @@ def test_two_that_list_at_once_get_all_each(directory: ObjectFiles) -> None:
         first = directory.walk()
         listed = [next(first).key for _ in range(begun)]
         assert {info.key for info in directory.walk()} == present, begun
-        sampled, is_all = directory.sample(1_000)
-        assert is_all
-        assert {info.key for info in sampled} == present, begun
         listed += [info.key for info in first]
         assert sorted(listed) == sorted(present), begun
-
-
-def test_a_sample_of_many_directories_opens_few_at_once(directory: ObjectFiles) -> None:
-    present = {f"{number}/x" for number in range(400)}
-    for key in present:
-        directory.write(key, b"x")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = {*map(int, os.listdir("/proc/self/fd"))}
-    free = [number for number in range(limits[0]) if number not in used][:100]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, limits[1]))
-    try:
-        sampled, is_all = directory.sample(1_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert is_all
-    assert {info.key for info in sampled} == present
 
 
 def leave_behind(root: Path, age_s: float) -> Path:

@@ -35,28 +35,28 @@ SCRIPT = """
     from s3cache.tier import _bounds
     from tests.support.worker import entry, keys
 
-    # A disk that takes seconds is done without. With so many on few cores any may: what is told
+    # A disk that takes seconds is done without. With so many on few cores any may: what is counted
     # here is not how long things take.
     DeadlineExecutor.limit_s = _bounds.LOCK_TIMEOUT_S = 120.0
 
     options, children, saves, size = json.loads(sys.argv[1])
 
     def live(number):
-        told = {"not durable": 0, "wrong": 0, "missed": 0}
+        counts = {"not durable": 0, "wrong": 0, "missed": 0}
         cache = Cache.open(**options)
         mine = keys(number * saves, saves, "ours")
         for key in mine:
             saved = cache.save(key, entry(key, size))
-            told["not durable"] += not (isinstance(saved, Saved) and saved.durable)
+            counts["not durable"] += not (isinstance(saved, Saved) and saved.durable)
         others = random.Random(number).sample(range(children * saves), saves)
         for key in [*mine, *(f"key-ours{other:04}" for other in others)]:
             found = cache.lookup(key)
             if isinstance(found, Hit):
-                told["wrong"] += bytes(found.entry.data) != entry(key, size)
+                counts["wrong"] += bytes(found.entry.data) != entry(key, size)
             else:
-                told["missed"] += key in mine
+                counts["missed"] += key in mine
         cache.close(60)
-        return told
+        return counts
 
     begin, go = os.pipe()
     running = []
@@ -78,17 +78,17 @@ SCRIPT = """
     total = {"failed": 0}
     for child, reader in running:
         with open(reader) as said:
-            told = said.read()
+            counts = said.read()
         _, status = os.waitpid(child, 0)
         total["failed"] += status != 0
-        for name, count in json.loads(told or "{}").items():
+        for name, count in json.loads(counts or "{}").items():
             total[name] = total.get(name, 0) + count
     print(json.dumps(total))
     """
 
 
 def fill(root: Path, files: int) -> None:
-    """As many files as the tier may have, of another namespace, by whose names nobody asks."""
+    """As many files as the tier may have, of another namespace."""
     tier = DiskTier(root, max_bytes=1 << 34, max_files=files, namespace="0" * 16)
     for number in range(files):
         tier.put(f"v1/{number % 4096:03x}/filler-{number}._", b"x")
@@ -114,8 +114,8 @@ def lived(options: Mapping[str, object], processes: int) -> dict[str, int]:
     )
     assert done.returncode == 0, done.stderr
     assert "s3cache: " not in done.stderr, done.stderr
-    told: dict[str, int] = json.loads(done.stdout)
-    return told
+    counts: dict[str, int] = json.loads(done.stdout)
+    return counts
 
 
 @pytest.mark.timeout(550)
@@ -135,8 +135,8 @@ def test_every_save_is_durable_and_nothing_is_lost_or_wrong(
     fill(root, files)
     options = {"url": url, "local_dir": str(root), "local_max_files": files}
     options |= {"lookup_timeout_s": 60.0, "exit_timeout_s": 60.0}
-    told = lived(options, processes)
-    assert told == {"failed": 0, "not durable": 0, "wrong": 0, "missed": 0}
+    counts = lived(options, processes)
+    assert counts == {"failed": 0, "not durable": 0, "wrong": 0, "missed": 0}
     tier = DiskTier(root, max_bytes=1 << 34, max_files=files)
     assert tier.usage().files == len([*tier.objects()]) <= files
     assert tier.adopt() == []  # all is uploaded

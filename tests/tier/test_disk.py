@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 import stat
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from s3cache.errors import MissingContainerError
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
 from tests.support.moments import before_call
-from tests.tier.disks import MANY, exact, names, use
+from tests.tier.disks import exact, names, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +92,7 @@ def test_deleting_more_than_was_counted_counts_again(open_tier: OpenTier, root: 
     ["put", "put_pending", "get", "delete", "quarantine", "usage", "trim", "adopt", "pending"],
 )
 def test_root_removed_at_any_moment(open_tier: OpenTier, root: Path, verb: str) -> None:
-    """It is made anew, as private as before, or that is a clear error; the next call works."""
+    """It is made again, as private as before, or that is a clear error; the next call works."""
     umask = os.umask(0o002)
     try:
         for moment in itertools.count(1):
@@ -142,21 +141,3 @@ def test_all_that_is_made_is_private(open_tier: OpenTier, root: Path) -> None:
         os.umask(umask)
     for path in root.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-
-
-def test_of_a_large_object_the_head_comes_while_it_is_read(root: Path) -> None:
-    tier = DiskTier(root, max_bytes=MANY, max_files=MANY)
-    large = os.urandom(300_000)
-    tier.put("v1/large", large)
-    tier.put("v1/small", b"small")
-    heads: list[tuple[bytes, int]] = []
-
-    def head(first_bytes: bytes) -> None:
-        heads.append((first_bytes, threading.get_ident()))
-
-    assert tier.search(["v1/small"], "v1/", head=head).data == b"small"
-    assert heads == []
-    assert tier.search(["absent", "v1/large"], "v1/", head=head).data == large
-    # By the thread that waits for the disk, not by one that reads it.
-    assert heads == [(large[: 16 << 10], threading.get_ident())]
-    tier.close()

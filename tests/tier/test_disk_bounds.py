@@ -40,36 +40,6 @@ def test_the_least_recently_used_goes_first(open_tier: OpenTier) -> None:
         assert left == {*[*order, *(f"new{n}" for n in range(i + 1))][-len(left) :]}
 
 
-def test_what_is_only_looked_at_is_not_used(open_tier: OpenTier) -> None:
-    tier = open_tier(max_files=2)
-    tier.put("a", b"x")
-    tier.put("b", b"x")
-    assert tier.holds("a")
-    tier.peek("a")
-    list(tier.objects())
-    tier.put("c", b"x")
-    assert names(tier) == ["b", "c"]
-
-
-def test_bounded_by_bytes(open_tier: OpenTier) -> None:
-    tier = open_tier(max_bytes=100)
-    for name, size in [("a", 40), ("b", 30), ("c", 30)]:
-        tier.put(name, b"x" * size)
-    assert tier.usage() == Usage(100, 3)
-    tier.put("d", b"x" * 41)
-    assert names(tier) == ["c", "d"]
-    assert exact(tier)
-
-
-def test_one_large_object_takes_the_place_of_very_many(open_tier: OpenTier) -> None:
-    tier = open_tier(max_bytes=1_000)
-    for i in range(1_000):
-        tier.put(f"{i:03d}", b"x")
-    tier.put("large", b"x" * 950)
-    assert names(tier) == [*(f"{i}" for i in range(970, 1_000)), "large"]
-    assert exact(tier)
-
-
 def test_smaller_bounds_are_met_by_the_next_put(
     open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,27 +92,6 @@ def test_below_the_bounds_nothing_is_scanned(
     assert scans() == 0
 
 
-def test_larger_than_the_tier_is_refused_and_costs_nobody_a_place(open_tier: OpenTier) -> None:
-    tier = open_tier(max_bytes=100)
-    tier.put("a", b"a" * 50)
-    tier.put("b", b"b" * 50)
-    for name in ("a", "b", "c"):  # replacing does not make it fit
-        for put in (tier.put, tier.put_pending):
-            with pytest.raises(NoSpaceError) as caught:
-                put(name, b"x" * 101)
-            assert caught.value.__cause__ is None
-    assert (tier.get("a"), tier.get("b")) == (b"a" * 50, b"b" * 50)
-    assert tier.pending() == []
-    assert exact(tier)
-
-
-def test_as_large_as_the_tier_fits(open_tier: OpenTier) -> None:
-    tier = open_tier(max_bytes=100)
-    tier.put("a", b"a")
-    tier.put("b", b"x" * 100)
-    assert names(tier) == ["b"]
-
-
 def test_where_evicting_all_would_not_do_nothing_is_evicted(open_tier: OpenTier) -> None:
     tier = open_tier(max_bytes=100)
     tier.put("a", b"a" * 20)
@@ -155,45 +104,6 @@ def test_where_evicting_all_would_not_do_nothing_is_evicted(open_tier: OpenTier)
     assert tier.pending() == ["pinned"]
     tier.put("c", b"c" * 40)
     assert names(tier) == ["c", "pinned"]
-
-
-@pytest.mark.parametrize("sizes", [(30, 60), (60, 30), (30, 30), (0, 10), (10, 0)])
-def test_replacing_books_the_difference(open_tier: OpenTier, sizes: tuple[int, int]) -> None:
-    tier = open_tier()
-    tier.put("other", b"x" * 5)
-    for size in sizes:
-        tier.put("a", b"x" * size)
-        assert tier.usage() == Usage(size + 5, 2)
-    assert exact(tier)
-
-
-def test_growing_the_oldest_keeps_the_bound(open_tier: OpenTier) -> None:
-    """The object that is replaced is neither evicted for itself nor counted as room."""
-    tier = open_tier(max_bytes=100)
-    tier.put("a", b"x" * 50)
-    tier.put("b", b"x" * 30)
-    tier.put("c", b"x" * 20)
-    tier.put("a", b"x" * 80)
-    assert tier.usage() == Usage(100, 2)
-    assert names(tier) == ["a", "c"]
-    assert exact(tier)
-
-
-def test_growing_the_next_to_go_keeps_the_bound(open_tier: OpenTier) -> None:
-    tier = open_tier(max_bytes=100)
-    for name in "abcde":
-        tier.put(name, b"x" * 20)
-    tier.put("f", b"x" * 20)  # evicts a; b is next
-    tier.put("b", b"x" * 60)
-    assert names(tier) == ["b", "e", "f"]
-    assert exact(tier)
-
-
-def test_a_tier_without_room_takes_nothing(open_tier: OpenTier) -> None:
-    tier = open_tier(max_files=0)
-    with pytest.raises(NoSpaceError):
-        tier.put("a", b"")
-    assert tier.usage() == Usage(0, 0)
 
 
 @pytest.mark.parametrize("verb", ["put", "put_pending"])
@@ -218,27 +128,6 @@ def test_trim_goes_from_the_high_to_the_low_water_mark(open_tier: OpenTier, per:
     assert tier.trim() == 6
     assert names(tier) == [f"{i:02d}" for i in range(6, 96)]
     assert exact(tier)
-
-
-def test_trim_reaches_the_mark_through_many_small_ones(open_tier: OpenTier) -> None:
-    tier = open_tier(max_bytes=1_000)
-    for i in range(300):
-        tier.put(f"{i:03d}", b"x")
-    tier.put("large", b"x" * 700)
-    tier.trim()
-    assert tier.usage() == Usage(900, 201)
-
-
-def test_trim_leaves_what_is_pending(open_tier: OpenTier) -> None:
-    tier = open_tier(max_files=10)
-    for i in range(10):
-        (tier.put_pending if i % 2 else tier.put)(f"{i}", b"x")
-    assert tier.trim() == 1
-    assert names(tier) == sorted("123456789")
-    for i in range(2, 10, 2):
-        tier.put_pending(f"{i}", b"x")
-    tier.put_pending("0", b"x")
-    assert tier.trim() == 0
 
 
 def test_trim_takes_notice_of_files_removed_by_hand(open_tier: OpenTier, root: Path) -> None:

@@ -20,33 +20,6 @@ if TYPE_CHECKING:
     OpenTier = Callable[..., DiskTier]
 
 
-def test_pending_is_never_evicted_however_old(open_tier: OpenTier) -> None:
-    tier = open_tier(max_files=4)
-    tier.put_pending("oldest", b"x")
-    for i in range(50):
-        tier.put(f"{i}", b"x")
-    assert names(tier) == ["47", "48", "49", "oldest"]
-    tier.uploaded("oldest")
-    for i in range(4):
-        tier.put(f"new{i}", b"x")
-    assert "oldest" not in names(tier)
-
-
-def test_what_another_has_pending_is_not_evicted_either(open_tier: OpenTier) -> None:
-    """Nor what nobody has adopted yet."""
-    theirs, ours = open_tier(max_files=3), open_tier(max_files=3)
-    theirs.put_pending("oldest", b"x")
-    for i in range(20):
-        ours.put(f"a{i}", b"x")
-    theirs.close()
-    for i in range(20):
-        ours.put(f"b{i}", b"x")
-    assert ours.adopt() == ["oldest"]
-    for i in range(20):
-        ours.put(f"c{i}", b"x")
-    assert names(ours) == ["c18", "c19", "oldest"]
-
-
 def test_a_failing_put_pending_leaves_an_earlier_record(open_tier: OpenTier) -> None:
     tier = open_tier(max_bytes=100)
     tier.put_pending("a", b"a" * 60)
@@ -82,7 +55,7 @@ def test_a_put_pending_that_cannot_rename_takes_only_its_own_record_back(
 def test_put_pending_reaches_the_disk_before_it_gets_its_name(
     open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """... and its record comes before the name: no crash leaves an object nobody uploads."""
+    """It is pending before it has its name: no crash leaves an object that is never uploaded."""
     tier = open_tier()
     order: list[str] = []
     for call in ("fdatasync", "replace"):

@@ -280,7 +280,7 @@ HAMMER = f"""
 def test_many_processes_at_once(start: Start, root: Path) -> None:
     """... of which one is killed and started again: nothing corrupt, no error, usage exact.
 
-    An observer sums the files themselves from time to time, while nobody may change them.
+    An observer sums the files themselves from time to time, while no process may change them.
     """
     tier = DiskTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
     usage_file = UsageFile(ObjectFiles(root))

@@ -66,7 +66,7 @@ def test_waiting_on_its_own_thread_is_refused(loop: BackgroundLoop) -> None:
         loop.wait(wait_for_itself(), 10)
 
 
-def test_stopping_releases_whoever_waits(loop: BackgroundLoop) -> None:
+def test_stopping_releases_callers(loop: BackgroundLoop) -> None:
     waiting = threading.Event()
 
     async def work() -> None:
@@ -155,7 +155,7 @@ def test_at_exit_closers_run_while_the_loop_does_and_nothing_is_printed() -> Non
             finally: print("cancelled")
         before_exit(lambda: print(background().wait(answer(), 5)))
         forget = before_exit(lambda: print("not this one")); forget()
-        running = [background().submit(for_ever()) for _ in range(3)]  # nobody else holds them
+        running = [background().submit(for_ever()) for _ in range(3)]  # nothing else holds them
         background().wait(answer(), 5)
         """
     )
@@ -216,7 +216,7 @@ def test_a_forked_child_has_its_own() -> None:
         def main(): return background().wait(where(), 10)
         main()
         inherited = background()
-        running = background().submit(for_ever())  # nobody else holds it
+        running = background().submit(for_ever())  # nothing else holds it
         # Somebody holds every lock there is at the moment of the fork.
         import s3cache.transfer._loop as module
         from tests.support.locks import locks_of

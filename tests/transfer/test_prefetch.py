@@ -161,16 +161,6 @@ def test_even_a_mistake_stops_no_other_prefetch(prefetches: Prefetches, source: 
     assert (report.found, report.failed, report.complete) == (12, 8, True)
 
 
-def test_only_so_many_are_prefetched_at_once(prefetches: Prefetches, source: Source) -> None:
-    source.is_open = False
-    prefetch = prefetches.start(f"{number}" for number in range(50))
-    eventually(lambda: source.waiting == 3)
-    assert prefetch.wait(0.01).found == 0
-    source.is_open = True
-    assert prefetch.wait(LONG_S).found == 50
-    assert source.most_waiting == 3
-
-
 def test_stopping_ends_those_under_way(
     loop: BackgroundLoop, prefetches: Prefetches, source: Source
 ) -> None:

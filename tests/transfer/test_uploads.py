@@ -40,9 +40,7 @@ def test_its_steps_can_be_watched(site: Site) -> None:
     assert {(event.direction, event.size) for event in site.events} == {("upload", 5)}
 
 
-def test_a_listener_that_fails_is_removed_and_hurts_nobody(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listener_that_fails_is_removed(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     calls = []
 
     def fail(event: TransferEvent) -> None:
@@ -57,7 +55,7 @@ def test_a_listener_that_fails_is_removed_and_hurts_nobody(
     assert "a transfer listener failed" in caplog.text
 
 
-def test_a_listener_that_waits_for_uploads_is_told_so_instead_of_hanging(
+def test_a_listener_that_waits_for_uploads_fails_instead_of_hanging(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     def wait(_: TransferEvent) -> None:
@@ -175,7 +173,7 @@ def test_an_object_being_replaced_keeps_its_record(
 def test_a_record_that_is_found_while_it_is_put_is_uploaded_once(
     site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever puts it hands it over; whoever looks for records at that moment leaves it to them."""
+    """The thread that puts it queues it, too; a search of the disk leaves it alone."""
     assert site.tier is not None
     recorded, go_on = threading.Event(), threading.Event()
     put_pending = site.tier.put_pending

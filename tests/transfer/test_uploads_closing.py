@@ -77,7 +77,7 @@ def test_what_a_killed_process_left_is_uploaded_by_exactly_one(
     assert remote.puts == {f"{number}": 1 for number in range(40)}
 
 
-def test_closing_insists_where_a_cancellation_gets_lost() -> None:
+def test_closing_cancels_again_where_a_cancellation_gets_lost() -> None:
     """As asyncio.wait_for loses it when it comes together with the result."""
     entered = threading.Event()
     lost: list[str] = []

@@ -52,7 +52,7 @@ def test_a_flush_cuts_the_pause_short(site: Site, remote: Remote) -> None:
     assert site.uploads.flush(20).complete
 
 
-def test_at_exit_nobody_waits_for_the_end_of_a_pause(site: Site, remote: Remote) -> None:
+def test_the_exit_does_not_wait_for_the_end_of_a_pause(site: Site, remote: Remote) -> None:
     remote.errors["one"] = [TransientError("reset")] * 9
     site.put("one")
     started = time.monotonic()
@@ -82,15 +82,6 @@ def test_a_flush_says_what_remains_and_why(site: Site, remote: Remote) -> None:
     report = site.uploads.flush(20)
     assert (report.remaining, report.in_memory, report.complete) == (1, 0, False)
     assert isinstance(report.error, AccessDeniedError)
-
-
-def test_a_flush_has_an_end(site: Site, remote: Remote) -> None:
-    remote.is_open = False
-    site.put("one")
-    site.put("two")
-    assert site.uploads.flush(0.01).remaining == 2
-    remote.is_open = True
-    assert site.uploads.flush(20).complete
 
 
 def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Remote) -> None:

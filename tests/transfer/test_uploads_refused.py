@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Guarded(Remote):
-    """A remote that lets nobody write while it is ``closed_to_us``."""
+    """A remote that refuses writes while it is ``closed_to_us``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_what_others_left_and_is_not_trusted_is_left_to_them_at_once(
 def test_what_was_refused_is_tried_again_by_itself(
     site: Site, remote: Guarded, error: Exception
 ) -> None:
-    """Nobody flushes; whoever set the clock, renewed the token or made the bucket need not know."""
+    """Without a flush, once the clock, the token or the bucket is right again."""
     remote.error = error
     for number in range(40):
         site.put(f"{number}")
@@ -142,7 +142,7 @@ def test_one_that_is_refused_for_itself_holds_up_no_other(site: Site, remote: Gu
 # --- records of others
 
 
-def test_who_may_not_write_leaves_the_records_of_others(
+def test_a_process_without_the_right_to_write_leaves_the_uploads_of_others(
     tmp_path: Path, new_site: Callable[..., Site], remote: Guarded
 ) -> None:
     left_behind(tmp_path, 30)
@@ -154,15 +154,6 @@ def test_who_may_not_write_leaves_the_records_of_others(
     assert site.tier.pending() == []
     assert len(remote.tried) == 1  # which tells
     assert sorted(free(tmp_path)) == sorted(f"{number}" for number in range(30))
-
-
-def test_who_may_write_takes_all_of_them(
-    tmp_path: Path, new_site: Callable[..., Site], remote: Guarded
-) -> None:
-    remote.closed_to_us = False
-    left_behind(tmp_path, 30)
-    assert new_site().uploads.flush(20).complete
-    assert len(remote.objects) == 30
 
 
 def test_a_flush_that_is_refused_holds_nothing_back(
@@ -196,7 +187,7 @@ def test_what_was_adopted_is_given_back_when_the_right_to_write_ends(
 def test_what_is_there_already_proves_nothing(
     tmp_path: Path, new_site: Callable[..., Site], remote: Guarded
 ) -> None:
-    """Nothing was written for it; more are taken all the same, as long as nobody refuses."""
+    """Nothing was written for it; more are taken all the same, as long as none is refused."""
 
     class Full(Guarded):
         async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> bool:
@@ -231,7 +222,7 @@ def test_an_object_of_others_that_cannot_be_uploaded_here_holds_up_no_other(
     assert free(tmp_path) == ["3"]
 
 
-def test_what_was_adopted_and_is_saved_anew_stays_ours(
+def test_what_was_adopted_and_is_saved_again_stays_ours(
     tmp_path: Path, new_site: Callable[..., Site], remote: Guarded
 ) -> None:
     left_behind(tmp_path, 1)

@@ -19,7 +19,7 @@ import pytest
 from s3cache import entries, frame
 from s3cache.cache import Hit, Saved
 from s3cache.errors import CorruptError, UntrustedError
-from s3cache.store import FileStore, MemoryStore, ObjectFiles
+from s3cache.store import FileStore, MemoryStore
 from s3cache.trust import (
     Algorithm,
     Policy,
@@ -171,13 +171,8 @@ def test_no_forgery_in_the_bucket_is_used_and_none_lands(forgery: str, tmp_path:
     assert tier == ("corrupt" if cause == "corrupt" or "harms" in forgery else "remote")
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_no_forgery_in_the_local_tier_is_used(
-    forgery: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of large ones it is judged whose they are while they are read, and again."""
-    monkeypatch.setattr("s3cache.store._objects._LARGE_BYTES", 0 if size == "large" else 1 << 60)
+def test_no_forgery_in_the_local_tier_is_used(forgery: str, tmp_path: Path) -> None:
     data, cause = FORGERIES[forgery]
     engine = open_engine(tmp_path, None, signing_key=MAIN.secret_text(), **READS)
     assert isinstance(engine.save(KEY, GOOD), Saved)
@@ -186,25 +181,6 @@ def test_no_forgery_in_the_local_tier_is_used(
     (there,) = [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
     there.write_bytes(data)
     assert outcome(open_engine(tmp_path, None, **READS)) == expected(cause)
-
-
-@pytest.mark.parametrize("forgery", FORGERIES)
-def test_what_begins_well_while_it_is_read_is_judged_by_what_was_read(
-    forgery: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if it were replaced between the two."""
-    data, cause = FORGERIES[forgery]
-
-    def use(_: ObjectFiles, key: str, head: Callable[[bytes], None] | None = None) -> bytes:
-        if head is not None:
-            head(GOOD_SIGNED)
-            heads.append(key)
-        return data
-
-    heads: list[str] = []
-    monkeypatch.setattr(ObjectFiles, "use", use)
-    assert outcome(open_engine(tmp_path, None, **READS)) == expected(cause)
-    assert heads
 
 
 def test_a_good_one_is_used_in_each_of_these_places(tmp_path: Path) -> None:
