@@ -18,12 +18,13 @@ from tests.support.waiting import LONG_S, eventually, join_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadlineExecutor]:
+def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadlineExecutor]:
     monkeypatch.setattr(DeadlineExecutor, "limit_s", LONG_S)
-    executor = DeadlineExecutor.of("/some/where")
+    executor = DeadlineExecutor.of(str(tmp_path))
     yield executor
     executor.release()
 
@@ -193,10 +194,10 @@ def refuse(thread: threading.Thread) -> None:
 
 
 def test_all_who_use_a_path_share_what_is_known_of_it(
-    executor: DeadlineExecutor, hang: threading.Event
+    executor: DeadlineExecutor, hang: threading.Event, tmp_path: Path
 ) -> None:
     give_up(executor, hang.wait)
-    other, elsewhere = DeadlineExecutor.of("/some/where"), DeadlineExecutor.of("/elsewhere")
+    other, elsewhere = DeadlineExecutor.of(str(tmp_path)), DeadlineExecutor.of("/elsewhere")
     assert not answers(other)
     assert answers(elsewhere)
     other.release()
