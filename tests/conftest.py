@@ -52,9 +52,14 @@ def loop_blocking() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def disk_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for a slow disk as long as it takes: tests of a disk that hangs set a limit."""
-    monkeypatch.setattr(DeadlineExecutor, "limit_s", 3600.0)
+def disk_deadline() -> Iterator[None]:
+    """Wait for a slow disk as long as it takes: tests of a disk that hangs set a limit.
+
+    Without ``monkeypatch``, which would then begin before ``loop_blocking`` and end after it.
+    """
+    usual_s, DeadlineExecutor.limit_s = DeadlineExecutor.limit_s, 3600.0
+    yield
+    DeadlineExecutor.limit_s = usual_s
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ _NO_CREDENTIALS = (
 
 
 class StoreOptions(S3Arguments, total=False):
-    """What :func:`open_store` takes beside the URL; ``None`` counts as not given."""
+    """Arguments of :func:`open_store` beside the URL; ``None`` counts as not given."""
 
     create: bool | str | None
 
@@ -70,7 +70,7 @@ class FileLocation:
 
     @property
     def identity(self) -> str:
-        """The directory as a canonical URL."""
+        """Return the directory as a canonical URL."""
         return f"file://{quote(self.path)}"
 
 
@@ -82,7 +82,7 @@ class MemoryLocation:
 
     @property
     def identity(self) -> str:
-        """The name as a canonical URL."""
+        """Return the name as a canonical URL."""
         return f"memory://{quote(self.name)}"
 
 
@@ -97,7 +97,7 @@ _memory_stores: dict[str, Store] = {}
 
 
 def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
-    """The store at ``url``; nothing is sent or opened yet, and botocore is not imported.
+    """Return the store at ``url``; nothing is sent or opened yet, and botocore is not imported.
 
     Two ``memory://`` URLs of one name are one store.
 
@@ -119,18 +119,18 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
 
 
 def store_identity(url: str, **options: Unpack[StoreOptions]) -> str:
-    """A canonical name of where the bytes of ``url`` are; see :attr:`S3Options.identity`."""
+    """Return a canonical name of where the bytes of ``url`` are; see :attr:`S3Options.identity`."""
     return parse_url(url, **options).identity
 
 
 def store_note(url: str, **options: Unpack[StoreOptions]) -> bytes:
-    """How objects are written at ``url``; see :attr:`S3Options.note`. Empty for most."""
+    """Return how objects are written at ``url``; see :attr:`S3Options.note`. Empty for most."""
     location = parse_url(url, **options)
     return location.note if isinstance(location, S3Options) else b""
 
 
 def parse_url(url: str, **options: Unpack[StoreOptions]) -> Location:
-    """What ``url``, ``options`` and the environment say, typed and checked.
+    """Return what ``url``, ``options`` and the environment say, typed and checked.
 
     ``options`` win over the URL, the URL over the environment; one that is ``None`` says nothing.
 
@@ -148,7 +148,7 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> Location:
     if parts.scheme not in _SCHEMES:
         fix = _options.did_you_mean(parts.scheme, _SCHEMES, _EXAMPLES)
         raise ConfigError(f"store URL scheme {parts.scheme!r}", "is not known", fix)
-    # What stands before an '@' may be a password, even where nobody would look for one.
+    # What stands before an '@' may be a password, even in unlikely places.
     shown = f"{parts.scheme}://" + ("…" if "@" in parts.path else parts.netloc + parts.path)
     # A secret key may have a '/' in it, so that what follows looks like a path.
     if "@" in parts.netloc or (parts.scheme == "s3" and ":" in parts.netloc):

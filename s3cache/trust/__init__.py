@@ -1,4 +1,4 @@
-"""Whose entries are used: keys, signatures, and the policy that asks for them."""
+"""Which entries are trusted: keys, signatures, and the policy that checks them."""
 
 from s3cache.trust._keys import Signer, SigningKey, VerifyKey, generate, read_secret, sign
 from s3cache.trust._policy import (

@@ -42,7 +42,7 @@ _ALLOW = (
     "allow s3:GetObject, s3:PutObject and s3:ListBucket on the bucket and prefix "
     "(without s3:ListBucket, S3 answers 403 for an absent object instead of 404)"
 )
-_ALLOW_DELETE = "allow s3:DeleteObject to whoever looks after the bucket; jobs need no such right"
+_ALLOW_DELETE = "allow s3:DeleteObject to the role that looks after the bucket; jobs do not need it"
 _CREATE = "check its name and endpoint_url, or create it: s3cache never does"
 _FREE = "raise the quota, add disks or delete objects"
 _CLOCK = "set it (NTP, chrony, 'timedatectl set-ntp true')"

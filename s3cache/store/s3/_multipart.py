@@ -23,7 +23,6 @@ GetRange = Callable[[int, int], Awaitable[Mapping[str, Any]]]
 _MAX_PARTS = 10_000
 # Enough to fill a connection-limited link, few enough to leave small requests their share.
 _PARTS_AT_ONCE = 8
-_READ_AT_ONCE_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -112,33 +111,27 @@ async def _read_part(get: GetRange, start: int, into: memoryview, etag: str | No
 
 
 async def _read(response: Mapping[str, Any], limit: int, *, only_that: bool = False) -> Buffer:
-    """Return the body; no more than ``limit`` bytes of it are in memory, whatever headers say.
+    """Return the body; hardly more than ``limit`` bytes are in memory, whatever headers say.
 
     Args:
         only_that: leave what comes after the limit unread; else it is an error.
     """
     body = response["Body"]
-    length = response.get("ContentLength")
+    data = bytearray()
     async with body:  # what this gives is aiohttp's response: without the check of the length
-        if length is not None and length <= min(limit, _READ_AT_ONCE_BYTES):
-            data: bytes = await body.read()
-            return data
-        if length is not None and length <= limit:
-            # Into place: otherwise the pieces take as much memory again as the whole.
-            whole = bytearray(length)
-            filled = await _fill(memoryview(whole), body)
-            return whole if filled == length else whole[:filled]
-        came = bytearray()
-        while len(came) < limit and (chunk := await body.read(CHUNK_BYTES)):
-            came += chunk
-        if only_that:
-            body.close()  # the rest is not waited for
-        elif len(came) > limit or await body.read(1):
-            body.close()
-            raise PermanentError(
-                f"more than {limit} bytes come: this is no entry; check the server"
-            )
-        return came[:limit]
+        while not only_that or len(data) < limit:
+            chunk = await body.read(CHUNK_BYTES)
+            if not chunk:
+                return data
+            data += chunk
+            if len(data) > limit and not only_that:
+                body.close()
+                raise PermanentError(
+                    f"more than {limit} bytes come: this is no entry; check the server"
+                )
+        body.close()  # the rest is not waited for
+    del data[limit:]
+    return data
 
 
 async def _fill(into: memoryview, body: Any) -> int:
