@@ -2,10 +2,10 @@
 
 from s3cache.graph._homes import ORIGINAL
 from s3cache.graph._identity import code_fingerprint
+from s3cache.graph._kernels import forget_kernels, record_kernel
 from s3cache.graph._key import Key, key_of, settings_digest, unpicklable_options, unsafe_code
-from s3cache.graph._overrides import remember_pristine
+from s3cache.graph._overrides import take_baseline
 from s3cache.graph._passes import context_hashes, described_passes
-from s3cache.graph._registered import forget_kernels, record_kernel
 from s3cache.graph._report import Graph, GraphBreak, Report
 from s3cache.graph._safety import (
     Code,
@@ -40,9 +40,9 @@ __all__ = [
     "key_of",
     "places",
     "record_kernel",
-    "remember_pristine",
     "sees_places",
     "settings_digest",
+    "take_baseline",
     "unpicklable_options",
     "unsafe_code",
     "unsafe_half",

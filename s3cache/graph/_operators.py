@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from s3cache.graph._identity import UnidentifiedError, identity
-from s3cache.graph._registered import is_of_torch
+from s3cache.graph._kernels import is_of_torch
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component, autograd_words
 from s3cache.torch_api import internals

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 from s3cache.graph._identity import UnidentifiedError, identity
-from s3cache.graph._whose import ABSENT, foreign_parts, text_of
+from s3cache.graph._origin import ABSENT, foreign_parts, text_of
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from s3cache.graph._homes import home_of, name_of
+from s3cache.graph._origin import is_foreign
 from s3cache.graph._safety import Unsafe, graph_modules, way_out
 from s3cache.graph._stable import Component
-from s3cache.graph._whose import is_foreign
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:

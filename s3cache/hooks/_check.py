@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from s3cache.graph import Graph, GraphBreak, Report, Unsafe, remember_pristine
+from s3cache.graph import Graph, GraphBreak, Report, Unsafe, take_baseline
 from s3cache.hooks._keys import KeySeam, Registry
 from s3cache.hooks._patching import Patches
 from s3cache.hooks._state import CacheCall, CompileState
@@ -40,7 +40,7 @@ def checked(
     import torch
 
     watch = _Watch(registry)
-    remember_pristine(early=False)
+    take_baseline(early=False)
     # What is compiled already keeps the options that it was given.
     compiled = function if _is_compiled(function) else torch.compile(function)
     torch.compiler.reset()

@@ -11,14 +11,14 @@ import torch
 import torch._inductor.compile_fx
 import torch._refs
 import torch.nn.functional as F  # noqa: N812 - as everybody does
+from s3cache.graph._constants import ChangedPart, Tables, is_changed_value
+from s3cache.graph._whose import ABSENT
 from torch._inductor import lowering, metrics, utils
 from torch._inductor.codegen import cpp, cpp_gemm_template, cpp_utils
 from torch._subclasses import fake_tensor
 from torch.utils._ordered_set import OrderedSet
 
 import s3cache
-from s3cache.graph._constants import ChangedPart, Tables, is_changed_value
-from s3cache.graph._whose import ABSENT
 from tests.support.density import dense
 from tests.support.machines import Machine
 
