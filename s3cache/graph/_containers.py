@@ -123,7 +123,9 @@ class Container:
                 continue
             if self.is_override(name, old, new):
                 found.append(self._override(name, new))
-            elif new is not ABSENT:
+            elif new is ABSENT:
+                del self.first[name]
+            elif not is_foreign(new):
                 self.first[name] = there
         return found
 

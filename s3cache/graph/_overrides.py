@@ -191,7 +191,7 @@ def _text(override: Override, registered: Callable[[object], str | None], *, tra
 
 def _unsafe(override: Override, error: UnidentifiedError) -> Unsafe:
     place, value = override.place, override.value
-    part = next(iter(foreign_parts(value)), value)
+    part = error.about if isinstance(value, tuple) else next(iter(foreign_parts(value)), value)
     what = f"a file, {value}" if isinstance(value, str) else name_of(part)
     if value is ABSENT:
         what = "nothing"

@@ -86,6 +86,7 @@ class Surface:
             fresh: modules that are certainly as torch has them.
         """
         self.watch_listed()
+        self._seen.add(id(internals.side_effectful.get()))  # a registry, which has its own check
         for name in self._new_modules():
             module = sys.modules.get(name)
             if not internals.makes_code(name) or type(module) is not types.ModuleType:
@@ -133,9 +134,9 @@ class Surface:
         if isinstance(container, Namespace) and internals.makes_code(container.module):
             for name, value in container.first.items():
                 if type(value) in kinds_of_tables() and not str(name).startswith("__"):
-                    self._add_constants(f"{container.place}.{name}", cast("Any", value), 0)
+                    self.add_constants(f"{container.place}.{name}", cast("Any", value))
 
-    def _add_constants(self, place: str, table: Collection[object], depth: int) -> None:
+    def add_constants(self, place: str, table: Collection[object], depth: int = 0) -> None:
         """Begin with a table, unless objects in it make it a cache or a registry."""
         if not table or id(table) in self._seen or depth > _MAX_DEPTH:
             return
@@ -146,7 +147,7 @@ class Surface:
         self._add(Constants(place, table), None, trusted=True)
         for name, value in inside.items():
             if type(value) in kinds_of_tables():
-                self._add_constants(f"{place}[{name}]", cast("Any", value), depth + 1)
+                self.add_constants(f"{place}[{name}]", cast("Any", value), depth + 1)
 
     # -- operators
 
@@ -201,18 +202,22 @@ class Surface:
 
     # -- what was replaced
 
+    def in_containers(self) -> list[Override]:
+        """Return what differs in the containers, and in the tables of operators, watched by now."""
+        for container in self._containers.changed():
+            self._enter(container, container.compare())
+        for operator in self._tables.changed():
+            self._look_at_tables(operator)
+        return list(itertools.chain.from_iterable(self._overrides.values()))
+
     def overrides(self, fresh: AbstractSet[str] = frozenset()) -> list[Override]:
         """Return what stands in the places of what torch has, or was added where torch looks.
 
         Args:
             fresh: see :meth:`watch`.
         """
-        for container in self._containers.changed():
-            self._enter(container, container.compare())
-        for operator in self._tables.changed():
-            self._look_at_tables(operator)
         self.watch(fresh)
-        found = list(itertools.chain.from_iterable(self._overrides.values()))
+        found = self.in_containers()
         if not all(map(is_, map(sys.modules.get, self._modules), self._modules.values())):
             for name, module in self._modules.items():
                 if (now := sys.modules.get(name, module)) is not module:
