@@ -114,19 +114,13 @@ class Container:
         return found
 
     def compare(self) -> list[Override]:
-        """Return what is there now in place of what torch has; accept what torch has added."""
+        """Return what is there now in place of what torch has."""
         now, found = by_name(self.inside), []
         for name in {**self.first, **now}:
-            there = now.get(name, ABSENT)
-            old, new = behind_seam(self.first.get(name, ABSENT)), behind_seam(there)
-            if old is new or _are_same_method(old, new):
-                continue
-            if self.is_override(name, old, new):
+            old, new = (behind_seam(each.get(name, ABSENT)) for each in (self.first, now))
+            is_same = old is new or _are_same_method(old, new)
+            if not is_same and self.is_override(name, old, new):
                 found.append(self._override(name, new))
-            elif new is ABSENT:
-                del self.first[name]
-            elif not is_foreign(new):
-                self.first[name] = there
         return found
 
     def _override(self, name: object, value: object) -> Override:
@@ -250,10 +244,9 @@ class Constants(Container):
         return False
 
     def compare(self) -> list[Override]:
-        first = dict(self.first)
         found = super().compare()
-        there = [name for name in by_name(self.inside) if name in first]
-        if type(self.inside) not in (list, set) and there != [n for n in first if n in there]:
+        there = [name for name in by_name(self.inside) if name in self.first]
+        if type(self.inside) not in (list, set) and there != [n for n in self.first if n in there]:
             found.append(Override(f"{self.place}[in another order]", there))
         return found
 
