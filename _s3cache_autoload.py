@@ -80,9 +80,9 @@ def take_baseline() -> None:
         found = getattr(owner, name, None) if name else owner
         if found is not None and place not in baseline:
             if isinstance(found, set):
-                baseline[place] = dict.fromkeys(found)
-            else:
-                baseline[place] = dict(found if isinstance(found, dict) else vars(found))
+                found = dict.fromkeys(found)
+            names = found if isinstance(found, dict) else vars(found)
+            baseline[place] = dict(names)  # type: ignore[assignment]  # of names, most of them
 
 
 def _enable() -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, cast
 
 import _s3cache_autoload
 from s3cache.graph._homes import behind_seam, home_of
@@ -36,6 +36,7 @@ __all__ = [
     "Table",
     "by_name",
     "is_constant",
+    "is_kind_of_operator",
     "is_torchs_operator",
     "kinds_of_tables",
 ]
@@ -135,9 +136,11 @@ class Container:
 
 def _are_same_method(old: object, new: object) -> bool:
     """Return True if both are one static or class method, perhaps with a seam in front of it."""
-    if not isinstance(old, (staticmethod, classmethod)) or type(old) is not type(new):
-        return False
-    return behind_seam(old.__func__) is behind_seam(cast("Any", new).__func__)
+    if isinstance(old, staticmethod) and isinstance(new, staticmethod):
+        return behind_seam(old.__func__) is behind_seam(new.__func__)
+    if isinstance(old, classmethod) and isinstance(new, classmethod):
+        return behind_seam(old.__func__) is behind_seam(new.__func__)
+    return False
 
 
 class Table(Container):
@@ -154,7 +157,7 @@ class Table(Container):
 class Namespace(Container):
     """A module or a class."""
 
-    inside: Mapping[str, object]  # type: ignore[assignment]
+    inside: Mapping[str, object]
 
     def __init__(self, place: str, module: str, inside: Mapping[str, object]) -> None:
         super().__init__(place.replace(":", "."), inside)
@@ -342,21 +345,22 @@ class Operators(Container):
         return Override(f"torch.ops.{name}".replace("::", "."), value)
 
 
+is_kind_of_operator: Callable[[type], bool] = internals.is_kind_of_operator
+_is_kind_of_packet: Callable[[type], bool] = internals.is_kind_of_packet
+_is_kind_of_namespace: Callable[[type], bool] = internals.is_kind_of_namespace
+
+
 def _is_operator(value: object) -> bool:
     kind = type(value)
-    return (
-        internals.is_kind_of_operator(kind)
-        or internals.is_kind_of_packet(kind)
-        or internals.is_kind_of_namespace(kind)
-    )
+    return is_kind_of_operator(kind) or _is_kind_of_packet(kind) or _is_kind_of_namespace(kind)
 
 
 def is_torchs_operator(value: object) -> bool:
     """Return True if torch defines it; asked of names, too."""
     if internals.is_higher_order(value):
         return home_of(type(value)).kind == "torch"
-    if internals.is_kind_of_namespace(type(value)):
-        packets = [each for each in vars(value).values() if internals.is_kind_of_packet(type(each))]
+    if _is_kind_of_namespace(type(value)):
+        packets = [each for each in vars(value).values() if _is_kind_of_packet(type(each))]
         return any(map(is_torchs_operator, packets))
     name = value if isinstance(value, str) else internals.full_name(value)
     return "::" not in name or is_of_torch(name)

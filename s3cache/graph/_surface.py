@@ -13,7 +13,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from operator import is_
-from typing import Any, cast
+from typing import cast
 
 import _s3cache_autoload
 from s3cache._importing import is_being_imported
@@ -30,6 +30,7 @@ from s3cache.graph._containers import (
     Table,
     by_name,
     is_constant,
+    is_kind_of_operator,
     is_torchs_operator,
     kinds_of_tables,
 )
@@ -115,7 +116,7 @@ class Surface:
         return new
 
     def _add(
-        self, container: Container, first: Mapping[Any, object] | None, *, trusted: bool
+        self, container: Container, first: Mapping[object, object] | None, *, trusted: bool
     ) -> None:
         found = container.start(None if first is None else dict(first), trusted=trusted)
         self._containers.add(container, *container.views())
@@ -134,7 +135,9 @@ class Surface:
         if isinstance(container, Namespace) and internals.makes_code(container.module):
             for name, value in container.first.items():
                 if type(value) in kinds_of_tables() and not str(name).startswith("__"):
-                    self.add_constants(f"{container.place}.{name}", cast("Any", value))
+                    self.add_constants(
+                        f"{container.place}.{name}", cast("Collection[object]", value)
+                    )
 
     def add_constants(self, place: str, table: Collection[object], depth: int = 0) -> None:
         """Begin with a table, unless objects in it make it a cache or a registry."""
@@ -147,7 +150,7 @@ class Surface:
         self._add(Constants(place, table), None, trusted=True)
         for name, value in inside.items():
             if type(value) in kinds_of_tables():
-                self.add_constants(f"{place}[{name}]", cast("Any", value), depth + 1)
+                self.add_constants(f"{place}[{name}]", cast("Collection[object]", value), depth + 1)
 
     # -- operators
 
@@ -168,7 +171,7 @@ class Surface:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if not internals.is_kind_of_operator(type(value)):
+        if not is_kind_of_operator(type(value)):
             self._add(Operators("torch.ops", vars(value)), None, trusted=False)
             return
         operator = cast("Operator", value)

@@ -242,7 +242,7 @@ def _called(name: str, x: Tensor) -> Any:
 def _tables() -> Iterator[Slot]:
     for name in ("sin", "exp", "cos"):
         operator = getattr(_aten, name).default
-        put = functools.partial(_lowered, operator)
+        put: Any = functools.partial(_lowered, operator)
         program = functools.partial(_called, name)
         yield Slot(
             "tables", f"lowering of {name}", program, put, ("plainly", "torch's other"), False
@@ -546,7 +546,7 @@ def _wrapper(how: str, by: float) -> Iterator[None]:
 def _registries() -> Iterator[Slot]:
     names = itertools.cycle(_OPERATORS[:8])
     for where, passes in _PASSES.items():
-        hows = ("graph", "graph first", "replacement")
+        hows: tuple[str, ...] = ("graph", "graph first", "replacement")
         if where.startswith("post"):
             hows += ("lowering", "lowering first")
         for _ in range(2):
