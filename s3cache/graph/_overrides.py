@@ -195,6 +195,8 @@ def _unsafe(override: Override, error: UnidentifiedError) -> Unsafe:
     what = f"a file, {value}" if isinstance(value, str) else name_of(part)
     if value is ABSENT:
         what = "nothing"
+    elif override.how == ALTERED:
+        what = "a program"
     fix = otherwise = "put torch's own back"
     about = error.about if hasattr(error.about, "__qualname__") else part
     if hasattr(about, "__qualname__"):

@@ -361,13 +361,13 @@ def _coded(function: Any, how: str, by: float) -> Context:
         code = names["make"](*old.co_freevars).__code__
         if how == "code under torch's file":
             code = code.replace(co_filename=old.co_filename, co_name=old.co_name)
-    return patch.object(function, "__code__", code)
+    return _set(function, "__code__", code)
 
 
 def _defaulted(function: Any, how: str, by: float) -> Context:
     old = function.__defaults__
     last = max(number for number, each in enumerate(old) if isinstance(each, float))
-    return patch.object(function, "__defaults__", (*old[:last], by / 10, *old[last + 1 :]))
+    return _set(function, "__defaults__", (*old[:last], by / 10, *old[last + 1 :]))
 
 
 def _cell_of(function: Any) -> Any:
@@ -377,15 +377,19 @@ def _cell_of(function: Any) -> Any:
     return next((cell for name, cell in named if name in ("f", "fn", "func")), None)
 
 
-@contextlib.contextmanager
-def _enclosed(function: Any, how: str, by: float) -> Iterator[None]:
+def _enclosed(function: Any, how: str, by: float) -> Context:
     cell = _cell_of(function)
-    old = cell.cell_contents
-    cell.cell_contents = _plainly(old, by)
+    return _set(cell, "cell_contents", _plainly(cell.cell_contents, by))
+
+
+@contextlib.contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    old = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        cell.cell_contents = old
+        setattr(owner, name, old)
 
 
 def _insides() -> Iterator[Slot]:
@@ -399,9 +403,9 @@ def _insides() -> Iterator[Slot]:
             yield Slot("insides", f"F.{name}", program, put, ("defaults",))
         formula = _decompositions.get(getattr(_aten, name).default)
         if _cell_of(formula) is not None:
-            yield Slot(
-                "insides", f"aten.{name}", program, functools.partial(_enclosed, formula), ("cell",)
-            )
+            put = functools.partial(_enclosed, formula)
+            # The wrapper's code is also called where code is generated.
+            yield Slot("insides", f"aten.{name}", program, put, ("cell",), traced=False)
 
 
 # -- operators: others in their places, and kernels for them
