@@ -3,10 +3,10 @@
 from s3cache.graph._distribution import ORIGINAL_ATTR
 from s3cache.graph._graph import graph_modules, reads_storage_offsets, storage_offsets
 from s3cache.graph._identity import code_fingerprint
+from s3cache.graph._kernels import forget_kernels, record_kernel
 from s3cache.graph._key import FIRST_CALL, Key, bypass_reasons, key_of, settings_digest
-from s3cache.graph._overrides import remember_pristine
+from s3cache.graph._overrides import take_baseline
 from s3cache.graph._passes import context_hashes, described_passes
-from s3cache.graph._registered import forget_kernels, record_kernel
 from s3cache.graph._report import Graph, GraphBreak, Report
 from s3cache.graph._results import BypassReason, Code, Component, cached_at
 from s3cache.graph._safety import (
@@ -41,8 +41,8 @@ __all__ = [
     "process_bypass_reasons",
     "reads_storage_offsets",
     "record_kernel",
-    "remember_pristine",
     "settings_digest",
     "storage_offsets",
+    "take_baseline",
     "unpicklable_options",
 ]

@@ -18,6 +18,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._origin import foreign_parts
 from s3cache.graph._results import (
     BypassReason,
     Finding,
@@ -25,7 +26,6 @@ from s3cache.graph._results import (
     qualified_name,
     suggested_fix,
 )
-from s3cache.graph._whose import foreign_parts
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from s3cache.graph._distribution import origin_of
 from s3cache.graph._graph import call_nodes, graph_modules
 from s3cache.graph._graph_bytes import autograd_function_text
 from s3cache.graph._identity import UnidentifiedError, identity
-from s3cache.graph._registered import is_of_torch
+from s3cache.graph._kernels import is_of_torch
+from s3cache.graph._origin import is_foreign
 from s3cache.graph._results import (
     BypassReason,
     Finding,
@@ -30,7 +31,6 @@ from s3cache.graph._results import (
     qualified_name,
     suggested_fix,
 )
-from s3cache.graph._whose import is_foreign
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:

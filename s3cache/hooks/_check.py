@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from s3cache.graph import BypassReason, Graph, GraphBreak, Report, remember_pristine
+from s3cache.graph import BypassReason, Graph, GraphBreak, Report, take_baseline
 from s3cache.hooks._keys import KeyHook, Registry
 from s3cache.hooks._state import CacheCall, CompileState, Patches
 from s3cache.torch_api import internals
@@ -37,7 +37,7 @@ def checked(
     import torch
 
     watch = _Watch(registry)
-    remember_pristine(early=False)
+    take_baseline(early=False)
     # What is compiled already keeps the options that it was given.
     compiled = function if _is_compiled(function) else torch.compile(function)
     torch.compiler.reset()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from s3cache._importing import when_imported
-from s3cache.graph import forget_kernels, record_kernel, remember_pristine
+from s3cache.graph import forget_kernels, record_kernel, take_baseline
 from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function, OperatorLibrary
@@ -32,7 +32,7 @@ def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], Non
 
     def begin() -> None:
         try:
-            waiting.append(remember_pristine(early=early))
+            waiting.append(take_baseline(early=early))
             if internals.is_supported():
                 patches.replace(internals.register_kernel, _recorder)
         except Exception as exc:  # noqa: BLE001 - the program that imports torch goes on

@@ -17,8 +17,9 @@ from torch._subclasses import fake_tensor
 from torch.utils._ordered_set import OrderedSet
 
 import s3cache
-from s3cache.graph._constants import ChangedPart, Tables, is_changed_value
-from s3cache.graph._whose import ABSENT
+from s3cache.graph._containers import is_same_value
+from s3cache.graph._origin import ABSENT
+from s3cache.graph._surface import Surface
 from tests.support.density import dense
 from tests.support.machines import Machine
 
@@ -130,53 +131,59 @@ def test_no_work_of_torchs_changes_a_key(tmp_path: Path) -> None:
 # -- by themselves
 
 
+class _Watched:
+    """Tables of a class that are watched by themselves."""
+
+    def __init__(self, **tables: Any) -> None:
+        self.surface = Surface()
+        for name, table in tables.items():
+            self.surface.add_constants(f"here.{name}", table)
+
+    def changed(self) -> list[tuple[str, object]]:
+        found = self.surface.in_containers()
+        return [(each.place, each.value) for each in found]
+
+
 def test_tables_with_other_things_in_them_are_caches() -> None:
-    tables = Tables()
     cache, counts, numbers = {"a": object()}, [0], {"a": [1, 2]}
     empty: dict[str, int] = {}
-    tables.note("here", {"cache": cache, "counts": counts, "empty": empty, "numbers": numbers})
+    watched = _Watched(cache=cache, counts=counts, empty=empty, numbers=numbers)
     cache["a"] = object()
     counts[0] += 1
     empty["a"] = 1
-    assert tables.changed() == []
+    assert watched.changed() == []
     numbers["a"].append(3)
-    assert tables.changed() == [ChangedPart("here.numbers[a][2]", 3)]
+    assert watched.changed() == [("here.numbers[a][2]", 3)]
     numbers["a"].pop()
-    assert tables.changed() == []
+    assert watched.changed() == []
     del numbers["a"]
-    assert tables.changed() == [ChangedPart("here.numbers[a]", ABSENT)]
-    assert tables.changed() == [ChangedPart("here.numbers[a]", ABSENT)]
+    assert watched.changed() == watched.changed() == [("here.numbers[a]", ABSENT)]
 
 
 def test_names_and_order_of_what_is_in_a_table_matter() -> None:
-    tables = Tables()
     named, ordered, unordered = {"a": "x", "b": "y"}, OrderedSet(["a", "b"]), {"a", "b"}
-    tables.note("here", {"named": named, "ordered": ordered, "unordered": unordered})
+    watched = _Watched(named=named, ordered=ordered, unordered=unordered)
     named["c"] = named.pop("b")
-    assert tables.changed() == [
-        ChangedPart("here.named[b]", ABSENT),
-        ChangedPart("here.named[c]", "y"),
-    ]
+    assert watched.changed() == [("here.named[b]", ABSENT), ("here.named[c]", "y")]
     named["b"] = named.pop("c")
-    assert tables.changed() == []
+    assert watched.changed() == []
     named["a"] = named.pop("a")
-    assert tables.changed() == [ChangedPart("the order of here.named", ["b", "a"])]
+    assert watched.changed() == [("here.named[in another order]", ["b", "a"])]
     named["b"] = named.pop("b")
     for table in (ordered, unordered):
         table.discard("a")
         table.add("a")
-    assert tables.changed() == [ChangedPart("the order of here.ordered", ["b", "a"])]
+    assert watched.changed() == [("here.ordered[in another order]", ["b", "a"])]
 
 
-def test_what_is_registered_among_functions_tells_if_it_is_anothers() -> None:
-    tables = Tables()
+def test_functions_that_are_added_count_if_they_are_not_torchs() -> None:
     functions: dict[str, Any] = {"a": torch.sin}
-    tables.note("here", {"functions": functions})
+    watched = _Watched(functions=functions)
     functions["b"] = torch._refs.sinc
     functions["c"] = torch.ops.aten.sin.default
-    assert tables.changed() == []
+    assert watched.changed() == []
     functions["d"] = keys
-    assert tables.changed() == [ChangedPart("here.functions[d]", keys)]
+    assert watched.changed() == [("here.functions[d]", keys)]
 
 
 class _Equal:
@@ -186,9 +193,7 @@ class _Equal:
     __hash__ = object.__hash__
 
 
-def test_what_says_that_it_equals_a_value_does_not() -> None:
+def test_what_claims_to_equal_a_value_does_not() -> None:
     for had, value in ((1, True), (1, 1.0), ((1,), (_Equal(),)), ({"a": 1}, {"a": _Equal()})):
-        assert is_changed_value("here", "here", "name", had, value)
-    assert not is_changed_value("here", "here", "name", {"a": (1, 2)}, {"a": (1, 2)})
-    assert not is_changed_value("here", "here", "name", ABSENT, 1)  # nobody looks for it there
-    assert is_changed_value("here.Class", "here", "name", ABSENT, 1)
+        assert not is_same_value(had, value)
+    assert is_same_value({"a": (1, 2)}, {"a": (1, 2)})

@@ -22,7 +22,7 @@ from torch._prims_common import wrappers
 from torch.fx.experimental import proxy_tensor
 
 import s3cache
-from s3cache.graph._members import replaced_members
+from s3cache.graph._overrides import all_overrides
 from tests.support.density import dense
 from tests.support.machines import Machine
 
@@ -242,7 +242,7 @@ def test_seams_are_not_in_the_key(tmp_path: Path) -> None:
     plain = keys()
     with s3cache.enabled(local_dir=tmp_path):
         assert keys() == plain
-        assert replaced_members() == []
+        assert all_overrides() == []
 
 
 def _keys_of_machine() -> list[Any]:
@@ -255,7 +255,7 @@ def _keys_of_machine() -> list[Any]:
     import torch.nn.attention.flex_attention
 
     torch.compile(lambda x: torch.vmap(torch.sin)(x) + 1)(torch.ones(2, 2, requires_grad=True))
-    return [replaced, keys(), [place for place, _ in replaced_members()]]
+    return [replaced, keys(), [each.place for each in all_overrides()]]
 
 
 @dense

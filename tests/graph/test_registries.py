@@ -26,7 +26,7 @@ from torch._subclasses.fake_impls import register_op_impl
 
 import s3cache
 from s3cache.graph._identity import UnidentifiedError
-from s3cache.graph._registries import registered_others, unused_kept
+from s3cache.graph._registries import registered_overrides, unused_kept
 from s3cache.torch_api import installed_release, internals
 from tests.support.scripts import run_script
 
@@ -35,7 +35,7 @@ Register = Callable[[float], object]
 
 def lines() -> list[str]:
     """Where something of others is registered, and under what."""
-    found = [f"{each.place} {each.what}" for each in registered_others()]
+    found = [each.place for each in registered_overrides()]
     return sorted([*found, *unused_kept()])
 
 

@@ -16,7 +16,7 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.perturb import aliasing, asking, backwards, insides, patching, registering
+from tests.perturb import aliasing, asking, backwards, replacing
 from tests.perturb.bases import BASES, Mlp, mlp, pointwise
 from tests.perturb.histories import History
 from tests.perturb.operators import OPERATORS
@@ -48,9 +48,7 @@ def all_histories() -> list[History]:
         *aliasing.subclasses(),
         *aliasing.more_subclasses(),
         *backwards.backwards(),
-        *patching.patches(),
-        *registering.registrations(),
-        *insides.insides(),
+        *replacing.replacements(),
         *asking.asked(),
     ]
 

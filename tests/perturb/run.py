@@ -20,7 +20,7 @@ from tests.perturb.workers import Changes, Chunk, Histories, in_processes
 
 __all__ = ["ENOUGH", "part", "with_torchs_own_key"]
 
-ENOUGH = 7_000  # changes that `make test-perturb` has to judge
+ENOUGH = 6_000  # changes that `make test-perturb` has to judge
 _CHUNK = 60  # that one process judges: what torch keeps of each is gone with it
 
 

@@ -1,0 +1,609 @@
+"""What a program replaces in torch: kind of slot × slot × how it is replaced × since when.
+
+No graph names any of it when its key is made. A second program on the cache of a first one must
+never get what was compiled while torch was otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._inductor.codegen.cpp
+import torch._inductor.compile_fx
+import torch._inductor.decomposition
+import torch._inductor.lowering
+import torch._prims_common
+import torch._refs
+import torch.nn.functional as F  # noqa: N812 - as everybody does
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._inductor.codegen import common
+from torch._inductor.codegen.cpp import CppScheduling
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.pattern_matcher import (
+    Arg,
+    CallFunction,
+    fwd_only,
+    register_graph_pattern,
+    register_lowering_pattern,
+    register_replacement,
+)
+
+from tests.perturb.backing import backend, backends
+from tests.perturb.histories import Call, History
+
+__all__ = ["replacements"]
+
+Context = contextlib.AbstractContextManager[Any]
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_lowerings = torch._inductor.lowering.lowerings
+_decompositions = torch._inductor.decomposition.decompositions
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One thing of torch's, and a program that comes by it.
+
+    Attributes:
+        kind: of slot.
+        name: of it.
+        program: what is compiled.
+        put: puts something there in one of several ways, with a number in it.
+        hows: those ways.
+        traced: only what is traced changes, so that what is alike hits at the second level.
+        options: of the histories.
+    """
+
+    kind: str
+    name: str
+    program: Callable[[Tensor], Any]
+    put: Callable[[str, float], Context]
+    hows: tuple[str, ...]
+    traced: bool = True
+    options: tuple[tuple[str, Any], ...] = (("native", False),)
+
+
+# -- names in namespaces and classes: what is there, and another function of torch's
+
+_SPOTS: dict[str, dict[str, tuple[Callable[[Tensor], Any], Any]]] = {
+    "torch": {
+        "layer_norm": (lambda x: F.layer_norm(x, (8,)), torch.sum),
+        "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), torch.sum),
+        "relu": (F.relu, torch.sigmoid),
+        "selu": (F.selu, torch.sigmoid),
+        "nan_to_num": (lambda x: torch.nan_to_num(x), torch.sin),
+        "addmm": (lambda x: torch.addmm(x, x[:, :4], x), torch.addcmul),
+        "threshold": (lambda x: F.threshold(x, 0.1, 2.0), torch.sigmoid),
+        "cosine_similarity": (lambda x: F.cosine_similarity(x, x * 2), torch.mul),
+        "pixel_shuffle": (lambda x: F.pixel_shuffle(x[None], 2), torch.sin),
+    },
+    "torch._C._nn": {
+        "silu": (F.silu, torch.sigmoid),
+        "hardtanh": (F.hardtanh, torch.sigmoid),
+        "elu": (F.elu, torch.sigmoid),
+        "glu": (F.glu, torch.sigmoid),
+        "mse_loss": (lambda x: F.mse_loss(x, x * 2), torch.mul),
+        "pad": (lambda x: F.pad(x, (1, 1)), torch.sigmoid),
+        "linear": (lambda x: F.linear(x, x), torch.mul),
+        "avg_pool2d": (lambda x: F.avg_pool2d(x[None], 2), torch.sin),
+    },
+    "torch._VF": {
+        "dropout": (lambda x: F.dropout(x, 0.0), torch.mul),
+        "einsum": (lambda x: torch.einsum("ij,kj->ik", x, x), torch.sigmoid),
+        "cdist": (lambda x: torch.cdist(x, x * 2), torch.mul),
+    },
+    "torch:Tensor": {
+        "softmax": (lambda x: F.softmax(x, -1), torch.Tensor.cumsum),
+        "sigmoid": (lambda x: x.sigmoid(), torch.Tensor.sin),
+        "__matmul__": (lambda x: x @ x.t(), torch.Tensor.sub),
+        "__rsub__": (lambda x: 3 - x, torch.Tensor.add),
+        "sum": (lambda x: x.sum(0), torch.Tensor.prod),
+        "view": (lambda x: x.view(8, 4), torch.Tensor.reshape),
+        "__getitem__": (lambda x: x[1:], torch.Tensor.sub),
+    },
+    "torch.nn.functional": {
+        "relu": (lambda x: torch.nn.ReLU()(x), F.silu),
+        "silu": (lambda x: F.silu(x), F.mish),
+        "linear": (lambda x: F.linear(x, x), torch.mul),
+        "softmax": (lambda x: torch.nn.Softmax(-1)(x), torch.cumsum),
+    },
+    "torch.linalg": {"vector_norm": (lambda x: torch.linalg.vector_norm(x), torch.sum)},
+    "torch.fft": {"fftshift": (lambda x: torch.fft.fftshift(x), torch.sin)},
+    "torch.special": {"entr": (lambda x: torch.special.entr(x), torch.sin)},
+    "torch._refs": {
+        "sinc": (lambda x: torch.sinc(x), torch._refs.deg2rad),
+        "rot90": (lambda x: torch.rot90(x), torch.sin),
+    },
+    "torch._refs.nn.functional": {"mish": (F.mish, torch.sin)},
+    "torch._prims": {"sin": (lambda x: torch.sinc(x), torch.cos)},
+    "torch._decomp.decompositions": {"mse_loss": (lambda x: F.mse_loss(x, x * 2), torch.mul)},
+    "torch._meta_registrations": {"meta_mm": (lambda x: x @ x.t(), torch.mul)},
+}
+
+
+def _scaled(original: Callable[..., Any], by: float, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs) * by
+
+
+def _plainly(original: Callable[..., Any], by: float) -> Any:
+    return lambda *args, **kwargs: _scaled(original, by, *args, **kwargs)
+
+
+def _wrapping(original: Callable[..., Any], by: float) -> Any:
+    return functools.wraps(original)(_plainly(original, by))
+
+
+def _forged(original: Callable[..., Any], by: float) -> Any:
+    """Text that was made into a function which says that it is torch's."""
+    names: dict[str, Any] = {"original": original, "by": by, "__name__": "torch.nn.functional"}
+    exec("def forged(*args, **kwargs): return original(*args, **kwargs) * by", names)
+    names["forged"].__name__ = names["forged"].__qualname__ = getattr(original, "__name__", "f")
+    return names["forged"]
+
+
+class _Callable:
+    def __init__(self, original: Callable[..., Any], by: float) -> None:
+        self.original, self.by = original, by
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _scaled(self.original, self.by, *args, **kwargs)
+
+
+_WRAPPERS: dict[str, Callable[[Callable[..., Any], float], Any]] = {
+    "plainly": _plainly,
+    "wrapping": _wrapping,
+    "allowed": lambda original, by: torch.compiler.allow_in_graph(_wrapping(original, by)),
+    "forged": _forged,
+    "partial": lambda original, by: functools.partial(_scaled, original, by),
+    "object": _Callable,
+    "method": lambda original, by: _Callable(original, by).__call__,
+    "without grad": lambda original, by: torch.no_grad()(_plainly(original, by)),
+}
+
+
+def _owner(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(sys.modules[module], name) if name else sys.modules[module]
+
+
+def _named(place: str, name: str, other: Any, how: str, by: float) -> Context:
+    owner = _owner(place)
+    original = getattr(owner, name)
+    new = other if how == "torch's other" else _WRAPPERS[how](original, by)
+    if isinstance(owner, type) and not isinstance(new, types.FunctionType):
+        new = _wrapping(new, 1.0)
+    return patch.object(owner, name, new)
+
+
+def _names() -> Iterator[Slot]:
+    turns = itertools.cycle(itertools.permutations(_WRAPPERS, 3))
+    for place, names in _SPOTS.items():
+        for name, (program, other) in names.items():
+            put = functools.partial(_named, place, name, other)
+            hows = (*next(turns), "torch's other")
+            yield Slot("names", f"{place}.{name}", program, put, hows)
+
+
+# -- tables: decompositions, lowerings, and what operators do by key
+
+
+def _lowered(operator: Any, how: str, by: float) -> Context:
+    old, multiply = _lowerings[operator], _lowerings[_aten.mul.Tensor]
+    if how == "torch's other":
+        return patch.dict(_lowerings, {operator: _lowerings[_aten.cos.default]})
+    return patch.dict(_lowerings, {operator: lambda x: multiply(old(x), by)})
+
+
+def _decomposed(operator: Any, how: str, by: float) -> Context:
+    other = _decompositions[_aten.mish.default]
+    ways = {
+        "torch's other": other,
+        "plainly": lambda x: torch.tanh(x) * by,
+        "wrapping": functools.wraps(other)(lambda x: torch.tanh(x) * by),
+        "partial": functools.partial(_scaled, torch.tanh, by),
+    }
+    return patch.dict(_decompositions, {operator: ways[how]})
+
+
+@contextlib.contextmanager
+def _by_key(operator: Any, key: Any, how: str, by: float) -> Iterator[None]:
+    function: Any = lambda x, *_: torch.sin(x) * by  # noqa: E731 - one of several
+    if how.startswith("torch's"):
+        function = _decompositions[(_aten.silu if by == 2 else _aten.mish).default]
+    with patch.dict(operator.py_kernels):
+        operator.py_kernels.pop(key, None)
+        if how.endswith("given"):
+            operator.py_impl(key)(function)
+        else:
+            operator.py_kernels[key] = function
+        operator._dispatch_cache.clear()
+        try:
+            yield
+        finally:
+            operator._dispatch_cache.clear()
+
+
+def _called(name: str, x: Tensor) -> Any:
+    return (getattr(F, name, None) or getattr(torch, name))(x) + 1
+
+
+def _tables() -> Iterator[Slot]:
+    for name in ("sin", "exp", "cos"):
+        operator = getattr(_aten, name).default
+        put: Any = functools.partial(_lowered, operator)
+        program = functools.partial(_called, name)
+        yield Slot(
+            "tables", f"lowering of {name}", program, put, ("plainly", "torch's other"), False
+        )
+    for name in ("silu", "hardswish", "hardsigmoid"):
+        put = functools.partial(_decomposed, getattr(_aten, name).default)
+        hows = ("plainly", "wrapping", "partial", "torch's other")
+        yield Slot(
+            "tables", f"decomposition of {name}", functools.partial(_called, name), put, hows
+        )
+    keys = itertools.cycle(("CompositeImplicitAutograd", "AutogradCPU", "Meta", "CPU"))
+    for name in ("silu", "mish", "hardswish", "sigmoid", "tanh", "relu", "exp", "elu"):
+        key, operator = next(keys), getattr(_aten, name).default
+        put = functools.partial(_by_key, operator, getattr(DispatchKey, key))
+        hows = ("given", "written", "torch's given", "torch's written")
+        yield Slot("tables", f"{key} of {name}", functools.partial(_called, name), put, hows)
+
+
+# -- members of modules that make code: each exchanges operators of the graph that passes by
+
+_INSTEAD = {2.0: _aten.cos.default, 3.0: _aten.tanh.default}
+_FX = "torch._inductor.fx_passes"
+_GIVEN_A_GRAPH = {
+    "torch._inductor.compile_fx": "_recursive_joint_graph_passes _recursive_post_grad_passes"
+    " joint_graph_passes post_grad_passes view_to_reshape record_original_output_strides",
+    f"{_FX}.joint_graph": "canonicalize_aten_ir_passes constant_fold_uniform_value",
+    f"{_FX}.post_grad": "remove_noop_ops reorder_for_locality",
+    f"{_FX}.reinplace": "canonicalize_view_scatter_ops",
+}
+_GIVEN_AN_OPERATOR = {
+    "torch._inductor.graph:GraphLowering": "call_function",
+    "torch.fx.experimental.proxy_tensor": "proxy_call",
+    "torch._subclasses.functional_tensor:FunctionalTensorMode": "__torch_dispatch__",
+}
+
+
+def _in_graph(original: Any, by: float, first: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(first, *args, **kwargs)
+    graph = getattr(first, "graph", first)
+    for node in graph.nodes:
+        if node.target is _aten.sin.default:
+            node.target = _INSTEAD[by]
+    if graph is not first:
+        first.recompile()
+    return result
+
+
+def _in_call(original: Any, by: float, first: Any, operator: Any, *args: Any, **kw: Any) -> Any:
+    operator = _INSTEAD[by] if operator is _aten.sin.default else operator
+    return original(first, operator, *args, **kw)
+
+
+def _in_text(original: Any, by: float, x: Any) -> Any:
+    text = original(x)
+    return type(text)(f"({text} + {text})") if by > 2 else text
+
+
+def _member(place: str, name: str, change: Any, how: str, by: float) -> Context:
+    owner = _owner(place)
+    there: Any = inspect.getattr_static(owner, name)
+    original = there.__func__ if isinstance(there, staticmethod) else there
+    changed = functools.partial(change, original, by)
+    ways: dict[str, Any] = {
+        "plainly": lambda *args, **kwargs: changed(*args, **kwargs),
+        "wrapping": functools.wraps(original)(lambda *args, **kwargs: changed(*args, **kwargs)),
+        "torch's": torch.no_grad()(lambda *args, **kwargs: changed(*args, **kwargs)),
+        "lru": functools.lru_cache(maxsize=None)(lambda *a, **kwargs: changed(*a, **kwargs)),
+        "partial": changed,
+    }
+    new = ways[how]
+    return patch.object(owner, name, staticmethod(new) if original is not there else new)
+
+
+def _members() -> Iterator[Slot]:
+    def program(x: Tensor) -> Any:
+        return x.sin() + x.exp()
+
+    for given, change, hows in (
+        (_GIVEN_A_GRAPH, _in_graph, ("plainly", "wrapping", "torch's", "lru", "partial")),
+        (_GIVEN_AN_OPERATOR, _in_call, ("plainly", "wrapping", "torch's")),
+    ):
+        for place, names in given.items():
+            for name in names.split():
+                put = functools.partial(_member, place, name, change)
+                yield Slot("members", f"{place}.{name}", program, put, hows, traced=False)
+    for name in ("sin", "exp", "sqrt"):
+        put = functools.partial(
+            _member, "torch._inductor.codegen.cpp:CppVecOverrides", name, _in_text
+        )
+        calls = functools.partial(lambda name, x: getattr(x.abs(), name)() + 1, name)
+        yield Slot("members", f"C++ of {name}", calls, put, ("plainly", "wrapping"), False, ())
+
+
+# -- insides of functions: nothing of it is under any name
+
+_FUNCTIONS = "relu silu mish hardswish elu selu celu leaky_relu hardtanh hardsigmoid".split()  # noqa: SIM905
+# Code that is put into a function has to have as many variables of its closure as that one.
+_TEXT = """
+def make({free}):
+    def code(*args, **kwargs):
+        lambda: ({free})
+        import torch
+        return torch.sin([*args, *kwargs.values()][0]) * {by}
+    return code
+"""
+
+
+def _coded(function: Any, how: str, by: float) -> Context:
+    names: dict[str, Any] = {}
+    old = function.__code__
+    if how == "another's code":
+        code = (F.silu if by == 2 or old is F.mish.__code__ else F.mish).__code__
+        code = F.softsign.__code__ if code is old else code
+    else:
+        exec(_TEXT.format(free=", ".join(old.co_freevars), by=by), names)
+        code = names["make"](*old.co_freevars).__code__
+        if how == "code under torch's file":
+            code = code.replace(co_filename=old.co_filename, co_name=old.co_name)
+    return _set(function, "__code__", code)
+
+
+def _defaulted(function: Any, how: str, by: float) -> Context:
+    old = function.__defaults__
+    last = max(number for number, each in enumerate(old) if isinstance(each, float))
+    return _set(function, "__defaults__", (*old[:last], by / 10, *old[last + 1 :]))
+
+
+def _cell_of(function: Any) -> Any:
+    """Return the variable in which a wrapper of torch's has what it wraps, if it is one."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    named = zip(names, getattr(function, "__closure__", None) or (), strict=True)
+    return next((cell for name, cell in named if name in ("f", "fn", "func")), None)
+
+
+def _enclosed(function: Any, how: str, by: float) -> Context:
+    cell = _cell_of(function)
+    return _set(cell, "cell_contents", _plainly(cell.cell_contents, by))
+
+
+@contextlib.contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+def _insides() -> Iterator[Slot]:
+    for name in _FUNCTIONS:
+        function, program = getattr(F, name), functools.partial(_called, name)
+        hows = ("code", "code under torch's file", "another's code")
+        put = functools.partial(_coded, function)
+        yield Slot("insides", f"F.{name}", program, put, hows)
+        if name in ("elu", "celu", "leaky_relu", "hardtanh"):
+            put = functools.partial(_defaulted, function)
+            yield Slot("insides", f"F.{name}", program, put, ("defaults",))
+        formula = _decompositions.get(getattr(_aten, name).default)
+        if _cell_of(formula) is not None:
+            put = functools.partial(_enclosed, formula)
+            # The wrapper's code is also called where code is generated.
+            yield Slot("insides", f"aten.{name}", program, put, ("cell",), traced=False)
+
+
+# -- operators: others in their places, and kernels for them
+
+_OPERATORS = ["sin", "cos", "exp", "tanh", "abs", "sigmoid", "erf", "floor", "neg", "relu"]
+
+
+def _reaching(name: str) -> Any:
+    """Return an operator whose backward formula asks ATen for the one called so."""
+    made = torch.library.custom_op(f"s3cache_placed::{name}", lambda x: x * 2, mutates_args=(),
+                                   schema="(Tensor x) -> Tensor")  # fmt: skip
+    made.register_fake(torch.empty_like)
+    made.register_autograd(lambda _, grad: getattr(torch.ops.aten, name).default(grad))
+    return lambda x: made(x) * x
+
+
+def _placed(name: str, how: str, by: float) -> Context:
+    def scaled(x: Tensor) -> Tensor:
+        return torch.sinc(x) * by
+
+    packet, other = getattr(_aten, name), _aten.hardswish if by == 2 else _aten.mish
+    owner, attribute, value = {
+        "overload by another": (packet, "default", other.default),
+        "overload by a function": (packet, "default", scaled),
+        "packet by another": (_aten, name, other),
+        "packet by a class": (_aten, name, type("Packet", (), {"default": staticmethod(scaled)})),
+    }[how]
+    return patch.object(owner, attribute, value)
+
+
+@contextlib.contextmanager
+def _kernel(namespace: str, name: str, key: str, how: str, by: float) -> Iterator[None]:
+    function: Any = lambda x, *_: torch.sinc(x) * by  # noqa: E731 - one of two
+    if how == "torch's":
+        function = torch._refs.sinc if by == 2 else torch._refs.deg2rad
+    library = torch.library.Library(namespace, "IMPL")
+    try:
+        library.impl(name, function, key)
+        yield
+    finally:
+        library._destroy()
+
+
+def _operators() -> Iterator[Slot]:
+    hows = ("overload by another", "overload by a function", "packet by another",
+            "packet by a class")  # fmt: skip
+    for name in _OPERATORS:
+        yield Slot("operators", name, _reaching(name), functools.partial(_placed, name), hows)
+    keys = itertools.cycle(("AutogradCPU", "CompositeImplicitAutograd", "CPU", "Meta", "Autograd"))
+    for name in ("sin", "cos", "exp", "tanh", "erf", "sqrt", "neg", "abs"):
+        key = next(keys)
+        put = functools.partial(_kernel, "prims", name, key)
+        program = functools.partial(lambda name, x: getattr(_prims, name)(x.abs()) + 1, name)
+        yield Slot("operators", f"prims.{name} for {key}", program, put, ("own", "torch's"), False)
+    for name in ("silu", "mish", "hardswish", "sinc", "celu", "softplus"):
+        for key in ("AutogradCPU", "CompositeImplicitAutograd", "CPU"):
+            put = functools.partial(_kernel, "aten", name, key)
+            program = functools.partial(_called, name)
+            yield Slot("operators", f"aten.{name} for {key}", program, put, ("own",), False)
+
+
+# -- constants: decompositions compute in the type that a table names for that of the input
+
+_TABLE = "_computation_dtype_map"
+
+
+def _constant(how: str, by: float) -> Context:
+    table: Any = getattr(torch._prims_common, _TABLE)
+    kind = torch.float16 if by == 2 else torch.bfloat16
+    if how == "another table":
+        return patch.object(torch._prims_common, _TABLE, {**table, torch.bfloat16: kind})
+    if how == "only item":
+        return patch.dict(table, {torch.bfloat16: kind}, clear=True)
+    return patch.dict(table, {torch.bfloat16: kind})
+
+
+def _constants() -> Iterator[Slot]:
+    for name in (*_FUNCTIONS[1:], "logsigmoid", "softplus", "softshrink"):
+        if name != "celu":
+            program = functools.partial(
+                lambda name, x: getattr(F, name)(x.bfloat16()).float() + x, name
+            )
+            hows = ("an item", "only item", "another table")
+            yield Slot("constants", name, program, _constant, hows, traced=False)
+
+
+# -- registries of Inductor
+
+_PASSES = {
+    "early": joint_graph.early_patterns,
+    "joint 0": joint_graph.pass_patterns[0],
+    "joint 1": joint_graph.pass_patterns[1],
+    "post 0": post_grad.pass_patterns[0],
+    "post 1": post_grad.pass_patterns[1],
+    "post 2": post_grad.pass_patterns[2],
+}
+
+
+@contextlib.contextmanager
+def _pattern(where: Any, name: str, how: str, by: float) -> Iterator[None]:
+    operator = getattr(_aten, name).default
+    before = {key: [*entries] for key, entries in where.patterns.items()}
+    seen = {key: [*graphs] for key, graphs in where.seen_patterns.items()}
+    pattern, prepend = CallFunction(operator, Arg()), how.endswith("first")
+    if how.startswith("graph"):
+        register_graph_pattern(pattern, pass_dict=where, prepend=prepend)(
+            lambda match, x: match.replace_by_example(lambda x: x * by, [x])
+        )
+    elif how.startswith("lowering"):
+        register_lowering_pattern(pattern, pass_dict=where, prepend=prepend)(
+            lambda match, x: _lowerings[_aten.mul.Tensor](x, by)
+        )
+    else:
+        register_replacement(
+            lambda x: operator(x), lambda x: x * by, [torch.ones(4, 8)], fwd_only, where
+        )
+    try:
+        yield
+    finally:
+        for table, then in ((where.patterns, before), (where.seen_patterns, seen)):
+            table.clear()
+            table.update(then)
+
+
+@contextlib.contextmanager
+def _wrapper(how: str, by: float) -> Iterator[None]:
+    class Wrapper(PythonWrapperCodegen):
+        def generate_return(self, output_refs: list[str]) -> None:
+            changed = [f"{ref}.mul({by})" if "buf" in ref else ref for ref in output_refs]
+            super().generate_return(changed)
+
+    wrapper: Any = Wrapper
+    if how == "constructor":
+        made = staticmethod(lambda *args: Wrapper.create(*args))
+        wrapper = type("Other", (PythonWrapperCodegen,), {"create": made})
+    common.init_backend_registration()
+    with patch.dict(common.device_codegens):
+        common.register_backend_for_device("cpu", CppScheduling, wrapper, CppWrapperCpu)
+        yield
+
+
+def _registries() -> Iterator[Slot]:
+    names = itertools.cycle(_OPERATORS[:8])
+    for where, passes in _PASSES.items():
+        hows: tuple[str, ...] = ("graph", "graph first", "replacement")
+        if where.startswith("post"):
+            hows += ("lowering", "lowering first")
+        for _ in range(2):
+            name = next(names)
+            put = functools.partial(_pattern, passes, name)
+            program = functools.partial(_called, name)
+            yield Slot("registries", f"{name} in {where}", program, put, hows, traced=False)
+    program = functools.partial(_called, "sin")
+    yield Slot("registries", "wrapper", program, _wrapper, ("method", "constructor"), False)
+
+
+def _backends() -> Iterator[Slot]:
+    for name, program, make in backends():
+        put = functools.partial(lambda make, how, by: make(by)(), make)
+        options = (("native", False), ("options", {"backend": backend}))
+        yield Slot("backends", name, program, put, ("given",), False, options)
+
+
+# -- pairs of programs
+
+_SINCE = ("after enable", "before enable", "after another", "before enable, after another")
+
+
+def _input() -> tuple[Tensor]:
+    return (torch.linspace(-2, 2, 32).reshape(4, 8).requires_grad_(),)
+
+
+def _pair(slot: Slot, how: str, since: str) -> History:
+    plain = contextlib.nullcontext
+    first = functools.partial(slot.put, how, 2.0) if "another" in since else plain
+    second, early = functools.partial(slot.put, how, 3.0), "before" in since
+    return History(
+        slot.kind,
+        f"{slot.name} {how}, {since}",
+        slot.program,
+        (Call(_input, forward=first, backward=plain),),
+        (Call(_input, forward=plain if early else second, backward=plain),),
+        around=second if early else plain,
+        as_cold=True,
+        **dict(slot.options),
+    )
+
+
+def replacements() -> Iterator[History]:
+    """Each slot in each way, at one time and another; some of those that are alike must hit."""
+    slots = (_names, _tables, _members, _insides, _operators, _constants, _registries, _backends)
+    for number, slot in enumerate(itertools.chain.from_iterable(each() for each in slots)):
+        for turn, how in enumerate(slot.hows):
+            for since in (_SINCE[(number + turn) % 4], _SINCE[(number + turn + 1) % 4]):
+                if "torch's" in how and "another" in since and slot.kind in ("names", "tables"):
+                    continue  # the same function is there in both programs
+                yield _pair(slot, how, since)
+        if slot.traced and number % 4 == 0 and "torch's" not in slot.hows[0]:
+            pair = _pair(slot, slot.hows[0], "after another")
+            name = f"{slot.name} {slot.hows[0]}, as before"
+            yield replace(pair, name=name, second=pair.first, must_hit=True)
