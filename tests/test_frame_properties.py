@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from s3cache.errors import CorruptError
 from s3cache.frame import MAGIC, Header, decode, encode
-from tests.support.density import examples
 from tests.support.frames import header_fields, seal, seal_section
+from tests.support.marks import examples
 
 NAMES = st.text(alphabet=[*string.printable[:95]], min_size=1, max_size=255)
 # Runs as well as noise, so that some sections compress, some do not, and some would too well.

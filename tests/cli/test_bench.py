@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 from tests.support.refusing import Refusing
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
     assert "get of what is not there" in done.out
 
 
-@dense
+@slow
 @pytest.mark.timeout(300)
 def test_a_first_step_is_compiled_and_then_hit_by_a_fresh_process(
     call: Call, shelf: Shelf, tmp_path: Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.torch_api import internals
-from tests.support.density import dense, sparse
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,7 @@ def program(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@dense
+@slow
 @pytest.mark.timeout(300)
 def test_each_graph_of_a_program_is_reported_and_nothing_is_left_anywhere(
     call: Call, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,13 +119,12 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     assert "ended by itself" in done.err
 
 
-@sparse
 @pytest.mark.parametrize(
     ("arguments", "end"),
     [
-        (["--quiet", "0.2s"], "quiet"),
-        (["--graphs", "1"], "graphs"),
-        (["--timeout", "2s"], "timeout"),
+        pytest.param(["--quiet", "0.2s"], "quiet", marks=slow),
+        pytest.param(["--graphs", "1"], "graphs", marks=slow),
+        pytest.param(["--timeout", "2s"], "timeout", marks=slow),
         (["--steps", "2"], "steps"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis.stateful import rule
 from s3cache.store import FileStore, MemoryStore, RetryingStore, RetryPolicy
 from s3cache.testing import FaultyStore
 from tests.contract.stateful import StoreMachine
-from tests.support.density import examples
+from tests.support.marks import examples
 
 if TYPE_CHECKING:
     from s3cache.store import Store

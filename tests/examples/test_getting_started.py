@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 from tests.support.pages import ROOT, files
 
 PAGE = ROOT / "docs" / "getting-started.md"
 
 
 # Compiles, and hits elsewhere, as tests/models does in every run.
-@dense
+@slow
 @pytest.mark.timeout(900)
 def test_the_second_machine_hits_and_prints_the_same(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from examples.gpt_demo import Report, other_environment, verdict
-from tests.support.density import dense
+from tests.support.marks import slow
 from tests.support.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 # Four jobs that each import torch, one of which compiles.
-@dense
+@slow
 @pytest.mark.timeout(900)
 def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
     clean = {

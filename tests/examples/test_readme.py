@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 from tests.support.pages import ROOT, printed, programs
 from tests.support.waiting import LONG_S
 
@@ -22,7 +22,7 @@ BLOCKS = [
     pytest.param(
         code,
         id=f"{page.name}-{number}",
-        marks=[dense] if "torch" in code and page.name != "README.md" else [],
+        marks=[slow] if "torch" in code and page.name != "README.md" else [],
     )
     for page in PAGES
     for number, code in enumerate(programs(page))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.density import dense
+from tests.support.marks import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "warm_start_ci"
@@ -36,7 +36,7 @@ def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
 
 
 # Compiles, and hits elsewhere, as tests/models does in every run.
-@dense
+@slow
 @pytest.mark.timeout(900)
 def test_its_tests_pass(project: Path) -> None:
     done = run_tests(project)

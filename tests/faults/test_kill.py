@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import NewMachine
-from tests.support.density import cases
+from tests.support.marks import cases
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
 from tests.support.waiting import LONG_S, eventually
@@ -195,7 +195,7 @@ def test_children_of_a_process_that_uploads(proxy: Proxy, new_machine: NewMachin
 @pytest.mark.parametrize(
     "module",
     cases(
-        ["botocore.compat", "aiohttp", "aioboto3", "s3transfer"], dense_ones=["aiohttp", "aioboto3"]
+        ["botocore.compat", "aiohttp", "aioboto3", "s3transfer"], slow_ones=["aiohttp", "aioboto3"]
     ),
 )
 def test_a_child_forked_while_the_client_is_made(module: str, new_machine: NewMachine) -> None:

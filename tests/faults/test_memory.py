@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 from tests.support.waiting import LONG_S
 from tests.support.worker import keys
 
@@ -78,7 +78,7 @@ SCRIPT = """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS is not enforced")
-@pytest.mark.parametrize("left", [2 * MIB, pytest.param(64 << 10, marks=dense)])
+@pytest.mark.parametrize("left", [2 * MIB, pytest.param(64 << 10, marks=slow)])
 def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
     """Nothing raises, and neither an entry nor the server is blamed: once there is memory again
     each lookup hits, and all that was saved is there."""

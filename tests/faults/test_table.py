@@ -22,8 +22,8 @@ from s3cache.cache import Cache, Engine, Hit, Saved
 from s3cache.settings import Settings
 from s3cache.store import open_store, store_identity
 from s3cache.tier import DiskTier
-from tests.support.density import dense
 from tests.support.gate import Answer, Gate, refusal
+from tests.support.marks import slow
 from tests.support.processes import KEYS
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually, join_child
@@ -324,7 +324,7 @@ CELLS = [
     pytest.param(
         fault,
         operation,
-        marks=[] if (fault, operation) in ALWAYS else dense,
+        marks=[] if (fault, operation) in ALWAYS else slow,
         id=f"{fault}: {operation}",
     )
     for fault in FAULTS

@@ -11,8 +11,8 @@ import pytest
 
 from tests.frameworks.catalog import FOLDER, PROGRAMS
 from tests.frameworks.judge import complaints
-from tests.frameworks.runs import RUNS, run_program
-from tests.support.density import cases
+from tests.frameworks.runs import run_program
+from tests.support.marks import cases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,15 +24,13 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.mark.parametrize(
     "name",
-    cases(OF_TORCH, dense_ones=(), nightly_ones={*OF_TORCH} - {"compiled_optimizer"}),
+    cases(OF_TORCH, slow_ones=(), nightly_ones={*OF_TORCH} - {"compiled_optimizer"}),
 )
-def test_a_program_starts_warm_on_machines_that_never_ran_it(
-    name: str, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_a_program_starts_warm_on_machines_that_never_ran_it(name: str, tmp_path: Path) -> None:
     """Turned on by ``run`` there, and by a variable alone here; it trains as with torch alone."""
-    runs = RUNS if pytestconfig.getoption("--nightly") else ("first", "third")
     trials = {
-        what: trial.as_json() for what, trial in run_program(tmp_path, name, PROGRAMS[name], runs)
+        what: trial.as_json()
+        for what, trial in run_program(tmp_path, name, PROGRAMS[name], ("first", "third"))
     }
     assert list(complaints(PROGRAMS[name], {"trials": trials})) == []
 

@@ -20,8 +20,8 @@ import s3cache
 from s3cache.graph._containers import is_same_value
 from s3cache.graph._origin import ABSENT
 from s3cache.graph._surface import Surface
-from tests.support.density import dense
 from tests.support.machines import Machine
+from tests.support.marks import slow
 
 
 def keys() -> list[str | None]:
@@ -121,7 +121,7 @@ def _busy(x: torch.Tensor) -> torch.Tensor:
     return y.std() + x.sort()[0].sum() + x.cumsum(0).mean() + (x.flatten(1) @ x.flatten(1).T).sum()
 
 
-@dense
+@slow
 @pytest.mark.timeout(900)
 def test_no_work_of_torchs_changes_a_key(tmp_path: Path) -> None:
     before, after = Machine(tmp_path).run(f"{__name__}:_keys_while_torch_works").result

@@ -23,8 +23,8 @@ from torch.fx.experimental import proxy_tensor
 
 import s3cache
 from s3cache.graph._overrides import all_overrides
-from tests.support.density import dense
 from tests.support.machines import Machine
+from tests.support.marks import slow
 
 
 def keys() -> list[str | None]:
@@ -85,7 +85,7 @@ _MORE: list[tuple[Any, str, Make]] = [
     [
         (post_grad, "remove_noop_ops", lambda of, old, by: of.wrapping(old, by)),
         (CppVecOverrides, "exp", lambda of, old, by: staticmethod(of.plainly(old.__func__, by))),
-        *(pytest.param(*each, marks=dense) for each in _MORE),
+        *(pytest.param(*each, marks=slow) for each in _MORE),
     ],
 )
 def test_what_a_library_puts_there_is_in_the_key(
@@ -258,7 +258,7 @@ def _keys_of_machine() -> list[Any]:
     return [replaced, keys(), [each.place for each in all_overrides()]]
 
 
-@dense
+@slow
 @pytest.mark.timeout(900)
 def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> None:
     """Nor what was imported since: in a process all of torch's is taken for torch's."""

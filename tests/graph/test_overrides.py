@@ -26,8 +26,8 @@ from s3cache.graph._kernels import forget_kernels, replaced_kernels
 from s3cache.graph._origin import text_of
 from s3cache.graph._overrides import overrides
 from s3cache.torch_api import installed_release
-from tests.support.density import dense
 from tests.support.machines import Machine
+from tests.support.marks import slow
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def _codes_of_machine() -> list[list[str]]:
     return [replaced, swapped, codes()]
 
 
-@dense
+@slow
 @pytest.mark.timeout(900)
 def test_it_does_not_matter_how_early_torch_was_seen(tmp_path: Path) -> None:
     """Without the entry point torch is seen late: by itself it says as little, changed as much."""
@@ -365,7 +365,7 @@ def _keys_after_much_of_torch(late: bool) -> list[str | None]:
     return [*found, *keys()]
 
 
-@dense
+@slow
 @pytest.mark.timeout(900)
 def test_what_torch_does_by_itself_alters_nothing(tmp_path: Path) -> None:
     script = f"{__name__}:_keys_after_much_of_torch"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.hits.sketches import BLIND, Call, Sketch
 from tests.hits.trials import Bench
-from tests.support.density import dense, nightly
+from tests.support.marks import nightly, slow
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -44,7 +44,7 @@ def test_a_backward_formula_that_reads_another_value_leaves_the_forward_a_hit(
     assert Bench(tmp_path).judge(PROGRAM, CHANGED).kind == "right"
 
 
-@dense
+@slow
 def test_a_wrong_hit_is_found(tmp_path: Path) -> None:
     """An operator that was registered as cacheable, then changed, has the old gradient."""
     bench = Bench(tmp_path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
@@ -47,7 +47,7 @@ print(json.dumps({"modules": named, "alone": alone}))
 
 @pytest.mark.parametrize(
     "variables",
-    [{}, pytest.param({"S3CACHE_URL": "memory://x", "S3CACHE_AUTOLOAD": "0"}, marks=dense)],
+    [{}, pytest.param({"S3CACHE_URL": "memory://x", "S3CACHE_AUTOLOAD": "0"}, marks=slow)],
 )
 def test_without_a_url_importing_torch_costs_one_small_file(
     site: Site, variables: dict[str, str]
@@ -82,7 +82,7 @@ def test_a_program_shares_what_it_compiles(site: Site) -> None:
     assert len(site.entries()) == 1  # uploaded, though nobody has waited for it
 
 
-@dense
+@slow
 def test_without_a_url_the_switch_asks_for_the_local_tier(site: Site) -> None:
     machine = site.machine("one", S3CACHE_AUTOLOAD="1")
     assert _told(machine, _SILENT)["autograd_cache_saved"] == 1
@@ -126,7 +126,7 @@ def test_a_program_can_ask_for_the_cache_before_it_imports_torch(site: Site) -> 
     assert _choose(site, _ASKED, "") == {"url": "memory://one", **_ON, "stderr": ""}
 
 
-@dense
+@slow
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
@@ -144,7 +144,7 @@ def test_each_choice_of_the_program_wins(
     assert _choose(site, before, after) == {**expected, "stderr": ""}
 
 
-@dense
+@slow
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -177,7 +177,7 @@ print(json.dumps({"failed": failed}))
 """
 
 
-@dense
+@slow
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
@@ -194,7 +194,7 @@ def test_a_mistake_is_one_warning(site: Site, variables: dict[str, str], said: s
     assert "Traceback" not in told["stderr"]
 
 
-@dense
+@slow
 def test_strict_raises_where_the_program_first_compiles(site: Site) -> None:
     """Never out of ``import torch``, which would give another error for it."""
     machine = site.machine("one", S3CACHE_URL="ftp://x", S3CACHE_STRICT="1")
@@ -243,7 +243,7 @@ def _start(machine: Machine, how: str, *before: str, **variables: str) -> list[d
     return [json.loads((machine.root / "home" / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-@dense
+@slow
 @pytest.mark.parametrize("how", ["spawn", "fork"])
 def test_processes_that_the_program_starts_are_warm(site: Site, how: str) -> None:
     _start(site.machine("one", S3CACHE_URL=site.url), how)
@@ -276,7 +276,7 @@ print(json.dumps({"hits": hits, "saved": stats.saved, "bypassed": stats.bypassed
 """
 
 
-@dense
+@slow
 @pytest.mark.parametrize("early", [True, False])
 def test_operators_registered_before_the_first_compile_are_seen(site: Site, early: bool) -> None:
     """As they are where the program enables the cache first: the two share what they compile."""

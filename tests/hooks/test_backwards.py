@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 
 
-@dense
+@slow
 def test_a_backward_under_other_settings_is_lowered_again(site: Site) -> None:
     """Once for all machines: the second level keeps it."""
     strict = site.machine("alone").run("guard_programs:backward", "memory://alone", True)
@@ -32,7 +32,7 @@ def test_a_backward_under_other_settings_is_lowered_again(site: Site) -> None:
         assert found["second level hits"] == second_hits
 
 
-@dense
+@slow
 def test_a_backward_hits_where_settings_are_those_of_the_entry(site: Site) -> None:
     first = site.machine("first").run("guard_programs:backward", site.url, True)
     same = site.machine("same").run("guard_programs:backward", site.url, True)
@@ -42,7 +42,7 @@ def test_a_backward_hits_where_settings_are_those_of_the_entry(site: Site) -> No
     assert other["grad"] != first["grad"]
 
 
-@dense
+@slow
 def test_a_graph_that_is_kept_may_be_hit(site: Site) -> None:
     """torch refuses to keep a graph whose code reuses the memory of what was saved for it."""
     reusing = ("", False, "times")
@@ -54,7 +54,7 @@ def test_a_graph_that_is_kept_may_be_hit(site: Site) -> None:
     ]
 
 
-@dense
+@slow
 def test_a_backward_that_is_lowered_again_keeps_nodes_without_inputs(site: Site) -> None:
     """Zeros, a seed: not once, when the graph is read, and put in as constants."""
     sliced = (False, "", False, "sliced")
@@ -65,7 +65,7 @@ def test_a_backward_that_is_lowered_again_keeps_nodes_without_inputs(site: Site)
     assert other["grad"] == strict["grad"]
 
 
-@dense
+@slow
 def test_options_of_compile_are_no_other_settings(site: Site) -> None:
     """They hold for the backward, which is called outside of them."""
     arguments = (False, False, "", True)
@@ -74,7 +74,7 @@ def test_options_of_compile_are_no_other_settings(site: Site) -> None:
     assert (second["hits"], second["anew"], second["grad"]) == (1, 0, first["grad"])
 
 
-@dense
+@slow
 @pytest.mark.parametrize("fault", ["settings_digest", "_new_trace"])
 def test_a_backward_that_cannot_be_lowered_again_runs_uncompiled(site: Site, fault: str) -> None:
     site.machine("first").run("guard_programs:backward", site.url)
@@ -85,7 +85,7 @@ def test_a_backward_that_cannot_be_lowered_again_runs_uncompiled(site: Site, fau
         assert row == pytest.approx(expected, rel=1e-2, abs=5e-3)
 
 
-@dense
+@slow
 def test_inputs_that_overlap_later_are_compiled_again(site: Site) -> None:
     """As without a cache: and the next machine hits both."""
     first = site.machine("first").run("guard_programs:overlapping", site.url)

@@ -9,7 +9,7 @@ import pytest
 from s3cache.cache import Engine
 from s3cache.graph import BypassReason
 from s3cache.hooks._recorder import Bypasses
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 
 
-@dense
+@slow
 def test_the_first_of_a_kind_is_a_warning_and_its_line_when_pasted_works(site: Site) -> None:
     """The second one is told at INFO; after what the warning says, the same graph is cached."""
     ran = site.machine("one").run("bypasses:ways_out", site.url)
@@ -74,6 +74,6 @@ def test_each_function_is_named_with_its_fix_and_no_message_is_long(
     assert sum(each.levelname == "WARNING" for each in others) < 60
 
 
-@dense
+@slow
 def test_where_torch_looks_nothing_up_check_tells_the_way_out(site: Site) -> None:
     assert site.machine("one").run("bypasses:caches_off") == "caches-off"

@@ -11,7 +11,7 @@ import torch
 from torch.utils import cpp_extension
 
 from tests.hooks.captured import NODE
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def extension(tmp_path: Path) -> Callable[[int], str]:
     return build
 
 
-@dense
+@slow
 def test_a_node_in_cpp_is_bypassed_as_a_whole_and_hits_at_the_second_level(
     site: Site, extension: Callable[[int], str]
 ) -> None:

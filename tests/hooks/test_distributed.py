@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.hooks.distributed import MODES, WAYS
-from tests.support.density import cases, dense, selected
+from tests.support.marks import cases, selected, slow
 from tests.support.sites import Site
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def trained(
     return site, site.machine("one").run("distributed:train", remotes, ways)
 
 
-@pytest.mark.parametrize("way", cases(WAYS, dense_ones=set(WAYS) - {"plain"}))
+@pytest.mark.parametrize("way", cases(WAYS, slow_ones=set(WAYS) - {"plain"}))
 def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, Any]]]) -> None:
     cold, warm = (seen[way] for seen in trained[1])
     assert cold["saved"] > 1  # DDPOptimizer has split the model
@@ -46,7 +46,7 @@ def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, A
     assert warm["seen"] == cold["seen"]
 
 
-@dense
+@slow
 def test_ddp_hits_in_torchs_other_modes_too(site: Site) -> None:
     """Where graphs are not split, and where the reducer is Python that is compiled as well."""
     remotes = f"file://{site.root}/remotes"
@@ -64,7 +64,7 @@ def test_ddp_hits_in_torchs_other_modes_too(site: Site) -> None:
     assert warm["python_reducer"]["second level"] > 0
 
 
-@dense
+@slow
 def test_buckets_that_hit_and_one_that_misses_train_together(
     trained: tuple[Site, list[dict[str, Any]]], tmp_path: Path, site: Site
 ) -> None:
@@ -101,7 +101,7 @@ def _two_ranks(machine: Machine, kind: str, url: str) -> list[dict[str, Any]]:
     return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@dense
+@slow
 @pytest.mark.parametrize("kind", ["ddp", "tp", "fsdp"])
 def test_two_ranks_under_torchrun_hit_on_another_machine(site: Site, kind: str) -> None:
     first = _two_ranks(site.machine("first"), kind, site.url)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -58,7 +58,7 @@ def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
     assert bypass["reasons"] == {"function": 2}
 
 
-@dense
+@slow
 def test_strict_raises_every_mistake_and_every_bypass(site: Site) -> None:
     """And nothing else: the compile after each is as usual."""
     ran = site.machine("one").run("faults:all_faults", site.url, True)

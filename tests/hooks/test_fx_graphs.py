@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import frame
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
 
 
-@dense
+@slow
 def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> None:
     """A forward whose backward never runs, and graphs that are bypassed."""
     writer = site.machine("writer").run("fx_programs:each_way", site.url, list(WAYS))
@@ -42,7 +42,7 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     assert reader["bypass_reasons"]["function"] == 3
 
 
-@dense
+@slow
 def test_no_compile_is_shared_twice(site: Site) -> None:
     """Once a whole graph is saved, its FX entries are gone; a hit asks for nothing else."""
     writer = site.machine("writer").run("fx_programs:train", site.url)
@@ -65,7 +65,7 @@ def test_no_compile_is_shared_twice(site: Site) -> None:
     assert reader["requests"] == {"get": 2}
 
 
-@dense
+@slow
 def test_a_forward_outlives_a_process_that_is_killed_right_after_it(site: Site) -> None:
     machine = site.machine("writer")
     code = f"from tests.hooks.fx_programs import die_after_a_forward as die; die({site.url!r})"
@@ -76,7 +76,7 @@ def test_a_forward_outlives_a_process_that_is_killed_right_after_it(site: Site) 
     assert reader["ways"]["forward"]["hits"] == 1
 
 
-@dense
+@slow
 def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
     """Kernels that are missing, pickles that are none, guards and code that fail."""
     writer, reader, third = site.machine("one").run("fx_programs:damaged_and_replaced", site.url)
@@ -91,7 +91,7 @@ def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
     assert (third["hits"], third["misses"]) == (count, {})
 
 
-@pytest.mark.parametrize("kind", ["Counter", pytest.param("timed", marks=dense)])
+@pytest.mark.parametrize("kind", ["Counter", pytest.param("timed", marks=slow)])
 def test_a_patch_that_only_observes_torch_costs_no_hits_and_is_named_once(
     site: Site, kind: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.hooks._kernels import opened
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
@@ -30,7 +30,7 @@ def plant(machine: Machine, names: list[Path]) -> Path:
     return betrayed
 
 
-@dense
+@slow
 @pytest.mark.parametrize("job", JOBS)
 def test_a_hit_runs_no_planted_file(site: Site, job: str) -> None:
     """Neither at the first level nor at the second."""
@@ -57,9 +57,9 @@ def test_a_hit_runs_no_planted_file(site: Site, job: str) -> None:
     ("number", "torchs"),
     [
         (errno.ENOSPC, True),
-        pytest.param(errno.EMFILE, True, marks=dense),
-        pytest.param(errno.EFBIG, True, marks=dense),  # beyond the limit of a process
-        pytest.param(errno.ENOSPC, False, marks=dense),
+        pytest.param(errno.EMFILE, True, marks=slow),
+        pytest.param(errno.EFBIG, True, marks=slow),  # beyond the limit of a process
+        pytest.param(errno.ENOSPC, False, marks=slow),
     ],
 )
 def test_a_machine_without_room_misses_and_leaves_the_entry_alone(

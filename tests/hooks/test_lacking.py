@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.torch_api import internals
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -46,7 +46,7 @@ def test_without_some_of_the_names_a_feature_or_the_cache_is_off(site: Site) -> 
         check(found)
 
 
-@dense
+@slow
 def test_without_any_of_the_names_a_feature_or_the_cache_is_off(site: Site) -> None:
     ran = site.machine("one").run("lacking:names", site.url, 1)
     assert {each["feature"] for each in ran} >= {"", *USED}
@@ -63,7 +63,7 @@ def test_a_newer_torch_is_tried(site: Site) -> None:
     assert "is newer than any release that was tried" in warning
 
 
-@dense
+@slow
 def test_a_newer_torch_that_lacks_something_compiles_without_a_cache(site: Site) -> None:
     """Also where it is an attribute that is lacking, which a known release is not asked for."""
     ran = site.machine("one").run("lacking:newer", site.url, "nonsense")

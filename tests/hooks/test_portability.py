@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.density import dense
 from tests.support.machines import Machine
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def test_a_hit_starts_no_process_and_needs_no_compiler(
     assert found["time_saved_s"] > 0
 
 
-@dense
+@slow
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_a_machine_with_another_number_of_threads(dynamic: bool, tmp_path: Path) -> None:
     """It shares what was made for any number of them, if torch is asked for that."""

@@ -14,7 +14,7 @@ import pytest
 from s3cache import frame
 from s3cache.hooks._portable import without_sources
 from tests.hooks.source_leaks import WORD
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -34,7 +34,7 @@ def _said(site: Site) -> bytes:
     return b"\n".join(said)
 
 
-@dense
+@slow
 @pytest.mark.parametrize("kinds", ["some", "all"])
 def test_no_line_and_no_path_is_shared(kinds: str, site: Site) -> None:
     # What g++ made elsewhere would name directories of there, for debuggers.
@@ -50,7 +50,7 @@ def test_no_line_and_no_path_is_shared(kinds: str, site: Site) -> None:
     assert (second["saved"], second["second level"]) == (0, 1)
 
 
-@dense
+@slow
 def test_lines_are_shared_where_that_is_asked_for(site: Site) -> None:
     site.machine("first", S3CACHE_SHARE_SOURCES="yes").run("source_leaks:share", site.url, "some")
     said = _said(site)

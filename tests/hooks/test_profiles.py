@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import frame
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def profiles(site: Site) -> list[Path]:
     return [path for path, kind in kinds.items() if kind == "shapes"]
 
 
-@dense
+@slow
 def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -> None:
     first = run(site, "first", 8, 12)
     assert first["lowered"] == 4  # forward and backward, of one size and of all
@@ -47,7 +47,7 @@ def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -
     assert second["saved"] == 0  # it learned nothing new
 
 
-@dense
+@slow
 def test_what_a_profile_does_and_does_not(site: Site) -> None:
     run(site, "first", 8, 12)
     # Who begins as the first machine did finds what it made: the graph of one size, then of all.
@@ -83,7 +83,7 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
     assert (off["lowered"], off["hits"], off["misses"]) == (2, 1, 1)
 
 
-@dense
+@slow
 def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
     """Code that needs constants compiles in whole graphs, as it does without s3cache."""
     # This job sees two values of each number, and two sizes of each tensor.

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 
 from s3cache.hooks._distributed import RankConsensus
 from s3cache.torch_api import internals
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -206,7 +206,7 @@ def test_ranks_decide_together_under_each_option(
         assert not internals.ranks_must_agree()
 
 
-@dense
+@slow
 @pytest.mark.parametrize("together", TOGETHER)
 def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(
     together: str, site: Site

@@ -12,7 +12,7 @@ from s3cache.artifact import Artifact
 from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
 from s3cache.torch_api import installed_release
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -74,7 +74,7 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     assert sorted(map(str, kept)) == sorted(str(_in_tuples(each)) for each in expected)
 
 
-@dense
+@slow
 def test_a_machine_without_records_compares_with_entries_of_the_remote(site: Site) -> None:
     """It compares with what another one has saved, unless ``--local`` forbids to look there."""
     site.machine("one").run("records:compiled", site.url, 4)
@@ -102,7 +102,7 @@ def _in_tuples(records: list[dict[str, object]]) -> list[dict[str, object]]:
     return [Record.from_dict(each).as_dict() for each in records]
 
 
-@dense
+@slow
 def test_a_graph_that_is_refused_when_it_is_saved_is_recorded_with_the_reason(site: Site) -> None:
     """Under the key that missed, so that ``s3cache check`` and ``explain`` can say it."""
     missed, refused = site.machine("one").run("records:refused", site.url)
@@ -112,7 +112,7 @@ def test_a_graph_that_is_refused_when_it_is_saved_is_recorded_with_the_reason(si
     assert "cannot be pickled" in refused["reasons"][0]["message"]
 
 
-@dense
+@slow
 def test_what_no_process_would_read_is_not_saved(site: Site) -> None:
     """Every process would set it aside, compile, and save the same again."""
     found = site.machine("one").run("records:unreadable", site.url)

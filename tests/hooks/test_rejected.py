@@ -9,7 +9,7 @@ import pytest
 
 from s3cache.hooks._misfits import failing_conditions, failing_guards
 from tests.hooks.conditions import NOTHING
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_a_failing_condition_names_the_inputs_of_the_program(
     assert failing_conditions(whole, program.tensors, program.sources) == expected
 
 
-@dense
+@slow
 @pytest.mark.timeout(900)
 def test_explain_names_the_guard_of_each_entry_that_was_not_used(site: Site) -> None:
     machine = site.machine("one")

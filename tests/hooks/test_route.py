@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.route import routes
-from tests.support.density import dense
+from tests.support.marks import slow
 
 pytestmark = pytest.mark.timeout(900)
 
 
-@dense
+@slow
 def test_a_hit_and_a_miss_run_through_few_files() -> None:
     """What a reader opens who follows one; ``make route`` prints them."""
     found = routes()

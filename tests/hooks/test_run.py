@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import machines
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,8 +53,8 @@ def _write(path: Path, text: str) -> Path:
     ("how", "flag"),
     [
         *cases_of("", "script", "-c", "-m"),
-        *cases_of("", "pyc", "directory", "archive", "-", marks=[dense]),
-        *cases_of("-I", "script", "archive", marks=[dense]),
+        *cases_of("", "pyc", "directory", "archive", "-", marks=[slow]),
+        *cases_of("-I", "script", "archive", marks=[slow]),
     ],
 )
 def test_a_program_runs_as_if_python_had_started_it(
@@ -142,7 +142,7 @@ def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_pa
     ("text", "status"),
     [
         ("raise SystemExit('that is why')", 1),
-        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, marks=dense),
+        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, marks=slow),
     ],
 )
 def test_a_program_ends_as_if_python_had_started_it(
@@ -217,7 +217,7 @@ _TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 _TORCHRUN += ["--local-addr=127.0.0.1"]
 
 
-@dense
+@slow
 def test_uploads_end_with_the_program_and_torchrun_hits(
     machine: Machine, site: Site, tmp_path: Path
 ) -> None:
@@ -249,7 +249,7 @@ def test_uploads_end_with_the_program_and_torchrun_hits(
     assert ", ranks 0-1, 2 lookups" in second.start("-m", "s3cache", "report").stdout
 
 
-@dense
+@slow
 @pytest.mark.parametrize("where", ["url", "environment", "disk"])
 def test_the_processes_that_the_program_starts_have_the_cache_too(
     site: Site, tmp_path: Path, where: str

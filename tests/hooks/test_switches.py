@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import frame
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +85,7 @@ def test_switches_of_torchs_remote_caches(site: Site) -> None:
     assert not remote["by torch"]
 
 
-@dense
+@slow
 def test_artifacts_hold_what_was_hit_and_what_is_loaded_is_used(site: Site, tmp_path: Path) -> None:
     """``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts``."""
     path = str(tmp_path / "artifacts")
@@ -104,7 +104,7 @@ def test_artifacts_hold_what_was_hit_and_what_is_loaded_is_used(site: Site, tmp_
     assert loaded["torch"]["autograd_cache_hit"] == 2
 
 
-@dense
+@slow
 def test_entries_with_several_guards_live_together(site: Site) -> None:
     """Here and in the remote: a guard miss tries the next one, and saving adds one."""
     first = site.machine("first").run("switches:guarded", site.url, [20, 5, 30, 7])

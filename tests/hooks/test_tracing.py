@@ -10,7 +10,7 @@ import pytest
 
 from s3cache import frame
 from s3cache.records import read_run, run_names
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ def told_of(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-@dense
+@slow
 def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_path: Path) -> None:
     """torch's own words for a hit of its cache are there too."""
     recorded = {}
@@ -105,7 +105,7 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
     assert recorded["miss"]["compile"].elapsed_s > 0
 
 
-@dense
+@slow
 def test_the_second_level_is_in_torchs_trace(site: Site, tmp_path: Path) -> None:
     for outcome in ("miss", "hit"):
         folder = tmp_path / outcome
@@ -118,7 +118,7 @@ def test_the_second_level_is_in_torchs_trace(site: Site, tmp_path: Path) -> None
         assert [each["remote_cache_enabled"] for each in compiles] == [True]
 
 
-@dense
+@slow
 def test_what_torch_logs_of_a_key_are_its_components(site: Site, tmp_path: Path) -> None:
     """``TORCH_LOGS`` with torch's cache, at DEBUG."""
     _, told = run_traced(site, tmp_path, "miss")
@@ -134,7 +134,7 @@ def test_what_torch_logs_of_a_key_are_its_components(site: Site, tmp_path: Path)
         assert f"[{digest}] {name}: " in told["stderr"]
 
 
-@dense
+@slow
 def test_compiled_autograd_counts_and_traces_as_with_torch_alone(
     site: Site, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.hooks.training import FAULTS
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 LONGEST_S = 60
 
 
-@dense
+@slow
 def test_losses_and_gradients_are_the_same_under_each_fault(site: Site) -> None:
     came_to = site.machine("one").run("training:under_faults", str(site.remote))
     stderr = came_to.pop("stderr")

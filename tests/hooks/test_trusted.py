@@ -14,7 +14,7 @@ import pytest
 from s3cache import frame
 from s3cache.testing import ProgramError
 from s3cache.trust import generate, pack, sign
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
@@ -87,7 +87,7 @@ def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
         machine.run(job, *arguments)
 
 
-@dense
+@slow
 @pytest.mark.parametrize("kinds", ["code", "pickles", "libraries"])
 def test_no_kind_of_what_an_earlier_run_has_left_is_run(
     kinds: str, site: Site, tmp_path: Path
@@ -104,7 +104,7 @@ def test_no_kind_of_what_an_earlier_run_has_left_is_run(
     assert trace.exists()  # it would have
 
 
-@dense
+@slow
 def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_path: Path) -> None:
     """Also in the directory that torch then has; nor is what remembers the installation read."""
     writer = site.machine("writer", **SIGNING, **TRUSTING)
@@ -129,7 +129,7 @@ def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_pat
     assert not trace.exists()
 
 
-@dense
+@slow
 def test_torchs_artifacts_of_others_run_nothing(site: Site, tmp_path: Path) -> None:
     """Loading them unpickles graphs that have kernels of Triton, and profiles a little later."""
     artifacts, evil, trace = (str(tmp_path / name) for name in ("artifacts", "evil", "betrayed"))
@@ -150,7 +150,7 @@ def test_torchs_artifacts_of_others_run_nothing(site: Site, tmp_path: Path) -> N
     assert Path(trace).exists()  # it would have
 
 
-@dense
+@slow
 def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
     """Of graphs, and of profiles."""
     trace = tmp_path / "betrayed"
@@ -169,7 +169,7 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
     assert trace.exists()  # it would have
 
 
-@dense
+@slow
 @pytest.mark.parametrize("lacks", ["clear_caches"])
 def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
     lacks: str, site: Site, tmp_path: Path
@@ -191,7 +191,7 @@ def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
     assert trace.exists()  # it would have
 
 
-@dense
+@slow
 def test_planted_files_do_not_run_with_an_unsupported_torch(site: Site, tmp_path: Path) -> None:
     """No hook is tried there; it has no caches, and compiles anew."""
     trace = tmp_path / "betrayed"
@@ -231,7 +231,7 @@ def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path:
     assert not trace.exists()
 
 
-@dense
+@slow
 def test_without_signatures_an_entry_runs_code_of_graphs_and_no_other(
     site: Site, tmp_path: Path
 ) -> None:
@@ -249,7 +249,7 @@ def test_without_signatures_an_entry_runs_code_of_graphs_and_no_other(
     assert trace.exists()
 
 
-@dense
+@slow
 def test_check_says_why_an_entry_is_not_used(site: Site) -> None:
     site.machine("writer").run("trusted:compiled", site.url)
     found = site.machine("reader", **TRUSTING).run("trusted:checked", site.url)
@@ -257,7 +257,7 @@ def test_check_says_why_an_entry_is_not_used(site: Site) -> None:
     assert site.machine("careless").run("trusted:checked", site.url) == [None, "remote"]
 
 
-@dense
+@slow
 def test_no_forged_kernel_runs_wherever_it_lies(site: Site, tmp_path: Path) -> None:
     """In the bucket, and in the local tier, in the place of one that was good when it landed."""
     trace = tmp_path / "betrayed"

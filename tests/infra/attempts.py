@@ -14,7 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from infra.policies import ROLES
-from tests.support.density import dense
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
@@ -196,7 +196,7 @@ def cases(but: Mapping[str, str] = MappingProxyType({})) -> list[ParameterSet]:
         pytest.param(
             Case(role.name, attempt, role.name in may.get(attempt, "").split()),
             id=f"{role.name}-{attempt}",
-            marks=[dense] if attempt.endswith(" other") and attempt != "add to other" else [],
+            marks=[slow] if attempt.endswith(" other") and attempt != "add to other" else [],
         )
         for attempt in ATTEMPTS
         for role in ROLES

@@ -27,8 +27,8 @@ from s3cache.testing import MotoServer
 from tests.infra.attempts import Bucket, Case, cases, config, is_refused
 from tests.infra.iam import Policy, Request, is_allowed, s3_requests
 from tests.support.caching import KEY, OTHER, entry
-from tests.support.density import dense
 from tests.support.gate import Answer, Gate, refusal
+from tests.support.marks import slow
 from tests.support.waiting import LONG_S
 
 # Making the stack takes seconds, and many of them on a busy machine.
@@ -307,7 +307,7 @@ def test_only_whom_the_team_named_becomes_the_operator(who: str, deployed: Deplo
 # -- the bucket
 
 
-@dense
+@slow
 def test_without_a_cluster_there_is_no_readers_role_but_its_policy() -> None:
     with MotoServer() as server:
         made = deploy(server, {**PARAMETERS, "KubernetesIssuer": ""})

@@ -15,7 +15,7 @@ import pytest
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
-from tests.support.density import dense, sparse
+from tests.support.marks import slow
 
 MIB = 1 << 20
 
@@ -25,8 +25,6 @@ RETRIES = RetryPolicy(
 )
 
 
-@dense
-@sparse(nightly=True)
 class TestS3OnMoto(StoreContract):
     secrets = ("testing-secret",)
     taken = ".s3cache-probe"
@@ -43,7 +41,7 @@ class TestS3OnMoto(StoreContract):
         return RawBucket(moto_options)
 
 
-@sparse
+@slow
 class TestS3InPartsOnMoto(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 

@@ -35,7 +35,7 @@ class Case:
         differs: observations in which torch.compile itself differs from eager, cache or not.
         since: the torch release before which such a graph is refused, if it matters.
         until: the last torch release that compiles it at all.
-        dense: another case shows nearly the same; only ``make test-all`` runs this one.
+        slow: another case shows nearly the same; only ``make test-all`` runs this one.
     """
 
     row: str
@@ -53,7 +53,7 @@ class Case:
     differs: tuple[str, ...] = ()
     since: tuple[int, int] = (0, 0)
     until: tuple[int, int] = (99, 0)
-    dense: bool = False
+    slow: bool = False
 
 
 CASES: dict[str, Case] = {}

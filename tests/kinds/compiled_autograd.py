@@ -48,9 +48,7 @@ def backward_module_of_an_entry(compile_it: Compile) -> Any:
     return _twice(compile_it, lambda x: x * x + 5)
 
 
-@case(
-    "compiled_autograd", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, dense=True
-)
+@case("compiled_autograd", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, slow=True)
 def backward_module_with_symbols(compile_it: Compile) -> Any:
     import torch
 
@@ -66,13 +64,13 @@ def backward_module_with_symbols(compile_it: Compile) -> Any:
     return found
 
 
-@case("compiled_autograd", graphs=2, since=(2, 13), dense=True)
+@case("compiled_autograd", graphs=2, since=(2, 13), slow=True)
 def its_graph_is_cached(compile_it: Compile) -> Any:
     """The graph of the whole backward pass is a graph like others."""
     return _twice(compile_it, lambda x: x * x * 6, compile_it)
 
 
-@case("compiled_autograd", graphs=2, since=(2, 13), dense=True)
+@case("compiled_autograd", graphs=2, since=(2, 13), slow=True)
 def parameters_of_a_module(compile_it: Compile) -> Any:
     import torch
 
@@ -84,14 +82,14 @@ def parameters_of_a_module(compile_it: Compile) -> Any:
     return out, [(each, each.grad) for each in network.parameters()]
 
 
-@case("compiled_autograd", dense=True)
+@case("compiled_autograd", slow=True)
 def hooks_under_compiled_autograd(compile_it: Compile) -> Any:
     function = compile_it(lambda x: x * x - 9)
     function(leaf()).sum().backward()
     return _hooked(function, lambda loss: under_compiled_autograd(compile_it, loss))
 
 
-@case("compiled_autograd", graphs=2, since=(2, 13), dense=True)
+@case("compiled_autograd", graphs=2, since=(2, 13), slow=True)
 def hooks_in_its_graph(compile_it: Compile) -> Any:
     """Hooks that Dynamo traces become part of the graph of the backward pass."""
     function = compile_it(lambda x: x * x - 10)

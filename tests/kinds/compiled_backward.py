@@ -16,7 +16,7 @@ def _captured(compile_it: Compile, loss: Any) -> None:
 # -- forwards that never went backward without it
 
 
-@case("compiled_backward", unsaved=1, halves=1, since=(2, 13), dense=True)
+@case("compiled_backward", unsaved=1, halves=1, since=(2, 13), slow=True)
 def all_of_it_inside(compile_it: Compile) -> Any:
     """Forward and backward in the context, from the first step."""
     import torch
@@ -60,7 +60,7 @@ def saved_outside_and_hit_inside(compile_it: Compile) -> Any:
 # -- nodes of the captured graph
 
 
-@case("compiled_backward", since=(2, 13), dense=True)
+@case("compiled_backward", since=(2, 13), slow=True)
 def copy_slices(compile_it: Compile) -> Any:
     """A view that was written to: its base takes the gradient apart."""
     x = leaf()
@@ -71,7 +71,7 @@ def copy_slices(compile_it: Compile) -> Any:
     return x, base, x.grad
 
 
-@case("compiled_backward", graphs=2, since=(2, 13), dense=True)
+@case("compiled_backward", graphs=2, since=(2, 13), slow=True)
 def size_guards(compile_it: Compile) -> Any:
     """Sizes that change from one backward pass to the next."""
     import torch
@@ -84,7 +84,7 @@ def size_guards(compile_it: Compile) -> Any:
     return found
 
 
-@case("compiled_backward", since=(2, 13), dense=True)
+@case("compiled_backward", since=(2, 13), slow=True)
 def nested_contexts(compile_it: Compile) -> Any:
     """What one of them has captured, the others have."""
     import torch

@@ -33,7 +33,7 @@ def data_mutated_in_graph(compile_it: Compile) -> Any:
 @case(
     "inputs",
     shows=_any(mutation_type="MUTATED_OUT_GRAPH", mutates_data=True, is_leaf=False),
-    dense=True,
+    slow=True,
 )
 def data_mutated_out_of_graph(compile_it: Compile) -> Any:
     """A non-leaf in autograd's sight: the caller's tensor gets a new history."""
@@ -50,7 +50,7 @@ def data_mutated_out_of_graph(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, out
 
 
-@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False), until=(2, 14), dense=True)
+@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False), until=(2, 14), slow=True)
 def metadata_mutated(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         x.transpose_(0, 1)
@@ -60,9 +60,7 @@ def metadata_mutated(compile_it: Compile) -> Any:
     return x, compile_it(function, without_dynamo=True)(x)
 
 
-@case(
-    "inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=True), dense=True
-)
+@case("inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=True), slow=True)
 def mutated_under_no_grad(compile_it: Compile) -> Any:
     import torch
 
@@ -74,7 +72,7 @@ def mutated_under_no_grad(compile_it: Compile) -> Any:
     return train(compile_it(function), matrix(True))
 
 
-@case("inputs", since=(2, 12), dense=True)
+@case("inputs", since=(2, 12), slow=True)
 def storage_resized(compile_it: Compile) -> Any:
     """As FSDP does it: a parameter is given room, and filled."""
     import torch
@@ -90,7 +88,7 @@ def storage_resized(compile_it: Compile) -> Any:
     return x, full, compile_it(function)(x, full)
 
 
-@case("inputs", shows=_any(mutates_storage_metadata=True), dense=True)
+@case("inputs", shows=_any(mutates_storage_metadata=True), slow=True)
 def storage_exchanged(compile_it: Compile) -> Any:
     import torch
 
@@ -103,7 +101,7 @@ def storage_exchanged(compile_it: Compile) -> Any:
     return x, y, compile_it(function)(x, y)
 
 
-@case("inputs", shows=_any(is_leaf=False, mutation_type="NOT_MUTATED"), dense=True)
+@case("inputs", shows=_any(is_leaf=False, mutation_type="NOT_MUTATED"), slow=True)
 def non_leaf(compile_it: Compile) -> Any:
     leaf = matrix(True)
     x = leaf * 2
@@ -113,7 +111,7 @@ def non_leaf(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, x.grad, out
 
 
-@case("inputs", shows=_wrapped("AOTSyntheticBaseWrapper"), dense=True)
+@case("inputs", shows=_wrapped("AOTSyntheticBaseWrapper"), slow=True)
 def overlapping_and_mutated(compile_it: Compile) -> Any:
     """Views of one tensor, one of them written to: both are made from one base."""
 
@@ -129,7 +127,7 @@ def overlapping_and_mutated(compile_it: Compile) -> Any:
     return leaf, leaf.grad, base, x, y, out
 
 
-@case("inputs", dense=True)
+@case("inputs", slow=True)
 def one_tensor_twice(compile_it: Compile) -> Any:
     def function(x: Any, y: Any) -> Any:
         x.mul_(3)
@@ -144,7 +142,7 @@ def one_tensor_twice(compile_it: Compile) -> Any:
     shows=lambda runtime: bool(
         runtime["indices_of_inputs_that_requires_grad_with_mutations_in_bw"]
     ),
-    dense=True,
+    slow=True,
 )
 def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
     import torch
@@ -165,7 +163,7 @@ def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
     return train(function, matrix(True), matrix(True) * 0)
 
 
-@case("inputs", graphs=2, dense=True)
+@case("inputs", graphs=2, slow=True)
 def numbers_and_absent(compile_it: Compile) -> Any:
     """Python numbers are constants, then symbols; lists, dicts and ``None`` are taken apart."""
 

@@ -20,7 +20,7 @@ def alias_of_input(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("outputs", shows=_has("alias_of_input"), dense=True)
+@case("outputs", shows=_has("alias_of_input"), slow=True)
 def alias_of_input_mutated_by_the_caller(compile_it: Compile) -> Any:
     """The output must be a real view: writing to it reaches the input."""
 
@@ -33,7 +33,7 @@ def alias_of_input_mutated_by_the_caller(compile_it: Compile) -> Any:
     return x, view, other
 
 
-@case("outputs", shows=_has("is_input"), dense=True)
+@case("outputs", shows=_has("is_input"), slow=True)
 def is_input_training(compile_it: Compile) -> Any:
     function = compile_it(lambda x, w: (x, w, x * w), without_dynamo=True)
     return train(function, matrix(True), matrix(True))
@@ -46,7 +46,7 @@ def _trained(name: str, function: Any, **expected: Any) -> None:
         return train(compile_it(function), matrix(True, rows=4))
 
     program.__name__ = name
-    case("outputs", dense=True, **expected)(program)
+    case("outputs", slow=True, **expected)(program)
 
 
 def _square(x: Any) -> Any:
@@ -89,7 +89,7 @@ _trained("unsafe_view_alias", _lone_view, shows=_has("unsafe_view_alias"), diffe
     "outputs",
     shows=_has("custom_function_view"),
     differs=("[1][0].base", "[1][0].is_view"),
-    dense=True,
+    slow=True,
 )
 def custom_function_view(compile_it: Compile) -> Any:
     import torch
@@ -123,7 +123,7 @@ def dynamic_dims(compile_it: Compile) -> Any:
 @case(
     "outputs",
     shows=lambda r: {e["requires_grad"] for e in r["outputs"]} == {True, False},
-    dense=True,
+    slow=True,
 )
 def some_outputs_require_grad(compile_it: Compile) -> Any:
     import torch
@@ -136,7 +136,7 @@ def some_outputs_require_grad(compile_it: Compile) -> Any:
     return train(compile_it(function), matrix(True, rows=4))
 
 
-@case("outputs", dense=True)
+@case("outputs", slow=True)
 def strides_are_kept(compile_it: Compile) -> Any:
     import torch
 
@@ -147,7 +147,7 @@ def strides_are_kept(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("outputs", dense=True)
+@case("outputs", slow=True)
 def nothing_computed(compile_it: Compile) -> Any:
     """Views and inputs only: the inner graph returns nothing of its own."""
 

@@ -33,7 +33,7 @@ def lazy_backward(compile_it: Compile) -> Any:
     return x, y, a, b, x.grad, y.grad
 
 
-@case("paths", graphs=1, dense=True)
+@case("paths", graphs=1, slow=True)
 def eager_backward(compile_it: Compile) -> Any:
     """The backward pass is compiled along with the forward pass, and never runs."""
     import torch
@@ -43,14 +43,14 @@ def eager_backward(compile_it: Compile) -> Any:
         return x, compile_it(lambda x: x.cosh())(x)
 
 
-@case("paths", graphs=0, unsaved=1, halves=1, dense=True)
+@case("paths", graphs=0, unsaved=1, halves=1, slow=True)
 def forward_without_a_backward(compile_it: Compile) -> Any:
     """As in an evaluation that forgets ``no_grad``: the backward pass never runs."""
     x = matrix(True)
     return x, compile_it(lambda x: x.sinh())(x)
 
 
-@case("paths", graphs=1, dense=True)
+@case("paths", graphs=1, slow=True)
 def backward_twice(compile_it: Compile) -> Any:
     x = matrix(True)
     out = compile_it(lambda x: x * x * x)(x)
@@ -99,7 +99,7 @@ def graph_breaks(compile_it: Compile) -> Any:
     return train(compile_it(function), matrix(True))
 
 
-@case("paths", differs=("[1].stride",), dense=True)
+@case("paths", differs=("[1].stride",), slow=True)
 def data_dependent_size(compile_it: Compile) -> Any:
     """A size that only the numbers tell (an unbacked symbol)."""
     import torch
@@ -112,7 +112,7 @@ def data_dependent_size(compile_it: Compile) -> Any:
         return x, compile_it(function)(x), function(x + 1)
 
 
-@case("paths", graphs=1, dense=True)
+@case("paths", graphs=1, slow=True)
 def cpp_wrapper(compile_it: Compile) -> Any:
     import torch
 
@@ -120,7 +120,7 @@ def cpp_wrapper(compile_it: Compile) -> Any:
         return train(compile_it(lambda x: x * x + 4), matrix(True))
 
 
-@case("paths", graphs=1, dense=True)
+@case("paths", graphs=1, slow=True)
 def no_kernel_at_all(compile_it: Compile) -> Any:
     """Only a library call: nothing native to carry."""
     import torch

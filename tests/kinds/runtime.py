@@ -12,7 +12,7 @@ from typing import Any
 from tests.kinds.case import Compile, case, matrix, train
 
 
-@case("runtime", dense=True)
+@case("runtime", slow=True)
 def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
     """Autograd must notice."""
 
@@ -28,7 +28,7 @@ def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
     return "not noticed"
 
 
-@case("runtime", shows=lambda runtime: bool(runtime["bw_donated_idxs"]), dense=True)
+@case("runtime", shows=lambda runtime: bool(runtime["bw_donated_idxs"]), slow=True)
 def donated_buffers(compile_it: Compile) -> Any:
     """Buffers that only the backward pass needs are reused by it."""
     import torch
@@ -65,7 +65,7 @@ def backward_state(compile_it: Compile) -> Any:
     return x, x.grad, out
 
 
-@case("runtime", dense=True)
+@case("runtime", slow=True)
 def effect_tokens(compile_it: Compile) -> Any:
     """Effects happen, and in order: each hands a token to the next."""
     import torch
@@ -117,7 +117,7 @@ def random_numbers(compile_it: Compile) -> Any:
         return found, function(x), function(x)
 
 
-@case("runtime", graphs=0, unsaved=1, dense=True)
+@case("runtime", graphs=0, unsaved=1, slow=True)
 def functionalised_rng(compile_it: Compile) -> Any:
     """torch has it for CUDA only, and says so."""
     import torch
@@ -138,7 +138,7 @@ def _dropout(x: Any) -> Any:
     return torch.nn.functional.dropout(x, 0.5)
 
 
-@case("runtime", dense=True)
+@case("runtime", slow=True)
 def autocast_inside(compile_it: Compile) -> Any:
     import torch
 
@@ -151,7 +151,7 @@ def autocast_inside(compile_it: Compile) -> Any:
     return train(compile_it(function), x, w)
 
 
-@case("runtime", graphs=2, dense=True)
+@case("runtime", graphs=2, slow=True)
 def default_dtype_of_autocast_is_part_of_the_key(compile_it: Compile) -> Any:
     import torch
 
@@ -171,7 +171,7 @@ def default_dtype_of_autocast_is_part_of_the_key(compile_it: Compile) -> Any:
     return found
 
 
-@case("runtime", graphs=3, dense=True)
+@case("runtime", graphs=3, slow=True)
 def autocast_is_part_of_the_key(compile_it: Compile) -> Any:
     import torch
 
@@ -187,7 +187,7 @@ def autocast_is_part_of_the_key(compile_it: Compile) -> Any:
     return found
 
 
-@case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None, dense=True)
+@case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None, slow=True)
 def grad_mode_left_changed(compile_it: Compile) -> Any:
     """The graph leaves grad mode other than it found it."""
     import torch
@@ -205,7 +205,7 @@ def grad_mode_left_changed(compile_it: Compile) -> Any:
     return x, out, after
 
 
-@case("runtime", shows=lambda runtime: bool(runtime["deterministic"]), dense=True)
+@case("runtime", shows=lambda runtime: bool(runtime["deterministic"]), slow=True)
 def deterministic(compile_it: Compile) -> Any:
     import torch
 

@@ -29,7 +29,7 @@ def every_safe_node(compile_it: Compile) -> Any:
     return x, compile_it(function, dynamic=True)(x)
 
 
-@case("safety", dense=True)
+@case("safety", slow=True)
 def einops_functions(compile_it: Compile) -> Any:
     import einops
 
@@ -40,7 +40,7 @@ def einops_functions(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("safety", graphs=0, bypassed=2, reasons=("custom-operator",), halves=3, dense=True)
+@case("safety", graphs=0, bypassed=2, reasons=("custom-operator",), halves=3, slow=True)
 def custom_operator(compile_it: Compile) -> Any:
     """Its kernel runs as it is; what its fake implementation and formula answer is in the key."""
     operator = _operator()
@@ -59,7 +59,7 @@ def _operator() -> Any:
     return triple
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("subclass",), halves=1, dense=True)
+@case("safety", graphs=0, bypassed=1, reasons=("subclass",), halves=1, slow=True)
 def subclass_of_the_users(compile_it: Compile) -> Any:
     """What AOTAutograd traced of one can be shared, whatever its code asked of the process."""
     import torch
@@ -126,7 +126,7 @@ def unknown(x: Any) -> Any:
     return x * 13
 
 
-@case("safety", graphs=0, bypassed=2, reasons=("override",), halves=2, dense=True)
+@case("safety", graphs=0, bypassed=2, reasons=("override",), halves=2, slow=True)
 def a_function_of_torch_that_was_replaced(compile_it: Compile) -> Any:
     """Below a function that torch calls, so that it is traced: by two, one asks the clock."""
     import torch
@@ -144,7 +144,7 @@ def a_function_of_torch_that_was_replaced(compile_it: Compile) -> Any:
     return x, doubled, timed
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("generator",), lowered=1, dense=True)
+@case("safety", graphs=0, bypassed=1, reasons=("generator",), lowered=1, slow=True)
 def a_lowering_of_the_users(compile_it: Compile) -> Any:
     """It generates code, and nothing says which code it is."""
     from unittest.mock import patch
@@ -159,7 +159,7 @@ def a_lowering_of_the_users(compile_it: Compile) -> Any:
         return x, compile_it(lambda x: x.sin() * 28)(x)
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("module",), halves=1, dense=True)
+@case("safety", graphs=0, bypassed=1, reasons=("module",), halves=1, slow=True)
 def unknown_module(compile_it: Compile) -> Any:
     """A module that is called as a whole: nothing says what its code is."""
     import torch
@@ -212,7 +212,7 @@ def custom_autograd_function(compile_it: Compile) -> Any:
     return found
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("higher-order-op",), lowered=3, dense=True)
+@case("safety", graphs=0, bypassed=1, reasons=("higher-order-op",), lowered=3, slow=True)
 def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
     import torch
 
@@ -223,7 +223,7 @@ def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
     return x, compile_it(function)(x), function(-x)
 
 
-@case("safety", dense=True)
+@case("safety", slow=True)
 def invoke_subgraph(compile_it: Compile) -> Any:
     import torch
 
@@ -241,7 +241,7 @@ def invoke_subgraph(compile_it: Compile) -> Any:
     reasons=("checkpoint-context",),
     halves=4,
     since=(2, 13),
-    dense=True,
+    slow=True,
 )
 def selective_checkpoint(compile_it: Compile) -> Any:
     """With a ``cache_hash`` on its ``context_fn``, with operators, and with code of the user's."""
@@ -325,7 +325,7 @@ def saved_tensor_hooks(compile_it: Compile) -> Any:
         return train(function, matrix(True))
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, dense=True)
+@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, slow=True)
 def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
     """Hooks that are graphs are compiled in. What they wrap must say what it is."""
     import torch
@@ -352,7 +352,7 @@ def scaled(x: Any, factor: float) -> Any:
     return x * factor
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("freezing",), lowered=1, dense=True)
+@case("safety", graphs=1, bypassed=1, reasons=("freezing",), lowered=1, slow=True)
 def freezing(compile_it: Compile) -> Any:
     """Where gradients are on, nothing is frozen."""
     import torch
@@ -364,7 +364,7 @@ def freezing(compile_it: Compile) -> Any:
             return trained, compile_it(network)(matrix())
 
 
-@case("safety", dense=True)
+@case("safety", slow=True)
 def fakify_first_call(compile_it: Compile) -> Any:
     """What DDP's splitting of graphs asks for."""
     import torch
@@ -384,7 +384,7 @@ def fakify_first_call(compile_it: Compile) -> Any:
     return x, function(x)
 
 
-@case("safety", graphs=0, halves=1, lowered=1, dense=True)
+@case("safety", graphs=0, halves=1, lowered=1, slow=True)
 def caches_off(compile_it: Compile) -> Any:
     """Then nothing is a bypass; what is off as a whole is shared in halves."""
     import torch
@@ -399,7 +399,7 @@ def caches_off(compile_it: Compile) -> Any:
     return x, found
 
 
-@case("safety", dense=True)
+@case("safety", slow=True)
 def view_replay(compile_it: Compile) -> Any:
     """The views of an output are in the entry, and are replayed from there."""
     import torch
@@ -411,7 +411,7 @@ def view_replay(compile_it: Compile) -> Any:
         return train(compile_it(function), matrix(True))
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("custom-pass",), lowered=1, dense=True)
+@case("safety", graphs=1, bypassed=1, reasons=("custom-pass",), lowered=1, slow=True)
 def custom_pass(compile_it: Compile) -> Any:
     """One that says which code it is, and one that does not."""
     import torch

@@ -50,7 +50,7 @@ def plain(compile_it: Compile) -> Any:
     return [(x, function(x)) for x in inputs]
 
 
-@case("tensors", shows=lambda runtime: bool(runtime["static_input_indices"]), dense=True)
+@case("tensors", shows=lambda runtime: bool(runtime["static_input_indices"]), slow=True)
 def parameters(compile_it: Compile) -> Any:
     import torch
 
@@ -59,7 +59,7 @@ def parameters(compile_it: Compile) -> Any:
     return found, [(each, each.grad) for each in network.parameters()]
 
 
-@case("tensors", graphs=3, dense=True)
+@case("tensors", graphs=3, slow=True)
 def shared_parameters_and_an_optimizer(compile_it: Compile) -> Any:
     """Tied weights, two steps: what the optimizer writes is what the next step reads."""
     import torch
@@ -79,9 +79,7 @@ def shared_parameters_and_an_optimizer(compile_it: Compile) -> Any:
     return losses, list(network.parameters())
 
 
-@case(
-    "tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]), dense=True
-)
+@case("tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]), slow=True)
 def buffers(compile_it: Compile) -> Any:
     """Running statistics are written to in training."""
     import torch
@@ -96,12 +94,12 @@ def subclass_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _two(requires_grad=True))
 
 
-@case("tensors", shows=_subclass_in("tangents", depth=2), dense=True)
+@case("tensors", shows=_subclass_in("tangents", depth=2), slow=True)
 def nested_subclass_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _two(requires_grad=True, nested=True))
 
 
-@case("tensors", shows=_subclass_in("inputs"), dense=True)
+@case("tensors", shows=_subclass_in("inputs"), slow=True)
 def subclass_mutated(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         x.mul_(2)
@@ -111,7 +109,7 @@ def subclass_mutated(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1, dense=True)
+@case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1, slow=True)
 def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     """torch does not know the constructor of a subclass that is not its own."""
     import torch
@@ -121,7 +119,7 @@ def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     return x, compile_it(lambda x: TwoTensor(x + 1, x * 2))(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, dense=True)
+@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, slow=True)
 def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
@@ -134,7 +132,7 @@ def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     return results
 
 
-@case("tensors", shows=_subclass_in("inputs"), dense=True)
+@case("tensors", shows=_subclass_in("inputs"), slow=True)
 def subclass_parameters(compile_it: Compile) -> Any:
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
@@ -148,7 +146,7 @@ def subclass_parameters(compile_it: Compile) -> Any:
     return out, [(each, each.grad) for each in network.parameters()]
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, dense=True)
+@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, slow=True)
 def jagged_training(compile_it: Compile) -> Any:
     import torch
 

@@ -4,7 +4,7 @@ Nor does any start slower than with torch alone: in a second process on one disk
 
 ``make test`` has one case of each kind, ``make test-all`` those that are nearly the same as well:
 training beside inference, two features in one graph. What starts slower than with torch alone is
-looked for in ``make test-all``, and among the dense cases at night.
+looked for in ``make test-all``, and among the slow cases at night.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 
 from tests.kinds.jobs import ROWS, load_cases
 from tests.support import beside
-from tests.support.density import cases, selected
 from tests.support.machines import Machine, remote_url
+from tests.support.marks import cases, selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.kinds.case import Case
 
 CASES = load_cases()
-DENSE = {name for name, case in CASES.items() if case.dense}
+DENSE = {name for name, case in CASES.items() if case.slow}
 PROCESS_TIMEOUT_S = 3600  # for what hangs: hundreds of cases take long on a busy machine
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
@@ -91,7 +91,7 @@ def _case(name: str) -> Case:
     return CASES[name]
 
 
-@pytest.mark.parametrize("name", cases(CASES, dense_ones=DENSE))
+@pytest.mark.parametrize("name", cases(CASES, slow_ones=DENSE))
 def test_compiled_and_shared(name: str, ran: Callable[[str], dict[str, Any]]) -> None:
     case, found = _case(name), ran("first")[name]
     assert not found["error"], found["error"]
@@ -109,7 +109,7 @@ def test_compiled_and_shared(name: str, ran: Callable[[str], dict[str, Any]]) ->
     assert found["counts"]["reasons"] == sorted(case.reasons)
 
 
-@pytest.mark.parametrize("name", cases(CASES, dense_ones=DENSE))
+@pytest.mark.parametrize("name", cases(CASES, slow_ones=DENSE))
 def test_hit_on_an_empty_disk(name: str, ran: Callable[[str], dict[str, Any]]) -> None:
     """Whatever can be cached anywhere is not compiled again."""
     case, found = _case(name), ran("second")[name]
@@ -131,7 +131,7 @@ def test_hit_on_an_empty_disk(name: str, ran: Callable[[str], dict[str, Any]]) -
 
 
 def _compared(names: Iterable[str], known: dict[str, str]) -> Any:
-    programs = beside.parameters(names, known, dense_ones=CASES, nightly_ones=DENSE)
+    programs = beside.parameters(names, known, slow_ones=CASES, nightly_ones=DENSE)
     return pytest.mark.parametrize("program", programs)
 
 
@@ -163,5 +163,5 @@ def _counts(found: dict[str, Any]) -> dict[str, int]:
 
 
 def test_every_row_of_the_design_has_cases() -> None:
-    """Also where the dense ones do not run."""
-    assert {case.row for case in CASES.values() if not case.dense} == set(ROWS)
+    """Also where the slow ones do not run."""
+    assert {case.row for case in CASES.values() if not case.slow} == set(ROWS)

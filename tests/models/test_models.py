@@ -12,8 +12,8 @@ import pytest
 
 from tests.models.jobs import MODELS
 from tests.support import beside
-from tests.support.density import cases, dense, nightly
 from tests.support.machines import Machine, remote_url
+from tests.support.marks import cases, nightly, slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ PROCESS_TIMEOUT_S = 600
 pytestmark = pytest.mark.timeout(5 * PROCESS_TIMEOUT_S)
 
 
-@dense
-@pytest.mark.parametrize("name", cases(MODELS, dense_ones=(), nightly_ones=[*MODELS][1:]))
+@slow
+@pytest.mark.parametrize("name", cases(MODELS, slow_ones=(), nightly_ones=[*MODELS][1:]))
 def test_a_training_step_is_hit_on_an_empty_disk_and_equal(name: str, tmp_path: Path) -> None:
     first, second = (_run(tmp_path, machine, name) for machine in ("first", "second"))
     assert first["bypassed"] == 0, first["reasons"]

@@ -12,7 +12,7 @@ import pytest
 from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, run_alone_and_again, run_twice
 from tests.opinfo.verdicts import report, verdict
 from tests.support import beside
-from tests.support.density import dense, nightly
+from tests.support.marks import nightly, slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ OTHERS = (
 )  # fmt: skip
 
 
-@dense
+@slow
 @pytest.mark.timeout(2 * PROCESS_TIMEOUT_S)
 @pytest.mark.parametrize(
     "names",

@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.density import dense, scaled
 from tests.support.machines import Machine
+from tests.support.marks import slow
 
-pytestmark = [pytest.mark.timeout(900), scaled]
+pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module")
-def count(pytestconfig: pytest.Config) -> int:
-    return 300 if pytestconfig.getoption("--all") else 48
+@pytest.fixture(scope="module", params=[48, pytest.param(300, marks=slow)])
+def count(request: pytest.FixtureRequest) -> int:
+    number: int = request.param
+    return number
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_an_explanation_names_what_was_changed(count: int, verdicts: dict[str, A
     assert len(found["missed"]) >= 8  # families
 
 
-@dense
+@slow
 def test_the_suite_can_fail(tmp_path: Path) -> None:
     """With torch's own key, inputs that overlap get the answer for inputs that do not."""
     found = Machine(tmp_path).run("tests.perturb.run:with_torchs_own_key").result
@@ -93,20 +94,20 @@ def keys_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
     return ask
 
 
-@dense
+@slow
 def test_another_environment_has_other_keys(keys_with: Callable[[str], dict[str, Any]]) -> None:
     found = [keys_with(name)["ours"] for name in ("as it is", "processor", "tag")]
     for program in found[0]:
         assert len({str(keys[program]) for keys in found}) == 3, program
 
 
-@dense
+@slow
 def test_another_compiler_has_the_same_keys(keys_with: Callable[[str], dict[str, Any]]) -> None:
     """A hit does not need it."""
     assert keys_with("compiler")["ours"] == keys_with("as it is")["ours"]
 
 
-@dense
+@slow
 def test_torchs_own_key_does_not_tell_processors_apart(
     keys_with: Callable[[str], dict[str, Any]],
 ) -> None:

@@ -18,7 +18,7 @@ from s3cache.errors import AccessDeniedError, MissingContainerError, Preconditio
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
-from tests.support.density import dense, sparse
+from tests.support.marks import slow
 
 MIB = 1 << 20
 
@@ -27,10 +27,9 @@ RETRIES = RetryPolicy(
     attempts=10, total_timeout_s=40, attempt_timeout_s=20, base_delay_s=0.01, max_delay_s=0.2
 )
 
-pytestmark = pytest.mark.rgw
+pytestmark = [pytest.mark.rgw, pytest.mark.xdist_group("rgw")]
 
 
-@sparse
 class TestS3OnRGW(StoreContract):
     taken = ".s3cache-probe"
 
@@ -45,8 +44,7 @@ class TestS3OnRGW(StoreContract):
         return RawBucket(rgw_options)
 
 
-@dense
-@sparse(nightly=True)
+@slow
 class TestS3InPartsOnRGW(StoreContract):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 

@@ -22,12 +22,12 @@ import pytest
 from s3cache import Cache, Miss, Reason, Saved, frame
 from s3cache.errors import AccessDeniedError, MissingContainerError
 from s3cache.store import S3Options
-from tests.support.density import dense
+from tests.support.marks import slow
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
 from tests.support.worker import entry, key, keys
 
-pytestmark = pytest.mark.rgw
+pytestmark = [pytest.mark.rgw, pytest.mark.xdist_group("rgw")]
 
 RESTART = Path(__file__).parents[2] / "infra" / "rgw" / "restart.sh"
 SIZE = 100_000
@@ -318,7 +318,7 @@ def test_what_was_saved_with_wrong_credentials_arrives_with_right_ones(
 @pytest.mark.parametrize(
     "create",
     [
-        pytest.param("auto", id="in one request", marks=dense),
+        pytest.param("auto", id="in one request", marks=slow),
         pytest.param("check", id="in parts"),
     ],
 )

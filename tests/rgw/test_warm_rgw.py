@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 from tests.support.warm import WarmStart
 
 if TYPE_CHECKING:
     from s3cache.store import S3Options
 
-pytestmark = [pytest.mark.rgw, dense]
+pytestmark = [pytest.mark.rgw, pytest.mark.xdist_group("rgw"), slow]
 
 
 class TestWarmStartOverRGW(WarmStart):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak.vitals import Vitals, growth
-from tests.support.density import nightly
+from tests.support.marks import nightly
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -27,7 +27,7 @@ from s3cache.errors import (
 from s3cache.store import MAX_KEY_BYTES, FileStore, NotAccepted, ObjectFiles
 from s3cache.store import _objects as module
 from s3cache.testing.contract import LONG_KEYS, ODD_KEYS, TWIN_KEYS, legal_keys
-from tests.support.density import examples
+from tests.support.marks import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.support.density import dense, nightly
+from tests.support.marks import nightly, slow
 
 __all__ = [
     "ELSEWHERE",
@@ -91,15 +91,15 @@ def parameters(
     names: Iterable[str],
     known: Mapping[str, str],
     *,
-    dense_ones: Collection[str],
+    slow_ones: Collection[str],
     nightly_ones: Collection[str] = (),
 ) -> Sequence[ParameterSet]:
-    """Names as parameters: dense as said, and expected to fail where ``known`` says why."""
+    """Names as parameters: slow as said, and expected to fail where ``known`` says why."""
     return [
         pytest.param(
             name,
             marks=[
-                *([nightly] if name in nightly_ones else [dense] if name in dense_ones else []),
+                *([nightly] if name in nightly_ones else [slow] if name in slow_ones else []),
                 *([pytest.mark.xfail(reason=known[name], strict=True)] if name in known else []),
             ],
         )

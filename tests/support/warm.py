@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.density import dense
 from tests.support.machines import Machine
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,13 +33,13 @@ class WarmStart:
         cold, warm = _both(place, tmp_path, "plain")
         assert warm["hits"] == cold["misses"] == 1
 
-    @dense
+    @slow
     @pytest.mark.timeout(900)
     def test_ddp(self, place: S3Options, tmp_path: Path) -> None:
         cold, warm = _both(place, tmp_path, "ddp")
         assert warm["hits"] == cold["misses"] > 1
 
-    @dense
+    @slow
     @pytest.mark.timeout(900)
     def test_compiled_autograd(self, place: S3Options, tmp_path: Path) -> None:
         cold, warm = _both(place, tmp_path, "compiled autograd")

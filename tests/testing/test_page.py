@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.density import dense
+from tests.support.marks import slow
 from tests.support.pages import ROOT, files
 
 FILES = files(ROOT / "docs" / "testing.md")
@@ -40,7 +40,7 @@ def test_the_store_keeps_the_contract(tmp_path: Path) -> None:
     assert passed > 100
 
 
-@dense
+@slow
 @pytest.mark.timeout(900)  # mypy reads torch, too, where it has not yet
 def test_what_it_shows_passes_mypy_strict(tmp_path: Path) -> None:
     for name, text in FILES.items():

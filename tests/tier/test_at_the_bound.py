@@ -17,7 +17,7 @@ import pytest
 from s3cache.cache import Cache, Hit
 from s3cache.settings import Settings
 from s3cache.tier import DiskTier
-from tests.support.density import dense, nightly
+from tests.support.marks import nightly, slow
 from tests.support.worker import entry, keys
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def lived(options: Mapping[str, object], processes: int) -> dict[str, int]:
     ("processes", "files"),
     [
         pytest.param(8, 300, id="some"),
-        pytest.param(64, 2_000, marks=dense, id="many"),
+        pytest.param(64, 2_000, marks=slow, id="many"),
         pytest.param(64, DEFAULT_FILES, marks=nightly, id="many at the default"),
     ],
 )

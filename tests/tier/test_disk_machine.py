@@ -18,7 +18,7 @@ from s3cache.errors import NoSpaceError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
-from tests.support.density import examples
+from tests.support.marks import examples
 
 MAX_BYTES = 1_000
 MAX_FILES = 12

@@ -22,8 +22,8 @@ from s3cache.settings import Settings
 from s3cache.store import DeadlineExecutor, FileStore, MemoryStore, ObjectFiles
 from s3cache.tier import DiskTier
 from tests.support.caching import KEY, OTHER, entry, open_cache
-from tests.support.density import cases
 from tests.support.hanging import FreezableDisk, dead_mount
+from tests.support.marks import cases
 from tests.support.waiting import LONG_S, eventually
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> N
     assert {"open", "flock", "write", "replace"} <= calls_in(lambda: files.write("key", b"x"))
 
 
-@pytest.mark.parametrize("operation", cases(CHANGES, dense_ones=["give_back", "get", "delete"]))
+@pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["give_back", "get", "delete"]))
 @pytest.mark.usefixtures("impatient")
 def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
     disk: FreezableDisk, operation: str
@@ -214,7 +214,7 @@ LEAVING = """
     """
 
 
-@pytest.mark.parametrize("last", cases(["nothing", "save"], dense_ones=["nothing"]))
+@pytest.mark.parametrize("last", cases(["nothing", "save"], slow_ones=["nothing"]))
 def test_an_exit_does_not_wait_for_a_frozen_disk(disk: FreezableDisk, last: str) -> None:
     """The interpreter comes to its end in ten seconds; then it is the kernel that waits."""
     with started(LEAVING, disk.path / f"exits-{last}", last) as process:
