@@ -84,7 +84,7 @@ test-nightly: $(READY) ## everything: all cases, soak, operators, perturbations,
 	$(MAKE) --keep-going ARGS= test-opinfo test-perturb fuzz fuzz-hits test-frameworks || status=1; \
 	exit $$status
 
-UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/transfer
+UNIT = tests/test_*.py tests/cache tests/contract tests/store tests/tier tests/util
 test-fast: $(READY) ## unit and contract tests only: no server, no compiler; 1 minute
 	$(PYTEST) $(UNIT) $(SHARED) $(FAST) $(ARGS)
 

@@ -50,7 +50,7 @@ def autoload() -> None:
 
     logger = logging.getLogger("s3cache")
     try:  # noqa: SIM105 - as above
-        import s3cache._logs  # noqa: F401 - who says something is told where nobody set up logging
+        import s3cache.util.logs  # noqa: F401 - who says something is told where nobody set up logging
     except Exception:  # noqa: BLE001, S110 - it is met again below
         pass
     if switch not in _WORDS:
@@ -61,8 +61,8 @@ def autoload() -> None:
         )
         return
     try:
-        from s3cache._autoload import wait_for_compiler
-        from s3cache._snapshot import FUNCTIONS
+        from s3cache.torch_api.autoload import wait_for_compiler
+        from s3cache.util.snapshot import FUNCTIONS
 
         for names in baseline.values():
             FUNCTIONS.add(names.values())  # takes 5 ms

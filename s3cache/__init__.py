@@ -9,14 +9,13 @@ Importing this package costs next to nothing: each name is loaded when it is fir
 
 # No module of the standard library is imported here: a file of that name may lie in the current
 # directory, which `python -m s3cache` has on its path until `__main__.py` takes it from there.
-from s3cache._lazy import lazy_exports
-from s3cache._version import __version__
+from s3cache.util.lazy import lazy_exports
+from s3cache.util.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from s3cache import errors, frame, store
-    from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
-    from s3cache.checkpoints import flush_at_checkpoint
+    from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved, flush_at_checkpoint
     from s3cache.errors import (
         AccessDeniedError,
         CircuitOpenError,
@@ -49,15 +48,14 @@ if TYPE_CHECKING:
     from s3cache.settings import Mode, Options, Settings
     from s3cache.stats import CacheStats, Listener, Reason, TransferEvent
     from s3cache.store import FileLocation, MemoryLocation, S3Options, StoreOptions
-    from s3cache.transfer import FlushReport, Prefetch, PrefetchReport
+    from s3cache.tier import FlushReport, Prefetch, PrefetchReport
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         "errors",
         "frame",
         "store",
-        cache="Cache Hit Miss NotSaved Saved",
-        checkpoints="flush_at_checkpoint",
+        cache="Cache flush_at_checkpoint Hit Miss NotSaved Saved",
         errors="AccessDeniedError CircuitOpenError ClosedError ConfigError CorruptError "
         "DownloadTimeoutError MissingContainerError NoSpaceError PermanentError PreconditionError "
         "ReadOnlyError S3CacheError StoreError TransientError TruncatedError UnsupportedTorchError "
@@ -68,7 +66,7 @@ else:
         settings="Mode Options Settings",
         stats="CacheStats Listener Reason TransferEvent",
         store="FileLocation MemoryLocation S3Options StoreOptions",
-        transfer="FlushReport Prefetch PrefetchReport",
+        tier="FlushReport Prefetch PrefetchReport",
     )
 
 __all__ = [

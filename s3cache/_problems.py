@@ -6,8 +6,6 @@ import errno
 import re
 import threading
 
-from s3cache._logs import logger_of
-from s3cache._pages import pointer
 from s3cache.errors import (
     AccessDeniedError,
     ClosedError,
@@ -20,6 +18,8 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.stats import Reason
+from s3cache.util.logs import logger_of
+from s3cache.util.pages import pointer
 
 __all__ = ["Problems", "code_of", "is_devices_trouble", "is_machines_trouble", "reason_for"]
 

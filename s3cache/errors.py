@@ -25,8 +25,6 @@ An object that is not there is no error: ``get`` and ``head`` return ``None``.
 
 from __future__ import annotations
 
-from s3cache._words import printable
-
 __all__ = [
     "AccessDeniedError",
     "CircuitOpenError",
@@ -46,6 +44,24 @@ __all__ = [
     "UnsupportedTorchError",
     "UntrustedError",
 ]
+
+
+def printable(text: str) -> str:
+    """Return ``text`` in one line, with all that a terminal, log or page would obey escaped.
+
+    Texts of servers, entries and files may contain escape sequences, control characters, marks that
+    turn the direction of writing, and new lines that forge a line of ours.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Return several lines, each made :func:`printable`: only for text whose lines are ours."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 class S3CacheError(Exception):

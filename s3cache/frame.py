@@ -45,8 +45,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 import msgpack  # type: ignore[import-untyped]
 import zstandard
 
-from s3cache._version import __version__
 from s3cache.errors import ConfigError, CorruptError, TruncatedError
+from s3cache.util.version import __version__
 
 __all__ = [
     "HEADER_HINT_BYTES",

@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
-from s3cache import _options
-from s3cache._logs import logger_of
-from s3cache._options import (
+from s3cache.errors import StoreError
+from s3cache.store import STORE_OPTIONS, DeadlineExecutor, StoreOptions
+from s3cache.trust import AUDIENCE, Signer, for_audience
+from s3cache.util import options as _options
+from s3cache.util.logs import logger_of
+from s3cache.util.options import (
     FLAG,
     PREFIX,
     Kind,
@@ -27,9 +30,6 @@ from s3cache._options import (
     seconds,
     size,
 )
-from s3cache.errors import StoreError
-from s3cache.store import STORE_OPTIONS, DeadlineExecutor, StoreOptions
-from s3cache.trust import AUDIENCE, Signer, for_audience
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

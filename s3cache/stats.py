@@ -11,7 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from s3cache._logs import logger_of
+from s3cache.util.logs import logger_of
 
 __all__ = [
     "CacheStats",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache import errors
-from s3cache._pages import known
 from s3cache._problems import (
     Problems,
     code_of,
@@ -21,6 +20,7 @@ from s3cache._problems import (
 )
 from s3cache.errors import AccessDeniedError, ClosedError, ConfigError, PermanentError
 from s3cache.stats import Reason
+from s3cache.util.pages import known
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,6 +8,7 @@ and :func:`latest` the one that torch.compile was given last.
 """
 
 from s3cache.cache._cache import Cache, Engine
+from s3cache.cache._checkpoints import flush_at_checkpoint
 from s3cache.cache._latest import announce, latest, recorded, with_each
 from s3cache.cache._lookup import Hit, JudgedLookup, Miss, NotSaved, Saved
 
@@ -20,6 +21,7 @@ __all__ = [
     "NotSaved",
     "Saved",
     "announce",
+    "flush_at_checkpoint",
     "latest",
     "recorded",
     "with_each",

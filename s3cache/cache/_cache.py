@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from s3cache import entries, frame
-from s3cache._forks import call_in_child
-from s3cache._logs import logger_of
 from s3cache._problems import Problems, reason_for
 from s3cache.cache._lookup import Hit, JudgedLookup, Miss, NotSaved, Saved
 from s3cache.cache._opening import open_disk, sign_entry, trust_of
@@ -27,8 +25,17 @@ from s3cache.store import (
     store_identity,
     store_note,
 )
-from s3cache.tier import DiskTier, LocalTier, RemoteTier
-from s3cache.transfer import Deadline, FlushReport, Prefetch, before_exit
+from s3cache.tier import (
+    Deadline,
+    DiskTier,
+    FlushReport,
+    LocalTier,
+    Prefetch,
+    RemoteTier,
+    before_exit,
+)
+from s3cache.util.forks import call_in_child
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

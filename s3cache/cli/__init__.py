@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from s3cache._words import printable
+from s3cache.util.words import printable
 
 __all__ = ["main"]
 

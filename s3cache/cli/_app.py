@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from s3cache._version import __version__
 from s3cache.cli._changes import clear, gc, mirror, prefetch, pull, push, rm
 from s3cache.cli._entries import du, ls, verify
 from s3cache.cli._explain import explain, report
@@ -15,6 +14,7 @@ from s3cache.cli._inspect import inspect
 from s3cache.cli._jobs import bench, check, run, warm
 from s3cache.cli._options import with_groups
 from s3cache.cli._setup import doctor, keygen, stats, version
+from s3cache.util.version import __version__
 
 __all__ = ["app"]
 

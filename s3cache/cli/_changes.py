@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from s3cache._words import counted
 from s3cache.cli._options import (
     NOT_THERE,
     Text,
@@ -22,6 +21,7 @@ from s3cache.cli._options import (
 )
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import AccessDeniedError, ConfigError
+from s3cache.util.words import counted
 
 if TYPE_CHECKING:
     from s3cache.manage import BatchResult, Place, Selection

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from typer import Option
 
-from s3cache._words import counted
 from s3cache.cli._options import (
     NOT_THERE,
     Number,
@@ -24,6 +23,7 @@ from s3cache.cli._options import (
 )
 from s3cache.cli._output import Output, age, size_text
 from s3cache.errors import ConfigError
+from s3cache.util.words import counted
 
 if TYPE_CHECKING:
     from s3cache.manage import HeaderSummary, Item, Selection

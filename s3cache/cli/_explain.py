@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 from typer import Argument, Option
 
-from s3cache import _pages
-from s3cache._words import counted
 from s3cache.cli._options import Text, Texts, Url
 from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
+from s3cache.util import pages
+from s3cache.util.words import counted
 
 if TYPE_CHECKING:
-    from s3cache._pages import Section
     from s3cache.records import Record, Run
+    from s3cache.util.pages import Section
 
 __all__ = ["explain", "report"]
 
@@ -31,7 +31,7 @@ _KEY = re.compile(r"[a-z]?[0-9a-f]*")
 
 def _codes(incomplete: str) -> list[str]:
     """Complete a code for the shell."""
-    there = (section.code for section in _pages.sections())
+    there = (section.code for section in pages.sections())
     return [code for code in dict.fromkeys(there) if code.startswith(incomplete)]
 
 
@@ -95,7 +95,7 @@ def explain(
 
 def _target(word: str) -> dict[str, str]:
     """Return what a word is, if it is no code: a ``key`` or a ``script``."""
-    if _pages.sections_on(word):
+    if pages.sections_on(word):
         return {}
     from s3cache.insight import meaning
 
@@ -108,16 +108,16 @@ def _sections_on(word: str) -> list[Section]:
     Raises:
         ConfigError: nothing; it names the codes that may be meant.
     """
-    if found := _pages.sections_on(word):
+    if found := pages.sections_on(word):
         return found
-    there = {section.code.casefold(): section.code for section in _pages.sections()}
+    there = {section.code.casefold(): section.code for section in pages.sections()}
     if not there:
         problem = "the pages are neither in the package nor beside it"
         raise ConfigError("documentation", problem, "install s3cache from its wheel")
     near = get_close_matches(word.casefold().replace("_", "-"), there, n=3)
     fix = "give a code, as s3cache explain untrusted, a script, the beginning of a key, or --run ID"
     if near:
-        fix = f"did you mean {' or '.join(_pages.command(there[each]) for each in near)}?"
+        fix = f"did you mean {' or '.join(pages.command(there[each]) for each in near)}?"
     raise ConfigError(f"word {word!r}", "the documentation has no section on it", fix)
 
 
@@ -127,7 +127,7 @@ def _show_section(out: Output, section: Section) -> None:
         return
     text, codes, places = section.without_links()
     out.markdown(f"{section.code}: {section.title}", text)
-    if more := _pages.footer(codes):
+    if more := pages.footer(codes):
         out.line(more)
     if places:
         out.line(f"see also: {', '.join(places)}")
@@ -194,7 +194,7 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
-    if more := _pages.footer(totals.codes):
+    if more := pages.footer(totals.codes):
         out.line(more)
 
 

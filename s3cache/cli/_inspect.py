@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from s3cache._words import printable
 from s3cache.cli._options import Where, flattened, open_file, until_done
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError, TruncatedError, UntrustedError
+from s3cache.util.words import printable
 
 if TYPE_CHECKING:
     from s3cache.artifact import GraphDescription

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from s3cache._words import counted
 from s3cache.cli._options import Number, Steps, Url, duration_s, size_bytes
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError
+from s3cache.util.words import counted
 
 if TYPE_CHECKING:
     from s3cache.graph import Report

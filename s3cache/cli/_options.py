@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple, Optional
 
 from typer import Option
 
-from s3cache._words import printable
 from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
+from s3cache.util.words import printable
 
 if TYPE_CHECKING:
     from s3cache.manage import BatchResult, Item, Place, Selection
@@ -150,7 +150,7 @@ def duration_s(option: str, text: str) -> float:
 
 def size_bytes(option: str, text: str) -> int:
     """Return the bytes that ``10MB`` or ``1GiB`` means."""
-    from s3cache._options import size
+    from s3cache.util.options import size
 
     try:
         parsed: int = size(0).parse(text)
@@ -296,7 +296,7 @@ _GROUPS: dict[str, Callable[..., Any]] = {"Output": Output, "Where": Where, "Sel
 
 def until_done(work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
     """Run ``work`` on the background loop and return its result; Ctrl-C ends it."""
-    from s3cache.transfer import background
+    from s3cache.tier import background
 
     return background().wait(work, timeout_s)
 

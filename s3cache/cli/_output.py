@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from s3cache._words import printable, printable_lines
+from s3cache.util.words import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,8 +121,8 @@ def redacted(text: str) -> str:
 
 def error_text(error: S3CacheError) -> str:
     """Return the message, and the command that explains the error unless the message has one."""
-    from s3cache._pages import command, pointer
     from s3cache._problems import code_of
+    from s3cache.util.pages import command, pointer
 
     return str(error) if command() in str(error) else f"{error} {pointer(code_of(error))}"
 

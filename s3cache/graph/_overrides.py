@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FunctionType
 
-from s3cache._importing import before_import, when_imported
 from s3cache.graph._containers import ALTERED, AS_A_WHOLE, Override
 from s3cache.graph._identity import UnidentifiedError, code_digest, rough_identity
 from s3cache.graph._kernels import foreign_fakes, replaced_kernels
@@ -26,6 +25,7 @@ from s3cache.graph._results import BypassReason, Component, qualified_name, sugg
 from s3cache.graph._surface import Surface
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import TracingContext
+from s3cache.util.importing import before_import, when_imported
 
 __all__ = ["all_overrides", "overrides", "take_baseline"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from s3cache._pages import footer
-from s3cache._words import code, counted, printable, table, text
 from s3cache.graph._results import BypassReason, Component, cached_at
+from s3cache.util.pages import footer
+from s3cache.util.words import code, counted, printable, table, text
 
 
 class _Printer(Protocol):

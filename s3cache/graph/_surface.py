@@ -16,8 +16,6 @@ from operator import is_
 from typing import cast
 
 import _s3cache_autoload
-from s3cache._importing import is_being_imported
-from s3cache._snapshot import ABSENT, FUNCTIONS, Snapshot, are_identical
 from s3cache.graph._containers import (
     ALTERED,
     AS_A_WHOLE,
@@ -37,6 +35,8 @@ from s3cache.graph._containers import (
 from s3cache.graph._origin import assigns, is_foreign
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Operator
+from s3cache.util.importing import is_being_imported
+from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot, are_identical
 
 __all__ = ["Surface"]
 

@@ -14,10 +14,10 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from s3cache._logs import logger_of
 from s3cache.graph import settings_digest
 from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Tracer

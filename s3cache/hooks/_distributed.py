@@ -23,12 +23,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from s3cache._logs import logger_of
-from s3cache._pages import pointer
 from s3cache.errors import CorruptError
 from s3cache.graph import graph_modules
 from s3cache.hooks._conditions import NotSharableError
 from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
+from s3cache.util.pages import pointer
 
 if TYPE_CHECKING:
     from torch import Tensor

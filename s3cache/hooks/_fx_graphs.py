@@ -15,13 +15,13 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from s3cache._logs import logger_of
 from s3cache.graph import Code
 from s3cache.hooks._keys import FxKeying
 from s3cache.hooks._level import Level, Lookup, Save
 from s3cache.hooks._state import Patches
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import CompiledGraph, Function

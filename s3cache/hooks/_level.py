@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from s3cache._logs import logger_of
-from s3cache._pages import pointer
 from s3cache._problems import code_of
 from s3cache.artifact import Artifact, UnreadableError, check_readable, unpickled
 from s3cache.cache import Engine, Hit, JudgedLookup, Saved
@@ -36,6 +34,8 @@ from s3cache.hooks._recorder import Bypasses, LookupLog
 from s3cache.hooks._state import CacheCall, CompileState, Patches, PendingCompiles
 from s3cache.stats import Level as LevelName
 from s3cache.torch_api import Internal, internals
+from s3cache.util.logs import logger_of
+from s3cache.util.pages import pointer
 
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Function

@@ -15,11 +15,11 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
 from s3cache.hooks._state import Patches
 from s3cache.store import Directory, check_way, make_parents, private_directory
 from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from s3cache.cache import Engine

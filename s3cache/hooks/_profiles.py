@@ -26,12 +26,12 @@ import platform
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from s3cache._logs import logger_of
 from s3cache.artifact import Changing, ShapeProfile
 from s3cache.cache import Engine
 from s3cache.graph import code_fingerprint
 from s3cache.hooks._state import Patches
 from s3cache.torch_api import installed_version, internals
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from s3cache._logs import logger_of
 from s3cache.cache import Engine
 from s3cache.graph import process_bypass_reasons
 from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from s3cache.hooks._recorder import LookupLog

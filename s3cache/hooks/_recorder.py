@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache import entries
-from s3cache._forks import call_in_child
-from s3cache._logs import logger_of
-from s3cache._pages import command
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.graph import BypassReason
 from s3cache.hooks._keys import KeyHook
 from s3cache.records import Event, Lanes, Record, Transfers
 from s3cache.stats import Level, Listener, Reason
 from s3cache.torch_api import internals
+from s3cache.util.forks import call_in_child
+from s3cache.util.logs import logger_of
+from s3cache.util.pages import command
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from s3cache._importing import when_imported
 from s3cache.graph import forget_kernels, record_kernel, take_baseline
 from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function, OperatorLibrary
+from s3cache.util.importing import when_imported
 
 __all__ = ["watch_registrations"]
 

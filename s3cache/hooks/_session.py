@@ -12,10 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from s3cache import _autoload, metrics
-from s3cache._importing import when_imported
-from s3cache._logs import logger_of
-from s3cache._pages import pointer
+from s3cache import metrics
 from s3cache._problems import code_of
 from s3cache.cache import Cache, Engine, announce, latest
 from s3cache.errors import S3CacheError
@@ -33,6 +30,7 @@ from s3cache.hooks._registrations import watch_registrations
 from s3cache.hooks._state import CompileState, Patches, PendingCompiles
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import (
+    autoload,
     bind_declarations,
     check_names,
     installed_version,
@@ -40,6 +38,9 @@ from s3cache.torch_api import (
     require,
 )
 from s3cache.torch_api.protocols import Function
+from s3cache.util.importing import when_imported
+from s3cache.util.logs import logger_of
+from s3cache.util.pages import pointer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -227,7 +228,7 @@ def active() -> Cache | None:
 
     Enables the one that the environment asks for, which otherwise waits for the first compile.
     """
-    _autoload.ask_environment()
+    autoload.ask_environment()
     return None if _session is None else _session.cache
 
 
@@ -246,7 +247,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         ConfigError: the URL or a setting cannot be used.
     """
     global _session, _disabled
-    _autoload.cancel()
+    autoload.cancel()
     with _mutex:
         _close()
         if not internals.is_supported():
@@ -293,7 +294,7 @@ def enable_by_environment() -> None:
 
 def disable() -> None:
     """Put torch back exactly as it was; wait for uploads, ``exit_timeout_s`` at most."""
-    _autoload.cancel()
+    autoload.cancel()
     with _mutex:
         _close()
 

@@ -21,14 +21,14 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from s3cache._logs import logger_of
-from s3cache._pages import pointer
 from s3cache._problems import code_of
 from s3cache.graph import ORIGINAL_ATTR, BypassReason, reads_storage_offsets, settings_digest
 from s3cache.hooks._conditions import Compile, FxInfo, NotSharableError, attach_fx_info
 from s3cache.store import Buffer
 from s3cache.torch_api import Internal, internals
 from s3cache.torch_api.protocols import Function
+from s3cache.util.logs import logger_of
+from s3cache.util.pages import pointer
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -15,13 +15,13 @@ from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from s3cache._problems import code_of
-from s3cache._words import counted
 from s3cache.errors import ConfigError, StoreError, TransientError
 from s3cache.manage import trust_of
 from s3cache.settings import Settings, unknown_variables
 from s3cache.store import DeadlineExecutor, parse_url
 from s3cache.tier import DiskTier
 from s3cache.trust import VerifyKey, signing_key_of
+from s3cache.util.words import counted
 
 #: A ``fault`` keeps the cache from doing its work, a ``warning`` does not.
 Verdict: TypeAlias = Literal["ok", "warning", "fault", "skipped"]

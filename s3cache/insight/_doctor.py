@@ -36,7 +36,7 @@ from s3cache.insight._checks import (
 )
 from s3cache.settings import Settings
 from s3cache.store import S3Options, Store, listing, open_store, parse_url
-from s3cache.transfer import background
+from s3cache.tier import background
 
 _T = TypeVar("_T")
 

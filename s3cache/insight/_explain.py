@@ -10,8 +10,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from s3cache._pages import footer
-from s3cache._words import code, printable, table, text
 from s3cache.errors import ConfigError
 from s3cache.graph import cached_at
 from s3cache.insight._differences import Difference, KeyDescription, differences
@@ -21,6 +19,8 @@ from s3cache.manage import open_place
 from s3cache.records import Record, Run, folded, ranks_in_words
 from s3cache.settings import Settings
 from s3cache.stats import Reason
+from s3cache.util.pages import footer
+from s3cache.util.words import code, printable, table, text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -21,7 +21,7 @@ from s3cache.insight._differences import GRAPH, KeyDescription, likeness, unlike
 from s3cache.manage import Place, concurrently, read_head
 from s3cache.records import Record, Run
 from s3cache.store import ObjectInfo, listing
-from s3cache.transfer import background
+from s3cache.tier import background
 
 _T = TypeVar("_T")
 

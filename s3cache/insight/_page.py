@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from s3cache._pages import footer
-from s3cache._version import __version__
-from s3cache._words import counted, escape
 from s3cache.insight._totals import Kind, Totals, is_counted, kind_of, name_of, sum_up
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
+from s3cache.util.pages import footer
+from s3cache.util.version import __version__
+from s3cache.util.words import counted, escape
 
 # A page with more rows is slow to open; the numbers above the table are of all.
 _MAX_ROWS = 2_000

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from s3cache._words import counted
 from s3cache.records import Lanes, Record, Run
 from s3cache.stats import Reason
+from s3cache.util.words import counted
 
 #: Reasons of misses that need no action.
 EXPECTED = frozenset(

@@ -13,7 +13,7 @@ from s3cache.errors import CorruptError, TruncatedError, UntrustedError
 from s3cache.frame import Head, Judge
 from s3cache.manage._selection import FilterFeedback, HeaderSummary, Item, Selection
 from s3cache.store import ObjectInfo, Store, listing
-from s3cache.transfer import cancel_all
+from s3cache.tier import cancel_all
 from s3cache.trust import unpack
 
 _T = TypeVar("_T")

@@ -35,8 +35,7 @@ from s3cache.store import (
     parse_url,
     store_identity,
 )
-from s3cache.tier import DiskTier, TierStore
-from s3cache.transfer import Budget, background
+from s3cache.tier import Budget, DiskTier, TierStore, background
 from s3cache.trust import Policy, check_name, policy_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from s3cache.errors import AccessDeniedError, ConfigError, MissingContainerError
 from s3cache.manage._work import open_place, url_of
 from s3cache.settings import Settings
 from s3cache.store import FileLocation, MemoryLocation, listing, parse_url
-from s3cache.transfer import background
+from s3cache.tier import background
 
 __all__ = ["PREFIX", "Bench", "Times"]
 

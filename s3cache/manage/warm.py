@@ -18,7 +18,7 @@ from s3cache.manage.job import Job, quiet_for_s, steps_done
 from s3cache.records import Run
 from s3cache.settings import Settings
 from s3cache.store import listing
-from s3cache.transfer import background
+from s3cache.tier import background
 
 __all__ = ["End", "Warmed", "warm"]
 

@@ -16,10 +16,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from s3cache._logs import logger_of
 from s3cache.errors import ConfigError
 from s3cache.records._record import MAX_LINE_BYTES, Event, Record
 from s3cache.store import Directory
+from s3cache.util.logs import logger_of
 
 logger = logger_of("records")
 

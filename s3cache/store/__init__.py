@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from s3cache._lazy import lazy_exports
 from s3cache.store._base import (
     MAX_KEY_BYTES,
     AcceptSize,
@@ -28,6 +27,7 @@ from s3cache.store._base import (
     listing,
     os_errors,
 )
+from s3cache.util.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from s3cache.store._deadline import DeadlineExecutor

@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from s3cache._forks import call_in_child
 from s3cache.errors import CircuitOpenError, TransientError
+from s3cache.util.forks import call_in_child
 
 __all__ = ["DeadlineExecutor"]
 

@@ -15,8 +15,8 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 
-from s3cache._forks import close_unshared, open_unshared
 from s3cache.errors import ConfigError
+from s3cache.util.forks import close_unshared, open_unshared
 
 __all__ = [
     "Directory",

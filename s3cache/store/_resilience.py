@@ -27,10 +27,6 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from s3cache import _options
-from s3cache._breaker import Breaker, BreakerState
-from s3cache._logs import logger_of
-from s3cache._options import count, option, seconds
 from s3cache.errors import CircuitOpenError, PreconditionError, StoreError, TransientError
 from s3cache.stats import Verb
 from s3cache.store._base import (
@@ -42,6 +38,10 @@ from s3cache.store._base import (
     WrapperStore,
     close_listing,
 )
+from s3cache.util import options as _options
+from s3cache.util.breaker import Breaker, BreakerState
+from s3cache.util.logs import logger_of
+from s3cache.util.options import count, option, seconds
 
 __all__ = [
     "BreakerPolicy",
@@ -280,8 +280,8 @@ class BreakerPolicy:
 class BreakingStore(WrapperStore):
     """Fails at once with :class:`~s3cache.errors.CircuitOpenError` while the server is down.
 
-    See :class:`~s3cache._breaker.Breaker`. Transient failures count; every answer is a success, be
-    it "denied", "exists already" or "not there". A cancelled call says nothing about the server.
+    See :class:`~s3cache.util.breaker.Breaker`. Transient failures count; every answer is a success,
+    be it "denied", "exists already" or "not there". A cancelled call says nothing about the server.
     Each step of a listing is a call.
     """
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
-from s3cache import _options
-from s3cache._options import FLAG, PREFIX, option
 from s3cache.errors import ConfigError
 from s3cache.store._base import Store
 from s3cache.store.s3 import SECRETS, S3Arguments, S3Options
+from s3cache.util import options as _options
+from s3cache.util.options import FLAG, PREFIX, option
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

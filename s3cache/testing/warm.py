@@ -6,9 +6,9 @@ from collections.abc import Callable
 from difflib import unified_diff
 from pprint import pformat
 
-from s3cache._words import counted
 from s3cache.stats import CacheStats
 from s3cache.testing.machines import Outcome
+from s3cache.util.words import counted
 
 __all__ = ["assert_warm_start"]
 

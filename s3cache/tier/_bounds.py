@@ -25,10 +25,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
-from s3cache._forks import call_in_child, close_unshared
 from s3cache.errors import NoSpaceError, TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles, ObjectInfo
+from s3cache.util.forks import call_in_child, close_unshared
 
 __all__ = ["Bounds", "Ledger", "UsageFile"]
 

@@ -24,7 +24,7 @@ from s3cache.frame import Frame, Judge
 from s3cache.stats import Counters, Usage
 from s3cache.store import ObjectInfo
 from s3cache.tier._disk import DiskTier, SearchResult
-from s3cache.transfer import background
+from s3cache.tier._loop import background
 
 __all__ = ["LocalTier"]
 

@@ -21,9 +21,9 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from s3cache._forks import call_in_child, close_unshared
 from s3cache.errors import ClosedError, ConfigError
 from s3cache.store import Directory
+from s3cache.util.forks import call_in_child, close_unshared
 
 __all__ = ["Pending"]
 

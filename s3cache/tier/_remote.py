@@ -37,16 +37,9 @@ from s3cache.store import (
     listing,
 )
 from s3cache.tier._local import LocalTier
-from s3cache.transfer import (
-    SMALL_BYTES,
-    Deadline,
-    Prefetch,
-    Prefetches,
-    UploadLimits,
-    Uploads,
-    background,
-    cancel_all,
-)
+from s3cache.tier._loop import SMALL_BYTES, Deadline, background, cancel_all
+from s3cache.tier._prefetch import Prefetch, Prefetches
+from s3cache.tier._uploads import UploadLimits, Uploads
 
 __all__ = ["RemoteTier"]
 

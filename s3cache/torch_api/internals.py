@@ -8,8 +8,6 @@ the torch that is installed.
 
 from __future__ import annotations
 
-from s3cache._logs import logger_of
-from s3cache._pages import pointer
 from s3cache.torch_api._declare import Release, installed_release, installed_version
 from s3cache.torch_api._unpickled import *
 from s3cache.torch_api.aot import *
@@ -18,6 +16,8 @@ from s3cache.torch_api.distributed import *
 from s3cache.torch_api.dynamo import *
 from s3cache.torch_api.inductor import *
 from s3cache.torch_api.kernels import *
+from s3cache.util.logs import logger_of
+from s3cache.util.pages import pointer
 
 OLDEST: Release = (2, 11)
 NEWEST: Release = (2, 15)

@@ -27,9 +27,9 @@ import stat
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
-from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError
 from s3cache.trust._signatures import Algorithm, Signature, Statement, check_name
+from s3cache.util.words import may_be_a_key
 
 __all__ = ["Signer", "SigningKey", "VerifyKey", "generate", "read_file", "read_secret", "sign"]
 

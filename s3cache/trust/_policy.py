@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust._keys import SigningKey, VerifyKey, read_file, read_secret
 from s3cache.trust._signatures import Signature, check_name, unpack
+from s3cache.util.words import may_be_a_key
 
 __all__ = [
     "AUDIENCE",

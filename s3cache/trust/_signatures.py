@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError, CorruptError
+from s3cache.util.words import may_be_a_key
 
 __all__ = [
     "MAX_SIGNATURES",

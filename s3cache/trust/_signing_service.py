@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from s3cache._breaker import Breaker
 from s3cache.errors import CircuitOpenError, ConfigError, UntrustedError
 from s3cache.trust._keys import Signer
 from s3cache.trust._signatures import Algorithm, check_name
+from s3cache.util.breaker import Breaker
 
 __all__ = ["TimeLimitedSigner"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache._pages import sections
 from s3cache.records import Record
+from s3cache.util.pages import sections
 from tests.cli.commands import record
 from tests.support.imports import modules_after
 

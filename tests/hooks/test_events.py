@@ -13,10 +13,10 @@ import pytest
 
 import tests.support.compiler  # noqa: F401
 from s3cache import entries
-from s3cache._forks import call_in_child
 from s3cache.hooks._recorder import TraceEvents
 from s3cache.stats import Listener, Listeners, TransferEvent
 from s3cache.torch_api import internals
+from s3cache.util.forks import call_in_child
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ def test_it_says_so_where_gevent_comes_later(
     s3cache_moto_server: MotoServer, tmp_path: Path
 ) -> None:
     """With one message; nothing hangs, and what is saved is on record for another process."""
-    done = run(s3cache_moto_server, tmp_path, "import s3cache.cache, s3cache.transfer")
+    done = run(s3cache_moto_server, tmp_path, "import s3cache.cache, s3cache.tier")
     assert done.stdout.splitlines()[0].startswith("False")
     said = "gevent.monkey.patch_all() was called after s3cache was imported: call it first"
     assert done.stderr.count("a lookup failed") == 3  # of each cache, and of the child's

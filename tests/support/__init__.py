@@ -1,7 +1,6 @@
 """What more than one folder of tests uses. No test lies here.
 
-* :mod:`~tests.support.marks`: how much of each suite runs, and what says so;
-* :mod:`~tests.support.schedule`: which tests share a worker, and who goes first;
+* :mod:`~tests.support.marks`: marks of slow and nightly tests, and cases that have them;
 * :mod:`~tests.support.compiled`: what g++ makes for Inductor, kept for all machines and later runs;
 * :mod:`~tests.support.machines`: jobs of the compile cache, each in a process on a fresh machine;
 * :mod:`~tests.support.warm`: real compiles through a bucket, cold and warm;

@@ -16,7 +16,7 @@ PRELUDE = """
 import asyncio, os, signal, sys, threading, time
 from s3cache.cache import Cache, Hit, Miss, Saved
 from s3cache.store import FileStore, MemoryStore
-from s3cache.transfer import background, before_exit
+from s3cache.tier import background, before_exit
 from tests.support.caching import *
 from tests.support.stores import *
 from tests.support.waiting import eventually, in_thread, join_child as join

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from s3cache.transfer import BackgroundLoop
+    from s3cache.tier import BackgroundLoop
 
 __all__ = ["LONG_S", "eventually", "in_thread", "join_child", "tasks_on"]
 

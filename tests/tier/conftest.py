@@ -1,4 +1,4 @@
-"""A root, tiers over it, a disk that is soon full, and processes that share the root."""
+"""A root, tiers over it, a disk that is soon full, processes that share the root, and uploads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from s3cache.tier import DiskTier
 from tests.support.waiting import LONG_S
 from tests.tier.disks import MANY
 from tests.tier.processes import PRELUDE, REPOSITORY
+from tests.tier.sites import MIB, Remote, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,3 +83,35 @@ def start(root: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+# -- uploads
+
+
+@pytest.fixture
+def remote() -> Remote:
+    return Remote()
+
+
+@pytest.fixture
+def new_site(tmp_path: Path, remote: Remote) -> Iterator[Callable[..., Site]]:
+    sites: list[Site] = []
+
+    def new(**limits: Any) -> Site:
+        tier = None
+        if limits.pop("local", True):
+            tier = DiskTier(
+                tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000
+            )
+        sites.append(Site(tier, remote, **limits))
+        return sites[-1]
+
+    yield new
+    remote.is_open = True
+    for site in sites:
+        site.close()
+
+
+@pytest.fixture
+def site(new_site: Callable[..., Site]) -> Site:
+    return new_site()

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from s3cache._options import kinds
 from s3cache.cache import Cache
 from s3cache.errors import ConfigError, TransientError
 from s3cache.settings import Settings
 from s3cache.store import S3Options, S3Store, parse_url
 from s3cache.trust import SigningKey, generate
+from s3cache.util.options import kinds
 from tests.support.scripted import raw_server
 
 SECRET = "SeCrEt"

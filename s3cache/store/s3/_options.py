@@ -21,10 +21,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import quote, urlsplit
 
-from s3cache import _options
-from s3cache._options import FLAG, KEY, choice, count, option, seconds, size
 from s3cache.errors import ConfigError
 from s3cache.store._base import MAX_KEY_BYTES, check_key
+from s3cache.util import options as _options
+from s3cache.util.options import FLAG, KEY, choice, count, option, seconds, size
 
 __all__ = ["MIN_PART_BYTES", "SECRETS", "S3Arguments", "S3Options", "partition_region"]
 

@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from s3cache._forks import new_event_loop
 from s3cache.errors import ConfigError, TransientError
 from s3cache.store.s3._errors import translate
 from s3cache.store.s3._options import S3Options
+from s3cache.util.forks import new_event_loop
 
 __all__ = ["credentials_source", "new_session", "run_on_new_loop"]
 

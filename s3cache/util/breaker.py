@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
-from s3cache._words import counted
 from s3cache.errors import CircuitOpenError
+from s3cache.util.words import counted
 
 __all__ = ["Breaker", "BreakerState"]
 

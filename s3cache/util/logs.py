@@ -11,7 +11,7 @@ import logging
 import sys
 from typing import Literal, TypeAlias
 
-from s3cache._words import printable_lines
+from s3cache.util.words import printable_lines
 
 __all__ = ["Topic", "logger_of"]
 

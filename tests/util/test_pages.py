@@ -12,13 +12,13 @@ from typing import get_args
 import pytest
 
 from s3cache import errors
-from s3cache._pages import command, footer, pointer, sections, sections_on
 from s3cache.graph import BypassReason, Code
 from s3cache.insight import Check, Name
 from s3cache.stats import Reason
 from s3cache.trust import Cause
+from s3cache.util.pages import command, footer, pointer, sections, sections_on
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in sorted((ROOT / "s3cache").rglob("*.py"))
@@ -95,7 +95,7 @@ def test_a_footer_names_what_has_a_section_once() -> None:
 
 
 # What takes codes, and from which argument on.
-_CALLS = {"pointer": 0, "command": 0, "_pages.command": 0, "fault": 3, "warning": 3}
+_CALLS = {"pointer": 0, "command": 0, "pages.command": 0, "fault": 3, "warning": 3}
 
 
 def pointed_to(source: str) -> Iterator[str]:

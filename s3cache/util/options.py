@@ -17,8 +17,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar
 
-from s3cache._words import may_be_a_key
 from s3cache.errors import ConfigError
+from s3cache.util.words import may_be_a_key
 
 __all__ = [
     "FLAG",

@@ -14,7 +14,7 @@ from s3cache import Cache, ConfigError, FlushReport, flush_at_checkpoint
 from tests.support.scripts import run_script
 
 if TYPE_CHECKING:
-    from s3cache.checkpoints import Framework
+    from s3cache.cache._checkpoints import Framework
 
 
 class Watched:

@@ -14,11 +14,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from s3cache._logs import logger_of
+from s3cache.cache._latest import latest
 from s3cache.errors import ConfigError
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
-    from s3cache.cache import Cache
+    from s3cache.cache._cache import Cache
 
 __all__ = ["Framework", "flush_at_checkpoint"]
 
@@ -79,8 +80,6 @@ def _flush_after(flush: Callable[[], None]) -> Iterator[None]:
 
 def _flush(timeout_s: float, cache: Cache | None) -> None:
     if cache is None:
-        from s3cache.cache import latest
-
         cache = latest()
     if cache is None:
         return

@@ -11,7 +11,7 @@ import pytest
 from s3cache.errors import ClosedError
 from tests.support.scripts import run_script
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
-from tests.transfer.sites import Remote, Site
+from tests.tier.sites import Remote, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache._importing import before_import, when_imported
+from s3cache.util.importing import before_import, when_imported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,4 +69,4 @@ def test_all_callbacks_of_a_module_run(module: str) -> None:
     assert sorted(called[1:]) == ["first", "second"]
     assert called[0] == "before"
     assert loaded.__loader__ is loaded.__spec__.loader  # type: ignore[union-attr]
-    assert type(loaded.__loader__).__module__ != "s3cache._importing"
+    assert type(loaded.__loader__).__module__ != "s3cache.util.importing"

@@ -9,8 +9,8 @@ from tests.support.scripts import run_script
 # Forks once the other thread is amid its work, and prints what the child knows of it.
 FORK = """
 import time
-from s3cache import _forks
-_forks.STUCK_S = 20.0
+from s3cache.util import forks
+forks.STUCK_S = 20.0
 state = "before"
 
 def work():
@@ -36,7 +36,7 @@ assert join(child) == 0
         """
 async def block(): work()
 def run():
-    loop = _forks.new_event_loop()
+    loop = forks.new_event_loop()
     loop.run_until_complete(block())
     loop.close()
 threading.Thread(target=run).start()
@@ -52,11 +52,11 @@ def test_a_fork_waits_for_the_end_of_what_is_undivided(start: str) -> None:
 def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
     done = run_script(
         """
-        from s3cache import _forks
-        _forks.STUCK_S = 600.0
+        from s3cache.util import forks
+        forks.STUCK_S = 600.0
         async def for_ever(): await asyncio.Event().wait()
         running = background().submit(for_ever())  # nobody else holds it
-        loop = _forks.new_event_loop()
+        loop = forks.new_event_loop()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
         child = os.fork()
@@ -75,8 +75,8 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
     """Nobody can open it while the fork waits: the child is born all the same."""
     done = run_script(
         """
-        from s3cache import _forks
-        _forks.STUCK_S = 0.1
+        from s3cache.util import forks
+        forks.STUCK_S = 0.1
         lock, there = threading.Lock(), threading.Event()
         def work():
             there.set()
@@ -96,7 +96,7 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
 
 def test_a_fork_waits_for_what_takes_long_as_long_as_it_gets_on() -> None:
     done = run_script(
-        FORK.format(start="_forks.STUCK_S = 1.0; background().call(work)").replace(
+        FORK.format(start="forks.STUCK_S = 1.0; background().call(work)").replace(
             "time.sleep(0.2)",
             "[(time.sleep(0.05), time.sleep(0.06)) for _ in range(25)]",
         )
@@ -107,8 +107,8 @@ def test_a_fork_waits_for_what_takes_long_as_long_as_it_gets_on() -> None:
 def test_a_fork_does_not_wait_for_ever_for_what_gets_on_without_an_end() -> None:
     done = run_script(
         """
-        from s3cache import _forks
-        _forks.LIMIT_S = 0.1
+        from s3cache.util import forks
+        forks.LIMIT_S = 0.1
         begun, stop = threading.Event(), False
         def work():
             begun.set()
@@ -127,7 +127,7 @@ def test_a_fork_does_not_wait_for_ever_for_what_gets_on_without_an_end() -> None
 def test_nothing_undivided_begins_while_somebody_forks() -> None:
     done = run_script(
         """
-        from s3cache import _forks
+        from s3cache.util import forks
         state, stop = "out", False
         async def work():
             global state
@@ -154,17 +154,17 @@ def test_what_belongs_to_a_process_is_made_anew_in_the_order_it_was_made() -> No
     """Also behind something that fails; what is gone is not asked."""
     done = run_script(
         """
-        from s3cache import _forks
+        from s3cache.util import forks
         called = []
         class Thing:
             def __init__(self, name):
                 self.name = name
-                _forks.call_in_child(self.renew)
+                forks.call_in_child(self.renew)
             def renew(self):
                 called.append(self.name)
                 if self.name == "bad": raise ValueError("bad")
         things = [Thing(name) for name in ("one", "bad", "two", "gone")]
-        _forks.call_in_child(lambda: called.append("function"))
+        forks.call_in_child(lambda: called.append("function"))
         del things[-1]
         child = os.fork()
         if child == 0:
@@ -182,9 +182,9 @@ def test_a_child_has_no_descriptor_of_an_unshared_file() -> None:
     done = run_script(
         """
         import tempfile
-        from s3cache import _forks
+        from s3cache.util import forks
         with tempfile.NamedTemporaryFile() as file:
-            fd = _forks.open_unshared(file.name, os.O_RDWR)
+            fd = forks.open_unshared(file.name, os.O_RDWR)
             child = os.fork()
             if child == 0:
                 try: os.fstat(fd)
@@ -192,7 +192,7 @@ def test_a_child_has_no_descriptor_of_an_unshared_file() -> None:
                 os._exit(1)
             assert join(child) == 0
             os.fstat(fd)
-            _forks.close_unshared(fd)
+            forks.close_unshared(fd)
         """
     )
     assert done.stderr == ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import ClosedError
-from s3cache.transfer import BackgroundLoop, background
+from s3cache.tier import BackgroundLoop, background
 from tests.support.scripts import run_script
 from tests.support.waiting import in_thread
 
@@ -218,7 +218,7 @@ def test_a_forked_child_has_its_own() -> None:
         inherited = background()
         running = background().submit(for_ever())  # nothing else holds it
         # Somebody holds every lock there is at the moment of the fork.
-        import s3cache.transfer._loop as module
+        import s3cache.tier._loop as module
         from tests.support.locks import locks_of
         locks = locks_of(inherited, vars(module))
         assert len(locks) >= 2

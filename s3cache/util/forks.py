@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Callable
 from types import MethodType
 
-from s3cache._logs import logger_of
+from s3cache.util.logs import logger_of
 
 # It registers a hook for the exit, which is refused once the exit has begun.
 with contextlib.suppress(RuntimeError):

@@ -12,8 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from s3cache._importing import before_import
 from s3cache.torch_api import internals
+from s3cache.util.importing import before_import
 
 __all__ = ["ask_environment", "cancel", "go_ahead", "wait_for_compiler"]
 

@@ -9,10 +9,9 @@ import pytest
 
 from s3cache.errors import NoSpaceError
 from s3cache.stats import TransferEvent
-from s3cache.tier import DiskTier
-from s3cache.transfer import FlushReport
+from s3cache.tier import DiskTier, FlushReport
 from tests.support.waiting import LONG_S, eventually, in_thread
-from tests.transfer.sites import MIB, Remote, Site
+from tests.tier.sites import MIB, Remote, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from s3cache.errors import AccessDeniedError, ConfigError, NoSpaceError, Untrust
 from s3cache.tier import DiskTier
 from tests.support.scripts import run_script
 from tests.support.waiting import eventually
-from tests.transfer.sites import MIB, Remote, Site
+from tests.tier.sites import MIB, Remote, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -39,7 +39,7 @@ PAGES: dict[str, tuple[Kind, str]] = {
     "doctor.md": ("check", "### "),
 }
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PLACES = (os.path.join(_HERE, "_docs"), os.path.join(os.path.dirname(_HERE), "docs"))
 _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]+)\)")
 

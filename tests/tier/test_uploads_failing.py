@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import AccessDeniedError, CorruptError, TransientError
-from s3cache.transfer import FlushReport
+from s3cache.tier import FlushReport
 from tests.support.scripts import run_script
 from tests.support.waiting import LONG_S, eventually, in_thread
-from tests.transfer.sites import Remote, Site
+from tests.tier.sites import Remote, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from s3cache._logs import logger_of
 from s3cache.errors import (
     ClosedError,
     ConfigError,
@@ -23,8 +22,9 @@ from s3cache.errors import (
 )
 from s3cache.stats import Listeners, Step, TransferEvent
 from s3cache.store import Buffer
-from s3cache.transfer._backlog import Backlog, PendingDisk, UploadQueue
-from s3cache.transfer._loop import BackgroundLoop, Deadline, cancel_all
+from s3cache.tier._backlog import Backlog, PendingDisk, UploadQueue
+from s3cache.tier._loop import BackgroundLoop, Deadline, cancel_all
+from s3cache.util.logs import logger_of
 
 __all__ = ["FlushReport", "UploadLimits", "Uploads"]
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from s3cache._forks import call_in_child, new_event_loop, threads_are_greenlets
-from s3cache._logs import logger_of
 from s3cache.errors import ClosedError
+from s3cache.util.forks import call_in_child, new_event_loop, threads_are_greenlets
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

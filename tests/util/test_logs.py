@@ -12,10 +12,10 @@ from typing import get_args
 
 import pytest
 
-from s3cache._logs import Topic
+from s3cache.util.logs import Topic
 from tests.support.waiting import LONG_S
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [*sorted((ROOT / "s3cache").rglob("*.py")), ROOT / "_s3cache_autoload.py"]
 LEVELS = {
     "debug": "DEBUG",
@@ -94,7 +94,7 @@ def test_each_logger_is_documented_with_its_levels() -> None:
 
 PROGRAM = """
 import logging, sys
-from s3cache._logs import logger_of
+from s3cache.util.logs import logger_of
 {setup}
 logger_of("storage").info("quiet")
 logger_of("storage").warning("the disk is full")

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Protocol, TypeAlias
 
 from s3cache.store import AcceptSize, NotAccepted
-from s3cache.transfer._loop import BackgroundLoop, cancel_all
+from s3cache.tier._loop import BackgroundLoop, cancel_all
 
 __all__ = ["Budget", "Prefetch", "PrefetchReport", "Prefetches"]
 

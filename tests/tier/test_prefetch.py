@@ -11,7 +11,7 @@ import pytest
 
 from s3cache.errors import AccessDeniedError
 from s3cache.store import AcceptSize, NotAccepted
-from s3cache.transfer import BackgroundLoop, Prefetches
+from s3cache.tier import BackgroundLoop, Prefetches
 from tests.support.waiting import LONG_S, eventually
 
 if TYPE_CHECKING:

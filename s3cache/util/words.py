@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from s3cache.errors import printable, printable_lines
+
 __all__ = [
     "code",
     "counted",
@@ -24,24 +26,6 @@ _KEY_BYTES = 32
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return ``1 entry`` or ``2 entries``; the plural gets an s unless ``plural`` is given."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
-
-
-def printable(text: str) -> str:
-    """Return ``text`` in one line, with all that a terminal, log or page would obey escaped.
-
-    Texts of servers, entries and files may contain escape sequences, control characters, marks that
-    turn the direction of writing, and new lines that forge a line of ours.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-def printable_lines(text: str) -> str:
-    """Return several lines, each made :func:`printable`: only for text whose lines are ours."""
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def may_be_a_key(text: str) -> bool:

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from s3cache.stats import Listeners, TransferEvent
-from s3cache.tier import DiskTier
-from s3cache.transfer import BackgroundLoop, UploadLimits, Uploads
+from s3cache.tier import BackgroundLoop, DiskTier, UploadLimits, Uploads
 
 if TYPE_CHECKING:
     from s3cache.store import Buffer
