@@ -67,6 +67,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file on one worker (they share costly fixtures), the longest first.
 

@@ -4,10 +4,12 @@ from s3cache.artifact._artifact import (
     CONDITIONS,
     SCHEMA,
     Artifact,
+    check_image,
+    hidden_places,
     variant_of,
+    without_places,
 )
 from s3cache.artifact._describe import describe, description, packed, to_plain, unpacked
-from s3cache.artifact._images import check_image, hidden_places, without_places
 from s3cache.artifact._metadata import (
     AOTConfig,
     Backward,

@@ -1,8 +1,7 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
-from s3cache.graph._distribution import ORIGINAL_ATTR
 from s3cache.graph._graph import graph_modules, reads_storage_offsets, storage_offsets
-from s3cache.graph._identity import code_fingerprint
+from s3cache.graph._identity import ORIGINAL_ATTR, code_fingerprint
 from s3cache.graph._kernels import forget_kernels, record_kernel
 from s3cache.graph._key import FIRST_CALL, Key, bypass_reasons, key_of, settings_digest
 from s3cache.graph._overrides import take_baseline

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, cast
 
 import _s3cache_autoload
-from s3cache.graph._distribution import origin_of, unwrap_patch
+from s3cache.graph._identity import origin_of, unwrap_patch
 from s3cache.graph._kernels import is_of_torch
 from s3cache.graph._origin import (
     ABSENT,

@@ -17,8 +17,7 @@ from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, cast
 
-from s3cache.graph._distribution import origin_of
-from s3cache.graph._identity import UnidentifiedError, code_digest
+from s3cache.graph._identity import UnidentifiedError, code_digest, origin_of
 from s3cache.graph._passes import context_hash, table_text
 from s3cache.graph._results import RegisteredVersion
 from s3cache.torch_api import internals

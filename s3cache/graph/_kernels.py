@@ -15,7 +15,7 @@ from functools import partial
 from types import FunctionType, MethodType
 
 import _s3cache_autoload
-from s3cache.graph._distribution import origin_of
+from s3cache.graph._identity import origin_of
 from s3cache.graph._origin import is_foreign
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import content_of

@@ -13,8 +13,14 @@ import types
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from s3cache.graph._distribution import distribution_of, origin_of, origin_of_file
-from s3cache.graph._identity import NATIVE, UnidentifiedError, identity
+from s3cache.graph._identity import (
+    NATIVE,
+    UnidentifiedError,
+    distribution_of,
+    identity,
+    origin_of,
+    origin_of_file,
+)
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import ABSENT, content_of
 

@@ -10,6 +10,7 @@ later, or where there is no such copy, with itself at the first look, less what 
 from __future__ import annotations
 
 import atexit
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,17 +18,16 @@ from contextlib import suppress
 from types import FunctionType
 
 from s3cache.graph._containers import ALTERED, AS_A_WHOLE, Override
-from s3cache.graph._identity import UnidentifiedError, code_digest, rough_identity
-from s3cache.graph._kernels import foreign_fakes, replaced_kernels
-from s3cache.graph._origin import ABSENT, foreign_parts, text_of
-from s3cache.graph._registries import registered_overrides, unused_kept
+from s3cache.graph._identity import UnidentifiedError, code_digest, origin_of, rough_identity
+from s3cache.graph._kernels import foreign_fakes, is_of_torch, replaced_kernels
+from s3cache.graph._origin import ABSENT, foreign_parts, is_foreign, text_of
 from s3cache.graph._results import BypassReason, Component, qualified_name, suggested_fix
 from s3cache.graph._surface import Surface
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import TracingContext
 from s3cache.util.importing import before_import, when_imported
 
-__all__ = ["all_overrides", "overrides", "take_baseline"]
+__all__ = ["all_overrides", "overrides", "registered_overrides", "take_baseline", "unused_kept"]
 
 _surface = Surface()
 _last: tuple[weakref.ref[TracingContext], list[Override]] | None = None
@@ -204,3 +204,84 @@ def _unsafe(override: Override, error: UnidentifiedError) -> BypassReason:
         return BypassReason("generator", message, fix, target=place)
     message = f"{place} {override.how} by {what}, which takes part in tracing every graph"
     return BypassReason("override", message, fix, target=place)
+
+
+# -- Inductor's registries
+
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+_torchs: dict[int, object] = {}  # patterns of torch's, by id: hundreds, and they stay
+
+
+def registered_overrides() -> Iterator[Override]:
+    """Yield what others than torch registered, with the functions and classes it is made of.
+
+    Raises:
+        UnidentifiedError: a pattern has no text that another process has for the same.
+    """
+    yield from _patterns()
+    for name, table in internals.registries_by_device():
+        for device, each in list(table.items()):
+            values = tuple(vars(each).values()) or (each,)
+            if any(map(_is_others, values)):
+                yield _registered(f"torch._inductor: {name} {device}", values)
+    rules = [rule for rule in list(internals.fake_rules.get()) if any(map(_is_others, rule))]
+    for number, rule in enumerate(rules):
+        yield _registered(f"torch._subclasses: rules for fake tensors {number}", rule)
+    handler = internals.choices_handler()
+    if handler is not None and _is_others(handler):
+        yield _registered("torch._inductor: choices", (handler,))
+
+
+def unused_kept() -> list[str]:
+    """Return the names of others' functions and operators with calls that stay, used or not."""
+    found = []
+    for each in list(internals.side_effectful.get()):
+        if isinstance(each, internals.operator.get()):
+            if not is_of_torch(each.name()):
+                found.append(str(each))
+        elif _is_others(each):
+            found.append(internals.name_of(each))
+    return sorted(found)
+
+
+def _registered(place: str, values: tuple[object, ...]) -> Override:
+    return Override(place, values, "was registered")
+
+
+def _patterns() -> Iterator[Override]:
+    """Yield patterns with their places among others: the first one that matches is applied."""
+    for name, one in internals.pattern_passes():
+        for (op, target), entries in list(one.patterns.items()):
+            before = others = 0  # what torch adds later comes later
+            for entry in list(entries):
+                if id(entry) in _torchs:
+                    before += 1
+                    continue
+                values = tuple(vars(entry).values())
+                if not any(map(_is_others, values)):
+                    _torchs[id(entry)] = entry
+                    before += 1
+                    continue
+                text = repr(entry.pattern)
+                if _ADDRESS.search(text):
+                    raise UnidentifiedError(
+                        f"a pattern in {name} has no name that another process has for it"
+                    )
+                known = str(target) if internals.is_operator(target) else internals.name_of(target)
+                where = f"{op} {known} after {before} and {others} {text}"
+                yield _registered(
+                    f"torch._inductor.fx_passes.{name} {where}", (type(entry), *values)
+                )
+                others += 1
+
+
+def _is_others(value: object) -> bool:
+    if isinstance(value, _PLAIN) or internals.is_operator(value):
+        return False
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_others, value))
+    if isinstance(value, type):
+        return origin_of(value).kind not in ("torch", "python")
+    return is_foreign(value) if callable(value) else _is_others(type(value))

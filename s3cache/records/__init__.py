@@ -13,8 +13,17 @@ from s3cache.records._reading import (
     read_run,
     run_names,
 )
-from s3cache.records._record import Event, Lanes, Record, Run, Transfers
-from s3cache.records._writing import JOB, Recorder, RecordLimits, job_here
+from s3cache.records._record import (
+    JOB,
+    Event,
+    Lanes,
+    Record,
+    Recorder,
+    RecordLimits,
+    Run,
+    Transfers,
+    job_here,
+)
 
 __all__ = [
     "JOB",

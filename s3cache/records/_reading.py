@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from s3cache.records._record import Event, Record, Run
-from s3cache.records._writing import DIRECTORY, NAMED, SUFFIX
+from s3cache.records._record import DIRECTORY, NAMED, SUFFIX, Event, Record, Run
 from s3cache.store import Directory
 
 # Opening a pipe must not block.

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         BreakerPolicy,
         BreakerState,
         BreakingStore,
+        LatencyStore,
+        MeteredStore,
         RetryingStore,
         RetryPolicy,
     )
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
         store_identity,
         store_note,
     )
-    from s3cache.store._wrappers import LatencyStore, MeteredStore
     from s3cache.store.s3 import S3Options, S3Store
 else:
     __getattr__, __dir__ = lazy_exports(
@@ -67,10 +68,10 @@ else:
         _directory="Directory check_way is_writable_by_others make_parents private_directory",
         _local="FileStore MemoryStore",
         _objects="ObjectFiles Staged mark_used",
-        _resilience="BreakerPolicy BreakerState BreakingStore RetryPolicy RetryingStore",
+        _resilience="BreakerPolicy BreakerState BreakingStore LatencyStore MeteredStore "
+        "RetryPolicy RetryingStore",
         _url="STORE_OPTIONS FileLocation Location MemoryLocation StoreOptions open_store "
         "parse_url store_identity store_note",
-        _wrappers="LatencyStore MeteredStore",
         s3="S3Options S3Store",
     )
 

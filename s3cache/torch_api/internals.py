@@ -12,10 +12,8 @@ from s3cache.torch_api._declare import Release, installed_release, installed_ver
 from s3cache.torch_api._unpickled import *
 from s3cache.torch_api.aot import *
 from s3cache.torch_api.dispatcher import *
-from s3cache.torch_api.distributed import *
 from s3cache.torch_api.dynamo import *
 from s3cache.torch_api.inductor import *
-from s3cache.torch_api.kernels import *
 from s3cache.util.logs import logger_of
 from s3cache.util.pages import pointer
 

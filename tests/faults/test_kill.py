@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import NewMachine
-from tests.support.marks import cases
+from tests.support.marks import cases, slow
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
 from tests.support.waiting import LONG_S, eventually
@@ -121,6 +121,7 @@ def test_a_process_that_ends_normally_uploads_everything_first(
     all_arrived(new_machine(), keys(0, 20))
 
 
+@slow
 @pytest.mark.parametrize("link", [HANGS, Link(bytes_per_s=1_000)], ids=["hangs", "slow"])
 def test_the_exit_does_not_wait_longer_than_it_may(
     link: Link, proxy: Proxy, new_machine: NewMachine
@@ -141,6 +142,7 @@ def test_the_exit_does_not_wait_longer_than_it_may(
     all_arrived(new_machine(), keys(0, 20))
 
 
+@slow
 @pytest.mark.parametrize(
     ("steps", "status"),
     [([], -signal.SIGTERM), ([["exit_on_sigterm"]], 3)],
@@ -166,6 +168,7 @@ def test_sigterm_ends_the_process_though_the_server_hangs(
 # --- forked children
 
 
+@slow
 def test_children_of_a_process_that_uploads(proxy: Proxy, new_machine: NewMachine) -> None:
     """Each kind of child saves and looks up while the parent's uploads run; nothing is lost."""
     proxy.link = Link(bytes_per_s=500_000)

@@ -24,7 +24,11 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.mark.parametrize(
     "name",
-    cases(OF_TORCH, slow_ones=(), nightly_ones={*OF_TORCH} - {"compiled_optimizer"}),
+    cases(
+        OF_TORCH,
+        slow_ones=["compiled_optimizer"],
+        nightly_ones={*OF_TORCH} - {"compiled_optimizer"},
+    ),
 )
 def test_a_program_starts_warm_on_machines_that_never_ran_it(name: str, tmp_path: Path) -> None:
     """Turned on by ``run`` there, and by a variable alone here; it trains as with torch alone."""

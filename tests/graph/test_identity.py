@@ -16,8 +16,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from s3cache.graph._distribution import origin_of
-from s3cache.graph._identity import UnidentifiedError, code_fingerprint, identity, rough_identity
+from s3cache.graph._identity import (
+    UnidentifiedError,
+    code_fingerprint,
+    identity,
+    origin_of,
+    rough_identity,
+)
 
 Install = Callable[..., types.ModuleType]
 

@@ -26,7 +26,7 @@ from torch._subclasses.fake_impls import register_op_impl
 
 import s3cache
 from s3cache.graph._identity import UnidentifiedError
-from s3cache.graph._registries import registered_overrides, unused_kept
+from s3cache.graph._overrides import registered_overrides, unused_kept
 from s3cache.torch_api import installed_release, internals
 from tests.support.scripts import run_script
 

@@ -37,6 +37,7 @@ def test_a_value_read_while_tracing_makes_another_key(tmp_path: Path) -> None:
     assert Bench(tmp_path).judge(program, changed).kind == "miss"
 
 
+@slow
 def test_a_backward_formula_that_reads_another_value_leaves_the_forward_a_hit(
     tmp_path: Path,
 ) -> None:

@@ -122,6 +122,7 @@ def _choose(site: Site, before: str, after: str, **variables: str) -> Any:
     return _told(site.machine("one"), program, **{"S3CACHE_URL": "memory://one", **variables})
 
 
+@slow
 def test_a_program_can_ask_for_the_cache_before_it_imports_torch(site: Site) -> None:
     assert _choose(site, _ASKED, "") == {"url": "memory://one", **_ON, "stderr": ""}
 

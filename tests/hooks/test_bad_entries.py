@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.marks import slow
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 
 
+@slow
 def test_bad_entries_are_misses_and_are_replaced(site: Site) -> None:
     """Kernels that do not load, pickles that are none, graphs that cannot be rebuilt.
 

@@ -34,6 +34,7 @@ def trained(
     return site, site.machine("one").run("distributed:train", remotes, ways)
 
 
+@slow
 @pytest.mark.parametrize("way", cases(WAYS, slow_ones=set(WAYS) - {"plain"}))
 def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, Any]]]) -> None:
     cold, warm = (seen[way] for seen in trained[1])

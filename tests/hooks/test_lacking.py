@@ -54,6 +54,7 @@ def test_without_any_of_the_names_a_feature_or_the_cache_is_off(site: Site) -> N
         check(found)
 
 
+@slow
 def test_a_newer_torch_is_tried(site: Site) -> None:
     """It hits, and says once that this release is untested."""
     ran = site.machine("one").run("lacking:newer", site.url)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.marks import slow
+
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
@@ -36,6 +38,7 @@ def test_enabled_before_torch_for_all_threads_and_forked_children(site: Site) ->
     assert ran["child"] == "ok 1 1"
 
 
+@slow
 def test_without_effect(site: Site) -> None:
     """Disabled before torch is there; or a torch that is too old: one warning, no more."""
     ran = site.machine("one").run("enable_disable:without_effect", site.url)

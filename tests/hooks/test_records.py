@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 
 
+@slow
 def test_each_lookup_is_recorded(site: Site) -> None:
     machine = site.machine("one")
     found = machine.run("records:lookups", site.url)

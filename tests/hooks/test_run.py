@@ -301,6 +301,7 @@ print(sorted(counters["aot_autograd"].items()), s3cache.active().stats().saved)
 """
 
 
+@slow
 def test_as_a_backend_configured_by_environment(
     machine: Machine, site: Site, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ MISS = {"absent": 1, "absent fx": 1, "saved": 1, "saved fx": 1}
 HALF = {"bypass": 1, "absent fx": 1, "saved fx": 1}
 
 
+@slow
 def test_switches_of_torchs_remote_caches(site: Site) -> None:
     """``False`` keeps the remote tier out of a level; ``True`` without the local one leaves it."""
     written, alone, remote = site.machine("one").run("switches:of_torchs_remote", site.url)

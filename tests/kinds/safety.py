@@ -104,7 +104,7 @@ def _clocked() -> Any:
     return Clocked
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2)
+@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, slow=True)
 def graphs_of_a_mixture(compile_it: Compile) -> Any:
     """A program in three parts: one that can be cached, one that cannot, and one that breaks."""
     import torch
@@ -297,7 +297,7 @@ def forward_mode_transforms(compile_it: Compile) -> Any:
     ]
 
 
-@case("safety", graphs=2)
+@case("safety", graphs=2, slow=True)
 def attention_by_named_backends(compile_it: Compile) -> Any:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -9,8 +9,10 @@ import pytest
 import tests.support.compiler  # noqa: F401 - before what imports the compiler
 from tests.perturb.asking import asked
 from tests.support.machines import Machine
+from tests.support.marks import slow
 
 
+@slow
 @pytest.mark.timeout(900)
 def test_a_hit_is_never_on_what_was_traced_of_another_answer(tmp_path: Path) -> None:
     """A dozen of them; ``make test-perturb`` has all."""

@@ -10,6 +10,7 @@ import torch
 
 import s3cache
 from tests.support.machines import Machine
+from tests.support.marks import slow
 
 
 def _attends(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -34,6 +35,7 @@ def _keys_under_each() -> dict[str, list[Any]]:
     return found
 
 
+@slow
 @pytest.mark.timeout(900)
 def test_settings_of_torchs_keep_no_graph_from_the_cache(tmp_path: Path) -> None:
     """In a process of its own: torch does not take all of them back."""

@@ -14,6 +14,7 @@ import pytest
 
 from s3cache.stats import HistogramSnapshot, Reason, Usage, VerbStats
 from s3cache.testing import Machine, Outcome, ProgramError
+from tests.support.marks import slow
 from tests.support.waiting import eventually
 
 SHOW = """
@@ -109,6 +110,7 @@ def test_a_bad_end_is_an_error_with_its_output(
     assert caught.value.outcome.exit_code == status
 
 
+@slow
 def test_what_takes_too_long_is_ended_with_all_it_started(machine: Machine, tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"

@@ -9,6 +9,7 @@ import pytest
 
 from s3cache.stats import Counters, LevelStats, Reason
 from s3cache.testing import Machine, Outcome, assert_warm_start
+from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,7 @@ HIT = replace(
 WARM = Outcome("job", 0, "loss 1\n", "", recorded=HIT)
 
 
+@slow
 @pytest.mark.timeout(900)
 def test_a_well_cached_job_passes_and_the_one_that_compiled_does_not(tmp_path: Path) -> None:
     """A smaller last batch, a forward without a backward, and compiled autograd."""

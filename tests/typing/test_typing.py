@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.marks import slow
 from tests.support.pages import ROOT, programs
 
 HERE = Path(__file__).parent
 
 
+@slow
 @pytest.mark.timeout(900)  # the first time mypy reads torch, too
 def test_programs_pass_and_a_misspelt_setting_does_not(tmp_path: Path) -> None:
     """``accepted.py`` and ``rejected.py`` hold; the README's first program does, until a typo."""
