@@ -25,7 +25,7 @@ __all__ = ["explain", "report"]
 
 # -- explain
 
-# Keys are hexadecimal, after a letter for their level. No code is (tests/test_pages.py).
+# Keys are hexadecimal, after a letter for their level. No code is (tests/util/test_pages.py).
 _KEY = re.compile(r"[a-z]?[0-9a-f]*")
 
 
