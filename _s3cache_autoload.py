@@ -50,7 +50,7 @@ def autoload() -> None:
 
     logger = logging.getLogger("s3cache")
     try:  # noqa: SIM105 - as above
-        import s3cache.util.logs  # noqa: F401 - who says something is told where nobody set up logging
+        import s3cache.util.logs  # noqa: F401 - shows warnings where no logging is set up
     except Exception:  # noqa: BLE001, S110 - it is met again below
         pass
     if switch not in _WORDS:

@@ -60,7 +60,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return several lines, each made :func:`printable`: only for text whose lines are ours."""
+    """Return several lines, each made :func:`printable`: only for text with lines of ours."""
     return "\n".join(map(printable, text.split("\n")))
 
 

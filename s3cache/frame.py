@@ -142,7 +142,7 @@ _HEADER_KEYS: Final = tuple(field.name for field in fields(Header))
 
 
 class Frame:
-    """A frame whose header is verified, over bytes whose sections are verified when first read.
+    """A frame with a verified header, over bytes; a section is verified when first read.
 
     It keeps ``data`` alive and copies nothing of it: a ``bytearray`` must not change meanwhile. Any
     number of threads may share a frame.

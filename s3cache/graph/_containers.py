@@ -135,7 +135,7 @@ class Container:
 
 
 def _are_same_method(old: object, new: object) -> bool:
-    """Return True if both are one static or class method, perhaps with a seam in front of it."""
+    """Return True if both are one static or class method, perhaps wrapped by a patch of ours."""
     if isinstance(old, staticmethod) and isinstance(new, staticmethod):
         return unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
     if isinstance(old, classmethod) and isinstance(new, classmethod):

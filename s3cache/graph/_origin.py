@@ -41,7 +41,7 @@ _BUILT_ON = frozenset(
     """
     cuda expecttest filelock fsspec functorch jinja2 markupsafe mpmath networkx numpy optree
     packaging psutil pybind11 setuptools sympy torchgen tqdm triton typing_extensions
-    """.split()  # noqa: SIM905 - nobody reads one word a line
+    """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _HOLDERS = (staticmethod, classmethod)
 _MAX_DEPTH = 8

@@ -108,7 +108,7 @@ def all_overrides(*, again: bool = True) -> list[Override]:
         *_in_containers(again=again),
         *_stale_decompositions(),
         *(
-            Override(where, function, "was registered anew")
+            Override(where, function, "was registered again")
             for where, function in (*replaced_kernels().items(), *foreign_fakes())
         ),
         *registered_overrides(),
@@ -130,7 +130,7 @@ def _stale_decompositions() -> Iterator[Override]:
     now, fresh = internals.stale_decompositions() or ({}, {})
     for name in now.keys() | fresh.keys():
         if (value := now.get(name, ABSENT)) is not fresh.get(name, ABSENT):
-            yield Override(f"remembered {name}", value, "was registered anew")
+            yield Override(f"remembered {name}", value, "was registered again")
 
 
 def overrides(

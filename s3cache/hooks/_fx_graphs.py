@@ -2,7 +2,7 @@
 
 AOTAutograd traces one graph of Dynamo's into a forward and a backward, and Inductor compiles each.
 An entry of the first level holds both. Where there is none, torch asks here for each FX graph: of
-graphs that cannot be cached as a whole, of forwards whose backward was never compiled, of graphs
+graphs that cannot be cached as a whole, of forwards without a compiled backward, of graphs
 that other programs hand to Inductor.
 
 What is saved here while a whole graph is being compiled is provisional: the entry of the whole

@@ -1,6 +1,6 @@
 """Seeing which kernels torch's dispatcher is given, from when we are enabled.
 
-The dispatcher tells nobody later which function replaced a kernel of torch's.
+The dispatcher does not say later which function replaced a kernel of torch's.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def explain(
     Args:
         run: the name of a run, or the beginning of one.
         key: what was looked up, or the beginning of it: the last lookup of it that did not hit.
-        script: the program whose last run is meant: its path, or the end of it where nothing lies
+        script: the program to take the last run of: its path, or the end of it where nothing lies
             at that path.
         module: the same of a program that was run by ``-m``.
         url: of the remote, where neither this process nor the environment names it.

@@ -153,7 +153,7 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield all objects whose key starts with ``prefix`` (a string, not a path), in any order.
+        """Yield all objects with keys below ``prefix`` (a string, not a path), in any order.
 
         Objects written or deleted meanwhile may or may not be listed; all others are, once.
         Files or objects with names that are no keys are not.

@@ -199,7 +199,7 @@ class ObjectFiles:
         return ObjectInfo(key, status.st_size, status.st_mtime) if _is_object(status) else None
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield every object whose key starts with ``prefix``; not all that are deleted meanwhile.
+        """Yield every object with a key below ``prefix``; not all that are deleted meanwhile.
 
         Costs one directory scan per directory that can hold such keys. Files that are not at the
         place of a key are passed over: they could be neither read nor deleted.

@@ -1,4 +1,4 @@
-"""The local tier as a cache uses it: a disk that may be absent or fail, whose errors end here."""
+"""The local tier as a cache uses it: a disk that may be absent or fail; its errors end here."""
 
 from __future__ import annotations
 

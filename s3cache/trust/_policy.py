@@ -99,7 +99,7 @@ class Policy:
             that are unsigned or signed by an unknown key, but none with a bad signature; ``off``
             checks nothing.
         trusted: keys with the audience of each.
-        revoked_keys: fingerprints of keys whose signatures are void, whenever made.
+        revoked_keys: fingerprints of keys with void signatures, whenever made.
         revoked_digests: digests of single entries that are not used.
         now: Unix time in seconds.
     """

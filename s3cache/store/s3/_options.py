@@ -84,13 +84,13 @@ class S3Options:
             least there).
         multipart_bytes: objects larger than this are uploaded in parts.
         max_object_bytes: objects larger than this are not read: no entry is that large, and
-            whoever can write to the bucket must not fill the readers' memory.
+            a writer to the bucket must not fill the readers' memory.
         conditional_create: whether ``put(mode="create")`` trusts ``If-None-Match: *``.
             ``native`` always does, ``check`` never (it looks first, so racing writers may all
             win), ``auto`` asks the server once.
         anonymous: send unsigned requests.
         allow_http: send signed requests, and keys of SSE-C, over plain http to other machines too:
-            whoever is on the way reads what is cached, and can put something else in its place.
+            anyone on the way reads what is cached, and can put something else in its place.
 
     Raises:
         ConfigError: a value cannot be used, or two contradict each other.

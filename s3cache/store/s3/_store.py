@@ -206,9 +206,9 @@ class S3Store:
         )
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield all objects whose key starts with ``prefix``, a thousand to a request.
+        """Yield all objects with a key that starts with ``prefix``, a thousand to a request.
 
-        Objects whose names are no keys are passed over: consoles make an object ``dir/`` for a
+        Objects with names that are no keys are passed over: consoles make an object ``dir/`` for a
         directory, which could not be read by that name.
         """
         request = {**self._common, "Prefix": self._prefix + prefix}
