@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -275,6 +276,9 @@ def job_here() -> str:
     return f"{_LAUNCHED}{' '.join(os.environ.get(name, '') for name in names)}"
 
 
+_numbers = itertools.count()
+
+
 class Recorder:
     """Keep the last lookups of this process, and append each to the run's file.
 
@@ -289,7 +293,9 @@ class Recorder:
 
     def __init__(self, root: str | None, limits: RecordLimits | None = None) -> None:
         self._limits = limits or RecordLimits()
-        self.run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}"
+        # In the order of their names, also where a process makes several in a second.
+        number, random = next(_numbers), secrets.token_hex(2)
+        self.run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{number:02x}{random}"
         self._root = root
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
