@@ -272,15 +272,18 @@ x = torch.arange(9.0)
 assert torch.equal(torch.compile(lambda x: torch.ops.s3cache_early.mine(x) + 1)(x), x * 2 + 1)
 from s3cache import active
 stats = active().stats()
-hits = sum(stats.hits.values())
-print(json.dumps({"hits": hits, "saved": stats.saved, "bypassed": stats.bypassed}))
+hits = sum(stats.fx.hits.values())
+print(json.dumps({"hits": hits, "saved": stats.fx.saved, "bypassed": stats.bypassed}))
 """
 
 
 @slow
 @pytest.mark.parametrize("early", [True, False])
 def test_operators_registered_before_the_first_compile_are_seen(site: Site, early: bool) -> None:
-    """As they are where the program enables the cache first: the two share what they compile."""
+    """As they are where the program enables the cache first: the two share what they compile.
+
+    The operator's fake implementation takes part in tracing, so they share it at the second level.
+    """
     script = site.root / "registering.py"
     script.write_text(_REGISTERING)
     found = []
@@ -289,6 +292,6 @@ def test_operators_registered_before_the_first_compile_are_seen(site: Site, earl
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout.splitlines()[-1]))
     assert found == [
-        {"hits": 0, "saved": 1, "bypassed": 0},
-        {"hits": 1, "saved": 0, "bypassed": 0},
+        {"hits": 0, "saved": 1, "bypassed": 1},
+        {"hits": 1, "saved": 0, "bypassed": 1},
     ]
