@@ -236,6 +236,7 @@ class KeyHook:
             call.record_error(exc)
         if not isinstance(key, Key):
             call.reasons = tuple(key)
+            _restore(pickler)
             return original(pickler, value)
         call.key = internals.FX_PREFIX + key.digest
         self._remember(call.key, key)
@@ -256,6 +257,13 @@ class KeyHook:
                 self._keys[old] = self._keys[old].without_parts()
         while len(self._keys) > _MAX_KEYS:
             self._keys.popitem(last=False)
+
+
+def _restore(pickler: KeyPickler) -> None:
+    """Take our reducer from the pickler: torch's own key is made as it would be without us."""
+    vars(pickler).pop("reducer_override", None)
+    pickler.fast = False
+    pickler.clear_memo()
 
 
 def is_made_for_threads(key: Key) -> bool:

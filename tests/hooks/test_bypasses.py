@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+import s3cache
+import tests.support.compiler  # noqa: F401
 from s3cache.cache import Engine
 from s3cache.graph import BypassReason
 from s3cache.hooks._recorder import Bypasses
@@ -77,3 +80,17 @@ def test_each_function_is_named_with_its_fix_and_no_message_is_long(
 @slow
 def test_where_torch_looks_nothing_up_check_tells_the_way_out(site: Site) -> None:
     assert site.machine("one").run("bypasses:caches_off") == "caches-off"
+
+
+def test_a_program_that_gives_its_own_decompositions_compiles() -> None:
+    """No key has them, at either level; torch's own key is then made without our reducer."""
+    compile_fx = torch._inductor.compile_fx.compile_fx
+    table = {torch.ops.aten.sin.default: lambda x: x * 3}
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        return compile_fx(gm, inputs, decompositions=table)
+
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    with s3cache.enabled("memory://decompositions", local=False):
+        assert torch.equal(torch.compile(lambda x: x.sin(), backend=backend)(x), x * 3)

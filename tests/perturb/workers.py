@@ -119,7 +119,7 @@ def in_processes(chunks: Sequence[Chunk], jobs: int) -> Verdicts:
                 came = fork.finish()
                 verdicts.update(came)
                 for each in (*came.wrong, *came.lost):
-                    print(" ".join(each.split())[-300:], file=sys.stderr)
+                    print(" ".join(each.split())[:300], file=sys.stderr)
                 print(f"{verdicts.judged} judged", file=sys.stderr, flush=True)
     return verdicts
 
