@@ -222,7 +222,10 @@ def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) 
         internals.without_modes.get()(),
         internals.tracing.get()(None),
     ):
-        details = internals.details_of.get()(gm, inputs, {}, [])
+        try:
+            details = internals.details_of.get()(gm, inputs, {}, [])
+        except Exception:  # noqa: BLE001 - torch takes no plain function for a pass
+            return None
     for name in internals.GRAPHS_DETAILS.names:
         vars(details).pop(name, None)
     pickler = internals.fx_pickler.get()(gm)

@@ -20,6 +20,7 @@ from torch._inductor.output_code import OutputCode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import s3cache
+from s3cache.graph import settings_digest
 from s3cache.torch_api import installed_release
 
 # One of each kind of option; test_safety.py has all of them.
@@ -227,3 +228,15 @@ def test_a_decomposition_keeps_a_graph_from_the_first_level(
     for table in (decomposition.decompositions, copied):
         monkeypatch.setitem(table, torch.ops.aten.tanh.default, lambda x: x * 2)
         assert any("aten.tanh.default" in each for each in codes())
+
+
+def test_a_pass_without_an_identity_leaves_the_settings_without_a_digest() -> None:
+    """A backward that was lowered elsewhere is then lowered again, with the pass."""
+
+    def digest() -> str | None:
+        return settings_digest(of_threads=True, registered_version=lambda _: None)
+
+    assert digest() is not None
+    for name in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
+        with inductor.patch({name: lambda graph: None}):
+            assert digest() is None
