@@ -12,9 +12,9 @@ Sections of a frame of kind ``aot``, a whole graph, or ``fx``, a forward or back
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
 ``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
-``made_by`` (torch, compiler and platform, for people); of a graph whose first call is on fake
-tensors also ``first_call`` (its outputs, see ``hooks/_distributed.py``), and of one whose code
-relies on where inputs lie in their storages ``relies_on`` (text, see ``hooks/_conditions.py``).
+``made_by`` (torch, compiler and platform, for people). Two more are there if they apply:
+``first_call`` (the outputs of a first call on fake tensors, see ``hooks/_distributed.py``) and
+``relies_on`` (where inputs have to lie in their storages, as text, see ``hooks/_conditions.py``).
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class JudgedLookup:
         self._deadline = time.monotonic() + timeout_s
         self._first = entries.first_name(key)
         self._has_first = False  # on this machine
-        self._offered: set[str] = set()  # names of what was yielded
+        self._offered: set[str] = set()  # names of the entries that were yielded
         self._reason = skip or Reason.ABSENT
         self._error: Exception | None = None  # the first thing that went wrong
         self._last_error: Exception | None = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Output", "age", "error_text", "redacted", "show_retries", "size_text"]
 
-_WIDTH = 240  # of what is no terminal: long names stay whole
+_WIDTH = 240  # where the output is no terminal, so that long names stay whole
 _PROSE_WIDTH = 100
 _WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
 _SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)

@@ -51,7 +51,7 @@ _MAX_DEPTH = 3
 
 
 class Override(NamedTuple):
-    """What stands in a place of torch's instead of what torch has there.
+    """A value that replaces torch's own.
 
     Attributes:
         place: where it is.
@@ -65,7 +65,7 @@ class Override(NamedTuple):
     how: str = "was replaced"
 
 
-#: How functions of torch's, and its modules, are overridden that say nothing of what is in them.
+#: Kinds of overrides that do not say what the new function or module does.
 ALTERED, AS_A_WHOLE = "was altered", "was replaced as a whole"
 
 
@@ -115,7 +115,7 @@ class Container:
         return found
 
     def compare(self) -> list[Override]:
-        """Return what is there now in place of what torch has."""
+        """Return the values that now replace torch's own."""
         now, found = by_name(self.inside), []
         for name in {**self.first, **now}:
             old, new = (unwrap_patch(each.get(name, ABSENT)) for each in (self.first, now))
