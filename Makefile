@@ -65,7 +65,7 @@ format: $(READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 
 PYTEST := $(BIN)/python -m pytest
-SHARED = -n $(WORKERS) --dist loadgroup --durations=15
+SHARED = -n $(WORKERS) --no-loadscope-reorder --durations=15
 FAST = -m "not slow and not nightly"
 THOROUGH = --hypothesis-profile=thorough
 

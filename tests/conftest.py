@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from blockbuster import blockbuster_ctx
@@ -15,7 +15,8 @@ from tests.support import compiled
 from tests.support.clock import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
 # make test-all asks for --hypothesis-profile=thorough. CI draws the same examples each time, so a
 # failure is about the commit. No deadline: a busy machine is no fault of the code.
@@ -67,26 +68,28 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file on one worker (they share costly fixtures), the longest first.
-
-    Files that share more than that have a mark of their own: ``xdist_group("rgw")``.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
-    items.sort(key=_group_timeout(items), reverse=True)
-
-
-def _group_timeout(items: list[pytest.Item]) -> Callable[[pytest.Item], float]:
-    def group(item: pytest.Item) -> str:
-        mark = item.get_closest_marker("xdist_group")
-        return str(mark.args[0]) if mark else ""
-
-    longest: dict[str, float] = {}
+    """Begin with the files that may take longest."""
+    longest: dict[Path, float] = {}
     for item in items:
         timeout = item.get_closest_marker("timeout")
         seconds = float(timeout.args[0]) if timeout else 0.0
-        longest[group(item)] = max(longest.get(group(item), 0.0), seconds)
-    return lambda item: longest[group(item)]
+        longest[item.path] = max(longest.get(item.path, 0.0), seconds)
+    items.sort(key=lambda item: longest[item.path], reverse=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file on one worker, as they share costly fixtures.
+
+    Files that use Ceph RGW share its server, which some of them stop. ``--dist loadgroup`` would
+    say the same with marks, but xdist 3.8 does not find them with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "rgw" if file.endswith("_rgw.py") else file
+
+    return ByFile(config, log)

@@ -27,7 +27,6 @@ from tests.infra.attempts import Bucket, Case, cases, config, is_refused
 
 pytestmark = [
     pytest.mark.rgw,
-    pytest.mark.xdist_group("rgw"),
     pytest.mark.skipif(
         "S3CACHE_TEST_RGW_ENDPOINT" not in os.environ, reason="no Ceph RGW (make test-rgw)"
     ),

@@ -27,7 +27,7 @@ RETRIES = RetryPolicy(
     attempts=10, total_timeout_s=40, attempt_timeout_s=20, base_delay_s=0.01, max_delay_s=0.2
 )
 
-pytestmark = [pytest.mark.rgw, pytest.mark.xdist_group("rgw")]
+pytestmark = [pytest.mark.rgw]
 
 
 class TestS3OnRGW(StoreContract):

@@ -27,7 +27,7 @@ from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
 from tests.support.worker import entry, key, keys
 
-pytestmark = [pytest.mark.rgw, pytest.mark.xdist_group("rgw"), slow]
+pytestmark = [pytest.mark.rgw, slow]
 
 RESTART = Path(__file__).parents[2] / "infra" / "rgw" / "restart.sh"
 SIZE = 100_000

@@ -12,7 +12,7 @@ from tests.support.warm import WarmStart
 if TYPE_CHECKING:
     from s3cache.store import S3Options
 
-pytestmark = [pytest.mark.rgw, pytest.mark.xdist_group("rgw"), slow]
+pytestmark = [pytest.mark.rgw, slow]
 
 
 class TestWarmStartOverRGW(WarmStart):
