@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,16 @@ def disk_deadline() -> Iterator[None]:
     usual_s, DeadlineExecutor.limit_s = DeadlineExecutor.limit_s, 3600.0
     yield
     DeadlineExecutor.limit_s = usual_s
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_cache_yet() -> None:
+    """Forget the cache that another file's tests enabled here: a program has its own process.
+
+    Reports and explanations begin with what this process has looked up.
+    """
+    if (module := sys.modules.get("s3cache.cache._latest")) is not None:
+        vars(module)["_latest"] = None
 
 
 @pytest.fixture

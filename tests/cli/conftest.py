@@ -42,8 +42,6 @@ def call(
 ) -> Call:
     """A command, on a machine whose local tier is empty at first."""
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
-    # A command has a process of its own: no test before this one has enabled a cache in it.
-    monkeypatch.setattr("s3cache.cache._latest._latest", None)
 
     def run(*arguments: object) -> Done:
         capsys.readouterr()
