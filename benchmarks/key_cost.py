@@ -24,7 +24,7 @@ from typing import Any
 
 _LAYERS = (6, 24)
 _LATER = 15
-_BARS = {"first": 0.3, "later": 1.0}
+_BARS = {"first": 0.3, "later": 0.6}
 
 
 def measure(layers: int, whose: str) -> dict[str, Any]:

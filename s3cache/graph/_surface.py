@@ -50,6 +50,7 @@ class Surface:
         self._containers: Snapshot[Container] = Snapshot()
         self._tables: Snapshot[Operator] = Snapshot()  # of operators
         self._in_tables: dict[int, dict[object, object]] = {}  # what torch has there, by id
+        self._filled: set[int] = set()  # tables with values that are watched, by id
         self._overrides: dict[int, list[Override]] = {}  # by the id of a container or operator
         self._listed: set[str] = set()
         self._names: list[str] = []  # of all modules, in order, at the last look
@@ -176,8 +177,7 @@ class Surface:
             return
         operator = cast("Operator", value)
         tables = internals.tables_of((operator,))
-        for table in tables:
-            self._tables.add(operator, table, table.values())
+        self._tables.add(operator, *tables)
         if any(tables):
             self._look_at_tables(operator, at_first=True)
 
@@ -186,6 +186,9 @@ class Surface:
         found = []
         for table in internals.tables_of((operator,)):
             first = self._in_tables.get(id(table), {})
+            if table and id(table) not in self._filled:  # nine of ten stay empty
+                self._filled.add(id(table))
+                self._tables.add(operator, table.values())
             for key in {**first, **table}:
                 had, value = first.get(key, ABSENT), table.get(key, ABSENT)
                 if value is had:

@@ -8,9 +8,10 @@ imported that torch has not imported: where a cache is asked for, ``import torch
 from __future__ import annotations
 
 import types
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, islice
-from operator import attrgetter, is_
+from itertools import accumulate, chain, compress, count
+from operator import attrgetter, is_, is_not, ne
 from typing import Generic, TypeVar
 
 __all__ = ["ABSENT", "FUNCTIONS", "Functions", "Snapshot", "are_identical", "content_of"]
@@ -57,23 +58,26 @@ class Snapshot(Generic[_T]):
 
     def changed(self) -> list[_T]:
         """Return the owners of containers that differ from the last look; this look is the next."""
-        try:
-            if list(map(len, self._views)) == self._sizes and all(
-                map(is_, chain.from_iterable(self._views), self._flat)
-            ):
-                return []
-        except RuntimeError:  # another thread changes one of them meanwhile
-            pass
-        found: dict[int, _T] = {}
-        had, self._flat = iter(self._flat), []
-        for number, view in enumerate(self._views):
-            seen = list(islice(had, self._sizes[number]))
-            if len(view) != len(seen) or not all(map(is_, list(view), seen)):
-                seen = list(view)
-                self._sizes[number] = len(seen)
-                found[id(self._owners[number])] = self._owners[number]
-            self._flat += seen
-        return list(found.values())
+        sizes, views = list(map(len, self._views)), self._views
+        resized = list(compress(count(), map(ne, sizes, self._sizes)))
+        starts = list(accumulate(self._sizes, initial=0))
+        if resized:  # keep the lists side by side where others have grown or shrunk
+            views = views.copy()
+            for number in resized:
+                views[number] = self._flat[starts[number] : starts[number + 1]]
+        changed = set(resized)
+        present = chain.from_iterable(compress(views, self._sizes))  # most tables are empty
+        differs = bytes(map(is_not, present, self._flat))  # one for each that is another
+        place = differs.find(1)
+        while place >= 0:
+            number = bisect_right(starts, place) - 1
+            changed.add(number)
+            place = differs.find(1, starts[number + 1])
+        for number in sorted(changed, reverse=True):  # the last first: places before it stay
+            there = list(self._views[number])
+            self._flat[starts[number] : starts[number + 1]] = there
+            self._sizes[number] = len(there)
+        return list({id(each): each for each in map(self._owners.__getitem__, changed)}.values())
 
 
 class Functions:

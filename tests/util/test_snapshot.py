@@ -1,0 +1,54 @@
+"""What a snapshot says has changed, compared with copies of the containers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s3cache.util.snapshot import Snapshot, are_identical
+
+
+class Liar:
+    """Claims to equal everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+VALUES = [1, True, 1.0, None, *(Liar() for _ in range(3))]
+# A container, a name in it, and what to put there: the number of a value, or None to remove it.
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.none() | st.integers(0, len(VALUES) - 1))
+)
+
+
+def _do(steps: list[tuple[int, int, int | None]], containers: list[dict[int, object]]) -> None:
+    for which, name, value in steps:
+        if value is None:
+            containers[which].pop(name, None)
+        else:
+            containers[which][name] = VALUES[value]
+
+
+@given(first=STEPS, looks=st.lists(STEPS, max_size=4))
+def test_containers_that_changed_since_the_last_look_are_named(
+    first: list[tuple[int, int, int | None]], looks: list[list[tuple[int, int, int | None]]]
+) -> None:
+    """By identity: neither an equal number nor an object that claims to be equal is the same."""
+    containers: list[dict[int, object]] = [{} for _ in range(4)]
+    _do(first, containers)
+    snapshot: Snapshot[int] = Snapshot()
+    for number, container in enumerate(containers):
+        snapshot.add(number, container, container.values())
+    for steps in looks:
+        before = [dict(container) for container in containers]
+        _do(steps, containers)
+        differ = {
+            number
+            for number, (old, new) in enumerate(zip(before, containers, strict=True))
+            if not are_identical([*old, *old.values()], [*new, *new.values()])
+        }
+        assert set(snapshot.changed()) == differ
+    assert snapshot.changed() == []
