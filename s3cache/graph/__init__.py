@@ -2,9 +2,8 @@
 
 from s3cache.graph._graph import graph_modules, reads_storage_offsets, storage_offsets
 from s3cache.graph._identity import ORIGINAL_ATTR, code_fingerprint
-from s3cache.graph._kernels import forget_kernels, record_kernel
 from s3cache.graph._key import FIRST_CALL, Key, bypass_reasons, key_of, settings_digest
-from s3cache.graph._overrides import take_baseline
+from s3cache.graph._overrides import forget_kernels, record_kernel, take_baseline
 from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._report import Graph, GraphBreak, Report
 from s3cache.graph._results import BypassReason, Code, Component, cached_at

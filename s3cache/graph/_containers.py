@@ -12,34 +12,17 @@ from typing import NamedTuple, cast
 
 import _s3cache_autoload
 from s3cache.graph._identity import origin_of, unwrap_patch
-from s3cache.graph._kernels import is_of_torch
 from s3cache.graph._origin import (
-    ABSENT,
     assigns,
     is_code,
     is_foreign,
     is_misplaced,
+    is_of_torch,
     is_same_code,
     parts_of,
 )
 from s3cache.torch_api import internals
-
-__all__ = [
-    "ALTERED",
-    "AS_A_WHOLE",
-    "LISTED",
-    "Constants",
-    "Container",
-    "Namespace",
-    "Operators",
-    "Override",
-    "Table",
-    "by_name",
-    "is_constant",
-    "is_kind_of_operator",
-    "is_torchs_operator",
-    "kinds_of_tables",
-]
+from s3cache.util.snapshot import ABSENT
 
 LISTED = (*_s3cache_autoload.PLACES, *internals.LATER_PLACES)
 _PYTHON = ("cmath", "math", "operator")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
 import re
 import sys
 import types
@@ -23,18 +24,6 @@ from s3cache.graph._identity import (
 )
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import ABSENT, content_of
-
-__all__ = [
-    "ABSENT",
-    "assigns",
-    "foreign_parts",
-    "is_code",
-    "is_foreign",
-    "is_misplaced",
-    "is_same_code",
-    "parts_of",
-    "text_of",
-]
 
 # Libraries that torch is built on, as its modules import their functions and classes.
 _BUILT_ON = frozenset(
@@ -261,3 +250,33 @@ def assigns(code: types.CodeType, name: str) -> bool:
 _BINDING = frozenset(
     f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("GLOBAL", "ATTR", "DEREF")
 )
+
+
+# -- operators
+
+
+def is_of_torch(name: str) -> bool:
+    """Return True if torch defines the operator: the file decides, and not the namespace.
+
+    Decompositions and fallbacks reach operators that no graph names.
+    """
+    return name.startswith("aten::") or _is_defined_by_torch(name)
+
+
+@functools.cache
+def _is_defined_by_torch(name: str) -> bool:
+    defined = internals.DEFINED_AT.search(internals.dispatch_dump.get()(name))
+    if defined is None:
+        return False
+    if defined[1].startswith(files_that_register_for_others()):
+        definition = internals.custom_operators.get().get(name)
+        return definition is not None and origin_of(definition._init_fn).kind == "torch"
+    built_in = internals.built_in()
+    home = internals.torch_directory()
+    return defined[1].startswith((home, built_in) if built_in else home)
+
+
+@functools.cache
+def files_that_register_for_others() -> tuple[str, ...]:
+    home = internals.torch_directory()
+    return os.path.join(home, "library.py"), os.path.join(home, "_library") + os.sep

@@ -38,8 +38,6 @@ from s3cache.torch_api.protocols import Operator
 from s3cache.util.importing import is_being_imported
 from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot, are_identical
 
-__all__ = ["Surface"]
-
 _MAX_DEPTH = 3
 
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from s3cache.graph._graph import call_nodes, graph_modules
 from s3cache.graph._graph_bytes import autograd_function_text
 from s3cache.graph._identity import UnidentifiedError, identity, origin_of
-from s3cache.graph._kernels import is_of_torch
-from s3cache.graph._origin import is_foreign
+from s3cache.graph._origin import is_foreign, is_of_torch
 from s3cache.graph._results import (
     BypassReason,
     Finding,
