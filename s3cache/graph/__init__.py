@@ -5,8 +5,15 @@ from s3cache.graph._identity import ORIGINAL_ATTR, code_fingerprint
 from s3cache.graph._key import FIRST_CALL, Key, bypass_reasons, key_of, settings_digest
 from s3cache.graph._overrides import forget_kernels, record_kernel, take_baseline
 from s3cache.graph._passes import context_hashes, described_passes
-from s3cache.graph._report import Graph, GraphBreak, Report
-from s3cache.graph._results import BypassReason, Code, Component, cached_at
+from s3cache.graph._results import (
+    BypassReason,
+    Code,
+    Component,
+    Graph,
+    GraphBreak,
+    Report,
+    cached_at,
+)
 from s3cache.graph._safety import (
     extra_cacheable_functions,
     fx_bypass_reasons,
