@@ -230,18 +230,21 @@ class Surface:
 
     def _altered_functions(self) -> Iterator[Override]:
         for function, cell in FUNCTIONS.changed():
-            if cell is None or not self._is_rebound(cell):
+            if cell is None or not self._is_rebound(cell, function):
                 module = function.__globals__.get("__name__")
                 yield Override(f"{module}.{function.__qualname__}", function, ALTERED)
 
-    def _is_rebound(self, cell: types.CellType) -> bool:
-        """Return True if a function that has the variable assigns to it, as torch's state."""
+    def _is_rebound(self, cell: types.CellType, function: types.FunctionType) -> bool:
+        """Return True if a function that has the variable assigns to it, as torch's state.
+
+        `function` is one that has it: to find the others takes a tenth of a second.
+        """
         if id(cell) not in self._rebound:
             self._rebound[id(cell)] = any(
-                each is cell and assigns(function.__code__, name)
-                for function in _functions_with(cell)
+                each is cell and assigns(holder.__code__, name)
+                for holder in itertools.chain((function,), _functions_with(cell))
                 for name, each in zip(
-                    function.__code__.co_freevars, function.__closure__ or (), strict=False
+                    holder.__code__.co_freevars, holder.__closure__ or (), strict=False
                 )
             )
         return self._rebound[id(cell)]
