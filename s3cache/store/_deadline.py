@@ -166,7 +166,7 @@ class DeadlineExecutor:
                 answer.set_result(value)
             else:
                 answer.set_exception(error)
-        del error  # its traceback leads here
+        del answer, error  # the error's traceback leads here: no cycle
 
 
 _executors: weakref.WeakValueDictionary[str, DeadlineExecutor] = weakref.WeakValueDictionary()

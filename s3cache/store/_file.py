@@ -86,8 +86,15 @@ class ObjectFiles:
         self.url = f"file://{quote(self.root)}"
         self._root: Directory | None = None
         with os_errors("open", self.url):
-            for names in (_OBJECTS, _STAGING) if create else ((),):
-                self._enter(names, make=create)
+            if create:
+                self.ensure()
+            else:
+                self._enter(())
+
+    def ensure(self) -> None:
+        """Make the root and what belongs in it, as far as it is missing; check that it is ours."""
+        for names in (_OBJECTS, _STAGING):
+            self._enter(names, make=True)
 
     def directory(self, name: str = "", *, make: bool = False) -> Directory:
         """Return the root, or a directory in it, to work in by its descriptor.
@@ -259,7 +266,7 @@ class ObjectFiles:
             move(self._enter(parents, make=True), name)
             new = True
         if durable:  # the name, and those of directories that may be new
-            for depth in range(len(parents), -1 if new else len(parents) - 1, -1):
+            for depth in range(len(parents), -1, -1) if new else [len(parents)]:
                 self._enter(parents[:depth]).flush()
 
     def sweep(self) -> int:

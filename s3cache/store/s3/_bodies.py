@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 from s3cache.errors import PermanentError, TransientError
 from s3cache.store._base import AcceptSize, Buffer, NotAccepted
-from s3cache.store.s3._client import CHUNK_BYTES, S3Body
+from s3cache.store.s3._client import CHUNK_BYTES
 from s3cache.store.s3._errors import not_an_s3_answer
 from s3cache.store.s3._options import MIN_PART_BYTES, S3Options
 
-__all__ = ["GetRange", "read_range", "read_whole", "require_stored", "write_parts"]
+__all__ = ["GetRange", "S3Body", "read_range", "read_whole", "require_stored", "write_parts"]
 
 _T = TypeVar("_T")
 #: Asks for ``length`` bytes of one object from ``start``; gives botocore's response, or None where
@@ -120,6 +120,40 @@ def _total_bytes(response: Mapping[str, Any]) -> int | None:
     if match is None:
         raise PermanentError(f"Content-Range {stated!r} states no size; check endpoint_url")
     return int(match[3])
+
+
+class S3Body:
+    """Bytes as a file for botocore (hashing) and as an async iterable for aiohttp (sending).
+
+    Plain bytes go through ``io.BytesIO``, which copies every 64 KiB, and from 1 MiB on aiohttp
+    warns; a memoryview botocore refuses.
+    """
+
+    __slots__ = ("_at", "_view")
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, size: int = -1) -> memoryview:
+        end = len(self._view) if size < 0 else self._at + size
+        chunk = self._view[self._at : end]
+        self._at += len(chunk)
+        return chunk
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self._view))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    async def __aiter__(self) -> AsyncIterator[memoryview]:
+        for start in range(0, len(self._view), CHUNK_BYTES):
+            yield self._view[start : start + CHUNK_BYTES]
 
 
 async def write_parts(

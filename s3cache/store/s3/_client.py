@@ -20,13 +20,13 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from s3cache.errors import ClosedError, ConfigError, TransientError
-from s3cache.store.s3._errors import translate
+from s3cache.errors import ClosedError, ConfigError
+from s3cache.store.s3._errors import not_an_s3_answer, translate
 from s3cache.store.s3._options import S3Options, partition_region
 from s3cache.util.forks import new_event_loop, threads_are_greenlets
 from s3cache.util.version import __version__
 
-__all__ = ["CHUNK_BYTES", "Clients", "S3Body", "credentials_source"]
+__all__ = ["CHUNK_BYTES", "Clients", "credentials_source"]
 
 _T = TypeVar("_T")
 
@@ -98,6 +98,7 @@ class Clients:
                 former, self._client = self._client, await self._make(self._options)
                 self._loop, self._refused = loop, False
                 if former is not None and not self._calls[former]:
+                    del self._calls[former]
                     await former.close()
             return self._client
 
@@ -116,40 +117,6 @@ class Clients:
             self._client = None
             for client in clients:
                 await client.close()
-
-
-class S3Body:
-    """Bytes as a file for botocore (hashing) and as an async iterable for aiohttp (sending).
-
-    Plain bytes go through ``io.BytesIO``, which copies every 64 KiB, and from 1 MiB on aiohttp
-    warns; a memoryview botocore refuses.
-    """
-
-    __slots__ = ("_at", "_view")
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._at = 0
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def read(self, size: int = -1) -> memoryview:
-        end = len(self._view) if size < 0 else self._at + size
-        chunk = self._view[self._at : end]
-        self._at += len(chunk)
-        return chunk
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, len(self._view))[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    async def __aiter__(self) -> AsyncIterator[memoryview]:
-        for start in range(0, len(self._view), CHUNK_BYTES):
-            yield self._view[start : start + CHUNK_BYTES]
 
 
 # -- making a client
@@ -270,8 +237,6 @@ def _stay_in_partition(request_dict: Any, response: Any, operation: Any, **_: An
             if operation.name == "HeadBucket":
                 headers.pop("x-amz-bucket-region", None)
 
-
-# -- credentials
 
 # Programs that _within() has started.
 _programs: ContextVar[list[Any] | None] = ContextVar("programs", default=None)
@@ -407,13 +372,19 @@ def _http_session() -> Any:
                 request.stream_output = is_object
             if is_object and answer.status_code < 300:
                 return answer
-            body = await _read_answer(answer.raw)
+            body = bytearray()
+            async with answer.raw as response:
+                while chunk := await response.content.read(CHUNK_BYTES):
+                    body += chunk
+                    if len(body) > _MAX_ANSWER_BYTES:
+                        response.close()
+                        raise not_an_s3_answer(f"has more than {_MAX_ANSWER_BYTES} bytes")
             headers = dict(answer.headers)
             if request.method != "HEAD":  # the header need not be there, or be right
                 headers["content-length"] = str(len(body))
 
             async def read() -> bytes:
-                return body
+                return bytes(body)
 
             raw = SimpleNamespace(read=read)
             return AioAWSResponse(answer.url, answer.status_code, headers, raw)
@@ -459,17 +430,3 @@ def _check_proxy(proxy: str | None) -> None:
             "is no URL of an HTTP proxy",
             "write it as http://host:port, and '/', '@' and ':' in a password as %2F, %40 and %3A",
         )
-
-
-async def _read_answer(response: Any) -> bytes:
-    body = bytearray()
-    async with response:
-        while chunk := await response.content.read(CHUNK_BYTES):
-            body += chunk
-            if len(body) > _MAX_ANSWER_BYTES:
-                response.close()
-                raise TransientError(
-                    f"more than {_MAX_ANSWER_BYTES} bytes come where S3 would answer briefly; "
-                    "check that endpoint_url is an S3 server"
-                )
-    return bytes(body)

@@ -15,8 +15,7 @@ import ipaddress
 import json
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import quote, urlsplit
@@ -105,7 +104,15 @@ class S3Options:
     @property
     def endpoint(self) -> str | None:
         """Return the server that requests will go to, or None for AWS."""
-        return _endpoint(self.endpoint_url, self.profile)
+        if self.endpoint_url is not None:
+            return self.endpoint_url
+        ignores = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+        if ignores is None:
+            ignores = _from_profile("ignore_configured_endpoint_urls", self.profile)
+        if ignores.lower() == "true":
+            return None
+        named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        return named or _from_profile("endpoint_url", self.profile) or None
 
     @property
     def identity(self) -> str:
@@ -115,7 +122,7 @@ class S3Options:
         place: server (of AWS, the partition), bucket and prefix.
         """
         place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
-        return place + _server_query(self.endpoint, self.region, self.profile)
+        return place + _server_query(self)
 
     @property
     def url(self) -> str:
@@ -272,14 +279,24 @@ def _check_together(options: S3Options) -> None:
         "make one with: openssl rand -base64 32",
     )
     has_keys = options.access_key is not None
-    has_secret = options.secret_key is not None
-    keys = "options access_key and secret_key"
-    refuse(has_keys != has_secret, keys, "one is missing", "give both or neither")
-    has_token = options.session_token is not None
-    fix = "give access_key and secret_key too"
-    refuse(has_token and not has_keys, "option session_token", "is given without keys", fix)
-    fix = "leave one of the two out"
-    refuse(options.anonymous and has_keys, "option anonymous", "contradicts access_key", fix)
+    refuse(
+        has_keys != (options.secret_key is not None),
+        "options access_key and secret_key",
+        "one is missing",
+        "give both or neither",
+    )
+    refuse(
+        options.session_token is not None and not has_keys,
+        "option session_token",
+        "is given without keys",
+        "give access_key and secret_key too",
+    )
+    refuse(
+        options.anonymous and has_keys,
+        "option anonymous",
+        "contradicts access_key",
+        "leave one of the two out",
+    )
     refuse(
         not options.allow_http
         and (not options.anonymous or sse == "C")
@@ -295,23 +312,11 @@ def _check_together(options: S3Options) -> None:
 # -- the server
 
 
-def _endpoint(endpoint_url: str | None, profile: str | None) -> str | None:
-    if endpoint_url is not None:
-        return endpoint_url
-    ignores = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
-    if ignores is None:
-        ignores = next(_from_profile("ignore_configured_endpoint_urls", profile), "")
-    if ignores.lower() == "true":
-        return None
-    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return named or next(_from_profile("endpoint_url", profile), None)
-
-
-def _server_query(endpoint: str | None, region: str | None, profile: str | None) -> str:
+def _server_query(options: S3Options) -> str:
     """Return the query of a URL that names the server in one way; empty for AWS at large."""
-    if endpoint is None:
-        found = region or os.environ.get("AWS_DEFAULT_REGION")
-        found = found or next(_from_profile("region", profile), "")
+    if (endpoint := options.endpoint) is None:
+        found = options.region or os.environ.get("AWS_DEFAULT_REGION")
+        found = found or _from_profile("region", options.profile)
     else:
         parts = urlsplit(endpoint)
         host, path = parts.hostname or "", parts.path.rstrip("/")
@@ -338,43 +343,30 @@ def _is_exposed(endpoint: str | None, proxy: str | None) -> bool:
     """Return whether requests can be read on the way: they leave this machine by plain http.
 
     Where a proxy elsewhere is asked, "this machine" is that one.
-
-    Args:
-        proxy: as it was given to us; else botocore takes one from the environment.
     """
     if endpoint is None or urlsplit(endpoint).scheme != "http":
         return False
-    if not _is_loopback(urlsplit(endpoint).hostname or ""):
+    if not _is_loopback(endpoint):
         return True
-    proxy = proxy or _proxy_of_environment(endpoint)
-    try:
-        return proxy is not None and not _is_loopback(
-            urlsplit(proxy if "//" in proxy else f"//{proxy}").hostname or ""
-        )
-    except ValueError:  # unusable, which is an error once it is used
-        return True
+    if proxy is None:  # botocore takes one from the environment
+        from urllib.request import getproxies, proxy_bypass
+
+        is_used = not proxy_bypass(urlsplit(endpoint).netloc)
+        proxy = getproxies().get("http") if is_used else None
+    return proxy is not None and not _is_loopback(proxy if "//" in proxy else f"//{proxy}")
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
+def _is_loopback(url: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        host = urlsplit(url).hostname or ""
+        is_named = host == "localhost" or host.endswith(".localhost")
+        return is_named or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or unusable, which is an error once it is used
         return False
 
 
-def _proxy_of_environment(endpoint: str) -> str | None:
-    if sys.platform != "darwin" and "http_proxy" not in map(str.lower, os.environ):
-        return None  # so urllib need not be imported
-    from urllib.request import getproxies, proxy_bypass
-
-    proxy = getproxies().get("http")
-    return None if proxy is None or proxy_bypass(urlsplit(endpoint).netloc) else proxy
-
-
-def _from_profile(option: str, profile: str | None) -> Iterator[str]:
-    """Yield the option's values in the profile in use: for S3 first, then for all services."""
+def _from_profile(option: str, profile: str | None) -> str:
+    """Return the option in the profile in use, for S3 if it is there, or ``""``."""
     # The order of these two is botocore's.
     name = profile or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
     config = _sections(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
@@ -385,9 +377,8 @@ def _from_profile(option: str, profile: str | None) -> Iterator[str]:
     for line in services.get("s3", "").splitlines():  # nested: "s3 =\n  endpoint_url = ..."
         inner, _, value = line.partition("=")
         if inner.strip() == option and value.strip():
-            yield value.strip()
-    if option in section:
-        yield section[option]
+            return value.strip()
+    return section.get(option, "")
 
 
 def _sections(path: str) -> Mapping[str, Mapping[str, str]]:

@@ -18,8 +18,15 @@ from s3cache.store._base import (
     check_range,
     is_key,
 )
-from s3cache.store.s3._bodies import GetRange, read_range, read_whole, require_stored, write_parts
-from s3cache.store.s3._client import Clients, S3Body
+from s3cache.store.s3._bodies import (
+    GetRange,
+    S3Body,
+    read_range,
+    read_whole,
+    require_stored,
+    write_parts,
+)
+from s3cache.store.s3._client import Clients
 from s3cache.store.s3._errors import (
     error_status,
     is_absent,
@@ -372,12 +379,13 @@ class _ServerProbe:
 
     async def ask(self, client: Any) -> _Condition:
         """Ask the server once, however many writers wait; failing to is not remembered."""
-        if self._condition is None:
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.ensure_future(self._probe(client))
-                self._asking.add_done_callback(_mark_as_seen)
-            self._condition = await asyncio.shield(self._asking)
-        return self._condition
+        if (known := self._condition) is not None:
+            return known
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._probe(client))
+            self._asking.add_done_callback(_mark_as_seen)
+        self._condition = answer = await asyncio.shield(self._asking)
+        return answer
 
     def note_refusal(self) -> None:
         """Remember that a write was refused for its condition, whatever the server said before."""
