@@ -7,13 +7,14 @@ them.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 from typing import Any
 
 from examples._workload import Graph, graphs
 from s3cache import Cache, Hit, Saved, Settings, TransferEvent
-from s3cache.store import LatencyStore, Store, open_store
+from s3cache.store import Buffer, Store, WrapperStore, open_store
 
 # An uplink so slow that uploads fall behind what is saved.
 _SLOW_LATENCY_S = 0.02
@@ -21,6 +22,14 @@ _SLOW_BYTES_PER_S = 6e6
 _SLOW_CONNECTIONS = 2
 
 _FLUSH_TIMEOUT_S = 30.0
+
+
+class _SlowStore(WrapperStore):
+    """A store behind that uplink, which holds up what is uploaded."""
+
+    async def put(self, key: str, data: Buffer, **options: Any) -> None:
+        await asyncio.sleep(_SLOW_LATENCY_S + memoryview(data).nbytes / _SLOW_BYTES_PER_S)
+        await super().put(key, data, **options)
 
 
 def main() -> None:
@@ -49,7 +58,7 @@ def open_cache(url: str, *, slow_uplink: bool) -> Cache:
         return Cache(Settings(url=url), open_remote=lambda: open_store(url), identity=url)
 
     def slow_store() -> Store:
-        return LatencyStore(open_store(url), _SLOW_LATENCY_S, _SLOW_BYTES_PER_S)
+        return _SlowStore(open_store(url))
 
     settings = Settings(url=url, upload_concurrency=_SLOW_CONNECTIONS)
     return Cache(settings, open_remote=slow_store, identity=url)

@@ -48,7 +48,7 @@ def loop_blocking() -> Iterator[None]:
     """
     with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
         for function in blockbuster.functions.values():
-            function.can_block_in("s3cache/store/s3/_session.py", "run_on_new_loop")
+            function.can_block_in("s3cache/store/s3/_client.py", "run_on_new_loop")
             function.can_block_in("s3cache/store/s3/_options.py", "_sections")
         yield
 

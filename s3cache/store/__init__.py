@@ -16,16 +16,15 @@ from s3cache.store._base import (
     MAX_KEY_BYTES,
     AcceptSize,
     Buffer,
+    MemoryStore,
     NotAccepted,
     ObjectInfo,
     PutMode,
     Store,
     WrapperStore,
     check_key,
-    check_range,
     is_key,
     listing,
-    os_errors,
 )
 from s3cache.util.lazy import lazy_exports
 
@@ -36,23 +35,13 @@ if TYPE_CHECKING:
         check_way,
         is_writable_by_others,
         make_parents,
+        os_errors,
         private_directory,
     )
-    from s3cache.store._local import FileStore, MemoryStore
-    from s3cache.store._objects import ObjectFiles, Staged, mark_used
-    from s3cache.store._resilience import (
-        BreakerPolicy,
-        BreakerState,
-        BreakingStore,
-        LatencyStore,
-        MeteredStore,
-        RetryingStore,
-        RetryPolicy,
-    )
+    from s3cache.store._file import FileStore, ObjectFiles, mark_used
     from s3cache.store._url import (
         STORE_OPTIONS,
         FileLocation,
-        Location,
         MemoryLocation,
         StoreOptions,
         open_store,
@@ -60,18 +49,24 @@ if TYPE_CHECKING:
         store_identity,
         store_note,
     )
+    from s3cache.store._wrappers import (
+        BreakerPolicy,
+        BreakingStore,
+        MeteredStore,
+        RetryingStore,
+        RetryPolicy,
+    )
     from s3cache.store.s3 import S3Options, S3Store
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         _deadline="DeadlineExecutor",
-        _directory="Directory check_way is_writable_by_others make_parents private_directory",
-        _local="FileStore MemoryStore",
-        _objects="ObjectFiles Staged mark_used",
-        _resilience="BreakerPolicy BreakerState BreakingStore LatencyStore MeteredStore "
-        "RetryPolicy RetryingStore",
-        _url="STORE_OPTIONS FileLocation Location MemoryLocation StoreOptions open_store "
-        "parse_url store_identity store_note",
+        _directory="Directory check_way is_writable_by_others make_parents os_errors "
+        "private_directory",
+        _file="FileStore ObjectFiles mark_used",
+        _url="STORE_OPTIONS FileLocation MemoryLocation StoreOptions open_store parse_url "
+        "store_identity store_note",
+        _wrappers="BreakerPolicy BreakingStore MeteredStore RetryPolicy RetryingStore",
         s3="S3Options S3Store",
     )
 
@@ -80,15 +75,12 @@ __all__ = [
     "STORE_OPTIONS",
     "AcceptSize",
     "BreakerPolicy",
-    "BreakerState",
     "BreakingStore",
     "Buffer",
     "DeadlineExecutor",
     "Directory",
     "FileLocation",
     "FileStore",
-    "LatencyStore",
-    "Location",
     "MemoryLocation",
     "MemoryStore",
     "MeteredStore",
@@ -100,12 +92,10 @@ __all__ = [
     "RetryingStore",
     "S3Options",
     "S3Store",
-    "Staged",
     "Store",
     "StoreOptions",
     "WrapperStore",
     "check_key",
-    "check_range",
     "check_way",
     "is_key",
     "is_writable_by_others",

@@ -1,34 +1,27 @@
-"""The store protocol: one small async interface for bytes under keys.
+"""The store protocol: one small async interface for bytes under keys; and the store in memory.
 
-Every store (memory, directory, S3) and every wrapper (retrying, limiting, ...) implements
+Every store (memory, directory, S3) and every wrapper (retrying, metering, ...) implements
 :class:`Store`, promises the same things and passes the same contract suite.
 """
 
 from __future__ import annotations
 
 import copy
-import errno
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
-from s3cache.errors import (
-    AccessDeniedError,
-    ConfigError,
-    MissingContainerError,
-    NoSpaceError,
-    PermanentError,
-    ReadOnlyError,
-    StoreError,
-    TransientError,
-)
+from s3cache.errors import ConfigError, PreconditionError
 from s3cache.stats import Verb
 
 __all__ = [
     "MAX_KEY_BYTES",
+    "PAGE_OBJECTS",
     "AcceptSize",
     "Buffer",
+    "MemoryStore",
     "NotAccepted",
     "ObjectInfo",
     "PutMode",
@@ -39,7 +32,6 @@ __all__ = [
     "close_listing",
     "is_key",
     "listing",
-    "os_errors",
 ]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -52,6 +44,8 @@ _T = TypeVar("_T")
 # S3 allows 1,024 bytes for prefix and key together:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
 MAX_KEY_BYTES = 900
+# What S3 returns for one ListObjectsV2 request.
+PAGE_OBJECTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +65,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class NotAccepted:
-    """The answer of ``get`` where the object is there, but its size was not accepted.
-
-    Attributes:
-        size: bytes of the object.
-    """
+    """The answer of ``get`` where the object is there, but its ``size`` in bytes was refused."""
 
     size: int
 
@@ -97,6 +87,7 @@ class Store(Protocol):
         """Where this store is, for messages: no credentials in it."""
         ...
 
+    # An implementation needs no overloads if it is annotated to return Any.
     @overload
     async def get(self, key: str) -> Buffer | None: ...
     @overload
@@ -162,11 +153,11 @@ class Store(Protocol):
 
     async def atomic_create(self) -> bool:
         """Return whether ``put(mode="create")`` lets exactly one of several racing writers win."""
-        ...
+        return True
 
     async def connect(self) -> None:
         """Connect before the first call needs it; does nothing where there is nothing to open."""
-        ...
+        return
 
     def written_as(self, note: bytes) -> Store:
         """Return this store with objects written as another process's ``note`` says.
@@ -174,14 +165,14 @@ class Store(Protocol):
         Raises:
             ConfigError: the note cannot be followed here.
         """
-        ...
+        return self
 
     async def aclose(self) -> None:
         """Release connections and files. Calling it twice does nothing."""
-        ...
+        return
 
 
-class WrapperStore:
+class WrapperStore(Store):
     """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
 
     A wrapper overrides :meth:`_around` for what it does with calls of any kind, and a verb's own
@@ -195,11 +186,9 @@ class WrapperStore:
         return f"{type(self).__name__}({self.inner!r})"
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Make one call to ``inner``; each step of a listing is one.
+        """Make one call to ``inner`` by awaiting ``call()``, as often as that takes.
 
-        Args:
-            key: the object concerned, a listing's prefix, or ``""`` for the store as a whole.
-            call: makes the call, as often as it is called.
+        ``key`` is a listing's prefix for each page of it, ``""`` for the store as a whole.
         """
         return await call()
 
@@ -207,15 +196,7 @@ class WrapperStore:
     def url(self) -> str:
         return self.inner.url
 
-    @overload
-    async def get(self, key: str) -> Buffer | None: ...
-    @overload
-    async def get(
-        self, key: str, accept_size: AcceptSize | None
-    ) -> Buffer | NotAccepted | None: ...
-    async def get(
-        self, key: str, accept_size: AcceptSize | None = None
-    ) -> Buffer | NotAccepted | None:
+    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
         return await self._around("get", key, lambda: self.inner.get(key, accept_size))
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
@@ -226,28 +207,20 @@ class WrapperStore:
     async def head(self, key: str) -> ObjectInfo | None:
         return await self._around("head", key, lambda: self.inner.head(key))
 
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        await self._around(
-            "put", key, lambda: self.inner.put(key, data, mode=mode, metadata=metadata)
-        )
+    async def put(self, key: str, data: Buffer, **options: Any) -> None:
+        await self._around("put", key, lambda: self.inner.put(key, data, **options))
 
     async def delete(self, key: str) -> None:
         await self._around("delete", key, lambda: self.inner.delete(key))
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         async with listing(self.inner, prefix) as items:
-            while True:
-                info = await self._around("list", prefix, lambda: anext(items, None))
-                if info is None:
-                    return
-                yield info
+            is_last = False
+            while not is_last:
+                page = await self._around("list", prefix, lambda: _page(items))
+                is_last = len(page) < PAGE_OBJECTS
+                for info in page:
+                    yield info
 
     async def atomic_create(self) -> bool:
         return await self._around("atomic_create", "", self.inner.atomic_create)
@@ -283,6 +256,67 @@ async def close_listing(items: AsyncIterator[ObjectInfo]) -> None:
     aclose = getattr(items, "aclose", None)  # which the protocol does not promise
     if aclose is not None:
         await aclose()
+
+
+async def _page(items: AsyncIterator[ObjectInfo]) -> list[ObjectInfo]:
+    page: list[ObjectInfo] = []
+    while len(page) < PAGE_OBJECTS and (info := await anext(items, None)) is not None:
+        page.append(info)
+    return page
+
+
+class MemoryStore(Store):
+    """A :class:`Store` in this process's memory, for tests and trials.
+
+    Objects are copied in and immutable from then on. No call gives up the event loop half-way, so
+    ``put`` is atomic. A closed store keeps its objects.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._url = f"memory://{name}"
+        self._objects: dict[str, tuple[bytes, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
+        data, _ = self._objects.get(check_key(key), (None, 0.0))
+        if data is None or accept_size is None or accept_size(len(data)):
+            return data
+        return NotAccepted(len(data))
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        check_range(start, length)
+        data, _ = self._objects.get(check_key(key), (None, 0.0))
+        return None if data is None else data[start : start + length]
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        data, modified = self._objects.get(check_key(key), (None, 0.0))
+        return None if data is None else ObjectInfo(key, len(data), modified)
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        if check_key(key) in self._objects and mode == "create":
+            raise PreconditionError("exists already", op="put", store=self._url, key=key)
+        self._objects[key] = (bytes(data), time.time())
+
+    async def delete(self, key: str) -> None:
+        self._objects.pop(check_key(key), None)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        for key, (data, modified) in tuple(self._objects.items()):
+            if key.startswith(prefix):
+                yield ObjectInfo(key, len(data), modified)
 
 
 def check_key(key: str) -> str:
@@ -325,26 +359,3 @@ def check_range(start: int, length: int) -> None:
         raise ConfigError(
             f"range start={start}, length={length}", "is negative", "give 0 or more for both"
         )
-
-
-_OS_ERRORS: Mapping[type[StoreError], str] = {
-    NoSpaceError: "ENOSPC EDQUOT EFBIG",
-    ReadOnlyError: "EROFS",
-    AccessDeniedError: "EACCES EPERM",
-    MissingContainerError: "ENOENT ENOTDIR",
-    TransientError: "EIO EAGAIN EBUSY EMFILE ENFILE ENOLCK ESTALE ETIMEDOUT",
-}
-
-
-@contextmanager
-def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
-    """Turn any ``OSError`` of the block into the :class:`StoreError` that fits its ``errno``."""
-    try:
-        yield
-    except OSError as exc:
-        name = errno.errorcode.get(exc.errno or 0)
-        kinds = (kind for kind, names in _OS_ERRORS.items() if name in names.split())
-        message = exc.strerror or str(exc)
-        if exc.filename:
-            message += f" ({exc.filename!r})"
-        raise next(kinds, PermanentError)(message, op=op, store=where, key=key) from exc

@@ -7,25 +7,27 @@ goes on by itself; when it ends, the file system is back.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeAlias, TypeVar
 
 from s3cache.errors import CircuitOpenError, TransientError
+from s3cache.util.breaker import Breaker
 from s3cache.util.forks import call_in_child
 
 __all__ = ["DeadlineExecutor"]
 
 _T = TypeVar("_T")
+_Call: TypeAlias = "tuple[Callable[[], Any], Future[Any], bool]"
 
 # Calls made at once, so that no more can ever hang.
 _THREADS = 16
-# Where something hangs another call is tried after this time, and after twice as long the next
-# time, as long as no more than so many hang already.
+IDLE_S = 10.0  # after which a thread ends; the last one stays as long as there is a user
+# Where something hangs another call is tried after this time, unless so many hang already.
 PROBE_AFTER_S = 30.0
 _PROBE_WAIT_S = 0.5
 _MAX_HANGING = 8
@@ -55,33 +57,25 @@ class DeadlineExecutor:
     @classmethod
     def of(cls, path: str) -> DeadlineExecutor:
         """Return the executor that this process shares for ``path``, until :meth:`release`."""
-        with _mutex:
-            executor = _executors.get(path)
-            if executor is None:
-                executor = _executors[path] = cls(f"the file system of {path}")
+        found = _executors.get(path)
+        executor = found or _executors.setdefault(path, cls(f"the file system of {path}"))
+        with executor._mutex:
             executor._users += 1
-            return executor
+        return executor
 
     def release(self) -> None:
-        """End the threads with the last user; a later call starts a new one."""
-        with _mutex:
+        """Let the last thread end, too, if this was the last user."""
+        with self._mutex:
             self._users -= 1
-        self._end_unused()
-
-    def _end_unused(self) -> None:
-        with contextlib.suppress(queue.Empty):  # others take from it too
-            while self._users <= 0:
-                self._idle.get_nowait().put(None)
 
     def _begin(self) -> None:
         # The threads are the parent's: a child has none, and nothing that hangs.
         self._mutex = threading.Lock()
-        self._free = threading.Semaphore(_THREADS)
-        self._idle: queue.SimpleQueue[_Inbox] = queue.SimpleQueue()  # of threads without a call
-        self._workers = 0
-        self._is_gone = False
-        self._hanging: set[_Call[Any]] = set()
-        self._next_probe = 0.0
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)  # threads that wait for a call
+        self._threads = 0
+        self._hanging: set[Future[Any]] = set()
+        self._breaker = Breaker(1, PROBE_AFTER_S)
 
     def call(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
         """Return or raise what ``work`` does within ``limit_s`` and ``more_s``.
@@ -90,144 +84,89 @@ class DeadlineExecutor:
             TransientError: it takes longer; ``work`` goes on.
             CircuitOpenError: the file system hangs; nothing was called.
         """
-        if getattr(self._current, "call", None) is not None:
+        if getattr(self._current, "is_ours", False):
             return work()
-        is_probe = self._is_gone
-        limit_s = self._begin_probe() if is_probe else self.limit_s + more_s
-        deadline = time.monotonic() + limit_s
-        if not self._free.acquire(timeout=limit_s):
-            raise self._late(limit_s)
-        call = _Call(work, is_probe)
-        try:
-            self._hand_over(call, deadline)
-        except queue.Empty:
-            self._free.release()
-            raise self._late(limit_s) from None
-        except RuntimeError:  # there is no thread, and none can be started
-            self._free.release()
+        is_probe = self._enter()
+        limit_s = _PROBE_WAIT_S if is_probe else self.limit_s + more_s
+        if not self._has_thread():
+            self._breaker.leave(is_probe)
             return work()
+        answer: Future[_T] = Future()
+        self._calls.put((work, answer, is_probe))
         try:
-            call.inbox.get(timeout=max(deadline - time.monotonic(), 0))
-        except queue.Empty:
-            if self._give_up(call):
-                raise self._late(limit_s) from None
-        return call.result()
-
-    def _hand_over(self, call: _Call[Any], deadline: float) -> None:
-        """Have a thread make the call: an idle one, else a new one.
-
-        Raises:
-            queue.Empty: no thread can be started, as at the exit, and none has become idle: what
-                keeps them may hang, and would hang this thread as well.
-            RuntimeError: no thread can be started, and there is none.
-        """
-        try:
-            worker = self._idle.get_nowait()
-        except queue.Empty:
-            worker = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=self._work, args=(worker,), name="s3cache-disk", daemon=True
-            )
-            self._count_workers(+1)  # before it hangs, and others ask whether there is one
-            try:
-                thread.start()
-            except RuntimeError:
-                self._count_workers(-1)
-                if not self._workers:
-                    raise
-                worker = self._idle.get(timeout=max(deadline - time.monotonic(), 0))
-        worker.put(call)
-
-    def _count_workers(self, more: int) -> None:
-        with self._mutex:
-            self._workers += more
-
-    def _work(self, inbox: _Inbox) -> None:
-        while (call := inbox.get()) is not None:
-            self._current.call = call
-            call.make()
-            self._current.call = None
+            return answer.result(limit_s)
+        except FutureTimeoutError:  # or what work has raised
             with self._mutex:
-                call.has_ended = True
-                self._hanging.discard(call)
-                if call.is_probe or not self._hanging:
-                    self._is_gone = False
-            # Before the caller goes on, whose next call then finds this thread.
-            self._idle.put(inbox)
-            self._free.release()
-            if self._users <= 0:
-                self._end_unused()
-            call.inbox.put(None)
-            del call
-        self._count_workers(-1)
-
-    def _begin_probe(self) -> float:
-        """Return how long to wait for a probe, if one is due."""
-        with self._mutex:
-            now = time.monotonic()
-            if now < self._next_probe or len(self._hanging) >= _MAX_HANGING:
-                raise CircuitOpenError(f"{self._name} hangs, and is left alone until it answers")
-            self._next_probe = now + PROBE_AFTER_S
-            return _PROBE_WAIT_S
-
-    def _give_up(self, call: _Call[Any]) -> bool:
-        """Leave the call to itself; return False if it has ended after all."""
-        with self._mutex:
-            if call.has_ended:
-                return False
-            self._next_probe = time.monotonic() + PROBE_AFTER_S * 2 ** len(self._hanging)
-            self._hanging.add(call)
-            self._is_gone = True
-            return True
-
-    def _late(self, limit_s: float) -> TransientError:
-        return TransientError(f"{self._name} has not answered within {limit_s:g} s")
-
-
-class _Call(Generic[_T]):
-    """One call, made by a worker.
-
-    Attributes:
-        inbox: gets ``None`` at the end.
-    """
-
-    __slots__ = ("_error", "_value", "_work", "has_ended", "inbox", "is_probe")
-
-    def __init__(self, work: Callable[[], _T], is_probe: bool) -> None:
-        self._work: Callable[[], _T] | None = work
-        self._error: BaseException | None = None
-        self.is_probe = is_probe
-        self.has_ended = False
-        self.inbox: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def make(self) -> None:
-        work, self._work = self._work, None  # it holds the bytes to write
-        assert work is not None
-        try:
-            self._value = work()
-        except BaseException as exc:  # noqa: BLE001 - it is the caller's
-            self._error = exc
-
-    def result(self) -> _T:
-        error, self._error = self._error, None
-        if error is None:
-            return self._value
-        try:
-            raise error
+                if not (has_ended := answer.done()):
+                    self._hanging.add(answer)
+                    self._breaker.fail(is_probe)
+            if has_ended:
+                return answer.result()
+            problem = f"{self._name} has not answered within {limit_s:g} s"
+            raise TransientError(problem) from None
         finally:
-            del error  # its traceback leads here: no cycle
+            del answer  # its error's traceback leads here: no cycle
 
+    def _enter(self) -> bool:
+        """Return whether the call about to be made is a probe."""
+        problem = f"{self._name} hangs, and is left alone until it answers"
+        if len(self._hanging) >= _MAX_HANGING:
+            raise CircuitOpenError(problem)
+        try:
+            return self._breaker.enter()
+        except CircuitOpenError:
+            raise CircuitOpenError(problem) from None
 
-#: Where a thread gets its next call; ``None`` for it to end.
-_Inbox: TypeAlias = "queue.SimpleQueue[_Call[Any] | None]"
+    def _has_thread(self) -> bool:
+        """Start a thread unless one is idle or there are enough; return whether there is any.
+
+        None can be started once the interpreter exits. A call then waits for those that there are:
+        what keeps them may hang, and would hang the caller's thread as well.
+        """
+        if self._idle.acquire(blocking=False):
+            return True
+        with self._mutex:
+            if self._threads < _THREADS:
+                thread = threading.Thread(target=self._work, name="s3cache-disk", daemon=True)
+                self._threads += 1
+                try:
+                    thread.start()
+                except RuntimeError:
+                    self._threads -= 1
+            return self._threads > 0
+
+    def _work(self) -> None:
+        self._current.is_ours = True
+        while True:
+            try:
+                call = self._calls.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._mutex:
+                    # At the exit no other can be started. Not idle: a call is on its way.
+                    may_end = self._threads > 1 or self._users <= 0
+                    if may_end and self._idle.acquire(blocking=False):
+                        self._threads -= 1
+                        return
+                continue
+            self._make(*call)
+            del call  # it holds the bytes to write
+
+    def _make(self, work: Callable[[], Any], answer: Future[Any], is_probe: bool) -> None:
+        value = error = None
+        try:
+            value = work()
+        except BaseException as exc:  # noqa: BLE001 - it is the caller's
+            error = exc
+        with self._mutex:
+            self._hanging.discard(answer)
+            if is_probe or not self._hanging:
+                self._breaker.succeed(True)
+            self._idle.release()  # before the caller goes on, to have its next call made here
+            if error is None:
+                answer.set_result(value)
+            else:
+                answer.set_exception(error)
+        del answer, error  # the error's traceback leads here: no cycle
+
 
 _executors: weakref.WeakValueDictionary[str, DeadlineExecutor] = weakref.WeakValueDictionary()
-_mutex = threading.Lock()
-
-
-def _renew_mutex() -> None:
-    global _mutex
-    _mutex = threading.Lock()
-
-
-call_in_child(_renew_mutex)

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from s3cache.errors import ConfigError
+from s3cache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingContainerError,
+    NoSpaceError,
+    PermanentError,
+    ReadOnlyError,
+    StoreError,
+    TransientError,
+)
 from s3cache.util.forks import close_unshared, open_unshared
 
 __all__ = [
@@ -23,8 +31,32 @@ __all__ = [
     "check_way",
     "is_writable_by_others",
     "make_parents",
+    "os_errors",
     "private_directory",
 ]
+
+_OS_ERRORS: Mapping[type[StoreError], str] = {
+    NoSpaceError: "ENOSPC EDQUOT EFBIG",
+    ReadOnlyError: "EROFS",
+    AccessDeniedError: "EACCES EPERM",
+    MissingContainerError: "ENOENT ENOTDIR",
+    TransientError: "EIO EAGAIN EBUSY EMFILE ENFILE ENOLCK ESTALE ETIMEDOUT",
+}
+
+
+@contextlib.contextmanager
+def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
+    """Turn any ``OSError`` of the block into the :class:`StoreError` that fits its ``errno``."""
+    try:
+        yield
+    except OSError as exc:
+        name = errno.errorcode.get(exc.errno or 0)
+        kinds = (kind for kind, names in _OS_ERRORS.items() if name in names.split())
+        message = exc.strerror or str(exc)
+        if exc.filename:
+            message += f" ({exc.filename!r})"
+        raise next(kinds, PermanentError)(message, op=op, store=where, key=key) from exc
+
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A link, a directory, a pipe or socket that nothing listens at.
@@ -170,8 +202,9 @@ def _is_private_group(status: os.stat_result) -> bool:
 
 def make_parents(path: str) -> None:
     """Make the missing directories above ``path``, never writable by others."""
-    missing = itertools.takewhile(lambda above: not os.path.isdir(above), _above(path))
-    for above in reversed(list(missing)):
+    above = os.path.dirname(path)
+    if not os.path.isdir(above):
+        make_parents(above)
         with contextlib.suppress(FileExistsError):
             os.mkdir(above, 0o755)
 
@@ -193,8 +226,8 @@ def _check(status: os.stat_result, path: str) -> None:
 
 
 def _check_above(path: str) -> None:
-    for above in _above(os.path.realpath(path)):
-        mode = os.lstat(above).st_mode
+    for above, status in _steps(os.path.dirname(os.path.realpath(path))):
+        mode = status.st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ConfigError(
                 f"directory {path}",
@@ -216,7 +249,9 @@ def check_way(path: str) -> None:
     """
     # The owner of "/" controls every path. Where a container does not map root, that is not user 0.
     owners = {os.geteuid(), 0, os.lstat("/").st_uid}
-    for at, status in _steps(os.path.join(os.getcwd(), path)):
+    above = os.path.dirname(os.path.join(os.getcwd(), path.rstrip("/")))
+    os.stat(above)  # fails where links lead in circles
+    for at, status in _steps(above):
         mode = stat.S_IMODE(status.st_mode)
         problem = fix = ""
         if status.st_uid not in owners:
@@ -235,33 +270,15 @@ def check_way(path: str) -> None:
             )
 
 
-_MAX_LINKS = 40  # as on Linux
-
-
 def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield each directory on the way to ``path``, from the root, and each link followed."""
-    rest, at, links = path.rstrip("/").split("/")[::-1], "/", 0
-    yield at, os.lstat(at)
-    while rest:
-        name = rest.pop()
-        if name in ("", "."):
-            continue
-        if name == "..":
-            at = os.path.dirname(at)
-            continue
-        if not rest:
-            return  # the caller opens and checks it
-        inner = os.path.join(at, name)
-        status = os.lstat(inner)
-        if stat.S_ISLNK(status.st_mode):
-            if (links := links + 1) > _MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            target = os.readlink(inner)
-            at = "/" if target.startswith("/") else at
-            rest.extend(target.split("/")[::-1])
-        else:
-            at = inner
-        yield inner, status
+    """Yield each directory on the way to what is at ``path``, from the root, and each link."""
+    above = os.path.dirname(path)
+    if above != path:
+        yield from _steps(above)
+    status = os.lstat(path)
+    yield path, status
+    if stat.S_ISLNK(status.st_mode):
+        yield from _steps(os.path.join(above, os.readlink(path)))
 
 
 def private_directory() -> tuple[str, Callable[[], None]]:
@@ -277,26 +294,16 @@ def private_directory() -> tuple[str, Callable[[], None]]:
     """
     problem: Exception | None = None
     for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
+        made = None
         try:
             made = tempfile.TemporaryDirectory(prefix="s3cache-", dir=place)
-        except OSError as exc:
-            problem = problem or exc
-            continue
-        try:
             path = os.path.realpath(made.name)
             check_way(path)
             Directory.at(path)
-        except (ConfigError, OSError) as exc:
-            made.cleanup()
-            problem = problem or exc
-        else:
             return path, made.cleanup
+        except (ConfigError, OSError) as exc:
+            if made is not None:
+                made.cleanup()
+            problem = problem or exc
     assert problem is not None
     raise problem
-
-
-def _above(path: str) -> Iterator[str]:
-    """Yield the directories above ``path``, the innermost first."""
-    while (above := os.path.dirname(path)) != path:
-        yield above
-        path = above

@@ -12,13 +12,12 @@ An option comes, in this order, from an argument, the URL, the environment varia
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from s3cache.errors import ConfigError
-from s3cache.store._base import Store
+from s3cache.store._base import MemoryStore, Store
 from s3cache.store.s3 import SECRETS, S3Arguments, S3Options
 from s3cache.util import options as _options
 from s3cache.util.options import FLAG, PREFIX, option
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "STORE_OPTIONS",
     "FileLocation",
-    "Location",
     "MemoryLocation",
     "StoreOptions",
     "open_store",
@@ -38,7 +36,6 @@ __all__ = [
     "store_note",
 ]
 
-_SCHEMES = ("s3", "file", "memory")
 # What other tools call them, so that a credential under a foreign name is refused as one too.
 _LOOKS_SECRET = ("secret", "password", "passwd", "token", "access_key", "accesskey", "credential")
 _EXAMPLES = "use s3://bucket/prefix, file:///directory or memory://name"
@@ -56,11 +53,7 @@ class StoreOptions(S3Arguments, total=False):
 
 @dataclass(frozen=True, slots=True)
 class FileLocation:
-    """A directory: ``file:///absolute/path``.
-
-    Attributes:
-        create: make the directory if it is not there.
-    """
+    """A directory, ``file:///absolute/path``; with ``create`` it is made if it is not there."""
 
     path: str
     create: bool = option(True, FLAG)
@@ -86,12 +79,16 @@ class MemoryLocation:
         return f"memory://{quote(self.name)}"
 
 
-Location: TypeAlias = "S3Options | FileLocation | MemoryLocation"
+_Location: TypeAlias = "S3Options | FileLocation | MemoryLocation"
 
-_S3_OPTIONS = frozenset(_options.kinds(S3Options)) - {"bucket", "prefix"}
-_FILE_OPTIONS = frozenset(_options.kinds(FileLocation))
+# What each scheme takes beside what is in the URL itself.
+_OPTIONS: dict[str, frozenset[str]] = {
+    "s3": frozenset(_options.kinds(S3Options)) - {"bucket", "prefix"},
+    "file": frozenset(_options.kinds(FileLocation)),
+    "memory": frozenset(),
+}
 #: Names of all options that some store has.
-STORE_OPTIONS = _S3_OPTIONS | _FILE_OPTIONS
+STORE_OPTIONS = _OPTIONS["s3"] | _OPTIONS["file"]
 
 _memory_stores: dict[str, Store] = {}
 
@@ -110,11 +107,9 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
 
         return S3Store(location)
     if isinstance(location, FileLocation):
-        from s3cache.store._local import FileStore
+        from s3cache.store._file import FileStore
 
         return FileStore(location.path, create=location.create)
-    from s3cache.store._local import MemoryStore
-
     return _memory_stores.setdefault(location.name, MemoryStore(location.name))
 
 
@@ -129,7 +124,7 @@ def store_note(url: str, **options: Unpack[StoreOptions]) -> bytes:
     return location.note if isinstance(location, S3Options) else b""
 
 
-def parse_url(url: str, **options: Unpack[StoreOptions]) -> Location:
+def parse_url(url: str, **options: Unpack[StoreOptions]) -> _Location:
     """Return what ``url``, ``options`` and the environment say, typed and checked.
 
     ``options`` win over the URL, the URL over the environment; one that is ``None`` says nothing.
@@ -143,56 +138,50 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> Location:
     except ValueError:
         # Neither the URL nor what urlsplit says of it: it may hold a password.
         raise ConfigError("store URL", "cannot be read", _EXAMPLES) from None
-    if not parts.scheme:
+    scheme, path = parts.scheme, parts.path
+    if not scheme:
         raise ConfigError("store URL", "has no scheme", _EXAMPLES)
-    if parts.scheme not in _SCHEMES:
-        fix = _options.did_you_mean(parts.scheme, _SCHEMES, _EXAMPLES)
-        raise ConfigError(f"store URL scheme {parts.scheme!r}", "is not known", fix)
-    # What stands before an '@' may be a password, even in unlikely places.
-    shown = f"{parts.scheme}://" + ("…" if "@" in parts.path else parts.netloc + parts.path)
+    if scheme not in _OPTIONS:
+        fix = _options.did_you_mean(scheme, _OPTIONS, _EXAMPLES)
+        raise ConfigError(f"store URL scheme {scheme!r}", "is not known", fix)
     # A secret key may have a '/' in it, so that what follows looks like a path.
-    if "@" in parts.netloc or (parts.scheme == "s3" and ":" in parts.netloc):
+    if "@" in parts.netloc or (scheme == "s3" and ":" in parts.netloc):
         raise ConfigError(
-            f"store URL {parts.scheme}://…",
+            f"store URL {scheme}://…",
             "holds a user name, a password or a port where the bucket's name is",
             f"{_NO_CREDENTIALS}; a server goes into endpoint_url=...",
         )
-    if parts.fragment:
-        raise ConfigError(f"store URL {shown}", "holds a '#'", "write it as %23")
+    # What stands before an '@' may be a password, even in unlikely places.
+    shown = f"{scheme}://" + ("…" if "@" in path else parts.netloc + path)
     query = _query(parts, shown)
     arguments = {name: value for name, value in options.items() if value is not None}
-    known = {"s3": _S3_OPTIONS, "file": _FILE_OPTIONS}.get(parts.scheme, frozenset())
-    _options.check_names(query, known - SECRETS, shown)
-    _options.check_names(arguments, known, shown)
-    given = {**query, **arguments}
-    if parts.scheme == "s3":
-        return _s3(parts, shown, given)
-    if parts.scheme == "file":
-        return _file(parts, shown, given)
-    return MemoryLocation(unquote(parts.netloc + parts.path).strip("/"))
+    _options.check_names(query, _OPTIONS[scheme] - SECRETS, shown)
+    _options.check_names(arguments, _OPTIONS[scheme], shown)
+    given: dict[str, Any] = {**query, **arguments}
+    problem = fix = ""
+    if parts.fragment:
+        problem, fix = "holds a '#'", "write it as %23"
+    elif scheme == "s3":
+        if not parts.netloc:
+            problem, fix = "names no bucket", "use s3://bucket/prefix"
+        elif "//" in path.rstrip("/"):
+            problem, fix = "has an empty path segment", "write one '/'"
+    elif scheme == "file":
+        if parts.netloc not in ("", "localhost") or not path.startswith("/"):
+            problem, fix = "names no absolute path", "use three slashes: file:///directory"
+        elif "\0" in unquote(path):
+            problem, fix = "holds a NUL character", "take it out"
+    if problem:
+        raise ConfigError(f"store URL {shown}", problem, fix)
+    if scheme == "s3":
+        given["bucket"], given["prefix"] = unquote(parts.netloc), unquote(path).strip("/")
+        return S3Options(**_options.from_environment(S3Options, but=given), **given)
+    if scheme == "file":
+        return FileLocation("/" + unquote(path).strip("/"), **given)
+    return MemoryLocation(unquote(parts.netloc + path).strip("/"))
 
 
-def _s3(parts: SplitResult, shown: str, given: dict[str, Any]) -> S3Options:
-    if not parts.netloc:
-        raise ConfigError(f"store URL {shown}", "names no bucket", "use s3://bucket/prefix")
-    if parts.path.rstrip("/") != parts.path.rstrip("/").replace("//", "/"):
-        raise ConfigError(f"store URL {shown}", "has an empty path segment", "write one '/'")
-    given["bucket"], given["prefix"] = unquote(parts.netloc), unquote(parts.path).strip("/")
-    return S3Options(**_options.from_environment(S3Options, but=given), **given)
-
-
-def _file(parts: SplitResult, shown: str, given: dict[str, Any]) -> FileLocation:
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise ConfigError(
-            f"store URL {shown}", "names no absolute path", "use three slashes: file:///directory"
-        )
-    path = unquote(parts.path)
-    if "\0" in path:
-        raise ConfigError(f"store URL {shown}", "holds a NUL character", "take it out")
-    return FileLocation("/" + path.strip("/"), **given)
-
-
-def _query(parts: SplitResult, shown: str) -> Mapping[str, str]:
+def _query(parts: SplitResult, shown: str) -> dict[str, str]:
     query: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in SECRETS or any(word in name.lower() for word in _LOOKS_SECRET):

@@ -1,4 +1,4 @@
-"""The contract, for the stores that need no server and for every wrapper.
+"""The contract, for the stores that need no server and for all wrappers at once.
 
 The stores have all of it, the wrappers the tests without parameters: ``WrapperStore`` hands the key
 on as it is.
@@ -15,7 +15,6 @@ from s3cache.store import (
     BreakerPolicy,
     BreakingStore,
     FileStore,
-    LatencyStore,
     MemoryStore,
     MeteredStore,
     RetryingStore,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from s3cache.store import Store
 
 RETRIES = RetryPolicy(
-    attempts=3, total_timeout_s=30, attempt_timeout_s=20, base_delay_s=0.0, max_delay_s=0.0
+    attempts=30, total_timeout_s=30, attempt_timeout_s=20, base_delay_s=0.0, max_delay_s=0.0
 )
 BREAKER = BreakerPolicy(failures=3, reset_after_s=10)
 
@@ -57,8 +56,8 @@ class Inner:
         pass
 
 
-class MemoryContract(StoreContract):
-    """Over memory: override ``wrap``, which must change no answer."""
+class TestMemory(StoreContract):
+    """Behind a dict there is nothing: both ways to the objects are one."""
 
     def wrap(self, store: Store) -> Store:
         return store
@@ -78,71 +77,21 @@ class MemoryContract(StoreContract):
         return Inner(memory)
 
 
-class TestMemory(MemoryContract):
-    """Behind a dict there is nothing: both ways to the objects are one."""
-
-
-class WrapperContract(MemoryContract):
-    """The contract without its parametrized tests."""
-
-
-for _name, _test in vars(StoreContract).items():
-    if any(mark.name == "parametrize" for mark in getattr(_test, "pytestmark", ())):
-        setattr(WrapperContract, _name, None)
-
-
-class TestWrapper(WrapperContract):
-    def wrap(self, store: Store) -> Store:
-        return WrapperStore(store)
-
-
-class TestRetrying(WrapperContract):
-    def wrap(self, store: Store) -> Store:
-        return RetryingStore(store, RETRIES)
-
-
-class TestMetered(WrapperContract):
-    def wrap(self, store: Store) -> Store:
-        return MeteredStore(store)
-
-
-class TestBreaking(WrapperContract):
-    def wrap(self, store: Store) -> Store:
-        return BreakingStore(store, BREAKER)
-
-
-class TestLatency(WrapperContract):
-    def wrap(self, store: Store) -> Store:
-        return LatencyStore(store, 0.0001, bytes_per_s=1e9)
-
-
-class TestFaultyWithoutFaults(WrapperContract):
-    def wrap(self, store: Store) -> Store:
-        return FaultyStore(store, FaultRates())
-
-
-class TestNested(WrapperContract):
-    def wrap(self, store: Store) -> Store:
-        return BreakingStore(RetryingStore(MeteredStore(store), RETRIES), BREAKER)
-
-
-class TestRetryingHidesFaults(WrapperContract):
-    """Under retries a store that fails one call in five keeps every promise."""
+class TestWrappers(TestMemory):
+    """All of them, one in the other, over a store that fails one call in five."""
 
     many = 200
 
     def wrap(self, store: Store) -> Store:
         rates = FaultRates(error=0.1, slow=0.05, fail_after_commit=0.1)
-        return RetryingStore(
-            FaultyStore(store, rates, seed=7, slow_s=0.0005),
-            RetryPolicy(
-                attempts=30,
-                total_timeout_s=30,
-                attempt_timeout_s=20,
-                base_delay_s=0.0,
-                max_delay_s=0.0,
-            ),
-        )
+        faulty = FaultyStore(store, rates, seed=7, slow_s=0.0005)
+        metered = WrapperStore(MeteredStore(faulty))
+        return BreakingStore(RetryingStore(metered, RETRIES), BREAKER)
+
+
+for _name, _test in vars(StoreContract).items():
+    if any(mark.name == "parametrize" for mark in getattr(_test, "pytestmark", ())):
+        setattr(TestWrappers, _name, None)
 
 
 class Files:

@@ -60,7 +60,7 @@ def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: N
     assert all(line.endswith((" remote", " absent")) for line in early)
 
     proxy.link = Link()
-    machine.let_a_minute_pass()
+    machine.let_an_hour_pass()
     assert machine.run(["flush"]) == ["flushed 0"]
     assert machine.leftovers() == []
     all_arrived(new_machine(), acknowledged)
@@ -82,7 +82,7 @@ def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
     else:
         pytest.fail("nobody was killed while saving")
     proxy.heal()
-    machine.let_a_minute_pass()
+    machine.let_an_hour_pass()
     assert machine.run(["check", ["key"]], ["flush"]) == ["hit key - local", "flushed 0"]
     assert machine.leftovers() == []
     all_arrived(new_machine(), ["key"])
@@ -109,16 +109,6 @@ def test_two_heirs_upload_each_entry_once(proxy: Proxy, new_machine: NewMachine)
     assert len(written) == len(names)
     assert machine.leftovers() == []
     all_arrived(new_machine(), names)
-
-
-def test_a_process_that_ends_normally_uploads_everything_first(
-    proxy: Proxy, new_machine: NewMachine
-) -> None:
-    proxy.link = Link(bytes_per_s=1_000_000)
-    machine = new_machine(endpoint_url=proxy.url)
-    machine.run(["save", keys(0, 20), SIZE])
-    assert machine.leftovers() == []
-    all_arrived(new_machine(), keys(0, 20))
 
 
 @slow

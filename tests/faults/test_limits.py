@@ -1,28 +1,137 @@
-"""A process at its real limit of descriptors: it goes on, and is told that this is the reason."""
+"""A process that runs out of memory or descriptors goes on, and no entry is blamed for it."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.marks import slow
 from tests.support.waiting import LONG_S
 from tests.support.worker import keys
 
 if TYPE_CHECKING:
+    from tests.support.processes import Machine
     from tests.support.served import NewMachine
 
 REPOSITORY = Path(__file__).parents[2]
-THERE, OURS = keys(0, 3, "there"), keys(0, 5, "ours")
-SIZE = 20_000
+MIB = 1 << 20
+LARGE, SMALL = 4 * MIB, 2_000
+THERE, OURS, LITTLE = keys(0, 3, "there"), keys(0, 3, "ours"), keys(0, 5, "little")
 
-SCRIPT = """
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+
+def run(script: str, machine: Machine, *arguments: Any, **environment: str) -> tuple[Any, str]:
+    """Return what the script printed, and what it said on standard error."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(script),
+            json.dumps([machine.options, *arguments]),
+        ],
+        cwd=REPOSITORY,
+        env={**machine.environment, "PYTHONPATH": str(REPOSITORY), **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+NO_MEMORY = """
+    import json, resource, sys
+    from s3cache import Cache, Hit, Saved
+    from tests.support.worker import entry
+
+    options, there, ours, left = json.loads(sys.argv[1])
+    whole = {key: entry(key, size) for key, size in ours.items()}
+    cache = Cache.open(**options)
+    first, *others = there
+    assert isinstance(cache.lookup(first), Hit)  # the client is made, all is imported
+    assert cache.flush(200).complete
+
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
+    held, size = [], 64 << 20
+    while size >= left:
+        try:
+            held.append(bytes(size))  # what is free below the limit
+        except MemoryError:
+            size //= 2
+    told, losses = {"lookups": [], "saves": []}, []
+
+    def train():
+        losses.append(sum(0.1 * each for each in range(1000)))
+
+    def outcome(result):
+        if isinstance(result, Hit):
+            right = bytes(result.entry.data) == whole[result.entry.header.key]
+            return "hit" if right else "WRONG"
+        if isinstance(result, Saved):
+            return "durable" if result.durable else "in memory"
+        return str(result.reason)
+
+    for key in others:
+        told["lookups"].append(outcome(cache.lookup(key)))
+        train()
+    for key, data in [*whole.items()]:
+        told["saves"].append(outcome(cache.save(key, data)))
+        train()
+    cache.flush(1)
+    told["trained"] = len(losses) == len(others) + len(ours) and len({*losses}) == 1
+
+    del held
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    whole.update({key: entry(key, size) for key, size in there.items()})
+    told["after"] = [outcome(cache.lookup(key)) for key in there]
+    told["again"] = [outcome(cache.save(key, whole[key])) for key in ours]
+    told["found"] = [outcome(cache.lookup(key)) for key in ours]
+    told["remaining"] = cache.flush(200).remaining
+    print(json.dumps(told), flush=True)
+    """
+
+
+@pytest.mark.parametrize("left", [2 * MIB, pytest.param(64 << 10, marks=slow)])
+def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
+    """Nothing raises, and neither an entry nor the server is blamed: once there is memory again
+    each lookup hits, and all that was saved is there."""
+    new_machine().run(["save", THERE, LARGE], ["flush", LONG_S])
+    machine = new_machine(lookup_timeout_s=LONG_S, exit_timeout_s=5.0, breaker_failures=1)
+    sizes = {**dict.fromkeys(OURS, LARGE), **dict.fromkeys(LITTLE, SMALL)}
+    told, _ = run(
+        NO_MEMORY,
+        machine,
+        dict.fromkeys(THERE, LARGE),
+        sizes,
+        left,
+        # What is freed goes back at once, for the next to miss it.
+        MALLOC_ARENA_MAX="1",
+        MALLOC_MMAP_THRESHOLD_=str(MIB // 2),
+    )
+    assert told["lookups"] == ["machine"] * (len(THERE) - 1)
+    assert {*told["saves"]} <= {"durable", "in memory", "machine"}
+    assert told["trained"]
+    assert told["after"] == ["hit"] * len(THERE)
+    assert told["again"] == ["durable"] * len(sizes)
+    assert told["found"] == ["hit"] * len(sizes)
+    assert told["remaining"] == 0
+    assert not (machine.tier / "quarantine").exists()
+    lines = new_machine(lookup_timeout_s=LONG_S).run(["check", [*THERE, *sizes]])
+    assert [line.split()[0] for line in lines] == ["hit"] * (len(THERE) + len(sizes))
+
+
+NO_DESCRIPTORS = """
     import json, os, resource, sys
     from s3cache import Cache, Hit, Saved
     from tests.support.worker import entry
@@ -54,32 +163,19 @@ SCRIPT = """
     """
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="there is no /proc to measure by")
 def test_without_a_descriptor_to_be_had_all_goes_on(new_machine: NewMachine) -> None:
     """Lookups say what is wanting, saves wait in memory, and the process ends well."""
-    new_machine().run(["save", THERE, SIZE], ["flush", LONG_S])
+    new_machine().run(["save", THERE, SMALL], ["flush", LONG_S])
     machine = new_machine(lookup_timeout_s=LONG_S, exit_timeout_s=2.0)
-    arguments = [machine.options, THERE, OURS, SIZE]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), json.dumps(arguments)],
-        cwd=REPOSITORY,
-        env={**machine.environment, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    told = json.loads(done.stdout)
+    told, said = run(NO_DESCRIPTORS, machine, THERE, LITTLE, SMALL)
     assert told == {
         "durable": [],
-        "in memory": len(OURS),
+        "in memory": len(LITTLE),
         "refused": [],
         "lookups": ["machine"] * (len(THERE) - 1),
-        "remaining": len(OURS),
+        "remaining": len(LITTLE),
     }
-    assert "Too many open files" in done.stderr
-    assert f"lost: {len(OURS)}" in done.stderr  # which nobody was promised
+    assert "Too many open files" in said
+    assert f"lost: {len(LITTLE)}" in said  # which nobody was promised
     assert machine.run(["check", THERE], ["flush", LONG_S])[-1] == "flushed 0"
     assert machine.leftovers() == []

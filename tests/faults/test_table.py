@@ -9,8 +9,6 @@ tests/store/s3/test_errors.py, faults of links in test_network.py, of the disk i
 from __future__ import annotations
 
 import logging
-import os
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +24,7 @@ from tests.support.gate import Answer, Gate, refusal
 from tests.support.marks import slow
 from tests.support.processes import KEYS
 from tests.support.proxy import Proxy
-from tests.support.waiting import eventually, join_child
+from tests.support.waiting import eventually
 from tests.support.worker import entry, keys
 
 if TYPE_CHECKING:
@@ -116,12 +114,6 @@ def save(site: Site, cache: Cache) -> str:
 def upload(site: Site, cache: Cache) -> str:
     steps = _steps(cache, "upload")
     save(site, cache)
-    return _first(steps)
-
-
-def download(site: Site, cache: Cache) -> str:
-    steps = _steps(cache, "download")
-    cache.lookup(THERE[1])
     return _first(steps)
 
 
@@ -229,7 +221,6 @@ OPERATIONS: dict[str, Callable[[Site, Cache], str]] = {
     "lookup": lookup,
     "save": save,
     "upload": upload,
-    "download": download,
     "prefetch": prefetch,
     "flush": flush,
     "exit": leave,
@@ -256,30 +247,10 @@ def changes(change: Callable[[bytes], bytes]) -> Callable[[Site], None]:
     return start
 
 
-def in_child(work: Callable[[], str]) -> str:
-    """What ``work`` comes to in a forked child, which then ends as children do."""
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of any fork where there are threads
-        child = os.fork()
-    if child == 0:
-        try:
-            os.write(writer, work().encode())
-        except BaseException as exc:
-            os.write(writer, repr(exc).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    assert join_child(child) == 0
-    with open(reader, encoding="utf-8") as said:
-        return said.read()
-
-
 PASSING = {
     "lookup": "unavailable",
     "save": "durable",
     "upload": "retried",
-    "download": "failed",
     "prefetch": "3 failed",
     "flush": "5 remain",
     "exit": "5 remain",
@@ -287,7 +258,7 @@ PASSING = {
     "eviction": "bounded",
 }
 REFUSING = {**PASSING, "upload": "failed", "adoption": "left to others"}
-READ_ONLY = {**REFUSING, "lookup": "hit", "download": "done", "prefetch": "found"}
+READ_ONLY = {**REFUSING, "lookup": "hit", "prefetch": "found"}
 WORKING = {
     **READ_ONLY,
     "upload": "done",
@@ -295,9 +266,8 @@ WORKING = {
     "exit": "0 remain",
     "adoption": "uploaded",
 }
-UNREADABLE = {**WORKING, "lookup": "unavailable", "download": "failed", "prefetch": "3 failed"}
+UNREADABLE = {**WORKING, "lookup": "unavailable", "prefetch": "3 failed"}
 
-FORKED = "none, in a forked child"
 # How a fault begins, and what each operation comes to.
 FAULTS: dict[str, tuple[Callable[[Site], None], dict[str, str]]] = {
     "500": (answers(refusal(500, "InternalError")), PASSING),
@@ -305,7 +275,6 @@ FAULTS: dict[str, tuple[Callable[[Site], None], dict[str, str]]] = {
     "may not write": (answers(refusal(403, "AccessDenied"), "PUT"), READ_ONLY),
     "none": (lambda site: None, WORKING),
     "cuts bodies": (changes(lambda body: body[:-99]), UNREADABLE),
-    FORKED: (lambda site: None, WORKING),
 }
 # One of each fault and of each operation for make test.
 ALWAYS = {
@@ -317,8 +286,7 @@ ALWAYS = {
     ("may not write", "exit"),
     ("none", "lookup"),
     ("cuts bodies", "prefetch"),
-    ("cuts bodies", "download"),
-    (FORKED, "flush"),
+    ("none", "flush"),
 }
 CELLS = [
     pytest.param(
@@ -341,9 +309,7 @@ def test_cell(fault: str, operation: str, site: Site, caplog: pytest.LogCaptureF
     eventually(lambda: isinstance(cache.lookup(WARM), Hit))  # the client is made
     caplog.clear()
     start(site)
-    operate = OPERATIONS[operation]
-    outcome = in_child(lambda: operate(site, cache)) if fault == FORKED else operate(site, cache)
-    assert outcome == expected[operation]
+    assert OPERATIONS[operation](site, cache) == expected[operation]
     said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(said) == len({*said}), "each problem is reported once"
 
@@ -355,7 +321,7 @@ def test_cell(fault: str, operation: str, site: Site, caplog: pytest.LogCaptureF
     after.start()
     eventually(lambda: after.flush(BOUND_S).complete)
     expected_there = [*THERE]
-    if operation not in ("lookup", "download", "prefetch", "adoption"):
+    if operation not in ("lookup", "prefetch", "adoption"):
         expected_there += OURS
     if operation == "adoption":
         expected_there += LEFT

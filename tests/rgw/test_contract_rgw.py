@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -32,10 +33,11 @@ pytestmark = [pytest.mark.rgw]
 
 class TestS3OnRGW(StoreContract):
     taken = ".s3cache-probe"
+    parts: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
     async def store(self, rgw_options: S3Options) -> AsyncIterator[Store]:
-        store = RetryingStore(S3Store(rgw_options), RETRIES)
+        store = RetryingStore(S3Store(replace(rgw_options, **self.parts)), RETRIES)
         yield store
         await store.aclose()
 
@@ -45,23 +47,12 @@ class TestS3OnRGW(StoreContract):
 
 
 @slow
-class TestS3InPartsOnRGW(StoreContract):
+class TestS3InPartsOnRGW(TestS3OnRGW):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 
-    taken = ".s3cache-probe"
     big_bytes = 12 * MIB + 3
     many = 30
-
-    @pytest.fixture
-    async def store(self, rgw_options: S3Options) -> AsyncIterator[Store]:
-        options = replace(rgw_options, part_bytes=MIB, multipart_bytes=5 * MIB)
-        store = RetryingStore(S3Store(options), RETRIES)
-        yield store
-        await store.aclose()
-
-    @pytest.fixture
-    def raw(self, rgw_options: S3Options) -> RawBucket:
-        return RawBucket(rgw_options)
+    parts: ClassVar[dict[str, Any]] = {"part_bytes": MIB, "multipart_bytes": 5 * MIB}
 
 
 @pytest.fixture
@@ -87,24 +78,20 @@ async def test_one_creator_of_a_large_object_wins(store: S3Store) -> None:
     assert await store.get("large") == bodies[results.index(None)]
 
 
-async def test_wrong_secret_is_named(rgw_options: S3Options) -> None:
-    store = S3Store(replace(rgw_options, secret_key="wrong"))
-    with pytest.raises(AccessDeniedError, match="secret key is wrong"):
-        await store.get("key")
-    await store.aclose()
-
-
-async def test_unknown_access_key_is_named(rgw_options: S3Options) -> None:
-    store = S3Store(replace(rgw_options, access_key="nobody"))
-    with pytest.raises(AccessDeniedError, match="access key is not known"):
-        await store.put("key", b"x")
-    await store.aclose()
-
-
-async def test_missing_bucket_is_named(rgw_options: S3Options) -> None:
-    store = S3Store(replace(rgw_options, bucket="s3cache-no-such-bucket"))
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        ({"secret_key": "wrong"}, AccessDeniedError, "secret key is wrong"),
+        ({"access_key": "nobody"}, AccessDeniedError, "access key is not known"),
+        ({"bucket": "s3cache-no-such-bucket"}, MissingContainerError, "does not exist"),
+    ],
+)
+async def test_a_mistake_is_named(
+    rgw_options: S3Options, wrong: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    store = S3Store(replace(rgw_options, **wrong))
     for call in (store.get("key"), store.put("key", b"x"), store.put("key", b"x", mode="create")):
-        with pytest.raises(MissingContainerError, match="does not exist"):
+        with pytest.raises(error, match=says):
             await call
     await store.aclose()
 

@@ -185,7 +185,7 @@ def _settle(fleet: Fleet, machines: list[Machine]) -> None:
     for machine in machines:
         deadline = time.monotonic() + _ARRIVAL_S
         while machine.pending() and time.monotonic() < deadline:
-            machine.let_a_minute_pass()
+            machine.let_an_hour_pass()
             fleet.start("adopter", ["flush", 60.0], machine=machine).process.wait()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
 import itertools
 import os
 import shutil
@@ -103,81 +101,29 @@ def leave_behind(root: Path, age_s: float) -> Path:
 
 
 def test_leftovers_are_swept_when_they_are_old(directory: ObjectFiles, root: Path) -> None:
-    old = leave_behind(root, age_s=3_600)
+    old = leave_behind(root, age_s=3_700)
     assert directory.sweep() == 1
     assert not old.exists()
-    young = leave_behind(root, age_s=1)
+    young = leave_behind(root, age_s=3_500)
     assert directory.sweep() == 0
     assert young.exists()
 
 
 def test_opening_a_store_sweeps(directory: ObjectFiles, root: Path) -> None:
-    old = leave_behind(root, age_s=3_600)
+    old = leave_behind(root, age_s=3_700)
     asyncio.run(FileStore(root).aclose())
     assert not old.exists()
 
 
-def test_a_locked_file_is_not_swept_however_old(directory: ObjectFiles, root: Path) -> None:
-    with directory.staged("key", b"x", durable=False) as staged:
-        os.utime(staged.path, (0, 0))
-        assert directory.sweep() == 0
-        directory.rename(staged, "key")
-    assert directory.read("key") == b"x"
-
-
-def test_where_locks_do_not_work_nothing_is_swept(
-    directory: ObjectFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_was_swept_while_its_writer_was_stopped_fails_the_write(
+    directory: ObjectFiles,
 ) -> None:
-    """Nobody can tell then whether the writer lives; writing works all the same."""
+    def write() -> None:
+        with directory.staged("key", b"x", durable=False) as staged:
+            os.utime(staged.fd, (0, 0))
+            assert directory.sweep() == 1
+            directory.rename(staged, "key")
 
-    def no_locks(fd: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    old = leave_behind(root, age_s=3_600)
-    assert directory.sweep() == 0
-    assert old.exists()
-    directory.write("key", b"x")
-    assert directory.read("key") == b"x"
-
-
-def test_a_sweep_locks_as_nfs_wants_it(
-    directory: ObjectFiles, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An exclusive lock over NFS needs a file that is open for writing: flock(2)."""
-    flock = fcntl.flock
-
-    def as_on_nfs(fd: int, operation: int) -> None:
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        if operation & fcntl.LOCK_EX and flags & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        flock(fd, operation)
-
-    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
-    leave_behind(root, age_s=3_600)
-    assert directory.sweep() == 1
-
-
-@pytest.mark.parametrize("locked_by_sweep", [False, True])
-def test_a_writer_stopped_before_it_could_lock_takes_another_file(
-    directory: ObjectFiles, root: Path, locked_by_sweep: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its file is unlocked and may look old by the time it goes on."""
-    flock = fcntl.flock
-    held = []
-
-    def swept_first(fd: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", flock)
-        (path,) = (root / "staging").iterdir()
-        if locked_by_sweep:  # ... which is about to remove it
-            held.append(os.open(path, os.O_RDWR))
-            flock(held[0], fcntl.LOCK_EX)
-        else:
-            path.unlink()
-        flock(fd, operation)
-
-    monkeypatch.setattr(fcntl, "flock", swept_first)
-    directory.write("key", b"x")
-    assert directory.read("key") == b"x"
-    with contextlib.suppress(IndexError):
-        os.close(held[0])
+    with pytest.raises(MissingContainerError):
+        write()
+    assert directory.read("key") is None

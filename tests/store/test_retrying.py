@@ -11,7 +11,6 @@ import pytest
 from s3cache.errors import (
     AccessDeniedError,
     CircuitOpenError,
-    ConfigError,
     PermanentError,
     PreconditionError,
     StoreError,
@@ -40,35 +39,24 @@ def faulty(memory: MemoryStore) -> FaultyStore:
 
 
 @pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
-async def test_a_transient_error_is_tried_again(faulty: FaultyStore, verb: FaultyVerb) -> None:
-    faulty.inject(verb, "error", times=3)
-    await VERBS[verb](RetryingStore(faulty, QUICK), "key")
-    assert faulty.counts == {(verb, "error"): 3}
-
-
-async def test_each_new_attempt_is_logged_with_what_the_last_one_met(
-    faulty: FaultyStore, caplog: pytest.LogCaptureFixture
+async def test_a_transient_error_is_tried_again_and_logged(
+    faulty: FaultyStore, verb: FaultyVerb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faulty.inject("get", "error", times=2)
+    """The error of the last attempt says how many there were, and how long that took."""
+    faulty.inject(verb, "error", times=3 + 4)
+    store = RetryingStore(faulty, QUICK)
     with caplog.at_level("INFO", "s3cache.storage"):
-        await RetryingStore(faulty, QUICK).get("key")
+        with pytest.raises(TransientError, match="gave up after 4 attempts") as caught:
+            await VERBS[verb](store, "key")
+        assert type(caught.value) is TransientError
+        assert caught.value.attempts == 4
+        assert caught.value.elapsed_s > 0
+        assert (caught.value.op, caught.value.key) == (verb, "key")
+        await VERBS[verb](store, "key")
+    assert faulty.counts == {(verb, "error"): 7}
     told = [(each.levelname, each.getMessage()) for each in caplog.records]
-    assert [level for level, _ in told] == ["INFO"] * 2
-    assert all("get" in text and text.endswith("; it is tried again") for _, text in told)
-
-
-@pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
-async def test_the_last_error_carries_attempts_and_time(
-    faulty: FaultyStore, verb: FaultyVerb
-) -> None:
-    faulty.inject(verb, "error", times=9)
-    with pytest.raises(TransientError, match="gave up after 4 attempts") as caught:
-        await VERBS[verb](RetryingStore(faulty, QUICK), "key")
-    assert type(caught.value) is TransientError
-    assert caught.value.attempts == 4
-    assert caught.value.elapsed_s > 0
-    assert (caught.value.op, caught.value.key) == (verb, "key")
-    assert faulty.pending() == 5
+    assert [level for level, _ in told] == ["INFO"] * 6
+    assert all(verb in text and text.endswith("; it is tried again") for _, text in told)
 
 
 async def test_a_permanent_error_is_not_tried_again(faulty: FaultyStore) -> None:
@@ -223,19 +211,3 @@ class TestList:
             await asyncio.sleep(0.6)
             seen.add(info.key)
         assert seen == {"a", "b"}
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"attempts": 0},
-        {"total_timeout_s": 0},
-        {"attempt_timeout_s": -1},
-        {"attempt_timeout_s": float("nan")},
-        {"base_delay_s": -0.1},
-        {"max_delay_s": -1},
-    ],
-)
-def test_a_senseless_policy_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        dataclasses.replace(QUICK, **wrong)  # type: ignore[arg-type]

@@ -73,9 +73,9 @@ class Machine:
             if not record.name.startswith(".")
         ]
 
-    def let_a_minute_pass(self) -> None:
-        """For the files of dead processes: younger ones without a lock may be in the making."""
-        then = time.time() - 61
+    def let_an_hour_pass(self) -> None:
+        """For the files of dead processes: younger ones may be in the making."""
+        then = time.time() - 3_601
         for path in [*self.tier.glob("pending/*"), *self.tier.glob("staging/*")]:
             os.utime(path, (then, then))
 

@@ -13,6 +13,8 @@ from s3cache.testing import FaultRates, FaultyStore
 from s3cache.testing.contract import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from s3cache.testing import Fault, FaultyVerb
 
 DATA = bytes(range(256))
@@ -36,7 +38,8 @@ async def history(seed: int) -> list[object]:
     store = FaultyStore(MemoryStore(), rates, seed=seed, slow_s=0.0)
     outcomes: list[object] = []
     for i in range(100):
-        for call in (store.put(f"k{i % 5}", DATA), store.get(f"k{i % 5}")):
+        calls: list[Awaitable[object]] = [store.put(f"k{i % 5}", DATA), store.get(f"k{i % 5}")]
+        for call in calls:
             (outcome,) = await asyncio.gather(call, return_exceptions=True)
             outcomes.append(repr(outcome))
     return [*outcomes, store.counts]

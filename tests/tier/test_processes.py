@@ -107,32 +107,6 @@ def test_forking_while_other_threads_write(start: Start) -> None:
     finish(start(script))
 
 
-def test_a_stopped_writer_keeps_its_staged_file(start: Start, root: Path) -> None:
-    """However old the file looks; it is swept once the writer is dead."""
-    script = """
-        directory = ObjectFiles(root)
-        with directory.staged("key", b"x" * 1000, durable=False) as staged:
-            say(staged.path)
-            hear()
-            directory.rename(staged, "key")
-        """
-    writers = [start(script), start(script)]
-    staged = [heard(writer) for writer in writers]
-    for writer, path in zip(writers, staged, strict=True):
-        stop(writer)
-        os.utime(path, (0, 0))
-    directory = ObjectFiles(root)
-    assert directory.sweep() == 0
-    writers[0].send_signal(signal.SIGCONT)
-    tell(writers[0])
-    finish(writers[0])
-    assert directory.read("key") == b"x" * 1000
-    writers[1].kill()
-    writers[1].wait()
-    assert directory.sweep() == 1
-    assert not os.path.exists(staged[1])
-
-
 def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

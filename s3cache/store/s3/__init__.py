@@ -11,9 +11,9 @@ from s3cache.store.s3._options import SECRETS, S3Arguments, S3Options
 from s3cache.util.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from s3cache.store.s3._session import credentials_source
+    from s3cache.store.s3._client import credentials_source
     from s3cache.store.s3._store import S3Store
 else:
-    __getattr__, __dir__ = lazy_exports(__name__, _session="credentials_source", _store="S3Store")
+    __getattr__, __dir__ = lazy_exports(__name__, _client="credentials_source", _store="S3Store")
 
 __all__ = ["SECRETS", "S3Arguments", "S3Options", "S3Store", "credentials_source"]

@@ -1,68 +1,128 @@
-"""The one place that knows aioboto3: how a client is made, and replaced."""
+"""The one place that knows aioboto3: how clients are made and replaced, and what they may do.
+
+They go where they were sent and nowhere else, in bounded memory and time.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import platform
 import re
 import time
-from collections.abc import AsyncIterator, Callable
-from functools import cache
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from s3cache.errors import ClosedError
+from s3cache.errors import ClosedError, ConfigError
+from s3cache.store.s3._errors import not_an_s3_answer, translate
 from s3cache.store.s3._options import S3Options, partition_region
-from s3cache.store.s3._session import new_session, run_on_new_loop
-from s3cache.util.forks import threads_are_greenlets
+from s3cache.util.forks import new_event_loop, threads_are_greenlets
 from s3cache.util.version import __version__
 
-__all__ = ["CHUNK_BYTES", "Clients", "S3Body", "new_client"]
+__all__ = ["CHUNK_BYTES", "Clients", "credentials_source"]
+
+_T = TypeVar("_T")
 
 CHUNK_BYTES = 256 << 10
 # Where rights are just too narrow, a new client is refused again: so few are made.
 _RENEW_EVERY_S = 120.0
+# The longest answer that is no object is a page of a listing: a thousand keys of a kilobyte, each
+# character of which may be escaped.
+_MAX_ANSWER_BYTES = 8 << 20
+_REAP_S = 2.0
 
 
-class S3Body:
-    """Bytes as a file for botocore (hashing) and as an async iterable for aiohttp (sending).
+class Clients:
+    """One client at a time, opened by the first call that needs it.
 
-    Plain bytes go through ``io.BytesIO``, which copies every 64 KiB, and from 1 MiB on aiohttp
-    warns; a memoryview botocore refuses.
+    A client has the credentials that botocore found when it was made, and botocore renews those
+    with a date. Others may be renewed from outside: in a file, in the environment, by ``aws sso
+    login``. So once they are refused, the next call gets a new client, which looks for them again.
     """
 
-    __slots__ = ("_at", "_view")
+    def __init__(
+        self,
+        options: S3Options,
+        *,
+        make: Callable[[S3Options], Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._url = options.url  # which may read files
+        self._make = make or _new_client
+        self._clock = clock
+        self._client: Any = None
+        self._calls: Counter[Any] = Counter()  # under way, by client
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._refused = False
+        self._renew_from = float("-inf")
+        # Those that were given to us do not change.
+        self._is_renewable = options.access_key is None and not options.anonymous
 
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._at = 0
+    @contextlib.asynccontextmanager
+    async def use(self) -> AsyncIterator[Any]:
+        """Give the block the client, which stays open until it has ended.
 
-    def __len__(self) -> int:
-        return len(self._view)
+        Raises:
+            ClosedError: the store is closed, or in use on another event loop.
+        """
+        client = await self._get()
+        self._calls[client] += 1
+        try:
+            yield client
+        finally:
+            self._calls[client] -= 1
+            if client is not self._client and self._calls[client] <= 0:
+                del self._calls[client]
+                await client.close()
 
-    def read(self, size: int = -1) -> memoryview:
-        end = len(self._view) if size < 0 else self._at + size
-        chunk = self._view[self._at : end]
-        self._at += len(chunk)
-        return chunk
+    async def _get(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._client is not None and loop is not self._loop:
+            raise ClosedError(f"{self._url} is in use on another event loop; open one for each")
+        if self._client is not None and not self._refused:
+            return self._client
+        async with self._opening:
+            if self._closed:
+                raise ClosedError(f"{self._url} is closed")
+            if self._client is None or self._refused:
+                former, self._client = self._client, await self._make(self._options)
+                self._loop, self._refused = loop, False
+                if former is not None and not self._calls[former]:
+                    del self._calls[former]
+                    await former.close()
+            return self._client
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, len(self._view))[whence]
-        return self._at
+    def refuse(self) -> None:
+        """Note that the server does not accept the credentials, or that botocore found none."""
+        now = self._clock()
+        if self._client is not None and self._is_renewable and now >= self._renew_from:
+            self._renew_from = now + _RENEW_EVERY_S
+            self._refused = True
 
-    def tell(self) -> int:
-        return self._at
-
-    async def __aiter__(self) -> AsyncIterator[memoryview]:
-        for start in range(0, len(self._view), CHUNK_BYTES):
-            yield self._view[start : start + CHUNK_BYTES]
+    async def aclose(self) -> None:
+        """Close all; calls under way fail."""
+        self._closed = True
+        async with self._opening:
+            clients = {self._client, *self._calls} - {None}
+            self._client = None
+            for client in clients:
+                await client.close()
 
 
 # -- making a client
 
 
-async def new_client(options: S3Options) -> Any:
+async def _new_client(options: S3Options) -> Any:
     """Return an open aioboto3 client; ``await client.close()`` ends it.
 
     It is made on another thread with an event loop of its own: importing botocore and reading its
@@ -71,12 +131,19 @@ async def new_client(options: S3Options) -> Any:
     """
     if threads_are_greenlets():  # which share one thread, where no second loop can run
         return await _open_client(options)
-    return await asyncio.to_thread(_make_client, options)
-
-
-def _make_client(options: S3Options) -> Any:
     # All of it on the loop, imports too: a forked child must not inherit half a module.
-    return run_on_new_loop(lambda: _open_client(options))
+    return await asyncio.to_thread(run_on_new_loop, lambda: _open_client(options))
+
+
+def run_on_new_loop(work: Callable[[], Awaitable[_T]]) -> _T:
+    """Run ``work`` on a new event loop of this thread."""
+    loop = new_event_loop()
+    try:
+        return loop.run_until_complete(work())
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 async def _open_client(options: S3Options) -> Any:
@@ -108,7 +175,7 @@ async def _open_client(options: S3Options) -> Any:
         user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {runtime}",
         parameter_validation=False,  # ours are right
     )
-    botocore_session = new_session(options.read_timeout_s)
+    botocore_session = _new_session(options.read_timeout_s)
     botocore_session.register_component("data_loader", _model_loader())
     session = aioboto3.Session(
         botocore_session=botocore_session,
@@ -171,88 +238,195 @@ def _stay_in_partition(request_dict: Any, response: Any, operation: Any, **_: An
                 headers.pop("x-amz-bucket-region", None)
 
 
-# -- replacing a client
+# Programs that _within() has started.
+_programs: ContextVar[list[Any] | None] = ContextVar("programs", default=None)
 
 
-class Clients:
-    """One client at a time, opened by the first call that needs it.
+def _new_session(timeout_s: float) -> Any:
+    """Return an aiobotocore session that gets and renews credentials within ``timeout_s``.
 
-    A client has the credentials that botocore found when it was made, and botocore renews those
-    with a date. Others may be renewed from outside: in a file, in the environment, by ``aws sso
-    login``. So once they are refused, the next call gets a new client, which looks for them again.
+    botocore asks a program (``credential_process``), the instance's or container's metadata
+    service, or STS, for as long as they take. Here that fails as credentials that cannot be
+    retrieved, and a program that was started for it is killed.
     """
+    from aiobotocore.config import AioConfig
+    from aiobotocore.session import AioSession
 
-    def __init__(
-        self,
-        options: S3Options,
-        *,
-        make: Callable[[S3Options], Any] = new_client,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._options = options
-        self._url = options.url  # which may read files
-        self._make = make
-        self._clock = clock
-        self._client: Any = None
-        self._former: list[Any] = []  # still in use by calls that began with them
-        self._calls = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
-        self._closed = False
-        self._refused = False
-        self._renew_from = float("-inf")
-        # Those that were given to us do not change.
-        self._is_renewable = options.access_key is None and not options.anonymous
+    class Config(AioConfig):  # type: ignore[misc]
+        def merge(self, other_config: Any) -> Any:
+            merged = super().merge(other_config)
+            merged.http_session_cls = self.http_session_cls  # which the original leaves out
+            return merged
 
-    async def get(self) -> Any:
-        """Return the client.
+    class Session(AioSession):  # type: ignore[misc]
+        async def get_credentials(self) -> Any:
+            found = await _within(timeout_s, super().get_credentials())
+            renew = getattr(found, "_refresh_using", None)
+            if renew is not None and not getattr(renew, "is_bounded", False):
 
-        Raises:
-            ClosedError: the store is closed, or in use on another event loop.
-        """
-        loop = asyncio.get_running_loop()
-        if self._client is not None and loop is not self._loop:
-            raise ClosedError(f"{self._url} is in use on another event loop; open one for each")
-        if self._client is not None and not self._refused:
-            return self._client
-        async with self._opening:
-            if self._closed:
-                raise ClosedError(f"{self._url} is closed")
-            if self._client is None or self._refused:
-                client = await self._make(self._options)
-                if self._client is not None:
-                    self._former.append(self._client)
-                self._client, self._loop, self._refused = client, loop, False
-            return self._client
+                async def renew_in_time() -> Any:
+                    return await _within(timeout_s, renew())
 
-    @contextlib.asynccontextmanager
-    async def use(self) -> AsyncIterator[None]:
-        """Keep clients that are replaced open until the block, which may use one, has ended."""
-        self._calls += 1
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                await self._close_former()
+                renew_in_time.is_bounded = True  # type: ignore[attr-defined]
+                found._refresh_using = renew_in_time
+            return found
 
-    def refuse(self) -> None:
-        """Note that the server does not accept the credentials, or that botocore found none."""
-        now = self._clock()
-        if self._client is not None and self._is_renewable and now >= self._renew_from:
-            self._renew_from = now + _RENEW_EVERY_S
-            self._refused = True
+    session = Session()
+    # Also for the clients that get credentials.
+    session.set_default_client_config(Config(http_session_cls=_http_session()))
+    return session
 
-    async def aclose(self) -> None:
-        """Close all; calls under way fail."""
-        self._closed = True
-        async with self._opening:
-            client, self._client = self._client, None
-            if client is not None:
-                self._former.append(client)
-            await self._close_former()
 
-    async def _close_former(self) -> None:
-        former, self._former = self._former, []
-        for client in former:
-            await client.close()
+async def _within(timeout_s: float, work: Awaitable[_T]) -> _T:
+    from botocore.exceptions import CredentialRetrievalError
+
+    programs: list[Any] = []
+    _note_programs(asyncio.get_running_loop())
+    token = _programs.set(programs)
+    try:
+        return await asyncio.wait_for(work, timeout_s)
+    except asyncio.TimeoutError:
+        raise CredentialRetrievalError(
+            provider="credential_process, metadata service or STS",
+            error_msg=f"no answer within {timeout_s:.3g} s",
+        ) from None
+    finally:
+        _programs.reset(token)
+        for program in programs:
+            program.close()  # which kills it
+        end = time.monotonic() + _REAP_S
+        while time.monotonic() < end and any(p.get_returncode() is None for p in programs):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def _note_programs(loop: Any) -> None:
+    """Have the loop, which is one of ours, note each process that is started on it."""
+    if "subprocess_exec" in vars(loop):
+        return
+    start = loop.subprocess_exec
+
+    async def started(*arguments: Any, **options: Any) -> Any:
+        transport, protocol = await start(*arguments, **options)
+        if (programs := _programs.get()) is not None:
+            programs.append(transport)
+        return transport, protocol
+
+    loop.subprocess_exec = started
+
+
+def credentials_source(options: S3Options, timeout_s: float) -> str | None:
+    """Return where the credentials of a client would come from, or None if there are none.
+
+    For a thread of its own: it imports botocore, and runs an event loop.
+
+    Raises:
+        AccessDeniedError: they cannot be had within ``timeout_s``.
+        PermanentError: botocore cannot use its configuration.
+    """
+    if options.anonymous:
+        return "nowhere: requests are anonymous"
+    if options.access_key is not None:
+        return "the options access_key and secret_key"
+
+    async def find() -> Any:
+        session = _new_session(timeout_s)
+        if options.profile is not None:
+            session.set_config_variable("profile", options.profile)
+        found = await session.get_credentials()
+        if found is not None:  # some are only fetched when they are used
+            await _within(timeout_s, found.get_frozen_credentials())
+        return found
+
+    try:
+        found = run_on_new_loop(find)
+    except Exception as error:
+        raise translate(error, op="credentials", store=options.url) from error
+    return None if found is None else str(found.method)
+
+
+# -- HTTP
+
+
+@cache
+def _http_session() -> Any:
+    """Return the class of HTTP sessions that clients are to have.
+
+    They go where they were sent and nowhere else: aiohttp follows a redirect to any server, with
+    all headers: signature, session token, the customer's key. Answers other than bodies of objects,
+    which botocore reads at once, are read up to a bound.
+    """
+    from aiobotocore.awsrequest import AioAWSResponse
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class Session(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            session = await super()._get_session(proxy_url)
+            return SimpleNamespace(request=partial(_request, session))
+
+        async def send(self, request: Any) -> Any:
+            _check_proxy(self._proxy_config.proxy_url_for(request.url))
+            is_object, request.stream_output = request.stream_output, True
+            try:
+                answer = await super().send(request)
+            finally:
+                request.stream_output = is_object
+            if is_object and answer.status_code < 300:
+                return answer
+            body = bytearray()
+            async with answer.raw as response:
+                while chunk := await response.content.read(CHUNK_BYTES):
+                    body += chunk
+                    if len(body) > _MAX_ANSWER_BYTES:
+                        response.close()
+                        raise not_an_s3_answer(f"has more than {_MAX_ANSWER_BYTES} bytes")
+            headers = dict(answer.headers)
+            if request.method != "HEAD":  # the header need not be there, or be right
+                headers["content-length"] = str(len(body))
+
+            async def read() -> bytes:
+                return bytes(body)
+
+            raw = SimpleNamespace(read=read)
+            return AioAWSResponse(answer.url, answer.status_code, headers, raw)
+
+    return Session
+
+
+def _request(session: Any, method: str, *, proxy: str | None = None, **arguments: Any) -> Any:
+    """Make a request that follows no redirect, with a proxy's password in a header.
+
+    The errors of aiohttp have the proxy's URL as it was given.
+    """
+    from yarl import URL
+
+    if proxy is not None:
+        url = URL(proxy)
+        arguments["proxy"] = url.with_user(None)
+        if url.user is not None:
+            who = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+            is_plain = arguments["url"].scheme == "http"  # else a tunnel is asked for first
+            name = "headers" if is_plain else "proxy_headers"
+            given = arguments.get(name) or {}
+            arguments[name] = {**given, "Proxy-Authorization": f"Basic {who}"}
+    return session.request(method, **arguments, allow_redirects=False)
+
+
+def _check_proxy(proxy: str | None) -> None:
+    """Raise ConfigError for a proxy that aiohttp cannot read: its errors repeat the password."""
+    from yarl import URL
+
+    if proxy is None:
+        return
+    try:
+        url = URL(proxy)
+        # Python reads more strictly than yarl does in some places.
+        is_proxy = url.scheme in ("http", "https") and urlsplit(proxy).port == url.explicit_port
+        is_proxy = is_proxy and bool(url.host) and "@" not in url.path
+    except ValueError:
+        is_proxy = False
+    if not is_proxy:
+        raise ConfigError(
+            "option proxy, or HTTP_PROXY or HTTPS_PROXY",
+            "is no URL of an HTTP proxy",
+            "write it as http://host:port, and '/', '@' and ':' in a password as %2F, %40 and %3A",
+        )

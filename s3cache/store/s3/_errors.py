@@ -6,8 +6,7 @@ this module costs nothing before a client exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from s3cache.errors import (
     AccessDeniedError,
@@ -21,7 +20,6 @@ from s3cache.errors import (
 )
 
 __all__ = [
-    "error_code",
     "error_status",
     "is_absent",
     "not_an_s3_answer",
@@ -56,10 +54,13 @@ _TOO_LARGE = "one request holds 5 GiB at most, and some servers allow less"
 _PASSING = "it should pass by itself; try again"
 _DAMAGED = "the bytes were damaged or cut short on the way; try again"
 _BUSY = "the server asks for fewer requests; try again later"
+_CERTIFICATES = "set ca_bundle=/path/to/ca.pem or AWS_CA_BUNDLE"
 _CONNECT = "check endpoint_url, DNS, firewall and that the server runs"
 
 # Rows are "names | cause | fix". A name is an error code of the server, an HTTP status for codes
-# that are not listed, or the class of an exception raised before there was an answer. Codes of AWS:
+# that are not listed, or the class of an exception raised before there was an answer. What none of
+# them names is a defect, ours or a library's: trying again would only make it slow, and the caller
+# of a cache must not see it raw. Codes of AWS:
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 # XMinio*: https://github.com/minio/minio/blob/master/cmd/api-errors.go
 _TABLE: dict[type[StoreError], str] = {
@@ -68,15 +69,13 @@ _TABLE: dict[type[StoreError], str] = {
         SignatureDoesNotMatch | the secret key is wrong | {_CREDENTIALS}
         401 | the server does not know these credentials | {_CREDENTIALS}
         ExpiredToken ExpiredTokenException | the credentials have expired | {_RENEW}
-        TokenRefreshRequired | the credentials have expired | {_RENEW}
         InvalidToken InvalidIdentityToken | the session or web identity token is refused | {_RENEW}
         AccessDenied 403 | these credentials may not do this | {_ALLOW}
         AllAccessDisabled AccountProblem | all access is disabled | ask the bucket's owner
         NoCredentialsError | no credentials were found | {_CREDENTIALS}
         PartialCredentialsError | one key of a pair is missing | {_CREDENTIALS}
         CredentialRetrievalError | getting credentials failed | {_CREDENTIALS}
-        NoAuthTokenError TokenRetrievalError | there is no usable SSO token | {_LOGIN}
-        SSOError | the SSO session is not usable | {_LOGIN}
+        NoAuthTokenError TokenRetrievalError SSOError | there is no usable SSO token | {_LOGIN}
         ProfileNotFound | there is no such profile | {_PROFILES}
     """,
     MissingContainerError: f"""
@@ -93,7 +92,6 @@ _TABLE: dict[type[StoreError], str] = {
         RequestTimeTooSkewed | this machine's clock is more than 15 minutes off | {_CLOCK}
         PermanentRedirect TemporaryRedirect | the bucket is in another region | {_REGION}
         AuthorizationHeaderMalformed | the region is wrong | {_REGION}
-        IllegalLocationConstraintException | the region is wrong | {_REGION}
         301 302 303 307 308 | the server sends us elsewhere, and we do not go | {_REGION}
         InvalidBucketName | the bucket's name is not legal here | {_BUCKET_NAME}
         404 | the server knows no such address | {_ENDPOINT}
@@ -102,31 +100,27 @@ _TABLE: dict[type[StoreError], str] = {
         InvalidObjectState | the object is in an archive | {_ARCHIVE}
         EntityTooLarge 413 | the object is too large for this server | {_TOO_LARGE}
         ConfigParseError | the AWS configuration is not readable | correct it
-        ConfigNotFound | the AWS configuration is missing | check AWS_CONFIG_FILE
         NoRegionError | no region is set | set region=... or AWS_DEFAULT_REGION
-        InvalidRegionError | the region is no name | check region=...
-        InvalidProxiesConfigError | the proxy is not usable | check proxy=...
-        ParamValidationError | a parameter is not legal | see the cause
         BotoCoreError | the S3 client refuses | see the cause
+        refused | the server refuses the request | see its message
+        certificate | the server's certificate is not trusted | {_CERTIFICATES}
+        MemoryError | this process has no memory left for it | give it more
+        Exception | unexpected | please report it with its traceback
     """,
     TransientError: f"""
         ConditionalRequestConflict OperationAborted 409 | another write is under way | {_PASSING}
         NoSuchUpload | the upload was aborted by someone else | {_PASSING}
         BadDigest XAmzContentSHA256Mismatch | the digest does not match | {_DAMAGED}
-        XAmzContentChecksumMismatch | the digest does not match | {_DAMAGED}
-        ChecksumError FlexibleChecksumError | the checksum does not match | {_DAMAGED}
         IncompleteBody IncompleteReadError ClientPayloadError | the body is too short | {_DAMAGED}
         RequestTimeout 408 | the server waited too long for the request | {_PASSING}
         SlowDown SlowDownRead SlowDownWrite TooManyRequests 429 | too many requests | {_BUSY}
-        Throttling ThrottlingException RequestThrottled | too many requests | {_BUSY}
-        RequestLimitExceeded BandwidthLimitExceeded | too many requests | {_BUSY}
+        Throttling ThrottlingException RequestLimitExceeded | too many requests | {_BUSY}
         InternalError ServiceUnavailable | the server failed | {_PASSING}
         XMinioServerNotInitialized | the server is starting | {_PASSING}
         ProxyConnectionError | the proxy does not answer | check proxy=...
         SSLError | the TLS handshake failed | {_PASSING}
         ConnectTimeoutError | connecting took too long | {_PASSING}
-        ReadTimeoutError | the answer took too long | {_PASSING}
-        TimeoutError | it took too long | {_PASSING}
+        ReadTimeoutError TimeoutError | the answer took too long | {_PASSING}
         EndpointConnectionError | cannot connect | {_CONNECT}
         HTTPClientError ClientError OSError | the connection broke | {_PASSING}
         MetadataRetrievalError | the metadata service does not answer | {_PASSING}
@@ -135,46 +129,68 @@ _TABLE: dict[type[StoreError], str] = {
 }
 
 
-def _rows() -> Iterator[tuple[str, _Row]]:
-    for kind, rows in _TABLE.items():
-        for row in rows.strip().splitlines():
-            names, cause, fix = row.strip().split(" | ")
-            yield from ((name, (kind, cause, fix)) for name in names.split())
+_ROWS: dict[str, _Row] = {}
+for _kind, _rows in _TABLE.items():
+    for _row in _rows.strip().splitlines():
+        _names, _cause, _fix = _row.strip().split(" | ")
+        _ROWS.update(dict.fromkeys(_names.split(), (_kind, _cause, _fix)))
 
 
-_ROWS = dict(_rows())
+class _Answer(NamedTuple):
+    """What the server said: no code where the answer had no body, no status if there was none."""
 
-_NO_MEMORY: _Row = (PermanentError, "this process has no memory left for it", "give it more")
-_CERTIFICATE: _Row = (
-    PermanentError,
-    "the server's certificate is not trusted",
-    "set ca_bundle=/path/to/ca.pem or AWS_CA_BUNDLE",
-)
-# Anything else is a defect, ours or a library's. Trying again would only make it slow, and the
-# caller of a cache must not see it raw.
-_UNEXPECTED: _Row = (PermanentError, "unexpected", "please report it with its traceback")
-_REFUSED: _Row = (PermanentError, "the server refuses the request", "see its message")
+    status: int = 0
+    code: str = ""
+    message: str = ""
+    region: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> _Answer:
+        # botocore's ClientError carries the parsed answer; aiohttp has a ClientError without
+        response = getattr(error, "response", None)
+        if not isinstance(response, dict):
+            return cls()
+        metadata, details = response.get("ResponseMetadata", {}), response.get("Error", {})
+        region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
+        return cls(
+            int(metadata.get("HTTPStatusCode", 0)),
+            str(details.get("Code", "")),
+            str(details.get("Message", "")),
+            region or details.get("Region") or "",
+        )
 
 
 def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3CacheError:
     """Return ``error`` as one of s3cache's; one of ours is returned as it is."""
     if isinstance(error, S3CacheError):
         return error
-    answer = _answer(error)
+    status, code, message, region = _Answer.of(error)
     if _is_out_of_memory(error):  # says nothing about the server, whatever library wrapped it
-        (kind, cause, fix), detail = _NO_MEMORY, type(error).__name__
-    elif answer is None:
-        (kind, cause, fix), detail = _by_class(error), f"{type(error).__name__}: {error}"
+        (kind, cause, fix), detail = _ROWS["MemoryError"], type(error).__name__
+    elif not status and not code:
+        names = [kind.__name__ for kind in type(error).__mro__]
+        if "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            names = ["certificate"]
+        kind, cause, fix = next(_ROWS[name] for name in names if name in _ROWS)
+        detail = f"{type(error).__name__}: {error}"
     else:
-        code, status = error_code(error), error_status(error)
-        kind, cause, fix = _by_code(code, status)
+        # An error under "200 OK" is a failure found too late.
+        other = "InternalError" if status >= 500 or status < 300 else "refused"
+        kind, cause, fix = _ROWS.get(code) or _ROWS.get(str(status)) or _ROWS[other]
         if op == "delete" and fix == _ALLOW:
             fix = _ALLOW_DELETE
-        message = str(answer.get("Error", {}).get("Message", ""))
-        detail = f"{status} {code} {message}".strip() + _region_hint(answer)
+        detail = f"{status} {code} {message}".strip()
+        if region:
+            detail += f"; the bucket's region is {region}"
     # one line, and no page of HTML from a proxy
     detail = " ".join(detail.split())[:300]
     return kind(f"{cause} ({detail}); {fix}", op=op, store=store, key=key)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, MemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def not_an_s3_answer(what: str) -> TransientError:
@@ -185,14 +201,9 @@ def not_an_s3_answer(what: str) -> TransientError:
     )
 
 
-def error_code(error: Exception) -> str:
-    """Return the server's error code, the status as text if the answer had no body, or ``""``."""
-    return str((_answer(error) or {}).get("Error", {}).get("Code", ""))
-
-
 def error_status(error: Exception) -> int:
     """Return the HTTP status, or 0 if there was no answer."""
-    return int((_answer(error) or {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return _Answer.of(error).status
 
 
 def is_absent(error: Exception) -> bool:
@@ -200,44 +211,12 @@ def is_absent(error: Exception) -> bool:
 
     The answer to HEAD has no body, so a missing bucket looks the same.
     """
-    return error_code(error) in ("NoSuchKey", "NoSuchVersion", "404")
+    return _Answer.of(error).code in ("NoSuchKey", "NoSuchVersion", "404")
 
 
 def refuses_condition(error: Exception) -> bool:
     """Return whether the server says that it does not know ``If-None-Match`` on a write."""
-    if error_status(error) == 501 or error_code(error) == "NotImplemented":
+    status, code, message, _ = _Answer.of(error)
+    if status == 501 or code == "NotImplemented":
         return True
-    message = str((_answer(error) or {}).get("Error", {}).get("Message", "")).lower()
-    return error_status(error) == 400 and "if-none-match" in message
-
-
-def _answer(error: Exception) -> dict[str, Any] | None:
-    # botocore's ClientError carries the parsed answer; aiohttp has a ClientError without
-    answer = getattr(error, "response", None)
-    return answer if isinstance(answer, dict) else None
-
-
-def _by_code(code: str, status: int) -> _Row:
-    if (row := _ROWS.get(code) or _ROWS.get(str(status))) is not None:
-        return row
-    # an error under "200 OK" is a failure found too late
-    return _ROWS["InternalError"] if status >= 500 or status < 300 else _REFUSED
-
-
-def _by_class(error: Exception) -> _Row:
-    names = [kind.__name__ for kind in type(error).__mro__]
-    if "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return _CERTIFICATE
-    return next((_ROWS[name] for name in names if name in _ROWS), _UNEXPECTED)
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, MemoryError):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
-def _region_hint(answer: dict[str, Any]) -> str:
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    region = headers.get("x-amz-bucket-region") or answer.get("Error", {}).get("Region")
-    return f"; the bucket's region is {region}" if region else ""
+    return status == 400 and "if-none-match" in message.lower()

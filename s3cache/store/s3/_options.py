@@ -15,8 +15,7 @@ import ipaddress
 import json
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import quote, urlsplit
@@ -45,8 +44,6 @@ SECRETS = frozenset({"access_key", "secret_key", "session_token", "sse_c_key"})
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 # S3 itself, in any region and by any of its names.
 _AWS = re.compile(r"s3(-fips|-accelerate)?([.-]dualstack)?([.-][a-z0-9-]+)?\.amazonaws\.com(\.cn)?")
-# Files of people with a profile for each of a thousand accounts are smaller.
-_MAX_FILE_CHARACTERS = 4 << 20
 # Partitions other than the commercial one, by how their regions begin, and one region of each.
 _PARTITIONS = {
     "cn-": "cn-north-1",
@@ -66,31 +63,7 @@ class S3Options:
     What is ``None`` is left to botocore's own chain: ``AWS_*`` variables, ``~/.aws/config``,
     web identity, SSO, container and instance metadata.
 
-    Attributes:
-        bucket: must exist.
-        prefix: all keys live under ``prefix/``; at most 123 bytes.
-        endpoint_url: an S3-compatible server; ``None`` is AWS or ``AWS_ENDPOINT_URL_S3``.
-        addressing_style: ``auto`` is what the AWS configuration says, and failing that ``path``
-            where ``endpoint_url`` is set, else ``virtual``.
-        sse: server-side encryption asked for with each write; ``none`` leaves it to the bucket.
-            ``C`` needs ``sse_c_key`` and https.
-        sse_c_key: the 32 bytes of an SSE-C key; base64 where it is given as text.
-        request_payer: ``"requester"`` to pay for requests to somebody else's bucket.
-        ca_bundle: a PEM file that replaces the system's certificate authorities.
-        proxy: URL of an HTTP proxy; ``None`` is ``HTTP_PROXY`` and its kin.
-        read_timeout_s: silence for so long ends a request; getting or renewing credentials may take
-            as long all in all.
-        part_bytes: size of one range of a download, and of one part of an upload (5 MiB at
-            least there).
-        multipart_bytes: objects larger than this are uploaded in parts.
-        max_object_bytes: objects larger than this are not read: no entry is that large, and
-            a writer to the bucket must not fill the readers' memory.
-        conditional_create: whether ``put(mode="create")`` trusts ``If-None-Match: *``.
-            ``native`` always does, ``check`` never (it looks first, so racing writers may all
-            win), ``auto`` asks the server once.
-        anonymous: send unsigned requests.
-        allow_http: send signed requests, and keys of SSE-C, over plain http to other machines too:
-            anyone on the way reads what is cached, and can put something else in its place.
+    docs/configuration.md says what each option means.
 
     Raises:
         ConfigError: a value cannot be used, or two contradict each other.
@@ -131,7 +104,15 @@ class S3Options:
     @property
     def endpoint(self) -> str | None:
         """Return the server that requests will go to, or None for AWS."""
-        return _endpoint(self.endpoint_url, self.profile)
+        if self.endpoint_url is not None:
+            return self.endpoint_url
+        ignores = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+        if ignores is None:
+            ignores = _from_profile("ignore_configured_endpoint_urls", self.profile)
+        if ignores.lower() == "true":
+            return None
+        named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        return named or _from_profile("endpoint_url", self.profile) or None
 
     @property
     def identity(self) -> str:
@@ -141,7 +122,7 @@ class S3Options:
         place: server (of AWS, the partition), bucket and prefix.
         """
         place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
-        return place + _server_query(self.endpoint, self.region, self.profile)
+        return place + _server_query(self)
 
     @property
     def url(self) -> str:
@@ -156,12 +137,12 @@ class S3Options:
         An SSE-C key is not in it, only a digest that says whether another process has the same.
         """
         values = {
-            "sse": None if self.sse == "none" else self.sse,
+            "sse": self.sse,
             "sse_kms_key_id": self.sse_kms_key_id,
             "sse_c_key_digest": self._sse_c_key_digest,
             "storage_class": self.storage_class,
         }
-        given = {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in values.items() if value not in (None, "none")}
         return json.dumps(given, sort_keys=True).encode() if given else b""
 
     def as_noted(self, note: bytes) -> S3Options:
@@ -170,13 +151,13 @@ class S3Options:
         Raises:
             ConfigError: it cannot be read, or needs an SSE-C key that is not ours.
         """
-        plain: dict[str, Any] = {"sse": "none", "sse_kms_key_id": None, "storage_class": None}
+        given: dict[str, Any] = {"sse": "none", "sse_kms_key_id": None, "storage_class": None}
         try:
-            given = json.loads(note or b"{}")
+            given.update(json.loads(note or b"{}"))
             digest = given.pop("sse_c_key_digest", None)
             if digest is None:
-                return replace(self, **{**plain, **given}, sse_c_key=None)
-        except (ValueError, TypeError, AttributeError) as error:
+                return replace(self, **given, sse_c_key=None)
+        except (ValueError, TypeError) as error:
             raise ConfigError(
                 "note of a pending upload", f"cannot be read ({error})", "leave it to its writer"
             ) from None
@@ -186,7 +167,7 @@ class S3Options:
                 "needs the SSE-C key which that one had: keys are not written to disk",
                 "set S3CACHE_SSE=C and S3CACHE_SSE_C_KEY to that key in a process on this machine",
             )
-        return replace(self, **{**plain, **given})
+        return replace(self, **given)
 
     @property
     def _sse_c_key_digest(self) -> str | None:
@@ -224,15 +205,6 @@ class S3Arguments(TypedDict, total=False):
 
 
 # -- checks
-
-_EXPOSED = (
-    "is plain http to another machine, or to this one through a proxy elsewhere: what is sent "
-    "there can be read and changed"
-)
-_USE_HTTPS = (
-    "use https (ca_bundle=... for a certificate of your own), name this machine in NO_PROXY, or "
-    "give allow_http=true where the network is yours alone"
-)
 
 
 def _check_place(options: S3Options) -> None:
@@ -282,78 +254,69 @@ def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) 
 
 def _check_together(options: S3Options) -> None:
     """Raise ConfigError for options that contradict each other."""
-    key = options.sse_c_key
-    is_anonymous, has_key = options.anonymous, options.access_key is not None
-    is_private = not is_anonymous or options.sse == "C"
-    is_exposed = is_private and _is_exposed(options.endpoint, options.proxy)
-    for is_wrong, thing, cause, fix in (
-        (
-            options.sse_kms_key_id is not None and not options.sse.startswith("aws:kms"),
-            "option sse_kms_key_id",
-            f"means nothing with sse={options.sse}",
-            "add sse=aws:kms or sse=aws:kms:dsse",
-        ),
-        (
-            (options.sse == "C") != (key is not None),
-            "options sse and sse_c_key",
-            "sse=C and a key go together, and one of them is missing",
-            "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64",
-        ),
-        (
-            key is not None and len(key) != 32,
-            "option sse_c_key",
-            f"is {len(key or b'')} bytes long, not 32",
-            "make one with: openssl rand -base64 32",
-        ),
-        (
-            has_key != (options.secret_key is not None),
-            "options access_key and secret_key",
-            "one is missing",
-            "give both or neither",
-        ),
-        (
-            options.session_token is not None and not has_key,
-            "option session_token",
-            "is given without keys",
-            "give access_key and secret_key too",
-        ),
-        (
-            is_anonymous and has_key,
-            "option anonymous",
-            "contradicts access_key",
-            "leave one of the two out",
-        ),
-        (
-            is_exposed and not options.allow_http,
-            "option endpoint_url",
-            _EXPOSED,
-            _USE_HTTPS,
-        ),
-    ):
+
+    def refuse(is_wrong: bool, thing: str, cause: str, fix: str) -> None:
         if is_wrong:
             raise ConfigError(thing, cause, fix)
+
+    sse, key = options.sse, options.sse_c_key
+    refuse(
+        options.sse_kms_key_id is not None and not sse.startswith("aws:kms"),
+        "option sse_kms_key_id",
+        f"means nothing with sse={sse}",
+        "add sse=aws:kms or sse=aws:kms:dsse",
+    )
+    refuse(
+        (sse == "C") != (key is not None),
+        "options sse and sse_c_key",
+        "sse=C and a key go together, and one of them is missing",
+        "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64",
+    )
+    refuse(
+        key is not None and len(key) != 32,
+        "option sse_c_key",
+        f"is {len(key or b'')} bytes long, not 32",
+        "make one with: openssl rand -base64 32",
+    )
+    has_keys = options.access_key is not None
+    refuse(
+        has_keys != (options.secret_key is not None),
+        "options access_key and secret_key",
+        "one is missing",
+        "give both or neither",
+    )
+    refuse(
+        options.session_token is not None and not has_keys,
+        "option session_token",
+        "is given without keys",
+        "give access_key and secret_key too",
+    )
+    refuse(
+        options.anonymous and has_keys,
+        "option anonymous",
+        "contradicts access_key",
+        "leave one of the two out",
+    )
+    refuse(
+        not options.allow_http
+        and (not options.anonymous or sse == "C")
+        and _is_exposed(options.endpoint, options.proxy),
+        "option endpoint_url",
+        "is plain http to another machine, or to this one through a proxy elsewhere: what is sent "
+        "there can be read and changed",
+        "use https (ca_bundle=... for a certificate of your own), name this machine in NO_PROXY, "
+        "or give allow_http=true where the network is yours alone",
+    )
 
 
 # -- the server
 
 
-def _endpoint(endpoint_url: str | None, profile: str | None) -> str | None:
-    if endpoint_url is not None:
-        return endpoint_url
-    ignores = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
-    if ignores is None:
-        ignores = next(_from_profile("ignore_configured_endpoint_urls", profile), "")
-    if ignores.lower() == "true":
-        return None
-    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return named or next(_from_profile("endpoint_url", profile), None)
-
-
-def _server_query(endpoint: str | None, region: str | None, profile: str | None) -> str:
+def _server_query(options: S3Options) -> str:
     """Return the query of a URL that names the server in one way; empty for AWS at large."""
-    if endpoint is None:
-        found = region or os.environ.get("AWS_DEFAULT_REGION")
-        found = found or next(_from_profile("region", profile), "")
+    if (endpoint := options.endpoint) is None:
+        found = options.region or os.environ.get("AWS_DEFAULT_REGION")
+        found = found or _from_profile("region", options.profile)
     else:
         parts = urlsplit(endpoint)
         host, path = parts.hostname or "", parts.path.rstrip("/")
@@ -380,43 +343,30 @@ def _is_exposed(endpoint: str | None, proxy: str | None) -> bool:
     """Return whether requests can be read on the way: they leave this machine by plain http.
 
     Where a proxy elsewhere is asked, "this machine" is that one.
-
-    Args:
-        proxy: as it was given to us; else botocore takes one from the environment.
     """
     if endpoint is None or urlsplit(endpoint).scheme != "http":
         return False
-    if not _is_loopback(urlsplit(endpoint).hostname or ""):
+    if not _is_loopback(endpoint):
         return True
-    proxy = proxy or _proxy_of_environment(endpoint)
-    try:
-        return proxy is not None and not _is_loopback(
-            urlsplit(proxy if "//" in proxy else f"//{proxy}").hostname or ""
-        )
-    except ValueError:  # unusable, which is an error once it is used
-        return True
+    if proxy is None:  # botocore takes one from the environment
+        from urllib.request import getproxies, proxy_bypass
+
+        is_used = not proxy_bypass(urlsplit(endpoint).netloc)
+        proxy = getproxies().get("http") if is_used else None
+    return proxy is not None and not _is_loopback(proxy if "//" in proxy else f"//{proxy}")
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
+def _is_loopback(url: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        host = urlsplit(url).hostname or ""
+        is_named = host == "localhost" or host.endswith(".localhost")
+        return is_named or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or unusable, which is an error once it is used
         return False
 
 
-def _proxy_of_environment(endpoint: str) -> str | None:
-    if sys.platform != "darwin" and "http_proxy" not in map(str.lower, os.environ):
-        return None  # so urllib need not be imported
-    from urllib.request import getproxies, proxy_bypass
-
-    proxy = getproxies().get("http")
-    return None if proxy is None or proxy_bypass(urlsplit(endpoint).netloc) else proxy
-
-
-def _from_profile(option: str, profile: str | None) -> Iterator[str]:
-    """Yield the option's values in the profile in use: for S3 first, then for all services."""
+def _from_profile(option: str, profile: str | None) -> str:
+    """Return the option in the profile in use, for S3 if it is there, or ``""``."""
     # The order of these two is botocore's.
     name = profile or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
     config = _sections(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
@@ -427,9 +377,8 @@ def _from_profile(option: str, profile: str | None) -> Iterator[str]:
     for line in services.get("s3", "").splitlines():  # nested: "s3 =\n  endpoint_url = ..."
         inner, _, value = line.partition("=")
         if inner.strip() == option and value.strip():
-            yield value.strip()
-    if option in section:
-        yield section[option]
+            return value.strip()
+    return section.get(option, "")
 
 
 def _sections(path: str) -> Mapping[str, Mapping[str, str]]:
@@ -439,7 +388,7 @@ def _sections(path: str) -> Mapping[str, Mapping[str, str]]:
     try:
         if os.path.isfile(path):  # a pipe may have no writer
             with open(path, encoding="utf-8") as file:
-                parser.read_string(file.read(_MAX_FILE_CHARACTERS))
+                parser.read_file(file)
     except (OSError, UnicodeDecodeError, configparser.Error):
         return {}
     # 'profile "a b"' may be written with quotes.

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from s3cache.errors import (
-    AccessDeniedError,
-    ConfigError,
-    PreconditionError,
-    S3CacheError,
-    StoreError,
-)
+from s3cache.errors import AccessDeniedError, ConfigError, PreconditionError, StoreError
 from s3cache.store._base import (
     AcceptSize,
     Buffer,
-    NotAccepted,
     ObjectInfo,
     PutMode,
+    Store,
     check_key,
     check_range,
     is_key,
 )
-from s3cache.store.s3._client import Clients, S3Body
+from s3cache.store.s3._bodies import (
+    GetRange,
+    S3Body,
+    read_range,
+    read_whole,
+    require_stored,
+    write_parts,
+)
+from s3cache.store.s3._client import Clients
 from s3cache.store.s3._errors import (
     error_status,
     is_absent,
@@ -32,15 +34,11 @@ from s3cache.store.s3._errors import (
     refuses_condition,
     translate,
 )
-from s3cache.store.s3._multipart import read_range, read_whole, require_stored, write_parts
 from s3cache.store.s3._options import S3Options
 
 __all__ = ["S3Store"]
 
 _T = TypeVar("_T")
-
-# A store knows no formats: what is in the bytes is their owner's business.
-_CONTENT_TYPE = "application/octet-stream"
 
 _ABORT_TIMEOUT_S = 5.0
 # An answer to ListObjectsV2 has some of them, even where there is no object.
@@ -52,21 +50,25 @@ _PROBE_TEXT = b"s3cache asks with this object whether the server honours If-None
 _Condition: TypeAlias = Literal["honoured", "ignored", "assumed"]
 
 
-class S3Store:
-    """A :class:`~s3cache.store._base.Store` in one bucket, under one prefix.
+class S3Store(Store):
+    """A :class:`~s3cache.store.Store` in one bucket, under one prefix.
 
     The client is opened by the first call (about 0.8 s, see :meth:`connect`) and belongs to the
     event loop that made it. Where its credentials are refused the next call looks for others, as
     far as they were left to botocore. Nothing is retried here: wrap the store for that.
 
     The server verifies the SHA-256 of every uploaded body, as it is part of the signature. A
-    download is one version of an object: parts of two versions are never joined.
+    download is one version of an object: parts of two versions are never joined. Large objects are
+    read in parallel ranges, and written in parallel parts; but with ``put(mode="create")`` in one
+    request, which holds 5 GiB at most, where CompleteMultipartUpload ignores the condition (all
+    but AWS and MinIO).
 
     The key segment ``.s3cache-probe`` is taken: with ``conditional_create="auto"`` the first
     ``put(mode="create")`` writes a marker of that name under the prefix to learn whether the
     server honours ``If-None-Match``. It is not listed, and cannot be read or written as a key.
 
-    The answer to HEAD has no body, so :meth:`head` gives ``None`` for a missing bucket too.
+    The answer to HEAD has no body, so :meth:`head` gives ``None`` for a missing bucket too. In a
+    versioned bucket :meth:`delete` hides an object and frees nothing.
     """
 
     def __init__(self, options: S3Options) -> None:
@@ -82,20 +84,17 @@ class S3Store:
         def given(**fields: Any) -> dict[str, Any]:
             return {name: value for name, value in fields.items() if value is not None}
 
+        has_key = options.sse_c_key is not None
         self._common = given(Bucket=options.bucket, RequestPayer=options.request_payer)
-        self._for_read = dict(self._common)
-        if options.sse_c_key is not None:
-            self._for_read["SSECustomerAlgorithm"] = "AES256"
-            self._for_read["SSECustomerKey"] = options.sse_c_key
-        self._for_write = {
-            **self._for_read,
-            "ContentType": _CONTENT_TYPE,
-            **given(
-                ServerSideEncryption=None if options.sse in ("none", "C") else options.sse,
-                SSEKMSKeyId=options.sse_kms_key_id,
-                StorageClass=options.storage_class,
-            ),
-        }
+        self._for_read = self._common | given(
+            SSECustomerAlgorithm="AES256" if has_key else None, SSECustomerKey=options.sse_c_key
+        )
+        self._for_write = self._for_read | given(
+            ContentType="application/octet-stream",
+            ServerSideEncryption=None if options.sse in ("none", "C") else options.sse,
+            SSEKMSKeyId=options.sse_kms_key_id,
+            StorageClass=options.storage_class,
+        )
 
     def written_as(self, note: bytes) -> S3Store:
         """Return this store with objects encrypted and kept as ``note`` says.
@@ -131,22 +130,12 @@ class S3Store:
             ClosedError: the store is closed, or in use on another event loop.
             PermanentError: botocore cannot use its configuration (profile, endpoint, region).
         """
-        await self._open()
 
-    @overload
-    async def get(self, key: str) -> Buffer | None: ...
-    @overload
-    async def get(
-        self, key: str, accept_size: AcceptSize | None
-    ) -> Buffer | NotAccepted | None: ...
-    async def get(
-        self, key: str, accept_size: AcceptSize | None = None
-    ) -> Buffer | NotAccepted | None:
-        """Return the whole object, or None. Large ones are fetched in parallel ranges.
+        async def send_nothing(client: Any) -> None: ...
 
-        Raises:
-            TransientError: also where the object was overwritten between two ranges.
-        """
+        await self._call("connect", "", send_nothing)
+
+    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
         path = self._path(key)
         return await self._call(
             "get",
@@ -155,7 +144,6 @@ class S3Store:
         )
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        """Return ``length`` bytes from ``start``, fewer where the object ends, by one request."""
         path = self._path(key)
         check_range(start, length)
         if length == 0:
@@ -167,7 +155,6 @@ class S3Store:
         )
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """Return size and time of the object, or None."""
         path = self._path(key)
 
         async def head(client: Any) -> ObjectInfo:
@@ -184,33 +171,21 @@ class S3Store:
         mode: PutMode = "overwrite",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the whole object or fail; large ones in parallel parts.
-
-        In ``create`` mode, servers whose CompleteMultipartUpload ignores the condition (all but
-        AWS and MinIO) are sent one request, which holds 5 GiB at most.
-        """
         body = memoryview(data).cast("B")
         target = {**self._for_write, "Key": self._path(key)}
         if metadata:
             target["Metadata"] = dict(metadata)
         write = self._create if mode == "create" else self._write
-        await self._call(
-            "put", key, lambda client: write(client, target, body), may_be_absent=False
-        )
+        await self._call("put", key, lambda client: write(client, target, body))
 
     async def delete(self, key: str) -> None:
-        """Remove the object. In a versioned bucket this hides it and frees nothing."""
         path = self._path(key)
         await self._call(
             "delete", key, lambda client: client.delete_object(Key=path, **self._common)
         )
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield all objects with a key that starts with ``prefix``, a thousand to a request.
-
-        Objects with names that are no keys are passed over: consoles make an object ``dir/`` for a
-        directory, which could not be read by that name.
-        """
+        # Consoles make an object "dir/" for a directory, which is no key.
         request = {**self._common, "Prefix": self._prefix + prefix}
 
         async def list_page(client: Any) -> tuple[list[ObjectInfo], str | None]:
@@ -231,7 +206,7 @@ class S3Store:
             return infos, token
 
         while True:
-            page = await self._call("list", prefix, list_page, may_be_absent=False)
+            page = await self._call("list", prefix, list_page)
             assert page is not None
             infos, token = page
             for info in infos:
@@ -254,7 +229,7 @@ class S3Store:
             honoured = trusted or await self._probe.ask(client) == "honoured"
             return honoured and not self._probe.is_swift
 
-        return bool(await self._call("atomic_create", "", ask, may_be_absent=False))
+        return bool(await self._call("atomic_create", "", ask))
 
     async def aclose(self) -> None:
         """Close all connections; calls under way fail. Calling it twice does nothing."""
@@ -266,49 +241,40 @@ class S3Store:
 
     # -- calls
 
-    async def _call(
-        self,
-        op: str,
-        key: str,
-        work: Callable[[Any], Awaitable[_T]],
-        *,
-        may_be_absent: bool = True,
-    ) -> _T | None:
+    async def _call(self, op: str, key: str, work: Callable[[Any], Awaitable[_T]]) -> _T | None:
         """Return what ``work`` makes of a client; None if the server says the object is absent."""
-        async with self._clients.use():
-            client = await self._open()
-            try:
-                return await work(client)
-            except Exception as error:
-                if may_be_absent and is_absent(error):
-                    return None
-                ours = translate(error, op=op, store=self._url, key=key)
-                if isinstance(ours, StoreError) and not ours.op:
-                    ours.op, ours.store, ours.key = op, self._url, key
-                if isinstance(ours, AccessDeniedError):
-                    self._clients.refuse()
-                if ours is error:
-                    raise
-                raise ours from error
-
-    async def _open(self) -> Any:
         try:
-            return await self._clients.get()
-        except S3CacheError:
-            raise
+            async with self._clients.use() as client:
+                return await work(client)
         except Exception as error:
-            raise translate(error, op="connect", store=self._url) from error
+            if op in ("get", "get_range", "head", "delete") and is_absent(error):
+                return None
+            ours = translate(error, op=op, store=self._url, key=key)
+            if isinstance(ours, StoreError) and not ours.op:
+                ours.op, ours.store, ours.key = op, self._url, key
+            if isinstance(ours, AccessDeniedError):
+                self._clients.refuse()
+            if ours is error:
+                raise
+            raise ours from error
 
     def _path(self, key: str) -> str:
-        check_key(key)
-        if key.endswith(_PROBE_NAME) and key.rpartition("/")[2] == _PROBE_NAME:
+        if check_key(key).rpartition("/")[2] == _PROBE_NAME:
             raise ConfigError(f"key {key!r}", f"{_PROBE_NAME} is taken", "use another name")
         return self._prefix + key
 
-    def _ranges(self, client: Any, path: str) -> Callable[[int, int], Any]:
-        def get(start: int, length: int) -> Any:
+    def _ranges(self, client: Any, path: str) -> GetRange:
+        async def get(start: int, length: int) -> Mapping[str, Any] | None:
             span = f"bytes={start}-{start + length - 1}"
-            return client.get_object(Key=path, Range=span, **self._for_read)
+            try:
+                answer: Mapping[str, Any] = await client.get_object(
+                    Key=path, Range=span, **self._for_read
+                )
+                return answer
+            except Exception as error:
+                if error_status(error) == 416:
+                    return None
+                raise
 
         return get
 
@@ -366,7 +332,7 @@ class S3Store:
         upload = {"Key": target["Key"], "UploadId": started["UploadId"]}
         try:
             await write_parts(
-                client, upload, body, self._options.part_bytes, self._for_read, condition
+                client, {**upload, **self._for_read}, body, self._options.part_bytes, condition
             )
         except BaseException:
             await self._abort(client, upload)
@@ -400,37 +366,25 @@ class _ServerProbe:
 
     AWS, MinIO and Ceph RGW honour ``If-None-Match: *`` on a write, and of racing writers one wins.
     Others ignore the header or refuse it. OpenStack Swift's s3api honours it, but several of racing
-    writers win. On CompleteMultipartUpload, all but AWS and MinIO ignore it.
-
-    Args:
-        target: what a write of the marker object takes, its key included.
-
-    Attributes:
-        is_swift: the server is an OpenStack Swift.
-        completes_conditionally: CompleteMultipartUpload honours the condition, too.
+    writers win. On CompleteMultipartUpload, all but AWS and MinIO ignore it. Where the marker
+    object (``target``) may not be written, the condition is assumed to be honoured.
     """
 
     def __init__(self, target: Mapping[str, Any]) -> None:
         self._target = target
         self._condition: _Condition | None = None
         self._asking: asyncio.Task[_Condition] | None = None
-        self._asked_with: Any = None
         self.is_swift = False
         self.completes_conditionally = False
 
     async def ask(self, client: Any) -> _Condition:
-        """Ask the server once, however many writers wait; failing to is not remembered.
-
-        A refusal is, until another client comes with other credentials.
-        """
-        is_outdated = self._condition == "assumed" and client is not self._asked_with
-        if self._condition is not None and not is_outdated:
-            return self._condition
+        """Ask the server once, however many writers wait; failing to is not remembered."""
+        if (known := self._condition) is not None:
+            return known
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._probe(client))
             self._asking.add_done_callback(_mark_as_seen)
-        answer = await asyncio.shield(self._asking)
-        self._condition, self._asked_with = answer, client
+        self._condition = answer = await asyncio.shield(self._asking)
         return answer
 
     def note_refusal(self) -> None:

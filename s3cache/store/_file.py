@@ -1,4 +1,4 @@
-"""Objects as files below one private directory.
+"""Objects as files below one private directory, and the store that they make.
 
 Layout, every name below ``root``::
 
@@ -12,54 +12,58 @@ but the last is a directory that ends in ``~``, each but the first begins with `
 with a dot: such files are not ours (NFS puts ``.nfs...`` where an open file is deleted).
 
 Writers never touch a visible file: they stage, flush and rename, so a reader in any process sees
-whole objects only. A staged file is locked (``flock``) while its writer lives; one that is neither
-locked nor young was left by a killed writer and is swept.
+whole objects only. What was not written to for an hour was left by a killed writer, and is swept.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
-from s3cache.errors import ConfigError, PreconditionError
+from s3cache.errors import ConfigError, PreconditionError, ReadOnlyError
 from s3cache.store._base import (
     MAX_KEY_BYTES,
+    AcceptSize,
     Buffer,
     NotAccepted,
     ObjectInfo,
+    PutMode,
+    Store,
     check_key,
     check_range,
     is_key,
-    os_errors,
 )
-from s3cache.store._directory import Directory, make_parents
+from s3cache.store._deadline import DeadlineExecutor
+from s3cache.store._directory import Directory, make_parents, os_errors
 
-__all__ = ["ObjectFiles", "Staged", "mark_used"]
+__all__ = ["FileStore", "ObjectFiles", "Staged", "mark_used"]
 
 _T = TypeVar("_T")
 _Names: TypeAlias = tuple[str, ...]
 
 _OBJECTS: _Names = ("objects",)
 _STAGING: _Names = ("staging",)
-# Directories near the root stay open: so deep below it, and so many.
-_HELD_DEPTH = 4
-_MAX_HELD = 16
 
 _PLAIN = re.compile(r"[a-z0-9_=-][a-z0-9_.=-]*")
-_MUST_ESCAPE = re.compile(r"[^a-z0-9_.=-]")
+_KEPT = b"abcdefghijklmnopqrstuvwxyz0123456789_.=-"
 PIECE_BYTES = 200  # file names may have 255 bytes; the rest is room for the suffix
+_SWEPT_AFTER_S = 3_600.0
 
-# A writer locks its staged file right after creating it; the sweep leaves it that long to do so.
-_SWEEP_GRACE_S = 60.0
+# The time limit of a FileStore, in those of a local disk, and a second more for so many bytes.
+_TIMES_AS_LONG = 3
+_BYTES_A_SECOND = 8 << 20
+_MAX_TRANSFER_S = 600.0
 
 
 class ObjectFiles:
@@ -80,19 +84,15 @@ class ObjectFiles:
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self.url = f"file://{quote(self.root)}"
-        # By their names below the root; the root itself has none.
-        self._held: dict[_Names, Directory] = {}
+        self._root: Directory | None = None
         with os_errors("open", self.url):
             if create:
                 self.ensure()
             else:
-                self._held[()] = Directory.at(self.root)
-
-    # -- directories
+                self._enter(())
 
     def ensure(self) -> None:
         """Make the root and what belongs in it, as far as it is missing; check that it is ours."""
-        make_parents(self.root)
         for names in (_OBJECTS, _STAGING):
             self._enter(names, make=True)
 
@@ -103,40 +103,23 @@ class ObjectFiles:
             FileNotFoundError: it is missing, and ``make`` is not set.
             ConfigError: it is not ours alone.
         """
-        self._forget_removed()
         return self._enter((name,) if name else (), make=make)
 
-    def _enter(self, names: _Names, *, make: bool = False) -> Directory:
-        if (held := self._held.get(names)) is not None:
-            return held
-        if names:
-            directory = self._enter(names[:-1], make=make).enter(names[-1], make=make)
-        else:
+    def _enter(self, names: Iterable[str], *, make: bool = False) -> Directory:
+        # The root stays open, wherever it is moved; if it was removed another one is looked for.
+        directory = self._root
+        if directory is None or directory.is_removed():
             if make:
                 make_parents(self.root)
-            directory = Directory.at(self.root, make=make)
-        # Those that hold objects are many, those above them few.
-        if len(names) < _HELD_DEPTH and len(self._held) < _MAX_HELD:
-            self._held[names] = directory
+            directory = self._root = Directory.at(self.root, make=make)
+        for name in names:
+            directory = directory.enter(name, make=make)
         return directory
 
-    def _forget_removed(self) -> bool:
-        """Return whether a held directory was removed; the next call looks for it again."""
-        removed = [names for names, held in [*self._held.items()] if held.is_removed()]
-        for names in removed:
-            self._held.pop(names, None)
-        if () in removed:
-            self._held.clear()
-        return bool(removed)
-
-    def _at(self, names: _Names, act: Callable[[Directory, str], _T]) -> _T:
-        """Return what ``act`` does with the directory and the name of a file."""
-        try:
-            return act(self._enter(names[:-1]), names[-1])
-        except FileNotFoundError:
-            if not self._forget_removed():
-                raise
-        return act(self._enter(names[:-1]), names[-1])
+    def _at(self, key: str, act: Callable[[Directory, str], _T]) -> _T:
+        """Return what ``act`` does with the directory and the name of the object's file."""
+        *parents, name = _names(key)
+        return act(self._enter(parents), name)
 
     # -- reading
 
@@ -149,54 +132,48 @@ class ObjectFiles:
         if length is not None:
             check_range(start, length)
         with self._opened(key) as (fd, size):
-            if fd is None:
-                return None
             left = max(size - start, 0)
-            return _read_exactly(fd, left if length is None else min(length, left), start)
+            return _read(fd, left if length is None else min(length, left), start)
 
     def read_if(self, key: str, at_most: int) -> bytes | NotAccepted | None:
         """Return the object's bytes if they are no more than ``at_most``; None if absent."""
         with self._opened(key) as (fd, size):
-            if fd is None:
-                return None
-            return NotAccepted(size) if size > at_most else _read_exactly(fd, size, 0)
+            return NotAccepted(size) if size > at_most else _read(fd, size)
 
     def use(self, key: str) -> bytes | None:
         """Return what :meth:`read` does, and mark the object as used just now."""
         with self._opened(key) as (fd, size):
-            if fd is None:
-                return None
-            data = _read_exactly(fd, size, 0)
+            data = _read(fd, size)
             # On a disk that became read-only the bytes are good all the same.
             with contextlib.suppress(OSError):
                 mark_used(fd)
             return data
 
     @contextlib.contextmanager
-    def _opened(self, key: str) -> Iterator[tuple[int | None, int]]:
-        """Give the block a descriptor of the object's file, None if absent, and its size."""
+    def _opened(self, key: str) -> Iterator[tuple[int, int]]:
+        """Give the block a descriptor of the object's file, -1 if absent, and its size."""
         check_key(key)
         with os_errors("get", self.url, key):
+            fd = -1
+            with _absent_is_fine():
+                fd = self._at(key, _open_to_read)
             try:
-                fd = self._at(_names(key), _open_to_read)
-            except (FileNotFoundError, NotADirectoryError):
-                yield None, 0
-                return
-            try:
-                status = os.fstat(fd)
-                yield (fd, status.st_size) if _is_object(status) else (None, 0)
+                if fd >= 0 and _is_object(status := os.fstat(fd)):
+                    yield fd, status.st_size
+                else:
+                    yield -1, 0
             finally:
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
 
     def stat(self, key: str) -> ObjectInfo | None:
         """Return the object's size and time of last change, or None if absent."""
         check_key(key)
-        with os_errors("head", self.url, key):
-            try:
-                status = self._at(_names(key), _stat)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-        return ObjectInfo(key, status.st_size, status.st_mtime) if _is_object(status) else None
+        with os_errors("head", self.url, key), _absent_is_fine():
+            status = self._at(key, _stat)
+            if _is_object(status):
+                return ObjectInfo(key, status.st_size, status.st_mtime)
+        return None
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield every object with a key below ``prefix``; not all that are deleted meanwhile.
@@ -210,7 +187,6 @@ class ObjectFiles:
         names = (*_OBJECTS, *(piece for segment in parents for piece in _pieces(segment, "+")))
         done = "".join(f"{segment}/" for segment in parents)
         with os_errors("list", self.url, prefix), _absent_is_fine():
-            self._forget_removed()
             yield from _walk(self._enter(names), names, done, done + last)
 
     # -- writing
@@ -218,7 +194,7 @@ class ObjectFiles:
     def write(self, key: str, data: Buffer) -> None:
         """Write or replace the object, atomically; bytes and name have reached the disk then."""
         with self.staged(key, data, durable=True) as staged:
-            self._flush_name(key, made=self._into_place(staged.replace, key))
+            self._place(staged.replace, key, durable=True)
 
     def create(self, key: str, data: Buffer) -> None:
         """Write the object durably unless it exists; exactly one of several creators wins.
@@ -229,28 +205,25 @@ class ObjectFiles:
         with self.staged(key, data, durable=True) as staged:
             try:
                 # Unlike rename, link refuses an existing name, on NFS too.
-                made = self._into_place(staged.link, key)
+                self._place(staged.link, key, durable=True)
             except FileExistsError:
-                raise PreconditionError(
-                    "already exists", op="put", store=self.url, key=key
-                ) from None
+                problem = "already exists"
+                raise PreconditionError(problem, op="put", store=self.url, key=key) from None
             staged.remove()
-            self._flush_name(key, made=made)
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
         check_key(key)
         with os_errors("delete", self.url, key), _absent_is_fine():
-            self._at(_names(key), lambda directory, name: os.unlink(name, dir_fd=directory.fd))
+            self._at(key, lambda directory, name: os.unlink(name, dir_fd=directory.fd))
 
     def move(self, key: str, target: Directory, name: str) -> None:
         """Move the object to another directory, in which it is called ``name``."""
-        self._at(
-            _names(key),
-            lambda directory, file: os.replace(
-                file, name, src_dir_fd=directory.fd, dst_dir_fd=target.fd
-            ),
-        )
+
+        def replace(directory: Directory, file: str) -> None:
+            os.replace(file, name, src_dir_fd=directory.fd, dst_dir_fd=target.fd)
+
+        self._at(key, replace)
 
     @contextlib.contextmanager
     def staged(self, key: str, data: Buffer, *, durable: bool) -> Iterator[Staged]:
@@ -260,12 +233,9 @@ class ObjectFiles:
         """
         check_key(key)
         with os_errors("put", self.url, key):
-            try:
-                staged = self._open_staged()
-            except FileNotFoundError:  # the root was removed: make it again
-                self._forget_removed()
-                self.ensure()
-                staged = self._open_staged()
+            directory, name = self._enter(_STAGING, make=True), secrets.token_hex(8)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            staged = Staged(directory, name, os.open(name, flags, 0o600, dir_fd=directory.fd))
             try:
                 view = memoryview(data).cast("B")
                 while view:
@@ -281,82 +251,51 @@ class ObjectFiles:
             finally:
                 os.close(staged.fd)
 
-    def _open_staged(self) -> Staged:
-        """Make a file in staging, locked so that no sweep takes it as long as we live."""
-        directory = self._enter(_STAGING)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        while True:
-            name = secrets.token_hex(8)
-            fd = os.open(name, flags, 0o600, dir_fd=directory.fd)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_nlink:
-                    return Staged(directory, name, fd)
-            except BlockingIOError:
-                pass
-            except OSError:  # some network mounts have no locks, and no sweep either
-                return Staged(directory, name, fd)
-            # Stopped between the two calls for so long that a sweep took the file: another one.
-            os.close(fd)
-
     def rename(self, staged: Staged, key: str) -> None:
         """Move a staged file to its place, making directories as needed."""
-        self._into_place(staged.replace, key)
+        self._place(staged.replace, key)
 
-    def _into_place(self, move: Callable[[Directory, str], None], key: str) -> bool:
-        """Move a file to the object's place; return whether directories had to be made for it."""
-        names = _names(key)
+    def _place(
+        self, move: Callable[[Directory, str], None], key: str, *, durable: bool = False
+    ) -> None:
+        *parents, name = _names(key)
+        new = False
         try:
-            move(self._enter(names[:-1]), names[-1])
+            move(self._enter(parents), name)
         except FileNotFoundError:
-            self._forget_removed()
-            move(self._enter(names[:-1], make=True), names[-1])
-            return True
-        return False
-
-    def _flush_name(self, key: str, *, made: bool) -> None:
-        """Flush the directory of the object, and those above it if they are new."""
-        names = _names(key)[:-1]
-        self._enter(names).flush()
-        while made and names:
-            names = names[:-1]
-            self._enter(names).flush()
+            move(self._enter(parents, make=True), name)
+            new = True
+        if durable:  # the name, and those of directories that may be new
+            for depth in range(len(parents), -1, -1) if new else [len(parents)]:
+                self._enter(parents[:depth]).flush()
 
     def sweep(self) -> int:
         """Remove what killed writers left in staging; return how many files."""
         removed = 0
         with os_errors("sweep", self.url), _absent_is_fine():
-            self._forget_removed()
             directory = self._enter(_STAGING)
             with directory.scan() as entries:
                 for entry in entries:
                     with _absent_is_fine():
-                        age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
-                        if age_s > _SWEEP_GRACE_S:
-                            removed += _remove_unlocked(entry.name, directory)
+                        changed = entry.stat(follow_symlinks=False).st_mtime
+                        if time.time() - changed > _SWEPT_AFTER_S:
+                            os.unlink(entry.name, dir_fd=directory.fd)
+                            removed += 1
         return removed
 
 
+@dataclass(frozen=True, slots=True)
 class Staged:
     """A file that is being written, to be moved to its place."""
 
-    __slots__ = ("directory", "fd", "name")
-
-    def __init__(self, directory: Directory, name: str, fd: int) -> None:
-        self.directory = directory
-        self.name = name
-        self.fd = fd
-
-    @property
-    def path(self) -> str:
-        return f"{self.directory.path}/{self.name}"
+    directory: Directory
+    name: str
+    fd: int
 
     def replace(self, directory: Directory, name: str) -> None:
-        """Move it."""
         os.replace(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=directory.fd)
 
     def link(self, directory: Directory, name: str) -> None:
-        """Give it another name, unless there is something of that name."""
         os.link(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=directory.fd)
 
     def remove(self) -> None:
@@ -383,13 +322,10 @@ def _names(key: str) -> _Names:
 def _escape(segment: str) -> str:
     if _PLAIN.fullmatch(segment):
         return segment
-    text = _MUST_ESCAPE.sub(lambda found: _percent(found[0]), segment)
-    return "%2e" + text[1:] if text[:1] == "." else text
-
-
-def _percent(character: str) -> str:
     # A prefix to list may hold a lone surrogate, which no key does.
-    return "".join(f"%{byte:02x}" for byte in character.encode(errors="surrogatepass"))
+    encoded = segment.encode(errors="surrogatepass")
+    text = "".join(chr(byte) if byte in _KEPT else f"%{byte:02x}" for byte in encoded)
+    return "%2e" + text[1:] if text[:1] == "." else text
 
 
 def _pieces(escaped: str, suffix: str) -> list[str]:
@@ -401,40 +337,21 @@ def _pieces(escaped: str, suffix: str) -> list[str]:
     return [*(parent + "~" for parent in parents), last + suffix]
 
 
-def _deeper(done: str, name: str) -> str:
-    """Return the escaped key so far, in the directory called ``name``."""
-    return done + name.removeprefix("~")[:-1] + ("/" if name[-1] == "+" else "")
-
-
-# -- directories of objects
-
-
 def _walk(directory: Directory, names: _Names, done: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield the objects below the directory.
-
-    ``done`` is the escaped key so far, ``prefix`` is escaped too.
-    """
+    """Yield the objects below the directory: ``done`` is the escaped key so far."""
     with _absent_is_fine(), directory.scan() as entries:
         for entry in entries:
-            if entry.name[-1] in "+~":
-                deeper = _deeper(done, entry.name)
-                if deeper.startswith(prefix) or prefix.startswith(deeper):
+            name, here = entry.name, done + entry.name.removeprefix("~")
+            if name[-1] in "+~":
+                here = here[:-1] + ("/" if name[-1] == "+" else "")
+                if here.startswith(prefix) or prefix.startswith(here):
                     with _absent_is_fine(), contextlib.suppress(ConfigError):  # gone, or not ours
-                        below = directory.enter(entry.name)
-                        yield from _walk(below, (*names, entry.name), deeper, prefix)
-            elif (done + entry.name.removeprefix("~")).startswith(prefix):
-                yield from _objects(directory, [entry.name], names, done)
-
-
-def _objects(
-    directory: Directory, files: Iterable[str], names: _Names, done: str
-) -> Iterator[ObjectInfo]:
-    for name in files:
-        with _absent_is_fine():
-            status = _stat(directory, name)
-            key = unquote(done + name.removeprefix("~"))
-            if _is_object(status) and is_key(key) and _names(key) == (*names, name):
-                yield ObjectInfo(key, status.st_size, status.st_mtime)
+                        yield from _walk(directory.enter(name), (*names, name), here, prefix)
+            elif here.startswith(prefix):
+                with _absent_is_fine():
+                    status, key = _stat(directory, name), unquote(here)
+                    if _is_object(status) and is_key(key) and _names(key) == (*names, name):
+                        yield ObjectInfo(key, status.st_size, status.st_mtime)
 
 
 # -- files
@@ -464,10 +381,10 @@ def _absent_is_fine() -> contextlib.suppress:
     return contextlib.suppress(FileNotFoundError, NotADirectoryError)
 
 
-def _read_exactly(fd: int, size: int, start: int) -> bytes:
-    if not size:
-        return b""
-    data = os.pread(fd, size, start)
+def _read(fd: int, size: int, start: int = 0) -> bytes | None:
+    if fd < 0:
+        return None
+    data = os.pread(fd, size, start) if size else b""
     while len(data) < size:  # one read gives at most 2 GiB
         more = os.pread(fd, size - len(data), start + len(data))
         if not more:
@@ -476,16 +393,84 @@ def _read_exactly(fd: int, size: int, start: int) -> bytes:
     return data
 
 
-def _remove_unlocked(name: str, directory: Directory) -> int:
-    # NFS locks exclusively only what is open for writing: flock(2)
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(name, flags, dir_fd=directory.fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # its writer lives, or that cannot be found out
-        return 0
-    else:
-        os.unlink(name, dir_fd=directory.fd)
-        return 1
-    finally:
-        os.close(fd)
+class FileStore(Store):
+    """A :class:`~s3cache.store.Store` of files below ``root``, laid out as ObjectFiles does.
+
+    On NFS, EFS or Lustre it is a shared remote: it is safe for any number of processes on any
+    number of machines that see the same file system. ``put`` has reached the disk when it returns.
+    Nothing here blocks the event loop: file system calls run on other threads. One that hangs (a
+    dead NFS server) fails as a :class:`~s3cache.errors.TransientError` after 15 s, and those after
+    it at once, until the file system answers again.
+
+    Raises:
+        ConfigError: ``root`` is not a private directory of this user.
+        StoreError: ``root`` cannot be created, or its file system hangs.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
+        self._executor = DeadlineExecutor.of(os.path.abspath(os.fspath(root)))
+        self._is_closed = False
+
+        def open_files() -> ObjectFiles:
+            files = ObjectFiles(root, create=create)
+            with contextlib.suppress(ReadOnlyError):  # it can be read all the same
+                files.sweep()
+            return files
+
+        try:
+            self._files = self._executor.call(open_files)
+        except BaseException:
+            self._executor.release()
+            raise
+
+    def __repr__(self) -> str:
+        return f"FileStore({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._files.url
+
+    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
+        if accept_size is None:
+            return await self._call(lambda: self._files.read(key))
+        accepted = 0
+        while True:  # once more where a larger one takes the object's place meanwhile
+            answer = await self._call(partial(self._files.read_if, key, accepted), size=accepted)
+            if not isinstance(answer, NotAccepted) or not accept_size(answer.size):
+                return answer
+            accepted = answer.size
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        return await self._call(lambda: self._files.read(key, start, length), size=length)
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        return await self._call(lambda: self._files.stat(key))
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        write = self._files.create if mode == "create" else self._files.write
+        await self._call(lambda: write(key, data), size=memoryview(data).nbytes)
+
+    async def delete(self, key: str) -> None:
+        await self._call(lambda: self._files.delete(key))
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        for info in await self._call(lambda: list(self._files.walk(prefix))):
+            yield info
+
+    async def aclose(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._executor.release()
+
+    async def _call(self, work: Callable[[], _T], *, size: int = 0) -> _T:
+        """Return what ``work`` does on another thread, within the store's time limit."""
+        more_s = (_TIMES_AS_LONG - 1) * self._executor.limit_s
+        more_s += min(size / _BYTES_A_SECOND, _MAX_TRANSFER_S)
+        return await asyncio.to_thread(self._executor.call, work, more_s=more_s)
