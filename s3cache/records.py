@@ -71,6 +71,8 @@ _QUEUED_EVENTS = 256
 _MAX_LINE_BYTES = 512 << 10
 _MAX_READ_BYTES = _MAX_PARTS_BYTES = 16 << 20
 _HEAD_BYTES = 16 << 10
+# PATH_MAX of Linux: longer names are left out, so that the head of a run stays short.
+_NAMED_CHARACTERS = 4096
 # Transfers under way that are remembered at most: an end may never be reported.
 _OPEN_AT_MOST = 10_000
 
@@ -367,11 +369,14 @@ class Recorder:
         """Return the fields of the run as a whole; arguments of the program may be secrets."""
         main = sys.modules.get("__main__")
         file = str(getattr(main, "__file__", None) or "<none>")
+        names = {
+            "file": "" if file.startswith("<") else os.path.realpath(file),
+            "module": getattr(getattr(main, "__spec__", None), "name", None) or "",
+        }
         return {
             "run": self.run,
             "program": sys.argv[0] if sys.argv else "",
-            "file": "" if file.startswith("<") else os.path.realpath(file),
-            "module": getattr(getattr(main, "__spec__", None), "name", None) or "",
+            **{what: name for what, name in names.items() if len(name) <= _NAMED_CHARACTERS},
             "started": self._started,
             "pid": os.getpid(),
             "parent": os.getppid(),
