@@ -65,7 +65,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "close": lambda tier: tier.close(),
 }
 # On a file system that is frozen these wait, and those that only read go on.
-CHANGES = ["put", "put_pending", "get", "give_back", "uploaded", "delete", "quarantine"]
+CHANGES = ["put", "put_pending", "get", "uploaded", "delete", "quarantine"]
 # Calls of the system that ask no disk.
 NO_DISK = {"fspath", "getcwd", "geteuid", "getpid", "urandom", "_path_normpath"}
 
@@ -106,7 +106,7 @@ def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> N
     assert {"open", "flock", "write", "replace"} <= calls_in(lambda: files.write("key", b"x"))
 
 
-@pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["give_back", "get", "delete"]))
+@pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["get", "delete"]))
 @pytest.mark.usefixtures("impatient")
 def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
     disk: FreezableDisk, operation: str
