@@ -500,8 +500,7 @@ class Cache:
                     check_trust=self._check_trust,
                 )
                 if self.settings.mode != "read-only":
-                    self._remote.uploads.backlog.expect(self._unsent)
-                    self._remote.uploads.start()
+                    self._remote.uploads.start(self._unsent)
             return self._remote
 
 

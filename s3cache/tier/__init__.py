@@ -1,9 +1,7 @@
 """Where entries are kept, on disk and in the remote store, and the loop that moves them."""
 
 from s3cache.tier._disk import DiskTier, TierStore
-from s3cache.tier._local import LocalTier
 from s3cache.tier._loop import (
-    SMALL_BYTES,
     BackgroundLoop,
     Deadline,
     background,
@@ -11,11 +9,10 @@ from s3cache.tier._loop import (
     cancel_all,
 )
 from s3cache.tier._prefetch import Budget, Prefetch, Prefetches, PrefetchReport
-from s3cache.tier._remote import RemoteTier
-from s3cache.tier._uploads import FlushReport, UploadLimits, Uploads
+from s3cache.tier._tiers import LocalTier, RemoteTier
+from s3cache.tier._uploads import FlushReport, Uploads
 
 __all__ = [
-    "SMALL_BYTES",
     "BackgroundLoop",
     "Budget",
     "Deadline",
@@ -27,7 +24,6 @@ __all__ = [
     "Prefetches",
     "RemoteTier",
     "TierStore",
-    "UploadLimits",
     "Uploads",
     "background",
     "before_exit",

@@ -1,17 +1,12 @@
 """Bounds on a directory that many processes change: its exact usage, and LRU eviction when full.
 
-The file ``usage`` holds one record (little-endian)::
+The file ``usage`` holds one record (little-endian), ``exact:? bytes:i64 files:i64``. A writer locks
+the file, marks the record as inexact, changes the directory, and writes the record again. A process
+that takes the lock and sees no exact record, as after a kill, counts the files.
 
-    magic[8]  bytes:i64  files:i64  crc32:u32
-
-A writer locks it, overwrites the magic, changes the directory, and writes the record again. If it
-is killed in between, the magic is missing and the next process that takes the lock counts the
-files. Where the record is absent or damaged, they are counted as well.
-
-The modification time of an object is its last use, and the oldest objects go first. A writer that
-finds no room evicts what it needs and a few more. Trimming in the background keeps the directory
-below its bounds, so that writers seldom have to. Both look for the oldest objects without the lock,
-one process at a time.
+The modification time of an object is its last use, and the oldest objects go first. Looking for
+them takes no lock, and one process at a time does it; the others can write meanwhile if there is
+room.
 """
 
 from __future__ import annotations
@@ -22,35 +17,48 @@ import os
 import struct
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from s3cache.errors import NoSpaceError, TransientError
 from s3cache.stats import Usage
-from s3cache.store import ObjectFiles, ObjectInfo
+from s3cache.store import Directory, ObjectFiles, ObjectInfo
 from s3cache.util.forks import call_in_child, close_unshared
 
-__all__ = ["Bounds", "Ledger", "UsageFile"]
+__all__ = ["Bounds", "Ledger", "UsageFile", "try_lock"]
 
-_RECORD = struct.Struct("<8sqqI")
-_MAGIC = b"s3cuse2\n"
-_CHANGING = b"changing"
+_RECORD = struct.Struct("<?qq")
+_NOTHING = Usage(0, 0)
+_INEXACT = b"\0"
 LOCK_TIMEOUT_S = 4.0
 
-# Trimming starts above the first fraction of a bound and ends at the second.
-_HIGH_WATER = 0.95
+# A writer that finds no room evicts down to this fraction of a bound: the next ones find some.
 _LOW_WATER = 0.90
-# One process trims so often at most.
-_TRIM_EVERY_S = 10.0
-# A trim pauses after each object, so that others get the lock.
-_TRIM_PAUSE_S = 0.0005
+# Objects evicted before others get the lock.
+_BATCH = 64
 # A scan that differs from the ledger by this fraction of a bound shows that it is wrong.
 _TOLERANCE = 0.05
-# A writer evicts one in so many objects more than it needs, so that the next ones need no scan.
-_SPARE_PART = 50
 # A writer waits for another process's scan, so long at a time, and in all.
 _SCAN_POLL_S = 0.005
 _SCAN_WAIT_S = 1.0
+
+
+def try_lock(directory: Directory, name: str) -> int | None:
+    """Open and lock a private file, made if missing; return None if another process has the lock.
+
+    :func:`~s3cache.util.forks.close_unshared` unlocks it.
+    """
+    fd = directory.open_private(name, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink:
+            return fd
+    except BlockingIOError:
+        pass
+    except BaseException:
+        close_unshared(fd)
+        raise
+    close_unshared(fd)  # locked by another process, or removed meanwhile: others use a new one
+    return None
 
 
 class UsageFile:
@@ -71,14 +79,17 @@ class UsageFile:
 
         Raises:
             TransientError: another thread or process held the lock for :data:`LOCK_TIMEOUT_S`.
-            OSError: the file cannot be opened or written.
         """
         mutex = self._mutex  # a child that is forked within the block has another one
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        deadline, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.0001
         if not mutex.acquire(timeout=LOCK_TIMEOUT_S):
             raise self._busy("another thread")
         try:
-            fd = self._open_locked(deadline)
+            while (fd := self.try_lock("usage")) is None:
+                if time.monotonic() > deadline:
+                    raise self._busy("another process")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.005)
             try:
                 yield Ledger(self._files, fd)
             finally:
@@ -86,52 +97,13 @@ class UsageFile:
         finally:
             mutex.release()
 
-    @contextlib.contextmanager
-    def try_scan(self) -> Iterator[bool]:
-        """Give whether this thread is the only one to look for old objects, for the block."""
-        fd = self._open("usage.scan")
+    def try_lock(self, name: str) -> int | None:
+        """Lock a file of the root, see :func:`try_lock`."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_alone = True
-        except BlockingIOError:
-            is_alone = False
-        except OSError:  # no locks on this file system: several may
-            is_alone = True
-        try:
-            yield is_alone
-        finally:
-            close_unshared(fd)
-
-    def _open_locked(self, deadline: float) -> int:
-        while True:
-            fd = self._open("usage")
-            try:
-                self._lock(fd, deadline)
-                if os.fstat(fd).st_nlink:
-                    return fd
-            except BaseException:
-                close_unshared(fd)
-                raise
-            close_unshared(fd)  # removed while we waited: others use a new one
-
-    def _open(self, name: str) -> int:
-        flags = os.O_RDWR | os.O_CREAT
-        try:
-            return self._files.directory().open_private(name, flags)
+            return try_lock(self._files.directory(), name)
         except FileNotFoundError:  # the root was removed: make it again
             self._files.ensure()
-            return self._files.directory().open_private(name, flags)
-
-    def _lock(self, fd: int, deadline: float) -> None:
-        pause_s = 0.0001
-        while True:
-            try:
-                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise self._busy("another process") from None
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.005)
+            return try_lock(self._files.directory(), name)
 
     def _busy(self, holder: str) -> TransientError:
         path = os.path.join(self._files.root, "usage")
@@ -145,22 +117,21 @@ class Ledger:
     def __init__(self, files: ObjectFiles, fd: int) -> None:
         self._files = files
         self._fd = fd
-        self._is_in_doubt = False
-        record = os.pread(fd, _RECORD.size, 0)
+        record = os.pread(fd, _RECORD.size + 1, 0)
         if len(record) == _RECORD.size:
-            _, size, count, _ = _RECORD.unpack(record)
-            self.usage = Usage(size, count)
-            if record == self._record() and size >= 0 <= count:
+            is_exact, *usage = _RECORD.unpack(record)
+            if is_exact and min(usage) >= 0:
+                self.usage = Usage(*usage)
                 return
         self.count()
 
     def count(self) -> list[ObjectInfo]:
-        """Correct the usage by looking at all objects; return them."""
-        infos = list(self._files.walk())
-        self.usage = _usage_of(infos)
-        self._is_in_doubt = False
+        """Correct the usage by looking at all objects; return them, the oldest first."""
+        objects = _oldest_first(self._files)
+        self.usage = _usage_of(objects)
+        os.ftruncate(self._fd, _RECORD.size)
         self._store()
-        return infos
+        return objects
 
     def size_of(self, name: str) -> int | None:
         """Return the size of object ``name``, or ``None`` if it is not there."""
@@ -173,34 +144,22 @@ class Ledger:
 
         Where the block fails, the next process that takes the lock counts.
         """
-        os.pwrite(self._fd, _CHANGING, 0)
-        try:
-            yield
-        except BaseException:
-            self._is_in_doubt = True
-            raise
+        os.pwrite(self._fd, _INEXACT, 0)
+        yield
         self.usage = Usage(
             self.usage.bytes + (after or 0) - (before or 0),
             self.usage.files + (after is not None) - (before is not None),
         )
-        if not self._is_in_doubt:
-            self._store()
+        self._store()
 
     def _store(self) -> None:
-        os.pwrite(self._fd, self._record(), 0)
-
-    def _record(self) -> bytes:
-        size, count = self.usage.bytes, self.usage.files
-        return _RECORD.pack(_MAGIC, size, count, zlib.crc32(b"%d %d" % (size, count)))
+        os.pwrite(self._fd, _RECORD.pack(True, self.usage.bytes, self.usage.files), 0)
 
 
 class Bounds:
     """At most ``max_bytes`` and ``max_files`` of objects; the least recently used go first.
 
-    Any number of threads and processes may have bounds on one directory.
-
-    Args:
-        pinned: gives the names of objects that must not go; called with the lock held.
+    ``pinned`` gives the names of objects that must not go; it is called with the lock held.
     """
 
     def __init__(
@@ -217,8 +176,6 @@ class Bounds:
         self._pinned = pinned
         self._usage_file = UsageFile(files)
         self.locked = self._usage_file.locked
-        self._is_nearly_full = False
-        self._next_trim = 0.0
 
     @contextlib.contextmanager
     def reserve(self, name: str, size: int) -> Iterator[tuple[Ledger, int | None]]:
@@ -227,115 +184,75 @@ class Bounds:
         Raises:
             NoSpaceError: it does not fit even if everything that may go is evicted.
         """
-        objects: list[ObjectInfo] | None = None
-        waits_until = time.monotonic() + _SCAN_WAIT_S
+        scan_at = time.monotonic() + _SCAN_WAIT_S  # the process that scans may be stopped
         while True:
             with self.locked() as ledger:
                 before = ledger.size_of(name)
                 growth = Usage(size - (before or 0), int(before is None))
-                if objects is not None:
-                    self._make_room(ledger, name, growth, objects)
                 if self._fits(ledger.usage, growth):
-                    self._is_nearly_full = self._is_above(ledger, _HIGH_WATER)
                     yield ledger, before
                     return
-            with self._usage_file.try_scan() as is_alone:
-                # The process that scans may be stopped.
-                scans = is_alone or time.monotonic() > waits_until
-                objects = self._oldest_first() if scans else None
-            if objects is None:
+            scan = self._usage_file.try_lock("usage.scan")
+            if scan is None and time.monotonic() < scan_at:
                 time.sleep(_SCAN_POLL_S)
+                continue
+            try:
+                self._evict(growth, name)
+            finally:
+                if scan is not None:
+                    close_unshared(scan)
 
-    def is_trim_due(self) -> bool:
-        """Return whether the directory was nearly full at the last write, now and then."""
-        now = time.monotonic()
-        is_due = self._is_nearly_full and now >= self._next_trim
-        if is_due:
-            self._next_trim = now + _TRIM_EVERY_S
-        return is_due
-
-    def trim(self) -> int:
-        """Evict down to the low-water mark if above the high one; return how many objects.
-
-        For a background thread. Of several processes, one does it.
-        """
-        with self.locked() as ledger:
-            if not self._is_above(ledger, _HIGH_WATER):
-                return 0
-        removed = 0
-        with self._usage_file.try_scan() as is_alone:
-            if not is_alone:
-                return 0
-            objects = self._oldest_first()
-            with self.locked() as ledger:
-                candidates = self._evictable(ledger, objects)
-            for candidate in candidates:
-                with self.locked() as ledger:
-                    if not self._is_above(ledger, _LOW_WATER):
-                        break
-                    removed += self._evict(ledger, candidate)
-                time.sleep(_TRIM_PAUSE_S)
-        return removed
-
-    def _make_room(
-        self, ledger: Ledger, name: str, growth: Usage, objects: list[ObjectInfo]
-    ) -> None:
-        """Evict the oldest of ``objects`` until object ``name`` fits, and a few more.
+    def _evict(self, growth: Usage, name: str) -> None:
+        """Evict the oldest objects but ``name``, so that ``growth`` fits, and some more.
 
         Raises:
             NoSpaceError: it would not fit if all were evicted; none was.
         """
-        candidates = [info for info in self._evictable(ledger, objects) if info.key != name]
-        freed = _usage_of(candidates)
-        left = Usage(ledger.usage.bytes - freed.bytes, ledger.usage.files - freed.files)
-        if not self._fits(left, growth):
-            if _usage_of(objects) == ledger.usage:
-                raise self._no_space(ledger, name, growth.bytes)
-            objects[:] = _by_age(ledger.count())  # others have changed them since
-            return self._make_room(ledger, name, growth, objects)
-        spare = min(len(candidates), self.max_files) // _SPARE_PART
-        for candidate in candidates:
-            if self._fits(ledger.usage, growth):
-                if not spare:
-                    break
-                spare -= 1
-            self._evict(ledger, candidate)
-        return None
+        objects = _oldest_first(self._files)
+        with self.locked() as ledger:
+            # While the lock is held, no pending upload moves from one process to another. What
+            # becomes pending from now on has a later time than the scan says.
+            pinned = {*self._pinned(), name}
+            if self._is_off(ledger, objects) or not self._would_fit(
+                ledger, objects, pinned, growth
+            ):
+                objects = ledger.count()
+                if not self._would_fit(ledger, objects, pinned, growth):
+                    raise self._no_space(ledger, name, growth.bytes)
+        left = iter([info for info in objects if info.key not in pinned])
+        while True:
+            with self.locked() as ledger:
+                for _ in range(_BATCH):
+                    is_enough = self._fits(ledger.usage, part=_LOW_WATER)
+                    if is_enough and self._fits(ledger.usage, growth):
+                        return
+                    if (candidate := next(left, None)) is None:
+                        return
+                    if self._files.stat(candidate.key) == candidate:  # not used or replaced since
+                        with ledger.changing(candidate.size, None):
+                            self._files.delete(candidate.key)
 
-    def _evictable(self, ledger: Ledger, objects: list[ObjectInfo]) -> list[ObjectInfo]:
-        """Return which of ``objects`` may be evicted; look again where files changed by hand.
-
-        While the lock is held, no pending upload moves from one process to another. What became
-        pending after ``objects`` was made has a later time than it says.
-        """
+    def _is_off(self, ledger: Ledger, objects: list[ObjectInfo]) -> bool:
+        """Return whether files were changed by hand: others change a few during a scan."""
         scanned = _usage_of(objects)
-        off_bytes = abs(ledger.usage.bytes - scanned.bytes)
-        off_files = abs(ledger.usage.files - scanned.files)
-        if off_bytes > _TOLERANCE * self.max_bytes or off_files > _TOLERANCE * self.max_files:
-            objects[:] = _by_age(ledger.count())
-        pinned = self._pinned()
-        return [info for info in objects if info.key not in pinned]
-
-    def _evict(self, ledger: Ledger, candidate: ObjectInfo) -> bool:
-        """Remove the object, unless it was used or replaced since it was looked at."""
-        if self._files.stat(candidate.key) != candidate:
-            return False
-        with ledger.changing(candidate.size, None):
-            self._files.delete(candidate.key)
-        return True
-
-    def _oldest_first(self) -> list[ObjectInfo]:
-        return _by_age(self._files.walk())
-
-    def _fits(self, usage: Usage, growth: Usage) -> bool:
         return (
-            usage.bytes + growth.bytes <= self.max_bytes
-            and usage.files + growth.files <= self.max_files
+            abs(ledger.usage.bytes - scanned.bytes) > _TOLERANCE * self.max_bytes
+            or abs(ledger.usage.files - scanned.files) > _TOLERANCE * self.max_files
         )
 
-    def _is_above(self, ledger: Ledger, fraction: float) -> bool:
-        usage = ledger.usage
-        return usage.bytes > fraction * self.max_bytes or usage.files > fraction * self.max_files
+    def _would_fit(
+        self, ledger: Ledger, objects: list[ObjectInfo], pinned: set[str], growth: Usage
+    ) -> bool:
+        """Return whether ``growth`` fits once all objects that may go are evicted."""
+        freed = _usage_of([info for info in objects if info.key not in pinned])
+        left = Usage(ledger.usage.bytes - freed.bytes, ledger.usage.files - freed.files)
+        return self._fits(left, growth)
+
+    def _fits(self, usage: Usage, growth: Usage = _NOTHING, part: float = 1.0) -> bool:
+        return (
+            usage.bytes + growth.bytes <= part * self.max_bytes
+            and usage.files + growth.files <= part * self.max_files
+        )
 
     def _no_space(self, ledger: Ledger, name: str, size: int) -> NoSpaceError:
         return NoSpaceError(
@@ -351,5 +268,5 @@ def _usage_of(objects: list[ObjectInfo]) -> Usage:
     return Usage(sum(info.size for info in objects), len(objects))
 
 
-def _by_age(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-    return sorted(objects, key=lambda info: info.modified)
+def _oldest_first(files: ObjectFiles) -> list[ObjectInfo]:
+    return sorted(files.walk(), key=lambda info: info.modified)

@@ -21,15 +21,12 @@ from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
-from s3cache import entries
-from s3cache.errors import NoSpaceError, PreconditionError, ReadOnlyError, StoreError
-from s3cache.frame import Frame
+from s3cache.errors import ConfigError, NoSpaceError, PreconditionError, ReadOnlyError, StoreError
 from s3cache.stats import Usage
 from s3cache.store import (
     AcceptSize,
     Buffer,
     DeadlineExecutor,
-    Directory,
     NotAccepted,
     ObjectFiles,
     ObjectInfo,
@@ -48,6 +45,8 @@ _T = TypeVar("_T")
 _QUARANTINED_FILES = 8
 # https://bford.info/cachedir/
 _CACHEDIR_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by s3cache.\n"
+# Entries that differ do so in the digests and signatures that they begin with.
+_BEGINNING_BYTES = 4096
 
 # A slow disk does not hang: a call may take a second more for so many bytes.
 _BYTES_A_SECOND = 32 << 20
@@ -74,12 +73,12 @@ class SearchResult:
     Attributes:
         name: of the object that was found; empty if there is none.
         data: its bytes, not verified.
-        others: where none was found, what there is besides.
+        others: where none was found, what there is besides, the last used first.
     """
 
     name: str = ""
     data: bytes = b""
-    others: tuple[ObjectInfo, ...] = ()
+    others: Sequence[ObjectInfo] = ()
 
 
 class DiskTier:
@@ -135,9 +134,16 @@ class DiskTier:
             max_files=max_files,
             pinned=self._pending.all_pending,
         )
-        with contextlib.suppress(ReadOnlyError), os_errors("open", self.url):
-            _tag_as_cache(self._files.directory())
+        with (
+            contextlib.suppress(ReadOnlyError),
+            os_errors("open", self.url),
+            contextlib.suppress(FileExistsError),
+        ):
             self._files.sweep()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open("CACHEDIR.TAG", flags, 0o600, dir_fd=self._files.directory().fd)
+            with os.fdopen(fd, "wb") as file:
+                file.write(_CACHEDIR_TAG)
         self.usage()  # the first process counts; fails now if that cannot be written
 
     @_in_time
@@ -150,29 +156,7 @@ class DiskTier:
             sizes = [info.size for info in self._files.walk()]
             return Usage(sum(sizes), len(sizes))
 
-    def trim(self) -> int:
-        """Evict down to the low-water mark if above the high one; return how many objects.
-
-        For a background thread, so that writers seldom have to look for old objects.
-        """
-        with os_errors("trim", self.url):
-            return self.deadline.call(self._bounds.trim, more_s=_SCAN_S)
-
-    def is_trim_due(self) -> bool:
-        """Return whether it is time to :meth:`trim`."""
-        return self._bounds.is_trim_due()
-
     # -- reading
-
-    @_in_time
-    def load(self, name: str) -> Frame | None:
-        """Return the verified entry at ``name``, or ``None``; mark it as used just now.
-
-        Raises:
-            CorruptError: what is there is damaged, or belongs elsewhere.
-        """
-        data = self.get(name)
-        return None if data is None else entries.verify(name, data)
 
     @_in_time
     def search(self, names: Sequence[str], prefix: str) -> SearchResult:
@@ -184,7 +168,7 @@ class DiskTier:
             data = self._files.use(self._namespace + name)
             if data is not None:
                 return SearchResult(name, data)
-        return SearchResult(others=tuple(self._objects(prefix)))
+        return SearchResult(others=self._objects(prefix))
 
     @_in_time
     def get(self, name: str) -> bytes | None:
@@ -197,20 +181,29 @@ class DiskTier:
         return self._files.read(self._namespace + name, start, length)
 
     @_in_time
+    def head(self, name: str) -> ObjectInfo | None:
+        """Return size and time of last use of the object, or ``None``; this is no use of it."""
+        info = self._files.stat(self._namespace + name)
+        return None if info is None else ObjectInfo(name, info.size, info.modified)
+
     def holds(self, name: str) -> bool:
         """Return whether the object is there; this is no use of it."""
-        return self._files.stat(self._namespace + name) is not None
+        return self.head(name) is not None
 
     def objects(self, prefix: str = "") -> list[ObjectInfo]:
-        """List all objects with ``prefix``; ``modified`` is the time of last use."""
+        """List all objects with ``prefix``, the last used first.
+
+        ``modified`` is the time of last use.
+        """
         more_s = 0.0 if prefix else _SCAN_S
         return self.deadline.call(lambda: self._objects(prefix), more_s=more_s)
 
     def _objects(self, prefix: str) -> list[ObjectInfo]:
-        return [
+        present = [
             ObjectInfo(info.key[len(self._namespace) :], info.size, info.modified)
             for info in self._files.walk(self._namespace + prefix)
         ]
+        return sorted(present, key=lambda info: info.modified, reverse=True)
 
     # -- writing
 
@@ -234,6 +227,7 @@ class DiskTier:
 
         Raises:
             NoSpaceError: see :meth:`put`.
+            ClosedError: :meth:`close` was called.
         """
         self._put_in_time(name, data, pending=True)
 
@@ -273,36 +267,58 @@ class DiskTier:
 
     @_in_time
     def delete(self, name: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object, if it is there, and our record of it."""
         key = self._namespace + name
         with os_errors("delete", self.url, key), self._bounds.locked() as ledger:
+            self._pending.remove(key)
             before = ledger.size_of(key)
             if before is not None:
                 with ledger.changing(before, None):
                     self._files.delete(key)
 
     @_in_time
-    def quarantine(self, name: str) -> None:
-        """Move a corrupt object to where a person can look at it; only the last few are kept."""
+    def quarantine(self, name: str, data: Buffer | None = None) -> None:
+        """Move a corrupt object to where a person can look at it, and forget our record of it.
+
+        Only the last few are kept.
+
+        Args:
+            data: what the object held; nothing happens if it was replaced since.
+        """
         key = self._namespace + name
         with os_errors("quarantine", self.url, key), self._bounds.locked() as ledger:
             before = ledger.size_of(key)
-            if before is None:
+            if before is None or self._was_replaced(key, data):
                 return
             quarantine = self._files.directory("quarantine", make=True)
             aside = f"{time.time_ns():020d}-{quote(key, safe='')}"[:255]
             with ledger.changing(before, None):
                 self._files.move(key, quarantine, aside)
+            self._pending.remove(key)
             for old in sorted(quarantine.names())[:-_QUARANTINED_FILES]:
                 os.unlink(old, dir_fd=quarantine.fd)
 
     # -- what is still to upload
 
     @_in_time
-    def uploaded(self, name: str) -> None:
-        """Forget that ``name`` is to be uploaded; from now on it may be evicted."""
-        with os_errors("uploaded", self.url, name):
-            self._pending.remove(self._namespace + name)
+    def uploaded(self, name: str, data: Buffer | None = None) -> None:
+        """Forget that ``name`` is to be uploaded; from now on it may be evicted.
+
+        Args:
+            data: what was uploaded; nothing happens if the object was replaced since.
+        """
+        key = self._namespace + name
+        with os_errors("uploaded", self.url, key), self._bounds.locked():
+            if not self._was_replaced(key, data):
+                self._pending.remove(key)
+
+    def _was_replaced(self, key: str, data: Buffer | None) -> bool:
+        info = None if data is None else self._files.stat(key)
+        if data is None or info is None:
+            return False
+        view = memoryview(data).cast("B")
+        beginning = self._files.read(key, 0, _BEGINNING_BYTES)
+        return info.size != view.nbytes or beginning != bytes(view[:_BEGINNING_BYTES])
 
     @_in_time
     def pending(self) -> list[str]:
@@ -318,6 +334,24 @@ class DiskTier:
             return {*self._names(key for key in keys if key.startswith(self._namespace))}
 
     @_in_time
+    def pending_object(self, name: str) -> tuple[bytes, bytes | None] | None:
+        """Return the bytes of a pending object, and the note on it if another process saved it.
+
+        Returns:
+            ``None`` if it is not pending here, or gone and therefore no longer pending.
+        """
+        key = self._namespace + name
+        with os_errors("pending_object", self.url, key):
+            data, note = self._files.read(key), self._pending.note_of(key)
+            if data is None and note is not None:
+                with self._bounds.locked() as ledger:
+                    if ledger.size_of(key) is None:  # it was not just being put
+                        self._pending.remove(key)
+            if data is None or note is None:
+                return None
+            return data, note if self._pending.is_adopted(key) else None
+
+    @_in_time
     def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]:
         """Take over what processes that are gone have left to upload; return the names.
 
@@ -327,23 +361,19 @@ class DiskTier:
             limit: so many at most.
             but: names to leave to others.
         """
-        # Locked: a process that evicts must not overlook an upload that moves between owners.
         with os_errors("adopt", self.url), self._bounds.locked():
             keys = {self._namespace + name for name in but}
             return self._names(self._pending.adopt(self._namespace, limit, keys))
 
     @_in_time
-    def give_back(self, name: str) -> None:
-        """Leave what was adopted or recorded here for another process to adopt at once."""
+    def give_back(self, name: str) -> bool:
+        """Leave what was adopted to another process, at once; return False if it is our own."""
         key = self._namespace + name
         with os_errors("give_back", self.url, key), self._bounds.locked():
-            self._pending.give_back(key)
-
-    @_in_time
-    def note(self, name: str) -> bytes | None:
-        """Return the note in our record of the object; ``None`` without a record."""
-        with os_errors("note", self.url, name):
-            return self._pending.note_of(self._namespace + name)
+            is_adopted = self._pending.is_adopted(key)
+            if is_adopted:
+                self._pending.give_back(key)
+            return is_adopted
 
     def close(self, timeout_s: float | None = None) -> None:
         """Leave what is not uploaded to other processes, and take nothing more.
@@ -352,22 +382,19 @@ class DiskTier:
         """
         limit_s = self.deadline.limit_s
         less_s = limit_s - min(limit_s if timeout_s is None else timeout_s, limit_s)
-        with contextlib.suppress(StoreError):
-            self.deadline.call(self._pending.close, more_s=-less_s)
+        with contextlib.suppress(StoreError, ConfigError):
+            self.deadline.call(self._close, more_s=-less_s)
         self.deadline.release()
+
+    def _close(self) -> None:
+        try:
+            with os_errors("close", self.url), self._bounds.locked():
+                self._pending.close()
+        finally:
+            self._pending.release()
 
     def _names(self, keys: Iterable[str]) -> list[str]:
         return [key[len(self._namespace) :] for key in keys]
-
-
-def _tag_as_cache(root: Directory) -> None:
-    with contextlib.suppress(FileExistsError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open("CACHEDIR.TAG", flags, 0o600, dir_fd=root.fd)
-        try:
-            os.write(fd, _CACHEDIR_TAG)
-        finally:
-            os.close(fd)
 
 
 class TierStore:
@@ -387,10 +414,14 @@ class TierStore:
     @overload
     async def get(self, key: str) -> Buffer | None: ...
     @overload
-    async def get(self, key: str, admit: AcceptSize | None) -> Buffer | NotAccepted | None: ...
-    async def get(self, key: str, admit: AcceptSize | None = None) -> Buffer | NotAccepted | None:
+    async def get(
+        self, key: str, accept_size: AcceptSize | None
+    ) -> Buffer | NotAccepted | None: ...
+    async def get(
+        self, key: str, accept_size: AcceptSize | None = None
+    ) -> Buffer | NotAccepted | None:
         data = await asyncio.to_thread(self._tier.peek, key)
-        if data is not None and admit is not None and not admit(len(data)):
+        if data is not None and accept_size is not None and not accept_size(len(data)):
             return NotAccepted(len(data))
         return data
 
@@ -398,8 +429,7 @@ class TierStore:
         return await asyncio.to_thread(self._tier.peek, key, start, length)
 
     async def head(self, key: str) -> ObjectInfo | None:
-        found = await asyncio.to_thread(self._tier.objects, key)
-        return next((info for info in found if info.key == key), None)
+        return await asyncio.to_thread(self._tier.head, key)
 
     async def put(
         self,
@@ -413,20 +443,16 @@ class TierStore:
             raise PreconditionError("already exists", op="put", store=self.url, key=key)
         await asyncio.to_thread(self._tier.put, key, data)
 
-    async def recorded(self) -> set[str]:
-        """Return the names that are still to be uploaded."""
-        return await asyncio.to_thread(self._tier.recorded)
-
     async def delete(self, key: str) -> None:
-        await asyncio.to_thread(self._remove, key)
-
-    def _remove(self, key: str) -> None:
-        self._tier.uploaded(key)
-        self._tier.delete(key)
+        await asyncio.to_thread(self._tier.delete, key)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         for info in await asyncio.to_thread(self._tier.objects, prefix):
             yield info
+
+    async def recorded(self) -> set[str]:
+        """Return the names that are still to be uploaded."""
+        return await asyncio.to_thread(self._tier.recorded)
 
     async def atomic_create(self) -> bool:
         return False

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 __all__ = [
-    "SMALL_BYTES",
     "BackgroundLoop",
     "Deadline",
     "background",
@@ -29,9 +28,6 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-
-#: The digest of so much takes about 0.1 ms, as long as handing it to another thread.
-SMALL_BYTES = 256 << 10
 
 _STOP_TIMEOUT_S = 2.0
 _CANCEL_AGAIN_S = 0.1

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Protocol, TypeAlias
 
 from s3cache.store import AcceptSize, NotAccepted
@@ -16,8 +14,6 @@ from s3cache.tier._loop import BackgroundLoop, cancel_all
 
 __all__ = ["Budget", "Prefetch", "PrefetchReport", "Prefetches"]
 
-_PRESENT_AT_ONCE = 64
-_SIZES_KNOWN_EVERY_S = 0.01
 # What an object takes while it arrives, in its own size, at most: the body, and pieces of it or
 # what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
 _COPIES = 2
@@ -28,7 +24,7 @@ class _Sized(Protocol):
     def size(self) -> int: ...
 
 
-#: Fetches one object, if its size is admitted; ``None`` where there is none.
+#: Fetches one object, if its size is accepted; ``None`` where there is none.
 _Fetch: TypeAlias = Callable[[str, AcceptSize], Awaitable["_Sized | NotAccepted | None"]]
 
 
@@ -36,7 +32,7 @@ class Prefetches:
     """Fetches lists of objects on the background loop.
 
     Args:
-        fetch: gets one object and lands it, unless its size is not admitted just now.
+        fetch: gets one object and lands it, unless its size is not accepted just now.
         concurrency: how many run at once.
         max_bytes: memory that they take together, unless a single one takes more.
         present: whether an object need not be fetched; called on a worker thread.
@@ -56,10 +52,7 @@ class Prefetches:
         self._concurrency = concurrency
         self._present = present
         self.budget = Budget(max_bytes)
-        # Touched on the loop only.
-        self._largest = 0  # bytes of the largest object got; 0: none yet
-        self._absent = 0  # how often there was none
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()  # touched on the loop only
 
     def start(self, names: Iterable[str]) -> Prefetch:
         """Fetch many objects in the background.
@@ -80,84 +73,44 @@ class Prefetches:
         assert task is not None
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        wanted = _Wanted(prefetch, self._present)
-        await asyncio.gather(*(self._work(wanted, number) for number in range(self._concurrency)))
+        names = iter(prefetch.names)
+        await asyncio.gather(*(self._work(prefetch, names) for _ in range(self._concurrency)))
 
-    async def _work(self, wanted: _Wanted, number: int) -> None:
-        while await wanted.more():
-            if not self._largest and number > self._absent:
-                await asyncio.sleep(_SIZES_KNOWN_EVERY_S)  # the first ones are under way
-            elif (name := wanted.take()) is not None:
-                await self._fetch_one(name, wanted)
-
-    async def _fetch_one(self, name: str, wanted: _Wanted) -> None:
-        """Fetch one object within the budget, or put it off: it is too large to be read now."""
-        held = _COPIES * wanted.sizes.get(name, self._largest)
-
-        def admit(size: int) -> bool:
-            nonlocal held
-            needed = max(_COPIES * size, held)
-            if not self.budget.grow(held, needed):
-                return False
-            held = needed
-            return True
-
-        prefetch = wanted.prefetch
-        await self.budget.take(held)
-        try:
-            answer = await self._fetch(name, admit)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
-            prefetch.count(failed=1, error=exc)
-        else:
-            if isinstance(answer, NotAccepted):
-                wanted.put_off(name, answer.size)
-            elif answer is None:
-                prefetch.count(absent=1)
-                self._absent += 1
+    async def _work(self, prefetch: Prefetch, names: Iterator[str]) -> None:
+        for name in names:
+            with contextlib.suppress(Exception):  # fetching it says what is wrong
+                if await asyncio.to_thread(self._present, name):
+                    prefetch.count(present=1)
+                    continue
+            try:
+                found = await self._fetch_one(name)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
+                prefetch.count(failed=1, error=exc)
             else:
-                prefetch.count(found=1, size=answer.size)
-                self._largest = max(self._largest, answer.size)
+                if found is None:
+                    prefetch.count(absent=1)
+                else:
+                    prefetch.count(found=1, size=found.size)
+
+    async def _fetch_one(self, name: str) -> _Sized | None:
+        """Fetch an object within the budget: again, once there is memory, if it was too large."""
+        held = 0
+
+        def accept(size: int) -> bool:
+            nonlocal held
+            is_accepted = self.budget.grow(held, _COPIES * size)
+            held = _COPIES * size if is_accepted else held
+            return is_accepted
+
+        try:
+            while isinstance(answer := await self._fetch(name, accept), NotAccepted):
+                self.budget.give(held)
+                held = 0
+                await self.budget.take(_COPIES * answer.size)
+                held = _COPIES * answer.size
+            return answer
         finally:
             self.budget.give(held)
-
-
-class _Wanted:
-    """What one prefetch has still to fetch; ``sizes`` are the bytes of what was put off."""
-
-    def __init__(self, prefetch: Prefetch, present: Callable[[str], bool]) -> None:
-        self.prefetch = prefetch
-        self.sizes: dict[str, int] = {}
-        self._present = present
-        self._names = iter(prefetch.names)
-        self._queue: deque[str] = deque()
-        self._refilling = asyncio.Lock()
-
-    async def more(self) -> bool:
-        """Return whether there is more; look for it on a worker thread, many at once."""
-        if self._queue:
-            return True
-        async with self._refilling:
-            while not self._queue and (names := list(islice(self._names, _PRESENT_AT_ONCE))):
-                absent = await asyncio.to_thread(self._not_present, names)
-                self.prefetch.count(present=len(names) - len(absent))
-                self._queue.extend(absent)
-        return bool(self._queue)
-
-    def take(self) -> str | None:
-        return self._queue.popleft() if self._queue else None
-
-    def put_off(self, name: str, size: int) -> None:
-        self.sizes[name] = size
-        self._queue.append(name)
-
-    def _not_present(self, names: list[str]) -> list[str]:
-        absent = []
-        for name in names:
-            with contextlib.suppress(Exception):  # then it is fetched, and that says what is wrong
-                if self._present(name):
-                    continue
-            absent.append(name)
-        return absent
 
 
 class Budget:
@@ -170,11 +123,13 @@ class Budget:
         self._max_bytes = max_bytes
         self._held = 0
         self._given = asyncio.Event()
+        self._first = asyncio.Lock()
 
     async def take(self, size: int) -> None:
-        """Wait until ``size`` bytes are free, and hold them."""
-        while not self.grow(0, size):
-            await self._given.wait()
+        """Wait until ``size`` bytes are free, and hold them; who waits longest comes first."""
+        async with self._first:
+            while not self.grow(0, size):
+                await self._given.wait()
 
     def grow(self, held: int, size: int) -> bool:
         """Hold ``size`` bytes instead of ``held``, if so many are free; return whether they are."""

@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from s3cache.errors import (
     ClosedError,
     ConfigError,
     CorruptError,
+    NoSpaceError,
     S3CacheError,
     TransientError,
     UntrustedError,
 )
 from s3cache.stats import Listeners, Step, TransferEvent
 from s3cache.store import Buffer
-from s3cache.tier._backlog import Backlog, PendingDisk, UploadQueue
-from s3cache.tier._loop import BackgroundLoop, Deadline, cancel_all
+from s3cache.tier._disk import DiskTier
+from s3cache.tier._loop import BackgroundLoop, cancel_all
+from s3cache.tier._prefetch import Budget
 from s3cache.util.logs import logger_of
 
-__all__ = ["FlushReport", "UploadLimits", "Uploads"]
+__all__ = ["FlushReport", "Uploads"]
+
+_T = TypeVar("_T")
 
 # After a failure that may pass, uploads pause this long, twice as long after the next one.
 _FIRST_PAUSE_S = 1.0
@@ -42,21 +47,6 @@ _CLOSE_TIMEOUT_S = 5.0
 _REPORT_TIMEOUT_S = 2.0
 
 logger = logger_of("storage")
-
-
-@dataclass(frozen=True, slots=True)
-class UploadLimits:
-    """What uploads may take.
-
-    Attributes:
-        concurrency: uploads at once.
-        max_count: objects queued. More are picked up later from the disk.
-        max_bytes: payload held in memory at once; one object larger than that goes alone.
-    """
-
-    concurrency: int
-    max_count: int
-    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +70,27 @@ class FlushReport:
 
 
 class Uploads:
-    """A queue of uploads, and the workers that see to it on the background loop.
+    """A queue of names to upload, and the workers that see to it on the background loop.
 
-    Objects are pending on the disk, which holds their bytes, or wait as bytes in memory. No method
-    but the flushes waits for the network.
+    The bytes are pending on the disk, or wait in memory and die with the process. No method but the
+    flushes waits for the network. Those that keep something raise ``StoreError`` where there is no
+    room or the disk fails, and ``ClosedError`` after :meth:`close`.
 
     What other processes have left is adopted a few at a time until an upload proves that this one
     may write, and given back if it turns out that it may not, for a process that may. What they
     have left without a signature that we trust is left to processes that trust it.
 
     Args:
-        publish: uploads the bytes of the object of that name, with the note on it if this process
-            adopted it; returns whether it wrote anything, or found all there.
+        publish: uploads the bytes of the object of that name, with the note on it if another
+            process saved it; returns whether it wrote anything, or found all there.
         disk: holds bytes, and what is pending; ``None`` if there is no local tier.
+        concurrency: uploads at once.
+        max_count: objects that wait in memory, because there is no disk or it fails.
+        max_bytes: bytes of those, and of objects that are read from the disk at once; one object
+            larger than that goes alone.
         on_problem: called on the loop's thread with each error that ends an attempt.
 
     Attributes:
-        backlog: what is still to upload.
         pause_s: how long the last failure that may pass made uploads pause; each one in a row
             doubles it.
         retry_s: how long what was refused waits to be tried again; each refusal doubles it.
@@ -107,78 +101,80 @@ class Uploads:
         loop: BackgroundLoop,
         publish: Callable[[str, Buffer, bytes | None], Awaitable[bool]],
         *,
-        disk: PendingDisk | None,
-        limits: UploadLimits,
+        disk: DiskTier | None,
+        concurrency: int,
+        max_count: int,
+        max_bytes: int,
         listeners: Listeners,
         on_problem: Callable[[Exception], None],
     ) -> None:
-        self.backlog = Backlog(disk, max_count=limits.max_count, max_bytes=limits.max_bytes)
         self._disk = disk
         self._loop = loop
         self._publish = publish
-        self._concurrency = limits.concurrency
+        self._concurrency = concurrency
+        self._max_count = max_count
+        self._max_bytes = max_bytes
         self._listeners = listeners
         self._on_problem = on_problem
-        # Any thread appends, and wakes the loop unless that has been done; the loop takes.
-        self._handed_over: deque[tuple[str, int]] = deque()
-        self._is_woken = False
+        self._is_closed = False
+        # What is not on the disk.
+        self._memory: dict[str, bytes] = {}
+        self._mutex = threading.Lock()
         # What is not to be uploaded yet, with its size. The thread that takes a name out decides.
         self._delayed: dict[str, int] = {}
 
-        # Touched on the loop only.
-        self._queue = UploadQueue(max_count=limits.max_count, max_bytes=limits.max_bytes)
-        self._picking_up = 0  # how many tasks are looking for what did not fit
-        self._workers: list[asyncio.Task[None]] = []
-        self._adopter: asyncio.Task[None] | None = None
-        self._may_adopt = False
+        # Touched on the loop only. An object is queued, active or refused; it has a size in the
+        # first two states, 0 as long as it is not known.
+        self._queue: deque[str] = deque()
+        self._active: set[str] = set()
+        self._refused: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._put_again: set[str] = set()  # while active
+        self._on_trial: set[str] = set()  # of what was refused: tried again, to see
+        self._reading = Budget(max_bytes)
+        self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._is_stopped = False
+        self._error: Exception | None = None
         self._pause: asyncio.TimerHandle | None = None
         self.pause_s = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self.retry_s = 0.0
-        self._on_trial: set[str] = set()  # of what was refused: tried again, to see
+        self._adopts = False
         self._may_write = False  # proven, and not refused since
         self._adopt_at_once = 1  # until that is proven
         self._given_back: set[str] = set()  # not to be adopted again right away
         self._untrusted: set[str] = set()  # not to be adopted again by this process
         self._refusals = 0  # of what was adopted
-        self._error: Exception | None = None
-        self._is_stopped = False
 
     # -- on the caller's thread
 
-    def start(self) -> None:
-        """Begin to upload what processes that are gone have left, now and from time to time.
+    def start(self, names: Iterable[str] = ()) -> None:
+        """Begin to upload ``names``, which are pending, and what processes that are gone have left.
 
-        Where no thread can be started now, that begins with the first upload.
+        The latter now and from time to time. Where no thread can be started now, that begins with
+        the first upload.
         """
-        self._may_adopt = self._disk is not None
+        self._adopts = self._disk is not None
         with contextlib.suppress(ClosedError):
-            self._loop.call(self._start_adopter)
+            self._loop.call(self._start_tasks)
+            for name in names:
+                self._loop.call(self._enqueue, name)
 
     def put(self, name: str, data: Buffer) -> None:
-        """Write the object to the disk, pending, and queue it.
-
-        Raises:
-            StoreError: the disk could not take it; nothing was queued.
-            ClosedError: uploads were closed; nothing was written.
-        """
-        self.backlog.put(name, data)
+        """Write the object to the disk, pending, and queue it."""
+        self._keep_on_disk(name, data)
+        self._delayed.pop(name, None)
         with contextlib.suppress(ClosedError):  # at interpreter exit: a later process uploads it
-            self._hand_over(name, memoryview(data).nbytes)
+            self._loop.call(self._enqueue, name, memoryview(data).nbytes)
 
     def put_in_memory(self, name: str, data: Buffer) -> None:
-        """Queue a copy of the object's bytes, which dies with the process.
-
-        Raises:
-            NoSpaceError: the queue is full.
-            ClosedError: uploads were closed.
-        """
-        self.backlog.put_in_memory(name, data)
+        """Queue a copy of the object's bytes, which dies with the process."""
+        self._keep_in_memory(name, data)
         try:
-            self._hand_over(name, memoryview(data).nbytes)
+            self._loop.call(self._enqueue, name, memoryview(data).nbytes)
         except ClosedError:
-            self.backlog.remove_from_memory(name)
+            self._memory.pop(name, None)
             raise
 
     def put_delayed(self, name: str, data: Buffer, seconds: float) -> None:
@@ -186,36 +182,31 @@ class Uploads:
 
         A flush, the exit and a later process upload it as they do any other. Until then,
         :meth:`cancel_delayed` undoes it.
-
-        Raises:
-            StoreError: the disk, or the memory for uploads, could not take it.
-            ClosedError: uploads were closed.
         """
         self._delayed[name] = memoryview(data).nbytes
         try:
-            put = self.backlog.put_in_memory if self._disk is None else self.backlog.put
-            put(name, data)
+            (self._keep_in_memory if self._disk is None else self._keep_on_disk)(name, data)
         except Exception:
             self._delayed.pop(name, None)
             raise
         with contextlib.suppress(ClosedError):
-            self._loop.call(self._release_later, name, seconds)
+            self._loop.call(
+                lambda: asyncio.get_running_loop().call_later(seconds, self._release, name)
+            )
 
     def cancel_delayed(self, name: str) -> bool:
-        """Remove a delayed object; return False if it is not, or no longer, delayed.
-
-        Raises:
-            StoreError: the disk fails.
-        """
+        """Remove a delayed object; return False if it is not, or no longer, delayed."""
         if self._delayed.pop(name, None) is None:
             return False
-        self.backlog.remove(name)
+        self._memory.pop(name, None)
+        if self._disk is not None:
+            self._disk.delete(name)
         return True
 
     @property
     def pending(self) -> int:
         """How many uploads are queued, under way or given up for now; may be a moment old."""
-        return len(self._queue) + len(self._delayed)
+        return len(self._sizes) + len(self._refused) + len(self._delayed)
 
     def flush(self, timeout_s: float | None) -> FlushReport:
         """Wait until nothing is left that can be uploaded, at most ``timeout_s``.
@@ -233,113 +224,101 @@ class Uploads:
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Stop uploading. What is pending on the disk stays so, for others to adopt."""
-        deadline = Deadline(timeout_s)
-        self.backlog.close(timeout_s)
+        self._is_closed = True
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
-            self._loop.wait(self._stop(), deadline.left_s)
+            self._loop.wait(self._stop(), timeout_s)
 
-    def _hand_over(self, name: str, size: int) -> None:
-        """Have the loop queue it. Waking the loop is slow, so one wake-up serves all that wait."""
-        self._handed_over.append((name, size))
-        if not self._is_woken:
-            self._is_woken = True
-            try:
-                self._loop.call(self._take_over)
-            except BaseException:
-                self._is_woken = False  # the next one tries again
-                raise
+    def _keep_on_disk(self, name: str, data: Buffer) -> None:
+        assert self._disk is not None
+        self._check_open()
+        self._disk.put_pending(name, data)
+        self._memory.pop(name, None)  # it is older
+
+    def _keep_in_memory(self, name: str, data: Buffer) -> None:
+        self._check_open()
+        held = bytes(data)  # the caller may reuse its buffer; bytes are not copied
+        with self._mutex:
+            others = {each: len(other) for each, other in self._memory.items() if each != name}
+            count, size = len(others), sum(others.values())
+            if count >= self._max_count or size + len(held) > self._max_bytes:
+                problem = f"the upload queue is full: {count} objects of {size} bytes are in memory"
+                raise NoSpaceError(problem, op="put", key=name)
+            self._memory[name] = held
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the cache was closed")
 
     def _wait_for(self, work: Coroutine[Any, Any, None], timeout_s: float | None) -> FlushReport:
+        error, pending = self._error, set[str]()
         try:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._loop.wait(work, timeout_s)
-            return self._loop.wait(self._report(), _REPORT_TIMEOUT_S)
+            pending = self._loop.wait(self._pending_on_disk(), _REPORT_TIMEOUT_S)
+            error = self._error
         except ClosedError as exc:  # or no thread can be started
-            left = self._known() | self.backlog.pending()
-            return FlushReport(len(left), self.backlog.in_memory, exc)
+            error = exc
+            if self._disk is not None:
+                with contextlib.suppress(S3CacheError):
+                    pending = {*self._disk.pending()}
         except concurrent.futures.TimeoutError:  # the disk or a name server hangs
-            return FlushReport(len(self._known()), self.backlog.in_memory, self._error)
+            pass
+        return FlushReport(len(pending | self._known()), len(self._memory), error)
 
     def _known(self) -> set[str]:
         """Return all that is not uploaded, without asking the disk; for any thread."""
-        handed_over = {name for name, _ in [*self._handed_over]}
-        return handed_over | {*self._queue, *self._delayed} | self.backlog.known()
+        return {*self._sizes, *self._refused, *self._delayed, *self._memory}
 
     # -- on the loop: the queue
 
-    def _take_over(self) -> None:
-        # First: what is appended from now on may come too late for this round.
-        self._is_woken = False
-        self._start_adopter()
-        while self._handed_over:
-            name, size = self._handed_over.popleft()
-            if self.backlog.is_own(name):  # else it was found on the disk, and uploaded already
-                self._enqueue(name, size)
-
-    def _enqueue(self, name: str, size: int) -> None:
+    def _enqueue(self, name: str, size: int = 0) -> None:
         if self._is_stopped:
             return
-        if self._queue.add(name, size, is_on_disk=not self.backlog.is_in_memory(name)):
-            self._listeners.emit(TransferEvent("upload", "queued", name, size))
-        if not self._workers:
-            self._workers = [asyncio.ensure_future(self._work()) for _ in range(self._concurrency)]
-        self._wake()
-
-    def _release_later(self, name: str, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._release, name)
+        self._refused.pop(name, None)
+        is_new = name not in self._sizes
+        self._sizes[name] = size
+        if name in self._active:
+            self._put_again.add(name)
+        elif is_new:
+            self._queue.append(name)
+            self._emit("queued", name)
+        self._start_tasks()
 
     def _release(self, name: str) -> None:
         size = self._delayed.pop(name, None)
         if size is not None:
             self._enqueue(name, size)
 
-    def _queue_everything(self, refused: Callable[[], None]) -> None:
-        """Queue all that waits; ``refused`` queues what was refused."""
-        self._take_over()
+    async def _drain_until_a_pause(self) -> None:
         for name in [*self._delayed]:
             self._release(name)
-        refused()
-
-    async def _drain_until_a_pause(self) -> None:
-        self._queue_everything(self._try_some_again)
-        await self._until(lambda: self._is_idle() or self._is_pausing())
+        self._try_some_again()
+        await self._until(lambda: self._is_idle() or (self._pause and not self._active))
 
     async def _drain(self) -> None:
-        self._queue_everything(self._try_all_again)
+        for name in [*self._delayed]:
+            self._release(name)
+        self._try_all_again()
         while True:
             refusals = self._refusals
-            adopted = await self._adopt()
-            await self._pick_up()
+            adopted = await self._look_for_more()
             self._resume()
             await self._until(self._is_idle)
             if not adopted or self._refusals > refusals or self._is_stopped:
                 return
-
-    async def _report(self) -> FlushReport:
-        try:
-            pending = await asyncio.to_thread(self.backlog.pending)
-        except RuntimeError:  # no thread can be started
-            pending = self.backlog.pending()
-        return FlushReport(len(self._known() | pending), self.backlog.in_memory, self._error)
 
     async def _stop(self) -> None:
         self._is_stopped = True
         for timer in (self._pause, self._retry):
             if timer is not None:
                 timer.cancel()
-        await cancel_all([*self._workers, *([self._adopter] if self._adopter else [])])
+        await cancel_all(self._tasks)
         self._wake()
 
     def _is_idle(self) -> bool:
-        return self._queue.is_idle and not self._picking_up
+        return not (self._queue or self._active)
 
-    def _is_pausing(self) -> bool:
-        return self._pause is not None and not self._queue.active
-
-    def _may_start(self) -> bool:
-        return self._pause is None and self._queue.may_start
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def _until(self, condition: Callable[[], object]) -> None:
         while not (self._is_stopped or condition()):
             await self._changed.wait()
 
@@ -349,78 +328,96 @@ class Uploads:
 
     # -- on the loop: the work
 
+    def _start_tasks(self) -> None:
+        if not (self._tasks or self._is_stopped):
+            work = [self._work() for _ in range(self._concurrency)]
+            self._tasks = [*map(asyncio.ensure_future, [*work, self._adopt_regularly()])]
+        self._wake()
+
     async def _work(self) -> None:
         while True:
-            await self._until(self._may_start)
+            await self._until(lambda: self._queue and self._pause is None)
             if self._is_stopped:  # the cancellation got lost, see cancel_all()
                 return
-            name = self._queue.take()
-            try:
-                await self._upload(name)
-            finally:
-                self._queue.active.discard(name)
-                self._wake()
-            if self._queue.has_room_again:
-                await self._pick_up()
+            name = self._queue.popleft()
+            self._active.add(name)
+            await self._upload(name)
+            self._wake()
 
     async def _upload(self, name: str) -> None:
         """Try once, and act on the outcome; raise nothing, for a worker must live on."""
         self._emit("started", name)
         try:
-            is_uploaded = await self._attempt(name)
+            is_there = await self._attempt(name)
         except TransientError as exc:
-            self._queue.put_back(name)
+            self._active.discard(name)
+            self._put_again.discard(name)
+            self._queue.appendleft(name)
             self._pause_uploads()
             self._fail("retried", name, exc)
             return
         except UntrustedError as exc:
             logger.debug("%s is left to processes that trust its signer: %s", name, exc)
             self._untrusted.add(name)
-            with contextlib.suppress(S3CacheError):  # the disk fails: then it stays ours
-                await asyncio.to_thread(self.backlog.give_back, name)
+            await self._give_back(name)
             self._emit("absent", name)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other uploads go on
             if not isinstance(exc, CorruptError):
-                await self._refused(name, exc)
+                await self._refuse(name, exc)
             self._fail("failed", name, exc)
         else:
             self._error, self.pause_s = None, 0.0
-            self._emit("done" if is_uploaded else "absent", name)
-            if is_uploaded and name in self._on_trial:
+            self._emit("done" if is_there else "absent", name)
+            if is_there and name in self._on_trial:
                 self.retry_s = 0.0
                 self._try_all_again()
+        self._active.discard(name)
         self._on_trial.discard(name)
-        size, was_replaced = self._queue.end(name)
-        # An adopted object that was put here while it was uploaded is done as well.
-        if was_replaced and self.backlog.is_own(name):
+        size = self._sizes.pop(name)
+        if name in self._put_again:
+            self._put_again.discard(name)
             self._enqueue(name, size)
 
     async def _attempt(self, name: str) -> bool:
         """Upload the object and forget it; return False if there is none (any more)."""
-        is_adopted = self._is_adopted(name)
-        version = self.backlog.version(name)
-        data = self.backlog.read_memory(name)
-        if data is None and self._disk is not None:
-            data = await asyncio.to_thread(self._disk.peek, name)
-        if data is not None:
-            self._queue.sizes[name] = memoryview(data).nbytes
-            note: bytes | None = None
-            if is_adopted:
-                assert self._disk is not None
-                note = await asyncio.to_thread(self._disk.note, name)
-                if note is None:  # it belongs to another process by now
-                    return False
+        held = self._memory.get(name)
+        if held is not None:
             try:
-                if await self._publish(name, data, note):
-                    self._may_write = True
-            except CorruptError:  # damaged on our own disk: it is not tried again
-                await asyncio.to_thread(self.backlog.set_aside, name, version, data)
+                self._may_write |= await self._publish(name, held, None)
+            except CorruptError:
+                self._forget_in_memory(name, held)
                 raise
-        await asyncio.to_thread(self.backlog.finish, name, version, data)
-        return data is not None
+            self._forget_in_memory(name, held)
+            return True
+        if self._disk is None:
+            return False
+        if not self._sizes[name]:
+            info = await asyncio.to_thread(self._disk.head, name)
+            self._sizes[name] = 0 if info is None else info.size
+        size = self._sizes[name]
+        await self._reading.take(size)
+        try:
+            found = await asyncio.to_thread(self._disk.pending_object, name)
+            if found is None:
+                return False
+            data, note = found
+            try:
+                self._may_write |= await self._publish(name, data, note)
+            except CorruptError:  # damaged on our own disk: it is not tried again
+                await asyncio.to_thread(self._disk.quarantine, name, data)
+                raise
+            await asyncio.to_thread(self._disk.uploaded, name, data)
+        finally:
+            self._reading.give(size)
+        return True
+
+    def _forget_in_memory(self, name: str, data: bytes) -> None:
+        with self._mutex:
+            if self._memory.get(name) is data:  # it was not replaced
+                del self._memory[name]
 
     def _emit(self, step: Step, name: str, error: Exception | None = None) -> None:
-        self._listeners.emit(TransferEvent("upload", step, name, self._queue.sizes[name], error))
+        self._listeners.emit(TransferEvent("upload", step, name, self._sizes[name], error))
 
     def _fail(self, step: Step, name: str, error: Exception) -> None:
         self._error = error
@@ -431,8 +428,7 @@ class Uploads:
         # Uploads that were under way together fail together: that is one failure.
         if self._pause is None:
             self.pause_s = min(2 * self.pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-            loop = asyncio.get_running_loop()
-            self._pause = loop.call_later(self.pause_s, self._resume)
+            self._pause = asyncio.get_running_loop().call_later(self.pause_s, self._resume)
 
     def _resume(self) -> None:
         if self._pause is not None:
@@ -442,18 +438,16 @@ class Uploads:
 
     # -- on the loop: what was refused
 
-    async def _refused(self, name: str, error: Exception) -> None:
+    async def _refuse(self, name: str, error: Exception) -> None:
         """Keep what is ours to upload for later; give back what was adopted."""
         if not isinstance(error, ConfigError):  # which is about one object
             self._may_write = False
-        if self._is_adopted(name):
+        if await self._give_back(name):
             self._refusals += 1
             self._adopt_at_once = 1
             self._given_back.add(name)
-            with contextlib.suppress(S3CacheError):  # the disk fails: then it stays ours
-                if await asyncio.to_thread(self.backlog.give_back, name):
-                    return
-        self._queue.park(name)
+            return
+        self._refused[name] = self._sizes[name]
         if self._retry is None and not self._is_stopped:
             self.retry_s = min(2 * self.retry_s or _FIRST_RETRY_S, _LONGEST_RETRY_S)
             loop = asyncio.get_running_loop()
@@ -464,70 +458,57 @@ class Uploads:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        for name, size in [*islice(self._queue.parked.items(), self._concurrency)]:
+        for name, size in [*islice(self._refused.items(), self._concurrency)]:
             self._on_trial.add(name)
             self._enqueue(name, size)
 
     def _try_all_again(self) -> None:
-        for name, size in [*self._queue.parked.items()]:
+        for name, size in [*self._refused.items()]:
             self._enqueue(name, size)
 
     # -- on the loop: what is pending on the disk and not queued, ours and that of others
 
-    def _start_adopter(self) -> None:
-        if self._may_adopt and self._adopter is None and not self._is_stopped:
-            self._adopter = asyncio.ensure_future(self._adopt_regularly())
-
-    def _is_adopted(self, name: str) -> bool:
-        return self._disk is not None and not self.backlog.is_own(name)
-
     async def _adopt_regularly(self) -> None:
         while True:
+            await self._until(lambda: self._adopts)
+            if self._is_stopped:
+                return
             refusals = self._refusals
-            adopted = await self._adopt()
-            await self._pick_up()
-            await self._until(partial(adopted.isdisjoint, self._queue.sizes))
+            adopted = await self._look_for_more()
+            await self._until(partial(adopted.isdisjoint, self._sizes))
             if not adopted or self._refusals > refusals:
                 await asyncio.sleep(_ADOPT_EVERY_S)
 
-    async def _adopt(self) -> set[str]:
-        """Take over some of what others have left; return the names."""
-        limit = None if self._may_write else self._adopt_at_once
+    async def _look_for_more(self) -> set[str]:
+        """Adopt some of what others have left, and queue all that is pending; return the former."""
+        if self._disk is None:
+            return set()
         # What was refused comes last, but it does come again.
-        but, self._given_back = self._given_back, set()
-        adopted = await self._enqueue_found(
-            partial(self.backlog.adopt, limit, but | self._untrusted)
-        )
+        but, self._given_back = self._given_back | self._untrusted, set()
+        limit = None if self._may_write else self._adopt_at_once
+        adopted = await self._ask(partial(self._disk.adopt, limit, but))
         if adopted:
             self._adopt_at_once *= 2
-        return adopted
+        known = self._known()  # what is no longer known then, is uploaded
+        for name in {*(await self._ask(self._disk.pending) or ())} - known - self._known():
+            self._enqueue(name)
+        return {*(adopted or ())}
 
-    async def _pick_up(self) -> None:
-        """Queue what is pending and did not fit, or was so before there was a queue."""
-        self._queue.has_overflowed = False
-        self._picking_up += 1
+    async def _give_back(self, name: str) -> bool:
+        """Leave what was adopted to other processes; return False if it is ours."""
+        if self._disk is None:
+            return False
+        return bool(await self._ask(partial(self._disk.give_back, name)))
+
+    async def _pending_on_disk(self) -> set[str]:
+        return {*(await self._ask(self._disk.pending) or ())} if self._disk is not None else set()
+
+    async def _ask(self, call: Callable[[], _T]) -> _T | None:
+        """Return what a call of the disk gives, ``None`` if it fails: that may pass."""
         try:
-            # What is known now and no longer then has been uploaded meanwhile.
-            known = {*self._queue.sizes, *self._delayed}
-            await self._enqueue_found(partial(self.backlog.sizes_pending, known))
-        finally:
-            self._picking_up -= 1
-            self._wake()
-
-    async def _enqueue_found(self, look: Callable[[], Mapping[str, int]]) -> set[str]:
-        """Queue what ``look`` finds on the disk; return the names.
-
-        Whatever keeps it from being found, later is soon enough.
-        """
-        try:
-            sizes = await asyncio.to_thread(look)
+            return await asyncio.to_thread(call)
         except S3CacheError as exc:
-            logger.debug("nothing pending was read: %s", exc)  # users of the disk warn of it
-            return set()
+            logger.debug("the disk does not say what is pending: %s", exc)  # its users warn of it
         except Exception as exc:  # noqa: BLE001 - the loop's tasks must live on
             self._on_problem(exc)
-            return set()
-        for name, size in sizes.items():
-            if name not in self._queue and name not in self._delayed:
-                self._enqueue(name, size)
-        return {*sizes}
+        return None

@@ -150,37 +150,6 @@ def test_damage_on_the_way_is_never_a_hit(
     assert hit(cache.lookup(KEY), "remote") == b"compiled" * 50
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [broken, lambda found: bytes(found.data[:-9]), lambda found: bytes(found.data[:60])],
-    ids=["a section", "cut", "cut in its header"],
-)
-def test_a_machine_with_a_good_copy_mends_the_damaged_remote_one(
-    machine: Callable[..., Cache], memory: MemoryStore, damage: Callable[[Frame], bytes]
-) -> None:
-    """As soon as it sees the damage, and without compiling or saving anything."""
-    a = machine("a")
-    a.save(KEY, entry())
-    assert a.flush(20).complete
-    put(memory, FIRST, damage(entry()))
-    assert miss(a.lookup(KEY, lambda _: False)) == Reason.CORRUPT
-    assert a.flush(20).complete
-    assert isinstance(machine("b").lookup(KEY), Hit)
-
-
-def test_a_reader_mends_nothing(machine: Callable[..., Cache], memory: MemoryStore) -> None:
-    a = machine("a")
-    a.save(KEY, entry())
-    assert a.flush(20).complete
-    a.close()
-    damaged = broken(entry())
-    put(memory, FIRST, damaged)
-    reader = machine("a", mode="read-only")
-    assert miss(reader.lookup(KEY, lambda _: False)) == Reason.CORRUPT
-    reader.close()
-    assert miss(machine("b").lookup(KEY)) == Reason.CORRUPT
-
-
 # -- entries that name another key than the one they lie under
 
 FOREIGN = bytes(entry(OTHER).data)

@@ -105,7 +105,7 @@ def test_a_flush_does_not_call_complete_what_a_broken_disk_holds(
 
         is_refused = not opens_later
         with monkeypatch.context() as broken:
-            for method in ("pending", "adopt", "objects", "peek"):
+            for method in ("pending", "adopt", "objects", "pending_object"):
                 broken.setattr(DiskTier, method, fail)
             report = cache.flush(20)
             assert (report.remaining, report.in_memory) == (3, 0)

@@ -76,6 +76,7 @@ def test_a_lookup_raises_on_damage_in_either_tier(
     with pytest.raises(CorruptError):
         cache.lookup(KEY)
     cache.save(OTHER, entry(OTHER))
+    assert cache.flush(20).complete
     for file in (tmp_path / "tier" / "objects").rglob("*._"):
         file.write_bytes(b"no frame")
     with pytest.raises(CorruptError):

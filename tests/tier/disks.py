@@ -26,7 +26,7 @@ def exact(tier: DiskTier) -> bool:
 def use(tier: DiskTier, verb: str) -> None:
     if verb in ("put", "put_pending"):
         getattr(tier, verb)("new/key", b"x")
-    elif verb in ("usage", "trim", "adopt", "pending"):
+    elif verb in ("usage", "adopt", "pending"):
         getattr(tier, verb)()
     else:
         getattr(tier, verb)("old/1")

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from s3cache.stats import Listeners, TransferEvent
-from s3cache.tier import BackgroundLoop, DiskTier, UploadLimits, Uploads
+from s3cache.tier import BackgroundLoop, DiskTier, Uploads
 
 if TYPE_CHECKING:
     from s3cache.store import Buffer
@@ -64,9 +64,7 @@ class Site:
             self.loop,
             remote.publish,
             disk=tier,
-            limits=UploadLimits(
-                **{"concurrency": 4, "max_count": 100, "max_bytes": 64 * MIB, **limits}
-            ),
+            **{"concurrency": 4, "max_count": 100, "max_bytes": 64 * MIB, **limits},
             listeners=self.listeners,
             on_problem=self.problems.append,
         )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +13,7 @@ from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 from s3cache.tier import _bounds as module
-from s3cache.tier._bounds import Ledger, UsageFile
+from s3cache.tier._bounds import UsageFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,14 +52,13 @@ def test_files_are_counted_once(usage_file: UsageFile, directory: ObjectFiles) -
     "damage",
     [
         lambda data: data[:-1],
-        lambda data: b"X" + data[1:],
-        lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:],
-        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
         lambda _: b"",
         lambda _: bytes(4096),
+        lambda data: data + b"x",
+        lambda data: data[:-1] + b"\xff",
         lambda _: b"15 2\n",
     ],
-    ids=["cut", "magic", "flipped", "crc", "empty", "zeros", "text"],
+    ids=["cut", "empty", "zeros", "long", "negative", "text"],
 )
 def test_a_damaged_record_is_counted_again(
     usage_file: UsageFile, directory: ObjectFiles, damage: Callable[[bytes], bytes]
@@ -112,36 +109,6 @@ def test_a_change_that_fails_is_counted(
     assert usage(usage_file) == Usage(17 if is_done else 15, 2)
 
 
-def test_a_change_after_one_that_failed_does_not_hide_it(
-    usage_file: UsageFile, directory: ObjectFiles
-) -> None:
-    def failing(ledger: Ledger) -> None:
-        with ledger.changing(5, 7):
-            directory.write("b", b"x" * 7)
-            raise OSError("no")
-
-    with usage_file.locked() as ledger:
-        with pytest.raises(OSError, match="no"):
-            failing(ledger)
-        with ledger.changing(10, None):
-            directory.delete("a/1")
-    assert usage(usage_file) == Usage(7, 1)
-
-
-def test_a_negative_usage_is_counted_again(usage_file: UsageFile) -> None:
-    with usage_file.locked() as ledger, ledger.changing(100, 5):
-        pass
-    assert usage(usage_file) == Usage(15, 2)
-
-
-def test_the_layout_is_the_documented_one(usage_file: UsageFile, directory: ObjectFiles) -> None:
-    """Processes of different versions share the file."""
-    usage(usage_file)
-    with open(path_of(directory), "rb") as file:
-        magic, size, files, _ = struct.unpack("<8sqqI", file.read())
-    assert (magic, size, files) == (b"s3cuse2\n", 15, 2)
-
-
 # --- the lock
 
 
@@ -156,7 +123,6 @@ def test_a_lock_that_is_never_released_is_a_transient_error(
         lambda: tier.delete("b"),
         lambda: tier.quarantine("b"),
         tier.usage,
-        tier.trim,
         tier.adopt,
     ]
     with usage_file.locked():
@@ -169,26 +135,6 @@ def test_a_lock_that_is_never_released_is_a_transient_error(
     for call in calls:
         call()
     tier.close()
-
-
-def test_one_thread_at_a_time(usage_file: UsageFile) -> None:
-    inside: list[int] = []
-    most = []
-
-    def work() -> None:
-        for _ in range(50):
-            with usage_file.locked():
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(most) == 200
-    assert max(most) == 1
 
 
 def test_a_file_removed_before_it_was_locked_is_not_the_lock(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import ClosedError
-from s3cache.tier import BackgroundLoop, background
+from s3cache.tier import BackgroundLoop
 from tests.support.scripts import run_script
 from tests.support.waiting import in_thread
 
@@ -31,17 +31,6 @@ async def _name_of_thread() -> str:
 
 async def _for_ever() -> None:
     await asyncio.Event().wait()
-
-
-def test_a_process_has_one() -> None:
-    assert background() is background()
-
-
-def test_its_thread_and_a_worker_start_with_the_first_call(loop: BackgroundLoop) -> None:
-    before = threading.active_count()
-    assert loop.wait(_name_of_thread(), 10) == "s3cache"
-    assert loop.wait(_name_of_thread(), 10) == "s3cache"
-    assert threading.active_count() == before + 2
 
 
 def test_waiting_has_an_end_and_ends_the_work(loop: BackgroundLoop) -> None:
@@ -88,12 +77,6 @@ def test_once_stopped_it_takes_nothing(loop: BackgroundLoop) -> None:
         loop.wait(_name_of_thread(), 10)
     with pytest.raises(ClosedError):
         loop.call(print)
-
-
-def test_stopping_one_that_never_ran(loop: BackgroundLoop) -> None:
-    loop.stop()
-    with pytest.raises(ClosedError):
-        loop.submit(_for_ever())
 
 
 def test_calls_that_race_with_the_end_are_released_too() -> None:

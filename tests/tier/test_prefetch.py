@@ -68,68 +68,35 @@ def loop() -> Iterator[BackgroundLoop]:
 
 @pytest.fixture
 def prefetches(loop: BackgroundLoop, source: Source) -> Prefetches:
-    """They know already how large an object is."""
-    prefetches = Prefetches(
+    return Prefetches(
         loop,
         source.fetch,
         concurrency=3,
         max_bytes=1 << 20,
         present=source.landed.__contains__,
     )
-    assert prefetches.start(["first"]).wait(LONG_S).found == 1
-    source.landed.clear()
-    source.fetched.clear()
-    return prefetches
 
 
-def test_large_objects_are_prefetched_a_few_at_a_time(loop: BackgroundLoop, source: Source) -> None:
-    """The first one tells how large they are."""
-    for size, at_once in ((10, 8), (160, 3), (10_000, 1)):
-        most: list[int] = []
-
-        async def fetch(
-            name: str, admit: AcceptSize, size: int = size, most: list[int] = most
-        ) -> Thing | None:
-            source.waiting += 1
-            most.append(source.waiting)
-            await asyncio.sleep(0.01)
-            source.waiting -= 1
-            return Thing(name, size)
-
-        prefetches = Prefetches(
-            loop, fetch, concurrency=8, max_bytes=1_000, present=lambda _: False
-        )
-        report = prefetches.start(f"{number}" for number in range(60)).wait(LONG_S)
-        assert report.found == 60
-        assert most[0] == 1
-        assert max(most) == at_once
-
-
-def test_what_proves_too_large_is_put_off_and_nothing_else_waits_for_it(
-    loop: BackgroundLoop,
-) -> None:
-    """The first one was small; of the large ones only so many are read at once."""
+@pytest.mark.parametrize(("size", "at_once"), [(10, 8), (160, 3), (10_000, 1)])
+def test_only_so_many_bytes_are_read_at_once(loop: BackgroundLoop, size: int, at_once: int) -> None:
+    """What does not fit now is asked for again, once there is memory; a large one goes alone."""
     reading = most = 0
-    asked: Counter[str] = Counter()
 
     async def fetch(name: str, admit: AcceptSize) -> Thing | NotAccepted:
         nonlocal reading, most
-        size = 1 if name == "first" else 200
-        await asyncio.sleep(0.01)
-        asked[name] += 1
+        await asyncio.sleep(0.001)
         if not admit(size):
             return NotAccepted(size)
-        reading += size
+        reading += 1
         most = max(most, reading)
         await asyncio.sleep(0.01)
-        reading -= size
+        reading -= 1
         return Thing(name, size)
 
     prefetches = Prefetches(loop, fetch, concurrency=8, max_bytes=1_000, present=lambda _: False)
-    report = prefetches.start(["first", *map(str, range(30))]).wait(LONG_S)
-    assert (report.found, report.failed) == (31, 0)
-    assert most <= 1_000 // 2
-    assert max(asked.values()) > 1, "none was put off"
+    report = prefetches.start(map(str, range(60))).wait(LONG_S)
+    assert (report.found, report.failed) == (60, 0)
+    assert most == at_once
 
     async def all_is_given_back() -> bool:
         return prefetches.budget.grow(0, 1_000)

@@ -166,10 +166,7 @@ def test_one_of_many_processes_creates(start: Start, root: Path) -> None:
     finish(*racers)
 
 
-@pytest.mark.parametrize("verb", ["trim", "put"])
-def test_a_process_stopped_in_a_scan_keeps_no_other_from_saving(
-    start: Start, root: Path, verb: str
-) -> None:
+def test_a_process_stopped_in_a_scan_keeps_no_other_from_saving(start: Start, root: Path) -> None:
     """The others wait for it a moment, then scan themselves."""
     script = """
         tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
@@ -184,9 +181,9 @@ def test_a_process_stopped_in_a_scan_keeps_no_other_from_saving(
             return scandir(path)
 
         os.scandir = stopped
-        tier.trim() if sys.argv[2] == "trim" else tier.put("theirs", b"x")
+        tier.put("theirs", b"x")
         """
-    other = start(script, verb)
+    other = start(script)
     heard(other)
     stop(other)
     tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
@@ -233,8 +230,6 @@ HAMMER = f"""
                 tier.delete(name)
             elif verb < 0.88:
                 tier.quarantine(name)
-            elif verb < 0.91:
-                tier.trim()
             elif verb < 0.94:
                 tier.adopt()
             elif verb < 0.97:
@@ -285,26 +280,3 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
     finish(*workers)
     finish(start("check_all(DiskTier(root, max_bytes=1 << 20, max_files=1_000))"))
     tier.close()
-
-
-def test_a_limit_on_file_sizes_is_no_space(start: Start) -> None:
-    script = """
-        import resource
-
-        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
-        tier.put("a", b"old")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        for put in (tier.put, tier.put_pending):
-            for name in ("a", "b"):
-                try:
-                    put(name, b"x" * 200_000)
-                except NoSpaceError as exc:
-                    assert isinstance(exc.__cause__, OSError)
-                else:
-                    raise AssertionError("it was written")
-        assert tier.get("a") == b"old"
-        assert tier.usage() == on_disk() == Usage(3, 1)
-        assert tier.pending() == []
-        assert os.listdir(Path(root, "staging")) == []
-        """
-    finish(start(script))

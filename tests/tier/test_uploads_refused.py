@@ -128,17 +128,6 @@ def test_an_exit_that_is_refused_ends(site: Site, remote: Guarded) -> None:
     assert len(remote.tried) < 80  # a few tell
 
 
-def test_one_that_is_refused_for_itself_holds_up_no_other(site: Site, remote: Guarded) -> None:
-    remote.closed_to_us = False
-    remote.errors["large"] = [NoSpaceError("too large")] * 9
-    site.put("large")
-    eventually(lambda: site.problems)
-    for number in range(10):
-        site.put(f"{number}")
-    eventually(lambda: len(remote.objects) == 10)
-    assert site.uploads.flush(20).remaining == 1
-
-
 # --- records of others
 
 
@@ -154,18 +143,6 @@ def test_a_process_without_the_right_to_write_leaves_the_uploads_of_others(
     assert site.tier.pending() == []
     assert len(remote.tried) == 1  # which tells
     assert sorted(free(tmp_path)) == sorted(f"{number}" for number in range(30))
-
-
-def test_a_flush_that_is_refused_holds_nothing_back(
-    tmp_path: Path, new_site: Callable[..., Site], remote: Guarded
-) -> None:
-    left_behind(tmp_path, 30)
-    site = new_site()
-    site.put("own")
-    report = site.uploads.flush(20)
-    assert (report.remaining, report.complete) == (1, False)  # its own
-    assert isinstance(report.error, AccessDeniedError)
-    assert len(free(tmp_path)) == 30
 
 
 def test_what_was_adopted_is_given_back_when_the_right_to_write_ends(

@@ -44,7 +44,6 @@ def test_a_root_that_is_moved_and_replaced_by_a_link_leads_nowhere(
         assert tier.get(f"a/{i}") == b"x"
     tier.quarantine("a/7")
     tier.put_pending("new", b"x")
-    tier.trim()
     assert sorted(tier.pending()) == ["new", "old"]
     tier.close()
     assert os.listdir(tmp_path / "elsewhere") == []
@@ -343,7 +342,6 @@ def test_what_is_planted_where_the_accounts_are_gives_way(
     tier = DiskTier(root, max_bytes=1_000, max_files=5)
     for number in range(20):
         tier.put(f"a/{number}", b"x" * 100)
-    tier.trim()
     assert 1 <= tier.usage().files <= 5
     assert tier.usage().files == len([*tier.objects()])
     assert theirs.read_bytes() == b"precious " * 100
@@ -360,7 +358,6 @@ def test_modes_do_not_depend_on_the_umask(root: Path, umask: int) -> None:
             tier.put(f"a/{i}", b"x")
         tier.put_pending("b", b"x")
         tier.quarantine("a/3")
-        tier.trim()
         tier.close()
     finally:
         os.umask(before)

@@ -49,17 +49,15 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "put_pending": lambda tier: tier.put_pending("late", b"x"),
     "get": lambda tier: tier.get("old"),
     "peek": lambda tier: tier.peek("old"),
-    "load": lambda tier: succeeds(lambda: tier.load("old")),  # it is no frame
     "search": lambda tier: tier.search(["absent"], "old"),
+    "head": lambda tier: tier.head("old"),
     "holds": lambda tier: tier.holds("old"),
     "objects": lambda tier: [*tier.objects()],
     "usage": lambda tier: tier.usage(),
-    "trim": lambda tier: tier.trim(),
-    "is_trim_due": lambda tier: tier.is_trim_due(),
     "pending": lambda tier: tier.pending(),
     "recorded": lambda tier: tier.recorded(),
     "adopt": lambda tier: tier.adopt(),
-    "note": lambda tier: tier.note("old"),
+    "pending_object": lambda tier: tier.pending_object("old"),
     "give_back": lambda tier: tier.give_back("old"),
     "uploaded": lambda tier: tier.uploaded("late"),
     "delete": lambda tier: tier.delete("late"),
@@ -67,7 +65,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "close": lambda tier: tier.close(),
 }
 # On a file system that is frozen these wait, and those that only read go on.
-CHANGES = ["put", "put_pending", "get", "give_back", "uploaded", "delete", "quarantine"]
+CHANGES = ["put", "put_pending", "get", "uploaded", "delete", "quarantine"]
 # Calls of the system that ask no disk.
 NO_DISK = {"fspath", "getcwd", "geteuid", "getpid", "urandom", "_path_normpath"}
 
@@ -108,7 +106,7 @@ def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> N
     assert {"open", "write", "replace"} <= calls_in(lambda: files.write("key", b"x"))
 
 
-@pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["give_back", "get", "delete"]))
+@pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["get", "delete"]))
 @pytest.mark.usefixtures("impatient")
 def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
     disk: FreezableDisk, operation: str

@@ -1,4 +1,9 @@
-"""What a run consists of, as plain data, and the recorder that writes it in the background."""
+"""Keep the lookups of each process, local, private and bounded, to explain misses later.
+
+A process writes one file below ``records/`` in its local tier, a line of JSON for each lookup;
+nothing leaves the machine. Without a local tier the process holds them in memory. Files are read
+one by one, and grouped by job.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +14,93 @@ import json
 import os
 import queue
 import secrets
+import stat
 import sys
 import threading
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from s3cache.errors import ConfigError
 from s3cache.stats import TransferEvent
 from s3cache.store import Directory
 from s3cache.util.logs import logger_of
 
-#: Longer lines are left out of a file of records.
-MAX_LINE_BYTES = 512 << 10
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "JOB",
+    "Event",
+    "Folded",
+    "Lanes",
+    "Record",
+    "RecordLimits",
+    "Recorder",
+    "Run",
+    "Transfers",
+    "folded",
+    "in_jobs",
+    "job_here",
+    "ranks_in_words",
+    "read_head",
+    "read_run",
+    "run_names",
+]
+
+logger = logger_of("records")
+
+#: The variable that names a job, whatever launches it.
+JOB = "S3CACHE_JOB"
+# How a job begins that has its name from there, and one that a launcher of ranks started.
+_NAMED, _LAUNCHED = "job:", "ranks:"
+_DIRECTORY = "records"
+_SUFFIX = ".jsonl"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+# Opening a pipe must not block.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# Records in memory: for questions of this process, and while the disk hangs.
+_HELD_RECORDS = 512
+_QUEUED_RECORDS = 512
+_QUEUED_EVENTS = 256
+# Longer lines are left out of a file.
+_MAX_LINE_BYTES = 512 << 10
+_MAX_READ_BYTES = _MAX_PARTS_BYTES = 16 << 20
+_HEAD_BYTES = 16 << 10
+# PATH_MAX of Linux: longer names are left out, so that the head of a run stays short.
+_NAMED_CHARACTERS = 4096
 # Transfers under way that are remembered at most: an end may never be reported.
 _OPEN_AT_MOST = 10_000
 
-_R = TypeVar("_R", "Record", "Event")
+
+@dataclass(frozen=True)
+class _Line:
+    """One line of the file of a run."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields that are not empty, as JSON can hold them."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the line that :meth:`as_dict` gave; unknown fields are left out."""
+        names = [each.name for each in fields(cls)]
+        return cls(**{name: _with_tuples(data[name]) for name in names if name in data})
+
+
+def _with_tuples(value: Any) -> Any:
+    """Return a value with tuples in the place of lists, which JSON makes of them."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(each) for name, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(_Line):
     """The outcome of one lookup.
 
     Attributes:
@@ -65,22 +133,9 @@ class Record:
     rejected: tuple[str, ...] = ()
     reasons: tuple[Mapping[str, str], ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields that are not empty, as JSON can hold them."""
-        return _not_empty(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        """Return the record that :meth:`as_dict` gave; unknown fields are left out.
-
-        Raises:
-            TypeError, ValueError, KeyError, AttributeError: it is something else.
-        """
-        return _from_dict(cls, data)
-
 
 @dataclass(frozen=True)
-class Event:
+class Event(_Line):
     """Something that took a while.
 
     Attributes:
@@ -94,54 +149,10 @@ class Event:
 
     event: str
     time: float
-    elapsed_s: float
+    elapsed_s: float = 0.0
     name: str = ""
     size: int = 0
     ended: str = "done"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields that are not empty, as JSON can hold them."""
-        return _not_empty(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Event:
-        """Return the event that :meth:`as_dict` gave; unknown fields are left out.
-
-        Raises:
-            TypeError, ValueError, KeyError, AttributeError: it is something else.
-        """
-        return _from_dict(cls, {"elapsed_s": 0.0, **data})
-
-
-def _not_empty(record: Record | Event) -> dict[str, Any]:
-    return {each.name: value for each in fields(record) if (value := getattr(record, each.name))}
-
-
-def _from_dict(kind: type[_R], data: Mapping[str, Any]) -> _R:
-    given = {each.name: (each, data[each.name]) for each in fields(kind) if each.name in data}
-    return kind(**{name: _READ[str(each.type)](value) for name, (each, value) in given.items()})
-
-
-# How a field of a type is read from JSON, which others may have written: as that type, or not.
-_READ: dict[str, Callable[[Any], Any]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "tuple[str, int, str] | None": lambda value: (str(value[0]), int(value[1]), str(value[2])),
-    "tuple[str, ...]": lambda value: tuple(map(str, value)),
-    "tuple[Mapping[str, str], ...]": lambda value: tuple(map(_texts, value)),
-    "Mapping[str, Mapping[str, str]]": lambda value: {
-        str(name): _texts(texts) for name, texts in value.items()
-    },
-    "Mapping[str, tuple[str, str]]": lambda value: {
-        str(name): (str(digest), str(text)) for name, (digest, text) in value.items()
-    },
-}
-
-
-def _texts(value: Mapping[Any, Any]) -> dict[str, str]:
-    return {str(name): str(text) for name, text in value.items()}
 
 
 @dataclass(frozen=True)
@@ -185,11 +196,7 @@ class Run:
 
 
 class Transfers:
-    """Make an event of each upload and download from its steps; any thread may report them.
-
-    Args:
-        add: is called with each event when the transfer has ended.
-    """
+    """Call ``add`` with an event when an upload or download has ended; any thread may report."""
 
     def __init__(self, add: Callable[[Event], None]) -> None:
         self._add = add
@@ -202,9 +209,8 @@ class Transfers:
             if len(self._began) < _OPEN_AT_MOST:
                 self._began[which] = time.time()
         elif step.step in ("done", "absent", "failed"):
-            began = self._began.pop(which, None)
-            if began is not None:
-                now = time.time()
+            now = time.time()
+            if (began := self._began.pop(which, None)) is not None:
                 took = max(now - began, 0.0)
                 self._add(Event(step.direction, now, took, step.name, step.size, step.step))
 
@@ -229,24 +235,6 @@ class Lanes:
 # -- writing
 
 
-logger = logger_of("records")
-
-DIRECTORY = "records"
-SUFFIX = ".jsonl"
-#: The variable that names a job, whatever launches it.
-JOB = "S3CACHE_JOB"
-#: How a job begins that has its name from there, and one that a launcher of ranks started.
-NAMED, _LAUNCHED = "job:", "ranks:"
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-
-# Records in memory: for questions of this process, and while the disk hangs.
-_HELD_RECORDS = 512
-_QUEUED_RECORDS = 512
-_QUEUED_EVENTS = 256
-# PATH_MAX of Linux: longer names are left out, so that the head of a run stays short.
-_NAMED_CHARACTERS = 4096
-
-
 @dataclass(frozen=True)
 class RecordLimits:
     """Bounds of what is kept on the disk.
@@ -267,7 +255,7 @@ class RecordLimits:
 def job_here() -> str:
     """Return the job that the environment names for this process; ``""`` if there is none."""
     if name := os.environ.get(JOB):
-        return f"{NAMED}{name}"
+        return f"{_NAMED}{name}"
     if "RANK" not in os.environ:
         return ""
     # As torchrun and similar launchers set them. Several jobs after one another may share all of
@@ -286,9 +274,8 @@ class Recorder:
     nothing leaves none. A process that is killed has written all but what it looked up in its last
     moment. Where the disk fails or hangs nothing more is written, and the program does not wait.
 
-    Args:
-        root: the directory of the local tier, which is private to this user; ``None`` for memory
-            alone.
+    ``root`` is the directory of the local tier, which is private to this user; ``None`` for memory
+    alone.
     """
 
     def __init__(self, root: str | None, limits: RecordLimits | None = None) -> None:
@@ -300,9 +287,8 @@ class Recorder:
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
         self._mutex = threading.Lock()
-        self._queue: queue.Queue[Record | Event | dict[str, Any] | None] = queue.Queue(
-            _QUEUED_RECORDS
-        )
+        self._queue: queue.Queue[Record | Event | dict[str, Any] | None]
+        self._queue = queue.Queue(_QUEUED_RECORDS)
         self._thread: threading.Thread | None = None
         self._closed = root is None
 
@@ -320,13 +306,12 @@ class Recorder:
         self._put(values)
 
     def _put(self, record: Record | Event | dict[str, Any]) -> None:
-        if self._closed:
-            return
-        if isinstance(record, Event) and self._queue.qsize() >= _QUEUED_EVENTS:
+        is_event = isinstance(record, Event)
+        if self._closed or (is_event and self._queue.qsize() >= _QUEUED_EVENTS):
             return  # leave room for lookups
         with contextlib.suppress(queue.Full):  # the disk hangs
             self._queue.put_nowait(record)
-        if self._thread is None and not isinstance(record, Event):
+        if self._thread is None and not is_event:
             with self._mutex:
                 if self._thread is None and not self._closed:
                     thread = threading.Thread(
@@ -350,8 +335,6 @@ class Recorder:
                 self._queue.put_nowait(None)
                 thread.join(max(timeout_s, 0.0))
 
-    # -- on the thread
-
     def _work(self) -> None:
         try:
             self._write_all()
@@ -361,28 +344,26 @@ class Recorder:
 
     def _write_all(self) -> None:
         assert self._root is not None
-        directory = Directory.at(self._root).enter(DIRECTORY, make=True)
+        directory = Directory.at(self._root).enter(_DIRECTORY, make=True)
         _make_room(directory, self._limits)
-        fd = os.open(f"{self.run}{SUFFIX}", _NEW, 0o600, dir_fd=directory.fd)
-        try:
-            os.write(fd, _line(self._head()))
+        fd = os.open(f"{self.run}{_SUFFIX}", _NEW, 0o600, dir_fd=directory.fd)
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            file.write(_line(self._head()))
             size = count = events = 0
             while (record := self._queue.get()) is not None:
                 if isinstance(record, Event):
                     events += 1
                     if events <= self._limits.run_events:
-                        os.write(fd, _line(record.as_dict()))
+                        file.write(_line(record.as_dict()))
                     continue
                 line = _line(_packed(record.as_dict()) if isinstance(record, Record) else record)
                 size += len(line)
                 count += 1
                 if count > self._limits.run_records or size > self._limits.run_bytes:
-                    os.write(fd, _line({"more": True}))
+                    file.write(_line({"more": True}))
                     return
-                if len(line) <= MAX_LINE_BYTES:
-                    os.write(fd, line)
-        finally:
-            os.close(fd)
+                if len(line) <= _MAX_LINE_BYTES:
+                    file.write(line)
 
     def _head(self) -> dict[str, object]:
         """Return the fields of the run as a whole; arguments of the program may be secrets."""
@@ -395,7 +376,7 @@ class Recorder:
         return {
             "run": self.run,
             "program": sys.argv[0] if sys.argv else "",
-            **{what: name for what, name in names.items() if 0 < len(name) <= _NAMED_CHARACTERS},
+            **{what: name for what, name in names.items() if len(name) <= _NAMED_CHARACTERS},
             "started": self._started,
             "pid": os.getpid(),
             "parent": os.getppid(),
@@ -411,8 +392,14 @@ def _line(value: object) -> bytes:
 def _packed(record: dict[str, Any]) -> dict[str, Any]:
     """Compress the parts, mostly code and shapes, to about a tenth."""
     if parts := record.get("parts"):
-        plain = json.dumps(parts, separators=(",", ":"), default=str).encode()
-        record["parts"] = base64.b85encode(zlib.compress(plain, 1)).decode()
+        record["parts"] = base64.b85encode(zlib.compress(_line(parts), 1)).decode()
+    return record
+
+
+def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
+    if parts := record.get("parts"):
+        plain = zlib.decompressobj().decompress(base64.b85decode(parts), _MAX_PARTS_BYTES)
+        record["parts"] = json.loads(plain)
     return record
 
 
@@ -429,3 +416,156 @@ def _make_room(directory: Directory, limits: RecordLimits) -> None:
         if index >= limits.runs - 1 or total > limits.all_bytes - limits.run_bytes:
             with contextlib.suppress(OSError):  # another process has removed it, or it is no file
                 os.unlink(name, dir_fd=directory.fd)
+
+
+# -- reading
+
+
+def run_names(root: str) -> list[str]:
+    """Return the names of all runs that are recorded in a local tier, the latest first.
+
+    Raises:
+        ConfigError: the directory may be another user's work.
+        OSError: it cannot be read.
+    """
+    try:
+        directory = Directory.at(root).enter(_DIRECTORY)
+    except FileNotFoundError:
+        return []
+    names = (name for name in directory.names() if name.endswith(_SUFFIX))
+    return [name.removesuffix(_SUFFIX) for name in sorted(names, reverse=True)]
+
+
+def read_run(root: str, name: str) -> Run:
+    """Return a run, as far as it is written; damaged or unfinished lines are left out.
+
+    Raises:
+        ConfigError: the directory may be another user's work.
+        OSError: there is none of that name, or it cannot be read.
+    """
+    return _read(root, name, _MAX_READ_BYTES, with_lookups=True)
+
+
+def read_head(root: str, name: str) -> Run:
+    """Return a run without its lookups: cheap. Raises what :func:`read_run` does."""
+    return _read(root, name, _HEAD_BYTES, with_lookups=False)
+
+
+def _read(root: str, name: str, max_bytes: int, *, with_lookups: bool) -> Run:
+    directory = Directory.at(root).enter(_DIRECTORY)
+    fd = os.open(f"{name}{_SUFFIX}", _READ, dir_fd=directory.fd)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(f"{name} is not a file of ours")
+        lines = file.read(max_bytes).split(b"\n")
+    head: dict[str, Any] = {}
+    lookups: list[Record] = []
+    events: list[Event] = []
+    breaks: list[Mapping[str, str]] = []
+    for line in lines:
+        with contextlib.suppress(AttributeError, RecursionError, TypeError, ValueError, zlib.error):
+            value = json.loads(line)
+            if "graph_break" in value:
+                breaks.append(value["graph_break"])
+            elif "outcome" not in value and "event" not in value:
+                head.update(value)
+            elif "event" in value and with_lookups:
+                events.append(Event.from_dict(value))
+            elif with_lookups:
+                lookups.append(Record.from_dict(_unpacked(value)))
+    head |= {"noted": head.get("at", 0.0), "complete": "more" not in head, "name": name}
+    head |= {"records": tuple(lookups), "events": tuple(events), "breaks": tuple(breaks)}
+    return Run(**{each.name: head[each.name] for each in fields(Run) if each.name in head})
+
+
+# -- jobs: the ranks that a launcher has started, and the processes that they start
+
+
+def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
+    """Return the runs by job, the job that began last first; in a job by rank.
+
+    A run that belongs to no job is one by itself.
+    """
+    jobs: list[list[Run]] = []
+    open_jobs: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.started, run.name)):
+        job = open_jobs.get(run.job) if run.job else None
+        if job is None or not _belongs(run, job):
+            job = []
+            jobs.append(job)
+            open_jobs[run.job] = job
+        job.append(run)
+    for job in jobs:
+        job.sort(key=_rank_and_start)
+    return jobs[::-1]
+
+
+def _rank_and_start(run: Run) -> tuple[float, float]:
+    return (int(run.rank) if run.rank.isdigit() else float("inf"), run.started)
+
+
+def _belongs(run: Run, job: Sequence[Run]) -> bool:
+    if any(run.parent == each.pid or run.pid == each.pid for each in job):
+        return True  # one of them has started it, or has enabled another cache
+    if run.rank and any(run.rank == each.rank for each in job):
+        return False  # the same job once more
+    return run.job.startswith(_NAMED) or any(run.parent == each.parent for each in job)
+
+
+def ranks_in_words(runs: Iterable[Run]) -> str:
+    """Return ``ranks 0-7``; processes without a rank are given by their process ids."""
+    runs = list(runs)
+    spans: list[list[int]] = []
+    for number in sorted({int(run.rank) for run in runs if run.rank.isdigit()}):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    ranks = ["-".join(map(str, span)) for span in spans]
+    others = sorted({run.rank or str(run.pid) for run in runs if not run.rank.isdigit()})
+    words = []
+    if ranks:
+        words.append(f"rank{'' if ranks == [str(spans[0][0])] else 's'} {', '.join(ranks)}")
+    if others:
+        words.append(f"process{'es' * (len(others) > 1)} {', '.join(others)}")
+    return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A lookup that ended the same way in some processes of a job.
+
+    Attributes:
+        record: of the first of them.
+        runs: the processes.
+        elapsed_s: how long it took in the slowest one.
+        saved_s: the compile time that all of them together were spared.
+    """
+
+    record: Record
+    runs: tuple[Run, ...]
+    elapsed_s: float
+    saved_s: float
+
+
+def folded(runs: Iterable[Run]) -> list[Folded]:
+    """Return each lookup of a job once, where it ended the same way in several processes."""
+    found: dict[tuple[object, ...], list[tuple[Run, Record]]] = {}
+    for run in runs:
+        times: Counter[tuple[object, ...]] = Counter()
+        for record in run.records:
+            ended = (record.level, record.outcome, record.key, record.reason, record.where)
+            messages = (reason.get("message") for reason in record.reasons)
+            same = (*ended, record.rejected, *messages)
+            times[same] += 1
+            found.setdefault((*same, times[same]), []).append((run, record))
+    return [
+        Folded(
+            record=each[0][1],
+            runs=tuple(run for run, _ in each),
+            elapsed_s=max(record.elapsed_s for _, record in each),
+            saved_s=sum(record.saved_s for _, record in each),
+        )
+        for each in found.values()
+    ]

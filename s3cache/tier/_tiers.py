@@ -1,14 +1,13 @@
-"""The remote tier: each entry is downloaded once for all callers, and lands on the disk."""
+"""The two tiers as a cache uses them: a disk that may fail, and a remote store."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from s3cache import entries, frame
@@ -16,14 +15,18 @@ from s3cache._problems import Problems
 from s3cache.entries import Replaceable
 from s3cache.errors import (
     ClosedError,
+    ConfigError,
     CorruptError,
     DownloadTimeoutError,
+    NoSpaceError,
     S3CacheError,
+    StoreError,
     TruncatedError,
+    UntrustedError,
 )
 from s3cache.frame import Frame, Judge
 from s3cache.settings import Settings
-from s3cache.stats import Counters, Listeners, TransferEvent, Verb, VerbStats
+from s3cache.stats import Counters, Listeners, TransferEvent, Usage, Verb, VerbStats
 from s3cache.store import (
     AcceptSize,
     BreakerPolicy,
@@ -36,15 +39,17 @@ from s3cache.store import (
     Store,
     listing,
 )
-from s3cache.tier._local import LocalTier
-from s3cache.tier._loop import SMALL_BYTES, Deadline, background, cancel_all
+from s3cache.tier._disk import DiskTier, SearchResult
+from s3cache.tier._loop import Deadline, background, cancel_all
 from s3cache.tier._prefetch import Prefetch, Prefetches
-from s3cache.tier._uploads import UploadLimits, Uploads
+from s3cache.tier._uploads import Uploads
 
-__all__ = ["RemoteTier"]
+__all__ = ["LocalTier", "RemoteTier"]
 
 _T = TypeVar("_T")
 
+# A disk that failed is not used for so long: meanwhile there may be room again.
+_REST_S = 60.0
 _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
@@ -57,6 +62,157 @@ SILENCE_AT_MOST_S = 20.0
 _USUAL_BYTES = 8 << 20
 # A writer can put any number of objects under a key.
 _LISTED_AT_MOST = 10_000
+
+
+class LocalTier:
+    """A disk tier that is not used for a minute after it failed.
+
+    While it is not used, or there is none, it looks empty and full. What fails is not raised,
+    unless the cache is strict.
+
+    Args:
+        check_trust: checks signatures.
+
+    Attributes:
+        disk: the tier itself, which raises what fails; ``None`` if there is none.
+        error: why it could not be read or written the last time, if it could not.
+    """
+
+    def __init__(
+        self,
+        disk: DiskTier | None,
+        counters: Counters,
+        problems: Problems,
+        check_trust: Judge | None = None,
+    ) -> None:
+        self.disk = disk
+        self.error: Exception | None = None
+        self._check_trust = check_trust
+        self._counters = counters
+        self._problems = problems
+        self._unread_until = self._unwritten_until = 0.0
+
+    @property
+    def read_error(self) -> Exception | None:
+        """Why nothing is read for now, if reading failed just now."""
+        return self.error if time.monotonic() < self._unread_until else None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether there is a disk, and writing it did not fail just now."""
+        return self.disk is not None and time.monotonic() >= self._unwritten_until
+
+    def load(self, name: str) -> Frame | None:
+        """Return the verified entry at ``name``, or ``None``; raise as :meth:`verify` does."""
+        data = self._read(lambda disk: disk.get(name), None)
+        return None if data is None else self.verify(name, data)
+
+    def verify(self, name: str, data: bytes) -> Frame:
+        """Return the entry that was read from ``name``.
+
+        Raises:
+            CorruptError: the file is damaged; it was set aside.
+            UntrustedError: it is not trusted; it stays, as others may trust its signer.
+        """
+        try:
+            return entries.verify(name, data, admit=self._check_trust)
+        except CorruptError:
+            self._quarantine(name)
+            raise
+
+    def search(self, key: str, names: Sequence[str]) -> SearchResult:
+        """Find the first of ``names``, or list what there is of ``key``; see :meth:`verify`."""
+        prefix = entries.name_prefix(key)
+        return self._read(lambda disk: disk.search(names, prefix), SearchResult())
+
+    def names(self, key: str) -> list[str]:
+        """List the names of all entries under ``key``, the last used first."""
+        prefix = entries.name_prefix(key)
+        return self._read(lambda disk: [info.key for info in disk.objects(prefix)], [])
+
+    def holds(self, name: str) -> bool:
+        """Return whether there is something at ``name``, whatever it is."""
+        return self._read(lambda disk: disk.holds(name), False)
+
+    def usage(self) -> Usage | None:
+        """Return bytes and files held, by all namespaces; ``None`` without a disk."""
+        return self._read(lambda disk: disk.usage(), None)
+
+    def _read(self, read: Callable[[DiskTier], _T], otherwise: _T) -> _T:
+        """Return what ``read`` gives, or ``otherwise`` where there is no disk or it fails."""
+        if self.disk is None or time.monotonic() < self._unread_until:
+            return otherwise
+        try:
+            return read(self.disk)
+        except S3CacheError as exc:
+            self.error = exc
+            self._unread_until = self._unwritten_until = time.monotonic() + _REST_S
+            self._problems.met("local", "the local tier fails and is not used for now", exc)
+            return otherwise
+
+    def write(self, write: Callable[[DiskTier], object]) -> bool:
+        """Let ``write`` change the disk; return whether there is one, and it did not fail."""
+        if self.disk is None or not self.is_writable:
+            return False
+        try:
+            write(self.disk)
+        except (StoreError, ConfigError) as exc:
+            self._write_failed(exc)
+            return False
+        self.error = None
+        return True
+
+    def _write_failed(self, error: S3CacheError) -> None:
+        """Write nothing for a while; what is there can still be read."""
+        self.error = error
+        if isinstance(error, NoSpaceError) and error.__cause__ is None:
+            # It is the bounds that leave no room, not the disk: the next entry may fit.
+            self._problems.met("bound", "the local tier is too small for this entry", error)
+            return
+        self._unwritten_until = time.monotonic() + _REST_S
+        self._problems.met("local", "the local tier cannot be written and is left as it is", error)
+
+    def remove(self, name: str) -> bool:
+        """Remove the object; return whether it was there. Raise StoreError if the disk fails."""
+        if self.disk is None or not self.is_writable or not self.disk.holds(name):
+            return False
+        self.disk.delete(name)
+        return True
+
+    def remove_all(self, prefix: str, *, but: Callable[[str], bool] | None = None) -> list[str]:
+        """Remove all objects with ``prefix``, less those that ``but`` keeps; return their names.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        if self.disk is None:
+            return []
+        names = [info.key for info in self.disk.objects(prefix)]
+        names = [name for name in names if but is None or not but(name)]
+        for name in names:
+            self.disk.delete(name)
+        return names
+
+    def set_aside(self, entry: Frame) -> None:
+        """Quarantine every copy of an entry that was loaded from here."""
+        for name in entries.names_of(entry.header):
+            with contextlib.suppress(CorruptError, UntrustedError):
+                there = self.load(name)
+                if there is not None and there.digest == entry.digest:
+                    self._quarantine(name)
+
+    def _quarantine(self, name: str) -> None:
+        if self.disk is not None:
+            self._counters.set_aside("local")
+            try:
+                self.disk.quarantine(name)
+            except S3CacheError as exc:
+                self._write_failed(exc)
+
+    def close(self, timeout_s: float) -> None:
+        """Leave what is not uploaded to other processes."""
+        if self.disk is not None:
+            self.disk.close(timeout_s)
 
 
 class RemoteTier:
@@ -95,23 +251,30 @@ class RemoteTier:
         self._replaceable = replaceable
         self._loop = background()
         self._metered = MeteredStore(store)
+        reads = RetryPolicy(
+            attempts=settings.retry_attempts,
+            total_timeout_s=settings.retry_timeout_s,
+            attempt_timeout_s=settings.attempt_timeout_s,
+            base_delay_s=_BASE_DELAY_S,
+            max_delay_s=_MAX_DELAY_S,
+        )
+        writes = replace(
+            reads,
+            total_timeout_s=settings.upload_timeout_s,
+            attempt_timeout_s=settings.upload_timeout_s,
+        )
         self._reader = BreakingStore(
-            RetryingStore(
-                self._metered,
-                _policy(settings, settings.attempt_timeout_s, settings.retry_timeout_s),
-            ),
+            RetryingStore(self._metered, reads),
             BreakerPolicy(settings.breaker_failures, settings.breaker_reset_s),
         )
         # No breaker: what cannot be uploaded now is kept, and tried again after a pause.
-        self._writer = RetryingStore(
-            self._metered, _policy(settings, settings.upload_timeout_s, settings.upload_timeout_s)
-        )
+        self._writer = RetryingStore(self._metered, writes)
         self._disk = disk
-        self._may_upload = settings.mode not in ("off", "read-only")
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._stopped = False
-        self._silence = _SilenceTimer()
+        # How long callers have waited for the server since its last answer, and until when.
+        self._silence_s = self._silent_until = 0.0
         self._prefetches = Prefetches(
             self._loop,
             self._join,
@@ -123,11 +286,9 @@ class RemoteTier:
             self._loop,
             self._publish,
             disk=disk.disk,
-            limits=UploadLimits(
-                settings.upload_concurrency,
-                settings.upload_queue_max_count,
-                settings.upload_queue_max_bytes,
-            ),
+            concurrency=settings.upload_concurrency,
+            max_count=settings.upload_queue_max_count,
+            max_bytes=settings.upload_queue_max_bytes,
             listeners=listeners,
             on_problem=self._upload_failed,
         )
@@ -148,7 +309,11 @@ class RemoteTier:
     def connect_soon(self) -> None:
         """Open the store's client in the background, so that the first call does not pay for it."""
         with contextlib.suppress(ClosedError):
-            self._loop.submit(_connect_quietly(self._store.connect))
+            self._loop.submit(self._connect())
+
+    async def _connect(self) -> None:
+        with contextlib.suppress(S3CacheError):  # the first real call meets the same error
+            await self._store.connect()
 
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
         """Return the verified entry at ``name``, from a download under way if there is one.
@@ -157,12 +322,8 @@ class RemoteTier:
         before they are checked. After ``timeout_s`` the download goes on, and lands.
 
         Raises:
-            DownloadTimeoutError: nothing within ``timeout_s``.
-            ClosedError: :meth:`close` was called, perhaps while this waited.
-            CorruptError: what came is damaged.
-            UntrustedError: it is not trusted.
-            StoreError: the remote cannot answer.
-            RuntimeError: called on the loop's own thread.
+            S3CacheError: nothing came within ``timeout_s``, it is damaged or not trusted, the
+                remote cannot answer, or :meth:`close` was called.
         """
         return self._wait(self._load_verified(name, suspect=suspect), name, timeout_s)
 
@@ -170,21 +331,17 @@ class RemoteTier:
         """List the names of all entries under ``key`` but the first, the newest first.
 
         Raises:
-            DownloadTimeoutError, StoreError: the remote did not list them within ``timeout_s``.
+            StoreError: the remote did not list them within ``timeout_s``.
         """
         return self._wait(self._list(key), entries.name_prefix(key), timeout_s)
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
-        """Fetch many objects in the background, except those that are on the disk.
-
-        Raises:
-            ClosedError: the interpreter is exiting.
-        """
+        """Fetch many objects in the background, except those that are on the disk."""
         return self._prefetches.start(names)
 
     def exit_wait_s(self, at_most: float) -> float:
         """Return how long the exit waits for this server: less if it has been silent."""
-        left_s = SILENCE_AT_MOST_S - self._silence.seconds
+        left_s = SILENCE_AT_MOST_S - self._silence_s
         return min(at_most, max(left_s, _PROBE_WAIT_S))
 
     def remove(self, prefix: str) -> list[str]:
@@ -211,7 +368,9 @@ class RemoteTier:
         try:
             return self._loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
-            self._silence.add(began)
+            now = time.monotonic()  # two threads that wait at once wait as long as one
+            self._silence_s += now - max(began, self._silent_until)
+            self._silent_until = now
             # A try at a server that never answers takes minutes, longer than a caller waits.
             with contextlib.suppress(ClosedError):
                 self._loop.call(self._reader.give_up)
@@ -235,12 +394,7 @@ class RemoteTier:
         return answer
 
     async def _has_trusted_head(self, name: str, check_trust: Judge) -> bool:
-        """Check the head of an entry alone; return False if there is no entry.
-
-        Raises:
-            CorruptError: the head is damaged.
-            UntrustedError: the entry is not trusted.
-        """
+        """Check the head of an entry alone; return False if there is no entry."""
         length = frame.HEADER_HINT_BYTES
         while True:
             data = await self._reader.get_range(name, 0, length)
@@ -270,18 +424,14 @@ class RemoteTier:
 
     async def _download(self, name: str, admit: AcceptSize | None) -> Frame | NotAccepted | None:
         self._listeners.emit(TransferEvent("download", "started", name))
-        data: Buffer | NotAccepted | None = None
         try:
             data = await self._reader.get(name, admit)
-            self._silence.end()
+            self._silence_s = 0.0
             if isinstance(data, NotAccepted):  # it will be started again
                 return data
             entry = None if data is None else await asyncio.to_thread(self._land, name, data)
         except Exception as exc:
             self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
-            if isinstance(exc, CorruptError) and self._may_upload and data is not None:
-                assert not isinstance(data, NotAccepted)
-                await asyncio.to_thread(self._repair, name, data)
             raise
         if entry is None:
             self._listeners.emit(TransferEvent("download", "absent", name))
@@ -289,27 +439,10 @@ class RemoteTier:
             self._listeners.emit(TransferEvent("download", "done", name, entry.size))
         return entry
 
-    def _repair(self, name: str, damaged: Buffer) -> None:
-        """Upload a good copy of a damaged object, if there is one on the disk."""
-        try:
-            variant = frame.decode_header(damaged).variant
-        except CorruptError:  # then whatever is under that key will do
-            variant = None
-        with contextlib.suppress(S3CacheError):
-            for local in self._disk.names(entries.key_of(name)):
-                entry = self._disk.load(local)
-                if entry is not None and variant in (None, entry.header.variant):
-                    own = entries.variant_name(entry.header.key, entry.header.variant)
-                    self.uploads.put(own, entry.data)
-                    return
-
     def _land(self, name: str, data: Buffer) -> Frame:
         """Verify the entry that came as ``data``, and keep it on the disk if there is room.
 
-        Raises:
-            CorruptError: it is damaged; the next one saved here replaces it in the remote.
-            UntrustedError: it is not trusted.
-            S3CacheError: with ``strict``, the disk failed.
+        If it is damaged, the next one that is saved here replaces it in the remote.
         """
         try:
             entry = entries.verify(name, data, admit=self._check_trust)
@@ -330,7 +463,7 @@ class RemoteTier:
                     present.append(info)
                 if len(present) >= _LISTED_AT_MOST:
                     break
-        self._silence.end()
+        self._silence_s = 0.0
         present.sort(key=lambda info: info.modified, reverse=True)
         return [info.key for info in present if info.key != first]
 
@@ -359,56 +492,15 @@ class RemoteTier:
     async def _publish(self, name: str, data: Buffer, note: bytes | None) -> bool:
         # What this process saved is uploaded whether it trusts it or not: a job may sign for others
         # what it does not use. The signature of what others left is checked before it is parsed.
-        verify = partial(
-            entries.verify, name, data, admit=None if note is None else self._check_trust
-        )
-        is_small = memoryview(data).nbytes <= SMALL_BYTES
-        entry = verify() if is_small else await asyncio.to_thread(verify)
+        admit = None if note is None else self._check_trust
+        entry = await asyncio.to_thread(entries.verify, name, data, admit=admit)
         writer = self._writer if note is None else self._writer.written_as(note)
         is_written = await entries.publish(
             writer, entry, replaceable=self._replaceable, admit=self._check_trust
         )
-        self._silence.end()
+        self._silence_s = 0.0
         return is_written
 
     def _upload_failed(self, error: Exception) -> None:
         self._counters.upload_failed()
         self._problems.warn("upload", "an upload failed", error)
-
-
-class _SilenceTimer:
-    """How long this process has waited for a server since its last answer; for any thread.
-
-    Two threads that wait at once wait as long as one.
-    """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._until = 0.0
-        self.seconds = 0.0
-
-    def add(self, began: float) -> None:
-        """Add the wait of a caller that gives up now."""
-        with self._mutex:
-            now = time.monotonic()
-            self.seconds += now - max(began, self._until)
-            self._until = now
-
-    def end(self) -> None:
-        """Note that the server has answered."""
-        self.seconds = 0.0
-
-
-async def _connect_quietly(connect: Callable[[], Awaitable[object]]) -> None:
-    with contextlib.suppress(S3CacheError):  # the first real call meets the same error
-        await connect()
-
-
-def _policy(settings: Settings, attempt_timeout_s: float, total_timeout_s: float) -> RetryPolicy:
-    return RetryPolicy(
-        attempts=settings.retry_attempts,
-        total_timeout_s=total_timeout_s,
-        attempt_timeout_s=attempt_timeout_s,
-        base_delay_s=_BASE_DELAY_S,
-        max_delay_s=_MAX_DELAY_S,
-    )
