@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from s3cache import entries
-from s3cache._problems import Problems
 from s3cache.errors import (
     ClosedError,
     ConfigError,
@@ -20,11 +19,12 @@ from s3cache.errors import (
     StoreError,
     UntrustedError,
 )
-from s3cache.frame import Frame, Judge
+from s3cache.frame import Frame, TrustCheck
 from s3cache.stats import Counters, Usage
 from s3cache.store import ObjectInfo
 from s3cache.tier._disk import DiskTier, SearchResult
 from s3cache.tier._loop import background
+from s3cache.util.logs import Problems
 
 __all__ = ["LocalTier"]
 
@@ -53,7 +53,7 @@ class LocalTier:
         disk: DiskTier | None,
         counters: Counters,
         problems: Problems,
-        check_trust: Judge | None = None,
+        check_trust: TrustCheck | None = None,
     ) -> None:
         self.disk = disk
         self._check_trust = check_trust

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from s3cache import entries, frame
-from s3cache._problems import Problems
 from s3cache.entries import Replaceable
 from s3cache.errors import (
     ClosedError,
@@ -21,7 +20,7 @@ from s3cache.errors import (
     S3CacheError,
     TruncatedError,
 )
-from s3cache.frame import Frame, Judge
+from s3cache.frame import Frame, TrustCheck
 from s3cache.settings import Settings
 from s3cache.stats import Counters, Listeners, TransferEvent, Verb, VerbStats
 from s3cache.store import (
@@ -40,6 +39,7 @@ from s3cache.tier._local import LocalTier
 from s3cache.tier._loop import SMALL_BYTES, Deadline, background, cancel_all
 from s3cache.tier._prefetch import Prefetch, Prefetches
 from s3cache.tier._uploads import UploadLimits, Uploads
+from s3cache.util.logs import Problems
 
 __all__ = ["RemoteTier"]
 
@@ -85,7 +85,7 @@ class RemoteTier:
         counters: Counters,
         listeners: Listeners,
         problems: Problems,
-        check_trust: Judge | None = None,
+        check_trust: TrustCheck | None = None,
     ) -> None:
         self._check_trust = check_trust
         self._store = store
@@ -234,7 +234,7 @@ class RemoteTier:
             pass
         return answer
 
-    async def _has_trusted_head(self, name: str, check_trust: Judge) -> bool:
+    async def _has_trusted_head(self, name: str, check_trust: TrustCheck) -> bool:
         """Check the head of an entry alone; return False if there is no entry.
 
         Raises:

@@ -33,12 +33,6 @@ def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> 
     assert hit(b.lookup(KEY), "local") == b"compiled"
 
 
-def test_bytes_are_as_good_as_a_frame(machine: Callable[..., Cache]) -> None:
-    cache = machine()
-    assert isinstance(cache.save(KEY, bytearray(entry(payload=b"compiled").data)), Saved)
-    assert hit(cache.lookup(KEY), "local") == b"compiled"
-
-
 def test_what_was_not_saved_is_absent(machine: Callable[..., Cache], remote: GatedStore) -> None:
     cache = machine()
     assert miss(cache.lookup(KEY)) == Reason.ABSENT

@@ -113,23 +113,6 @@ def test_a_flush_does_not_call_complete_what_a_broken_disk_holds(
         assert cache.flush(20).complete
 
 
-def test_a_local_directory_that_becomes_a_file(
-    machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache = machine()
-    cache.save(KEY, entry())
-    assert cache.flush(20).complete
-    shutil.rmtree(tmp_path / "a")
-    (tmp_path / "a").write_text("in the way")
-    for number in range(3):
-        saved = cache.save(f"key{number}", entry(f"key{number}"))
-        assert isinstance(saved, Saved)
-        assert not saved.durable
-    assert isinstance(cache.lookup(KEY), Hit)
-    assert cache.flush(20).complete
-    assert len(caplog.records) == 1
-
-
 def test_a_local_directory_that_is_removed_is_made_again(
     machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,35 +151,3 @@ def test_a_full_memory_queue_refuses(
     remote.is_open = True
     assert cache.flush(20).complete
     assert isinstance(cache.save("key2", entry("key2")), Saved)
-
-
-def test_without_a_remote_a_failing_disk_is_warned_of_once(
-    machine: Callable[..., Cache],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    cache = machine(store=None)
-
-    def fail(*_: object) -> None:
-        raise ReadOnlyError("read-only file system")
-
-    monkeypatch.setattr(DiskTier, "put", fail)
-    for _ in range(3):
-        saved = cache.save(KEY, entry())
-        assert isinstance(saved, NotSaved)
-        assert saved.reason == Reason.UNAVAILABLE
-        assert isinstance(saved.error, ReadOnlyError)
-    assert len(caplog.records) == 1
-
-
-def test_more_than_the_tier_holds_is_trimmed(machine: Callable[..., Cache]) -> None:
-    cache = machine(local_max_files=50)
-    for number in range(200):
-        cache.save(f"key{number}", entry(f"key{number}"))
-        if number % 10 == 0:
-            assert cache.flush(20).complete
-    assert cache.flush(20).complete
-    local = cache.stats().local
-    assert local is not None
-    assert local.files <= 50
-    assert isinstance(cache.lookup("key0"), Hit)

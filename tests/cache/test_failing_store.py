@@ -19,7 +19,7 @@ from s3cache.errors import (
 )
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from tests.cache.answers import FIRST, calls, miss
+from tests.cache.answers import FIRST, miss
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import FailingStore, holds
 from tests.support.waiting import LONG_S
@@ -71,17 +71,6 @@ def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
     assert cache.stats().misses == {reason: 5}
 
 
-def test_each_kind_of_problem_is_warned_of_once(
-    machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
-) -> None:
-    store = FailingStore(TransientError("reset"))
-    cache = machine(store=store)
-    for error in (TransientError("x"), AccessDeniedError("y"), TransientError("z")) * 3:
-        store.error = error
-        cache.lookup(KEY)
-    assert len(caplog.records) == 2
-
-
 def test_a_guard_that_fails_is_a_miss(
     machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,11 +109,3 @@ def test_a_remote_that_cannot_be_opened_costs_no_save(
         broken_still.clear()
         assert cache.flush(20).complete
     assert holds(memory, FIRST)
-
-
-def test_the_breaker_stops_asking_a_remote_that_fails(machine: Callable[..., Cache]) -> None:
-    cache = machine(store=FailingStore(TransientError("reset")), breaker_failures=2)
-    for _ in range(6):
-        assert miss(cache.lookup(KEY)) == Reason.UNAVAILABLE
-    assert calls(cache) == {"get": 2}
-    assert cache.stats().breaker == "open"

@@ -6,33 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache import entries
 from s3cache.cache import Hit
 from s3cache.store import FileStore, MemoryStore
 from tests.cache.answers import FIRST
 from tests.support.caching import open_cache
 from tests.support.scripts import run_script
-from tests.support.stores import holds, names
+from tests.support.stores import holds
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def test_at_exit_what_was_saved_is_uploaded(tmp_path: Path) -> None:
-    done = run_script(
-        """
-        import pathlib
-        cache = open_cache(pathlib.Path(sys.argv[1]), FileStore(sys.argv[2]))
-        for number in range(20):
-            cache.save(f"key{number}", entry(f"key{number}"))
-        """,
-        tmp_path / "tier",
-        tmp_path / "remote",
-    )
-    assert (done.stdout, done.stderr) == ("", "")
-    with open_cache(None, FileStore(tmp_path / "remote")) as reader:
-        assert all(isinstance(reader.lookup(f"key{number}"), Hit) for number in range(20))
 
 
 @pytest.mark.parametrize("leave", ["", "sys.exit(0)", "threading.Thread(target=sys.exit).start()"])
@@ -80,28 +63,6 @@ def test_what_only_memory_holds_is_reported_lost_at_exit() -> None:
     for line in left:
         assert "uploads to memory:// that are unfinished: 1; on record" in line
         assert line.endswith("this machine: 0; lost: 1")
-
-
-def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
-    done = run_script(
-        """
-        import pathlib
-        cache = open_cache(pathlib.Path(sys.argv[1]), Hanging())
-        for number in range(10):
-            saved = cache.save(f"key{number}", entry(f"key{number}"))
-            if isinstance(saved, Saved) and saved.durable:
-                print(f"key{number}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-        """,
-        tmp_path / "tier",
-        check=False,
-    )
-    acknowledged = done.stdout.split()
-    assert (done.returncode, len(acknowledged)) == (-9, 10)
-    with open_cache(tmp_path / "tier", memory := MemoryStore()) as cache:
-        cache.start()
-        eventually(lambda: len(names(memory)) == 10)
-    assert set(names(memory)) == {entries.first_name(key) for key in acknowledged}
 
 
 FORK = """

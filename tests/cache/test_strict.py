@@ -14,13 +14,10 @@ from s3cache.errors import (
     DownloadTimeoutError,
     NoSpaceError,
     PermanentError,
-    ReadOnlyError,
-    StoreError,
     TransientError,
 )
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from s3cache.tier import DiskTier
 from tests.support.caching import KEY, OTHER, broken, entry, open_cache, settings
 from tests.support.stores import FailingStore, GatedStore, put
 
@@ -101,20 +98,6 @@ def test_a_guard_that_fails_raises(strict: Callable[..., Cache]) -> None:
         cache.lookup(KEY, lambda found: 1 / 0 > 1)
 
 
-def test_a_save_raises_what_keeps_it_from_the_disk(
-    strict: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = strict(MemoryStore())
-
-    def fail(*_: object) -> None:
-        raise ReadOnlyError("read-only file system")
-
-    monkeypatch.setattr(DiskTier, "put_pending", fail)
-    with pytest.raises(ReadOnlyError):
-        cache.save(KEY, entry())
-    assert cache.stats().not_saved == {Reason.UNAVAILABLE: 1}
-
-
 def test_a_save_raises_when_the_queue_is_full(strict: Callable[..., Cache]) -> None:
     gated = GatedStore(MemoryStore(), is_open=False)
     cache = strict(gated, local=False, upload_queue_max_count=1)
@@ -123,12 +106,6 @@ def test_a_save_raises_when_the_queue_is_full(strict: Callable[..., Cache]) -> N
         cache.save(OTHER, entry(OTHER))
     assert cache.stats().not_saved == {Reason.FULL: 1}
     gated.is_open = True
-
-
-def test_without_a_usable_local_directory_there_is_no_cache(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError):
-        open_cache(tmp_path / "file" / "below", MemoryStore(), strict=True)
 
 
 def test_a_remote_that_cannot_be_opened_raises(tmp_path: Path) -> None:

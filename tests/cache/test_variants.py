@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from s3cache.cache import Cache, Hit, Saved
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from tests.cache.answers import FIRST, hit, miss, variant_is
+from tests.cache.answers import hit, miss, variant_is
 from tests.support.caching import KEY, entry
-from tests.support.stores import RacyStore, names
 from tests.support.waiting import in_thread
 
 if TYPE_CHECKING:
@@ -32,29 +31,6 @@ def test_variants_of_two_machines_both_stay_readable(machine: Callable[..., Cach
         found = c.lookup(KEY, variant_is(variant))
         assert isinstance(found, Hit)
         assert found.entry.header.variant == variant
-
-
-def test_variants_survive_a_store_whose_create_is_racy(machine: Callable[..., Cache]) -> None:
-    store = RacyStore()
-    caches = [machine(f"m{number}", store) for number in range(4)]
-    for number, cache in enumerate(caches):
-        cache.save(KEY, entry(variant=f"v{number}"))
-    for cache in caches:
-        assert cache.flush(20).complete
-    reader = machine("reader", store)
-    for number in range(4):
-        assert isinstance(reader.lookup(KEY, variant_is(f"v{number}")), Hit)
-
-
-def test_the_same_variant_saved_twice_is_one_object(
-    machine: Callable[..., Cache], memory: MemoryStore
-) -> None:
-    for name in ("a", "b"):
-        cache = machine(name)
-        for _ in range(2):
-            cache.save(KEY, entry(variant="v"))
-            assert cache.flush(20).complete
-    assert names(memory) == [FIRST]
 
 
 def test_entries_that_the_caller_does_not_accept_are_guard_misses(

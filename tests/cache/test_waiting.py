@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from s3cache.cache import Cache, Hit, Saved
+from s3cache.cache import Cache, Hit
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, calls, miss
@@ -15,20 +15,6 @@ from tests.support.waiting import LONG_S, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-def test_a_save_does_not_wait_for_a_remote_that_hangs(
-    machine: Callable[..., Cache], remote: GatedStore
-) -> None:
-    remote.is_open = False
-    a = machine()
-    assert isinstance(a.save(KEY, entry()), Saved)
-    eventually(lambda: remote.waiting)  # it hangs
-    assert isinstance(a.save(OTHER, entry(OTHER)), Saved)
-    eventually(lambda: a.stats().pending == 2)
-    remote.is_open = True
-    assert a.flush(20).complete
-    assert a.stats().pending == 0
 
 
 def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
