@@ -40,7 +40,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import msgpack  # type: ignore[import-untyped]
 import zstandard
@@ -83,9 +83,8 @@ MAX_HEADER_BYTES: Final = 1 << 20
 MAX_SIGNED_BYTES: Final = 8 << 10
 MAX_NAME_BYTES: Final = 255
 MAX_META_DEPTH: Final = 16
-# Of one array or map, the sections too. Before 1.2.4, msgpack's C unpacker allocates 8 bytes for
-# each element that an array *claims*, at each of up to 1,024 nested levels, before it reads one:
-# this many keep that at 32 MiB.
+# Of one array or map, the sections too. Before 1.2.4, msgpack allocates 8 bytes for each element
+# that an array *claims*, at each of up to 1,024 nested levels: this many keep that at 32 MiB.
 MAX_ITEMS: Final = 4096
 # A section may decompress to MAX_RATIO times its stored size and RATIO_SLACK_BYTES more.
 MAX_RATIO: Final = 1000
@@ -93,8 +92,7 @@ RATIO_SLACK_BYTES: Final = 64 << 10
 # RFC 8878, 3.1.1.1.2 recommends that every decoder support this much.
 MAX_WINDOW_BYTES: Final = 8 << 20
 
-# Level 3 is zstd's default; higher ones cost the compiling job more CPU than they save in transfer.
-ZSTD_LEVEL: Final = 3
+ZSTD_LEVEL: Final = 3  # higher ones cost the compiling job more CPU than they save in transfer
 
 # BLAKE3 is some 3 times faster (benchmarks/digest.py), but that is half a millisecond for a usual
 # entry of 1.5 MB. SHA-256 is in the standard library, in FIPS builds, in what signs, and in S3.
@@ -243,7 +241,7 @@ def encode(
     Raises:
         ConfigError: an argument that no frame can hold.
     """
-    if codec not in ("zstd", "none"):
+    if codec not in get_args(Codec):
         raise ConfigError(f"codec {codec!r}", "is unknown", "use 'zstd' or 'none'")
     views = {name: _bytes_view(f"section {name!r}", data) for name, data in sections.items()}
     _check_size("sections", sum(map(len, views.values())), MAX_FRAME_BYTES)
@@ -259,25 +257,29 @@ def encode(
                 stored, used = packed, "zstd"
         rows.append([name, used, len(stored), len(raw), _sha256(stored).digest()])
         payload.append(stored)
-    created_ns = time.time_ns() if created_ns is None else created_ns
-    producer = f"s3cache/{__version__}"
-    values = (kind, key, variant, schema, created_ns, producer, dict(meta or {}), rows)
-    header = _pack_header(dict(zip(_HEADER_KEYS, values, strict=True)))
+    header = _pack_header(
+        {
+            "kind": kind,
+            "key": key,
+            "variant": variant,
+            "schema": schema,
+            "created_ns": time.time_ns() if created_ns is None else created_ns,
+            "producer": f"s3cache/{__version__}",
+            "meta": dict(meta or {}),
+            "sections": rows,
+        }
+    )
     digest = _sha256(_FIELDS.pack(MAGIC, VERSION, 0, len(header)) + header).digest()
     return _join(b"", digest, header, payload)
 
 
 def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return ``entry`` with other signatures; its digest, header and sections stay the same.
-
-    Args:
-        sign: returns the bytes of the signatures over the digest, empty for none.
+    """Return ``entry`` with the signatures (or ``b""``) that ``sign`` makes of its digest.
 
     Raises:
         ConfigError: they are too many.
     """
-    signatures = sign(entry.digest)
-    _check_size("signatures", len(signatures), MAX_SIGNED_BYTES)
+    _check_size("signatures", len(signatures := sign(entry.digest)), MAX_SIGNED_BYTES)
     start = PRELUDE_BYTES + len(entry.signatures)
     end = entry.size - sum(section.stored_size for section in entry.header.sections)
     return _join(signatures, entry.digest, entry._view[start:end], [entry._view[end:]])
@@ -316,15 +318,11 @@ def _check_size(thing: str, size: int, most: int) -> None:
 def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
     """Read a whole frame: every size and the header's digest are checked, no section is touched.
 
-    Args:
-        admit: raises if a frame with that digest and those signatures may not be used; it is called
-            before the header is parsed.
-
     Raises:
         TruncatedError: the bytes end too early.
         CorruptError: they are not one well-formed frame of this version.
         ConfigError: ``data`` is no contiguous buffer.
-        Exception: what ``admit`` raises.
+        Exception: what ``admit`` raises, which is called before the header is parsed.
     """
     view = _bytes_view("frame", data)
     head = decode_head(view, admit=admit)
@@ -358,13 +356,11 @@ def decode_head(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Head
         raise TruncatedError("frame prelude", len(view), PRELUDE_BYTES)
     _, version, signed_size, header_size = _FIELDS.unpack_from(view)
     if version != VERSION:
-        raise CorruptError(
-            "frame version", f"found {version}, this s3cache reads {VERSION} and nothing else"
-        )
+        problem = f"found {version}, this s3cache reads {VERSION} and nothing else"
+        raise CorruptError("frame version", problem)
     if signed_size > MAX_SIGNED_BYTES or header_size > MAX_HEADER_BYTES:
-        raise CorruptError(
-            "frame prelude", f"signed_size {signed_size} or header_size {header_size} is too large"
-        )
+        problem = f"signed_size {signed_size} or header_size {header_size} is too large"
+        raise CorruptError("frame prelude", problem)
     start = PRELUDE_BYTES + signed_size
     end = start + header_size
     if len(view) < end:
@@ -429,8 +425,8 @@ def _parse_section(row: object) -> Section:
     where = f"section {name!r}"
     _check_integer(f"{where} stored_size", stored_size, 63)
     _check_integer(f"{where} raw_size", raw_size, 63)
-    if type(digest) is not bytes or len(digest) != _sha256().digest_size:
-        raise _bad_header(f"{where}: its digest is not {_sha256().digest_size} bytes")
+    if type(digest) is not bytes or len(digest) != 32:
+        raise _bad_header(f"{where}: its digest is not 32 bytes")
     is_sound = (codec == "none" and raw_size == stored_size) or (
         codec == "zstd" and stored_size < raw_size <= _max_raw(stored_size)
     )

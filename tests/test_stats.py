@@ -82,7 +82,7 @@ def test_saves_at_the_second_level_are_shown_unless_superseded() -> None:
 
 
 def test_failures_are_counted_by_reason_and_tier() -> None:
-    """What a cache counts of hits, misses and transfers is in ``tests/cache/test_counts.py``."""
+    """What a cache counts of hits, misses and transfers is in ``tests/cache/test_cache.py``."""
     counters = Counters()
     before = snapshot(counters)
     counters.miss(Reason.TIMEOUT, 3.0)

@@ -51,13 +51,11 @@ __all__ = ["Cache"]
 
 logger = logger_of("storage")
 
-# How long the upload of an entry that another may replace is delayed: a training step that compiles
-# a forward pass comes to its backward within that time, or it never does.
+# The upload of an entry that another may replace waits so long: a training step that compiles a
+# forward pass comes to its backward within that time, or it never does.
 _PROVISIONAL_S = 60.0
 # Beside waiting for uploads, closing takes so long at most; of that, writing the last lookups.
-_RELEASE_S = 3.0
-_RECORDS_S = 0.5
-_CANNOT_OPEN = "the remote cannot be opened"
+_RELEASE_S, _RECORDS_S = 3.0, 0.5
 
 # What a forked child inherits is kept, unused: collecting it would close connections of the parent.
 _inherited: list[RemoteTier | None] = []
@@ -68,7 +66,7 @@ class Cache:
 
     Any thread may use it, but listeners may not wait for it. A forked child has connections, a
     background thread, counts and listeners of its own. What goes wrong becomes a reason, a count
-    and one warning, or is raised where the settings are strict.
+    and one warning, or is raised if the settings are strict.
 
     Args:
         open_remote: makes the remote store, once in each process. ``None`` for no remote.
@@ -190,11 +188,9 @@ class Cache:
     def _candidates(
         self, key: str, counters: Counters, *, local: bool = True, remote: bool = True
     ) -> CandidateLookup:
-        skip: Reason | None = None
+        skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
             skip = Reason.DISABLED
-        elif self.settings.recache:
-            skip = Reason.FORCED
         return CandidateLookup(
             entries.check_key(key),
             skip,
@@ -349,28 +345,23 @@ class Cache:
             raise ReadOnlyError(f"the mode is {self.settings.mode}", op="remove")
         self.flush(self.settings.exit_timeout_s)
         remote = self._remote_now()
-        names = set() if remote is None else {*remote.remove(prefix)}
-        return len(names.union(self._local.remove_all(prefix)))
+        names = [] if remote is None else remote.remove(prefix)
+        return len({*names, *self._local.remove_all(prefix)})
 
     # -- counting
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Have ``listener`` called with each :class:`TransferEvent`, on any thread.
-
-        Returns:
-            A function that ends this.
-        """
+        """Call ``listener`` with each transfer, on any thread; return what ends this."""
         return self._listeners.add(listener)
 
     def stats(self) -> CacheStats:
         """Return the counts so far; those of a closed cache stay."""
-        remote = self._remote or self._closed_remote
+        counts = {"local": self._local.usage(), "fx": self._counters_of["fx"].level()}
+        if (remote := self._remote or self._closed_remote) is None:
+            return self._counters.snapshot(**counts)
+        uploads, breaker, verbs = remote.uploads, remote.breaker, remote.statistics()
         return self._counters.snapshot(
-            local=self._local.usage(),
-            pending=0 if remote is None else remote.uploads.pending,
-            breaker="none" if remote is None else remote.breaker,
-            remote={} if remote is None else remote.statistics(),
-            fx=self._counters_of["fx"].level(),
+            **counts, pending=uploads.pending, breaker=breaker, remote=verbs
         )
 
     # -- the life of a cache
@@ -388,7 +379,7 @@ class Cache:
         except ConfigError:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._problems.met("remote", _CANNOT_OPEN, exc)
+            self._problems.met("remote", "the remote cannot be opened", exc)
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
         """Wait until all that was saved is uploaded, at most ``timeout_s``; return what remains.
@@ -420,9 +411,9 @@ class Cache:
         deadline = Deadline(limit_s + _RELEASE_S)
         try:
             self._last_report = self.flush(limit_s)
-            return self._last_report
         finally:
             self._release(deadline)
+        return self._last_report
 
     def _exit_timeout_s(self) -> float:
         limit_s = self.settings.exit_timeout_s
@@ -483,17 +474,15 @@ class Cache:
         try:
             return self._remote_now(), None
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._problems.met("remote", _CANNOT_OPEN, exc)
+            self._problems.met("remote", "the remote cannot be opened", exc)
             return None, exc
 
 
 def _open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | None:
     """Return the local tier, if there is to be one and one of its places can be used."""
-    if not settings.local or settings.mode == "off":
-        return None
     bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
     problems, problem = Problems(strict=False), None
-    for place in settings.local_dirs:
+    for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
         try:
             disk = DiskTier(place, namespace=namespace, note=note, **bounds)
         except (ConfigError, StoreError) as exc:
