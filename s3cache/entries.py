@@ -45,6 +45,7 @@ __all__ = [
     "KEY_DIGITS",
     "NAMES",
     "Replaceable",
+    "check_components",
     "check_entry",
     "check_key",
     "check_place",
@@ -142,31 +143,38 @@ def verify(name: str, data: Buffer, *, admit: TrustCheck | None = None) -> Frame
     """
     entry = frame.decode(data, admit=admit)
     check_place(name, entry.header)
+    check_components(name, entry.header)
     entry.verify()
     return entry
 
 
 def check_place(name: str, header: Header) -> None:
-    """Raise :class:`CorruptError` unless the entry belongs at ``name``.
+    """Raise :class:`CorruptError` if the entry was moved here from another key or variant.
 
-    Without this, renaming an object in the bucket would make a wrong hit. Entries of compiled
-    graphs also say what their key is made of: one that says something else was made for another
-    graph, machine or setting, even if it is signed.
+    Without this, renaming an object in the bucket would make a wrong hit.
     """
-    where, key = f"object {name}", header.key
-    is_legal = _KEY.fullmatch(key) and _VARIANT.fullmatch(header.variant)
+    is_legal = _KEY.fullmatch(header.key) and _VARIANT.fullmatch(header.variant)
     if not is_legal or name not in names_of(header):
-        raise CorruptError(where, f"holds key {key!r}, variant {header.variant!r}")
-    if header.kind in _WITH_COMPONENTS:
-        components: Any = header.meta.get("components")
-        try:
-            digest = digest_of({label: digest for label, (digest, _) in components.items()})
-        except (AttributeError, TypeError, ValueError):
-            raise CorruptError(where, "does not say what its key is made of") from None
-        if key[-KEY_DIGITS:] != digest:
-            raise CorruptError(
-                where, f"holds the components of another key, which ends in {digest}"
-            )
+        problem = f"holds key {header.key!r}, variant {header.variant!r}"
+        raise CorruptError(f"object {name}", problem)
+
+
+def check_components(name: str, header: Header) -> None:
+    """Raise :class:`CorruptError` if the key is not that of the components in the header.
+
+    Entries of compiled graphs say what their key is made of. One that says something else was made
+    for another graph, machine or setting, even if it is signed.
+    """
+    if header.kind not in _WITH_COMPONENTS:
+        return
+    where = f"object {name}"
+    components: Any = header.meta.get("components")
+    try:
+        digest = digest_of({label: digest for label, (digest, _) in components.items()})
+    except (AttributeError, TypeError, ValueError):
+        raise CorruptError(where, "does not say what its key is made of") from None
+    if header.key[-KEY_DIGITS:] != digest:
+        raise CorruptError(where, f"holds the components of another key, which ends in {digest}")
 
 
 # -- publishing
@@ -256,6 +264,7 @@ async def _put(
     def head_of(data: Buffer) -> Head:
         head = frame.decode_head(data, admit=admit)
         check_place(name, head.header)
+        check_components(name, head.header)
         return head
 
     try:
