@@ -224,8 +224,9 @@ docs: $(DOCS_READY) ## build the site of the documentation into build/site; half
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	@echo "build/site/index.html; to search in it: $(PYTHON) -m http.server --directory build/site"
 
-docs-settings: $(READY) ## settings on docs/configuration.md and metrics on docs/metrics.md, as the code has them
+docs-settings: $(READY) ## the tables of settings, metrics, reasons and errors in docs/, as the code has them
 	$(BIN)/python -m infra.docs.settings $(ARGS)
+	$(BIN)/python -m infra.docs.reasons
 	$(BIN)/python -m infra.docs.metrics
 
 docs-picture: $(READY) ## run a job and draw its report anew, with Chromium; minutes

@@ -38,7 +38,7 @@ from s3cache.errors import (
     TruncatedError,
     UntrustedError,
 )
-from s3cache.frame import Frame, Header, Judge
+from s3cache.frame import Frame, Head, Header, TrustCheck
 from s3cache.store import Buffer, Store
 
 __all__ = [
@@ -73,11 +73,7 @@ _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")
 
 
 def digest_of(components: Mapping[str, str]) -> str:
-    """Return the hexadecimal digits that keys of these components end in, whatever the order.
-
-    Args:
-        components: digests by name.
-    """
+    """Return the digits that keys of these components (digests by name) end in."""
     lines = [f"{name}\0{components[name]}\n" for name in sorted(components)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -131,22 +127,19 @@ def variant_name(key: str, variant: str) -> str:
 
 
 def names_of(header: Header) -> tuple[str, str]:
-    """Return the names of the two objects that the entry may be in."""
+    """Return the names of the two objects that may hold the entry."""
     return first_name(header.key), variant_name(header.key, header.variant)
 
 
 # -- verifying
 
 
-def verify(name: str, data: Buffer, *, admit: Judge | None = None) -> Frame:
+def verify(name: str, data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
     """Return the entry in ``data``; every section is checked, and that it belongs at ``name``.
-
-    Args:
-        admit: raises if it may not be used; called before anything of it is parsed.
 
     Raises:
         CorruptError: it is damaged, or of another key or variant.
-        UntrustedError: it is not admitted.
+        UntrustedError: ``admit`` refuses it; that is asked before anything of it is parsed.
     """
     entry = frame.decode(data, admit=admit)
     check_place(name, entry.header)
@@ -162,9 +155,8 @@ def check_place(name: str, header: Header) -> None:
     """
     is_legal = _KEY.fullmatch(header.key) and _VARIANT.fullmatch(header.variant)
     if not is_legal or name not in names_of(header):
-        raise CorruptError(
-            f"object {name}", f"holds key {header.key!r}, variant {header.variant!r}"
-        )
+        problem = f"holds key {header.key!r}, variant {header.variant!r}"
+        raise CorruptError(f"object {name}", problem)
 
 
 def check_components(name: str, header: Header) -> None:
@@ -175,28 +167,21 @@ def check_components(name: str, header: Header) -> None:
     """
     if header.kind not in _WITH_COMPONENTS:
         return
+    where = f"object {name}"
     components: Any = header.meta.get("components")
     try:
         digest = digest_of({label: digest for label, (digest, _) in components.items()})
     except (AttributeError, TypeError, ValueError):
-        raise CorruptError(f"object {name}", "does not say what its key is made of") from None
+        raise CorruptError(where, "does not say what its key is made of") from None
     if header.key[-KEY_DIGITS:] != digest:
-        raise CorruptError(
-            f"object {name}", f"holds the components of another key, which ends in {digest}"
-        )
+        raise CorruptError(where, f"holds the components of another key, which ends in {digest}")
 
 
 # -- publishing
 
 
 class Replaceable:
-    """Digests of entries in the remote that the next one of the same variant replaces.
-
-    Any thread may use it. It remembers the last :attr:`MAX_COUNT` of them.
-
-    Args:
-        everything: whether all entries are replaced.
-    """
+    """The last digests of entries in the remote that the next one of the same variant replaces."""
 
     MAX_COUNT = 4096
 
@@ -221,7 +206,7 @@ class Replaceable:
 
 
 async def publish(
-    store: Store, entry: Frame, *, replaceable: Container[bytes], admit: Judge | None = None
+    store: Store, entry: Frame, *, replaceable: Container[bytes], admit: TrustCheck | None = None
 ) -> bool:
     """Make ``entry`` readable for every process, next to the other variants under its key.
 
@@ -244,7 +229,7 @@ async def publish(
             admit(entry.digest, entry.signatures)
         except UntrustedError:
             admit = None  # what we write is not trusted either
-    own, first = variant_name(entry.header.key, entry.header.variant), first_name(entry.header.key)
+    first, own = names_of(entry.header)
     if not await store.atomic_create():
         # Of several writers that race for the first name there, the last one wins: what the
         # others wrote must also be elsewhere.
@@ -257,7 +242,11 @@ async def publish(
 
 
 async def _put(
-    store: Store, name: str, entry: Frame, replaceable: Container[bytes], admit: Judge | None
+    store: Store,
+    name: str,
+    entry: Frame,
+    replaceable: Container[bytes],
+    admit: TrustCheck | None,
 ) -> Literal["written", "there", "taken"]:
     """Have ``name`` hold the entry's variant, unless another variant has taken it."""
     header = entry.header
@@ -268,38 +257,34 @@ async def _put(
     }
     try:
         await store.put(name, entry.data, mode="create", metadata=metadata)
+        return "written"
     except PreconditionError:
-        try:
-            head = functools.partial(frame.decode_head, admit=admit)
-            there = await _read(store, name, head, frame.HEADER_HINT_BYTES)
-        except UntrustedError:
-            if name == first_name(header.key):
-                return "taken"
-            there = None
-        if there is not None and _belongs(name, there.header):
-            is_suspect = there.digest in replaceable
-            if there.header.variant != header.variant:
-                check = functools.partial(verify, name)
-                if not (is_suspect and await _read(store, name, check) is None):
-                    return "taken"
-            elif not is_suspect and await _has_size(store, name, there.size):
-                return "there"
-        await store.put(name, entry.data, metadata=metadata)
-    return "written"
+        pass
 
+    def head_of(data: Buffer) -> Head:
+        head = frame.decode_head(data, admit=admit)
+        check_place(name, head.header)
+        check_components(name, head.header)
+        return head
 
-def _belongs(name: str, header: Header) -> bool:
     try:
-        check_place(name, header)
-        check_components(name, header)
-    except CorruptError:
-        return False
-    return True
-
-
-async def _has_size(store: Store, name: str, size: int) -> bool:
-    info = await store.head(name)
-    return info is not None and info.size == size
+        there = await _read(store, name, head_of, frame.HEADER_HINT_BYTES)
+    except UntrustedError:
+        if name == first_name(header.key):
+            return "taken"
+        there = None
+    if there is not None:
+        is_suspect = there.digest in replaceable
+        if there.header.variant != header.variant:
+            check = functools.partial(verify, name)
+            if not is_suspect or await _read(store, name, check) is not None:
+                return "taken"
+        elif not is_suspect:
+            info = await store.head(name)
+            if info is not None and info.size == there.size:
+                return "there"
+    await store.put(name, entry.data, metadata=metadata)
+    return "written"
 
 
 async def _read(
@@ -307,12 +292,8 @@ async def _read(
 ) -> T | None:
     """Parse the object at ``name``; return None if it is absent, or damaged in two equal reads.
 
-    Args:
-        length: bytes to read first, if not all of it.
-
     Raises:
         TransientError: two reads differ, so the damage is not in what is stored.
-        Exception: what ``parse`` raises, less :class:`CorruptError`.
     """
     damaged = None
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Every error s3cache raises, in one tree.
+"""Every error s3cache raises, in one tree, and the reason that each becomes.
 
 ::
 
@@ -25,6 +25,12 @@ An object that is not there is no error: ``get`` and ``head`` return ``None``.
 
 from __future__ import annotations
 
+import errno
+import re
+from collections.abc import Iterator
+from enum import Enum
+from typing import ClassVar
+
 __all__ = [
     "AccessDeniedError",
     "CircuitOpenError",
@@ -44,6 +50,63 @@ __all__ = [
     "UnsupportedTorchError",
     "UntrustedError",
 ]
+
+
+class Reason(str, Enum):
+    """Why a lookup missed, or why an entry was not saved.
+
+    This is the one table of reasons: ``make docs-settings`` writes it into ``docs/reasons.md``.
+
+    Attributes:
+        text: the same in words.
+        fix: what to do about it.
+    """
+
+    text: str
+    fix: str
+
+    # fmt: off
+    ABSENT = ("absent", "no entry has been saved under this key",
+              "nothing the first time; then let `s3cache explain` compare the keys")
+    GUARD = ("guard", "no entry under this key has guards on sizes or memory that hold here",
+             "where there are many: `mark_dynamic`, or fewer sizes")
+    CORRUPT = ("corrupt", "the entry was damaged or could not be used, and was set aside",
+               "nothing: the next save replaces it")
+    UNTRUSTED = ("untrusted", "no entry under this key is signed by a signer that is trusted here",
+                 "look at the causes in `stats().refused`")
+    TIMEOUT = ("timeout", "the remote did not answer within lookup_timeout_s",
+               "raise `lookup_timeout_s`, move the bucket nearer, or prefetch")
+    UNAVAILABLE = ("unavailable", "the store could not be reached",
+                   "read the error in the warning, and run `s3cache doctor`")
+    DENIED = ("denied", "credentials are missing, or not allowed to do it",
+              "grant what the policies in `infra/` grant")
+    FULL = ("full", "there was no room on the disk or in the queue of uploads",
+            "make room, or see why uploads do not get through")
+    MACHINE = ("machine", "this machine had no room, memory or file descriptors for it",
+               "look at `ulimit -n`, `df -h` and `df -i`")
+    DEVICE = ("device", "the driver of the accelerator would not load its kernels",
+              "free memory of the device; compile in no forked child")
+    RANKS = ("ranks", "another rank of the job missed, and all ranks compile together",
+             "look at the reason of the rank that had no entry")
+    DISABLED = ("disabled", "the mode does not allow it", "set `mode`, if it was not meant")
+    FORCED = ("forced", "recache=True asks to compile again",
+              "unset `recache` once the cache is filled")
+    ERROR = ("error", "s3cache made a mistake: its log has more",
+             "report it, with the traceback in the log")
+    # fmt: on
+
+    def __new__(cls, code: str, text: str, fix: str) -> Reason:
+        """Return the member that is equal to its code."""
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.text, member.fix = text, fix
+        return member
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+# -- the tree
 
 
 def printable(text: str) -> str:
@@ -69,7 +132,12 @@ class S3CacheError(Exception):
 
     Its message is one line that can be printed, whatever a server or an entry has in it. Errors
     can be pickled: ``args`` are the arguments.
+
+    Attributes:
+        reason: what a miss, or a refused save, has as its reason where it met this error.
     """
+
+    reason: ClassVar[Reason] = Reason.ERROR
 
     def __str__(self) -> str:
         return printable(self._text())
@@ -85,11 +153,11 @@ class ConfigError(S3CacheError, ValueError):
     "setting timeout_s: 'soon' is no number; give seconds, e.g. 10"
     """
 
+    reason = Reason.UNAVAILABLE  # of the store or the directory: one in a key is raised
+
     def __init__(self, thing: str, cause: str, fix: str) -> None:
         super().__init__(thing, cause, fix)
-        self.thing = thing
-        self.cause = cause
-        self.fix = fix
+        self.thing, self.cause, self.fix = thing, cause, fix
 
     def _text(self) -> str:
         return f"{self.thing}: {self.cause}; {self.fix}"
@@ -98,10 +166,11 @@ class ConfigError(S3CacheError, ValueError):
 class CorruptError(S3CacheError):
     """Bytes are malformed or do not match their digest; ``where`` says in which part."""
 
+    reason = Reason.CORRUPT
+
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(where, problem)
-        self.where = where
-        self.problem = problem
+        self.where, self.problem = where, problem
 
     def _text(self) -> str:
         return f"{self.where}: {self.problem}"
@@ -113,8 +182,7 @@ class TruncatedError(CorruptError):
     def __init__(self, where: str, have: int, needed: int) -> None:
         super().__init__(where, f"ends after {have} bytes, needs at least {needed}")
         self.args = (where, have, needed)
-        self.have = have
-        self.needed = needed
+        self.have, self.needed = have, needed
 
 
 class UntrustedError(S3CacheError):
@@ -125,10 +193,11 @@ class UntrustedError(S3CacheError):
         detail: the signer, where the entry names one; nothing that it says can be relied on.
     """
 
+    reason = Reason.UNTRUSTED
+
     def __init__(self, cause: str, detail: str) -> None:
         super().__init__(cause, detail)
-        self.cause = cause
-        self.detail = detail
+        self.cause, self.detail = cause, detail
 
     def _text(self) -> str:
         return f"an entry is not trusted ({self.cause}): {self.detail}"
@@ -136,6 +205,8 @@ class UntrustedError(S3CacheError):
 
 class ClosedError(S3CacheError):
     """The object was used after it was closed."""
+
+    reason = Reason.UNAVAILABLE
 
 
 class UnsupportedTorchError(S3CacheError):
@@ -153,6 +224,8 @@ class StoreError(S3CacheError):
         elapsed_s: seconds from the first try to giving up.
     """
 
+    reason = Reason.UNAVAILABLE
+
     def __init__(
         self,
         message: str,
@@ -165,11 +238,8 @@ class StoreError(S3CacheError):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.op = op
-        self.store = store
-        self.key = key
-        self.attempts = attempts
-        self.elapsed_s = elapsed_s
+        self.op, self.store, self.key = op, store, key
+        self.attempts, self.elapsed_s = attempts, elapsed_s
 
     def _text(self) -> str:
         where = " ".join(part for part in (self.op, self.store, self.key) if part)
@@ -194,6 +264,8 @@ class CircuitOpenError(TransientError):
 class DownloadTimeoutError(TransientError):
     """The caller waited long enough; the download goes on."""
 
+    reason = Reason.TIMEOUT
+
 
 class PermanentError(StoreError):
     """The same call will fail again until somebody changes something."""
@@ -201,6 +273,8 @@ class PermanentError(StoreError):
 
 class AccessDeniedError(PermanentError):
     """Credentials are missing, wrong or expired, or do not allow the operation."""
+
+    reason = Reason.DENIED
 
 
 class MissingContainerError(PermanentError):
@@ -213,3 +287,81 @@ class ReadOnlyError(PermanentError):
 
 class NoSpaceError(PermanentError):
     """The disk, bucket or quota is full."""
+
+    reason = Reason.FULL
+
+
+# -- from an error to its reason
+
+
+def reason_for(error: Exception) -> Reason:
+    """Return the reason that a miss, or a refused save, gives for ``error``."""
+    if isinstance(error, (StoreError, ClosedError)):  # raised in the place of other errors
+        lacking = any(map(_is_lacking, list(_causes(error))[1:]))
+        return Reason.MACHINE if lacking else error.reason
+    if isinstance(error, S3CacheError):
+        return error.reason
+    if isinstance(error, MemoryError):
+        return Reason.MACHINE
+    return Reason.DEVICE if is_device_trouble(error) else Reason.ERROR
+
+
+def code_of(error: Exception) -> str:
+    """Return the code of the documentation's section on ``error``.
+
+    For an error that is not s3cache's own, that is the reason that it becomes.
+    """
+    for kind in type(error).__mro__:
+        if kind.__module__ == __name__:
+            return kind.__name__
+    return str(reason_for(error))
+
+
+def is_machine_trouble(error: BaseException) -> bool:
+    """Return whether ``error`` says that this machine lacks something, not that an entry is bad.
+
+    The system refused to make, write or open a file (a missing one may be the entry's fault), or
+    the dynamic loader says in words that there is no room, a file system without execution, or a
+    library that is missing or too old.
+    """
+    return any(
+        isinstance(cause, MemoryError)
+        or (isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT))
+        or (isinstance(cause, (OSError, ImportError)) and _LOADER.search(str(cause)) is not None)
+        for cause in _causes(error)
+    )
+
+
+def is_device_trouble(error: BaseException) -> bool:
+    """Return whether the driver of an accelerator failed to load a kernel that is sound.
+
+    The kernel was compiled for such a device and driver, which lacks memory or is lost. The driver
+    is not to blame where it says that the image itself is no kernel.
+    """
+    texts = map(str, _causes(error))
+    return any(_DRIVER.search(text) and not _NO_KERNEL.search(text) for text in texts)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_lacking(error: BaseException) -> bool:
+    """Return whether the system lacked memory or descriptors, which says nothing of a store."""
+    lacking = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in lacking)
+
+
+_LOADER = re.compile(
+    "failed to map segment from shared object|annot allocate memory|Too many open files"
+    "|No usable temporary directory"
+    r"|cannot open shared object file|' not found \(required by"  # glibc
+    "|Error loading shared library"  # musl
+    "|Library not loaded"  # macOS
+)
+# As "CUDA driver error: out of memory", "Triton Error [CUDA]: no kernel image is available". torch
+# drops the class of the error where no configuration of a kernel can be loaded.
+_DRIVER = re.compile(r"\b(CUDA|HIP|XPU)( driver)? error:|Triton Error \[\w+\]|\bOutOfMemoryError:")
+_NO_KERNEL = re.compile(r"kernel image is invalid|named symbol not found")

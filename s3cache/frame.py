@@ -40,7 +40,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import msgpack  # type: ignore[import-untyped]
 import zstandard
@@ -57,20 +57,19 @@ __all__ = [
     "Frame",
     "Head",
     "Header",
-    "Judge",
     "Section",
+    "TrustCheck",
     "decode",
     "decode_head",
     "decode_header",
     "encode",
-    "judge",
     "signed",
 ]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Codec: TypeAlias = Literal["zstd", "none"]
 #: Given a frame's digest and the bytes of its signatures; raises if it may not be used.
-Judge: TypeAlias = "Callable[[bytes, bytes], object]"
+TrustCheck: TypeAlias = "Callable[[bytes, bytes], object]"
 
 MAGIC: Final = b"\x89S3CF\r\n\n"
 VERSION: Final = 1
@@ -82,11 +81,10 @@ HEADER_HINT_BYTES: Final = 16 << 10
 MAX_FRAME_BYTES: Final = 2 << 30  # the whole frame, and separately all sections decompressed
 MAX_HEADER_BYTES: Final = 1 << 20
 MAX_SIGNED_BYTES: Final = 8 << 10
-MAX_SECTIONS: Final = 4096
 MAX_NAME_BYTES: Final = 255
 MAX_META_DEPTH: Final = 16
-# Before 1.2.4, msgpack's C unpacker allocates 8 bytes for each element that an array *claims*, at
-# each of up to 1,024 nested levels, before it reads one: this many keep that at 32 MiB.
+# Of one array or map, the sections too. Before 1.2.4, msgpack allocates 8 bytes for each element
+# that an array *claims*, at each of up to 1,024 nested levels: this many keep that at 32 MiB.
 MAX_ITEMS: Final = 4096
 # A section may decompress to MAX_RATIO times its stored size and RATIO_SLACK_BYTES more.
 MAX_RATIO: Final = 1000
@@ -94,20 +92,16 @@ RATIO_SLACK_BYTES: Final = 64 << 10
 # RFC 8878, 3.1.1.1.2 recommends that every decoder support this much.
 MAX_WINDOW_BYTES: Final = 8 << 20
 
-# Level 3 is zstd's default; higher ones cost the compiling job more CPU than they save in transfer.
-ZSTD_LEVEL: Final = 3
-# Below this, zstd's own frame header eats what it could save.
-MIN_COMPRESS_BYTES: Final = 128
+ZSTD_LEVEL: Final = 3  # higher ones cost the compiling job more CPU than they save in transfer
 
 # BLAKE3 is some 3 times faster (benchmarks/digest.py), but that is half a millisecond for a usual
 # entry of 1.5 MB. SHA-256 is in the standard library, in FIPS builds, in what signs, and in S3.
 _sha256 = hashlib.sha256
 
 _FIELDS: Final = struct.Struct(">8sHHI")  # the prelude but for the digest, which covers these too
-_CODECS: Final = ("zstd", "none")
-_DIGEST_BYTES: Final = 32
+# ASCII, because what Unicode calls printable differs between Python's versions, and because no two
+# names may look the same.
 _NAME: Final = re.compile(rf"[ -~]{{1,{MAX_NAME_BYTES}}}")
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +133,15 @@ class Header:
 
 
 _HEADER_KEYS: Final = tuple(field.name for field in fields(Header))
+
+
+class Head(NamedTuple):
+    """What the first bytes of a frame say: its header, what stands for all of it, and its size."""
+
+    header: Header
+    digest: bytes
+    signatures: bytes
+    size: int
 
 
 class Frame:
@@ -215,6 +218,9 @@ class Frame:
         return stored
 
 
+# -- writing
+
+
 def encode(
     *,
     kind: str,
@@ -235,92 +241,91 @@ def encode(
     Raises:
         ConfigError: an argument that no frame can hold.
     """
-    if codec not in _CODECS:
+    if codec not in get_args(Codec):
         raise ConfigError(f"codec {codec!r}", "is unknown", "use 'zstd' or 'none'")
-    header = Header(
-        kind=kind,
-        key=key,
-        variant=variant,
-        schema=schema,
-        created_ns=time.time_ns() if created_ns is None else created_ns,
-        producer=f"s3cache/{__version__}",
-        meta=dict(meta or {}),
-        sections=(),
-    )
-    _check_fields(header)
-    _check_total("sections", len(sections), MAX_SECTIONS, "are {}")
-    views: dict[str, memoryview] = {}
-    for name, data in sections.items():
-        _check_name("section name", name)
-        views[name] = _bytes_view(f"section {name!r}", data)
-    _check_total("sections", sum(map(len, views.values())))
-
+    views = {name: _bytes_view(f"section {name!r}", data) for name, data in sections.items()}
+    _check_size("sections", sum(map(len, views.values())), MAX_FRAME_BYTES)
     compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    rows: list[tuple[str, str, int, int, bytes]] = []
+    rows: list[list[Any]] = []
     payload: list[Buffer] = []
     for name, raw in views.items():
         stored: Buffer = raw
-        used: Codec = "none"
-        if codec == "zstd" and len(raw) >= MIN_COMPRESS_BYTES:
+        used = "none"
+        if codec == "zstd":
             packed = compressor.compress(raw)
             if len(packed) < len(raw) <= _max_raw(len(packed)):
                 stored, used = packed, "zstd"
-        rows.append((name, used, len(stored), len(raw), _sha256(stored).digest()))
+        rows.append([name, used, len(stored), len(raw), _sha256(stored).digest()])
         payload.append(stored)
-
-    packed_header = _pack(header, rows)
-    _check_total("header", len(packed_header), MAX_HEADER_BYTES)
-    digest = _sha256(_FIELDS.pack(MAGIC, VERSION, 0, len(packed_header)) + packed_header).digest()
-    return _join(b"", digest, packed_header, payload)
-
-
-def _join(signatures: bytes, digest: bytes, header: Buffer, payload: list[Buffer]) -> bytes:
-    fields = _FIELDS.pack(MAGIC, VERSION, len(signatures), len(header))
-    chunks = [fields, digest, signatures, header, *payload]
-    _check_total("frame", sum(map(len, chunks)))
-    return b"".join(chunks)
+    header = _pack_header(
+        {
+            "kind": kind,
+            "key": key,
+            "variant": variant,
+            "schema": schema,
+            "created_ns": time.time_ns() if created_ns is None else created_ns,
+            "producer": f"s3cache/{__version__}",
+            "meta": dict(meta or {}),
+            "sections": rows,
+        }
+    )
+    digest = _sha256(_FIELDS.pack(MAGIC, VERSION, 0, len(header)) + header).digest()
+    return _join(b"", digest, header, payload)
 
 
 def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return ``entry`` with other signatures; its digest, header and sections stay the same.
-
-    Args:
-        sign: returns the bytes of the signatures over the digest, empty for none.
+    """Return ``entry`` with the signatures (or ``b""``) that ``sign`` makes of its digest.
 
     Raises:
         ConfigError: they are too many.
     """
-    signatures = sign(entry.digest)
-    _check_total("signatures", len(signatures), MAX_SIGNED_BYTES, "take {} bytes")
-    prelude = _read_prelude(entry._view)
-    payload: list[Buffer] = [entry._view[prelude.end :]]
-    return _join(signatures, entry.digest, entry._view[prelude.start : prelude.end], payload)
+    _check_size("signatures", len(signatures := sign(entry.digest)), MAX_SIGNED_BYTES)
+    start = PRELUDE_BYTES + len(entry.signatures)
+    end = entry.size - sum(section.stored_size for section in entry.header.sections)
+    return _join(signatures, entry.digest, entry._view[start:end], [entry._view[end:]])
 
 
-class Head(NamedTuple):
-    """What the first bytes of a frame say: its header, what stands for all of it, and its size."""
-
-    header: Header
-    digest: bytes
-    signatures: bytes
-    size: int
+def _join(signatures: bytes, digest: bytes, header: Buffer, payload: list[Buffer]) -> bytes:
+    prelude = _FIELDS.pack(MAGIC, VERSION, len(signatures), len(header))
+    chunks = [prelude, digest, signatures, header, *payload]
+    _check_size("frame", sum(map(len, chunks)), MAX_FRAME_BYTES)
+    return b"".join(chunks)
 
 
-def decode(data: Buffer, *, admit: Judge | None = None) -> Frame:
+def _pack_header(content: dict[str, Any]) -> bytes:
+    """Return the bytes of a header that :func:`decode` reads."""
+    try:
+        header = _pack(content)
+        if len(header) > MAX_HEADER_BYTES:
+            raise _bad_header(f"it takes {len(header)} bytes, more than {MAX_HEADER_BYTES}")
+        _parse_header(memoryview(header))
+    except (CorruptError, TypeError, ValueError, OverflowError) as exc:
+        problem = exc.problem if isinstance(exc, CorruptError) else str(exc)
+        fix = "use printable ASCII in names, plain values in meta, and sections for all else"
+        raise ConfigError("frame header", problem, fix) from None
+    return header
+
+
+def _check_size(thing: str, size: int, most: int) -> None:
+    if size > most:
+        fix = "use less metadata and smaller sections, or several entries"
+        raise ConfigError(thing, f"takes {size} bytes, more than {most}", fix)
+
+
+# -- reading
+
+
+def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
     """Read a whole frame: every size and the header's digest are checked, no section is touched.
-
-    Args:
-        admit: raises if a frame with that digest and those signatures may not be used; it is called
-            before the header is parsed.
 
     Raises:
         TruncatedError: the bytes end too early.
         CorruptError: they are not one well-formed frame of this version.
         ConfigError: ``data`` is no contiguous buffer.
-        Exception: what ``admit`` raises.
+        Exception: what ``admit`` raises, which is called before the header is parsed.
     """
     view = _bytes_view("frame", data)
-    head = _read_head(view, admit)
+    head = decode_head(view, admit=admit)
     if len(view) < head.size:
         raise TruncatedError("frame payload", len(view), head.size)
     if len(view) > head.size:
@@ -328,7 +333,12 @@ def decode(data: Buffer, *, admit: Judge | None = None) -> Frame:
     return Frame(data, view, head)
 
 
-def decode_head(first_bytes: Buffer, *, admit: Judge | None = None) -> Head:
+def decode_header(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Header:
+    """Return the header in what :func:`decode_head` reads, which raises the same."""
+    return decode_head(first_bytes, admit=admit).header
+
+
+def decode_head(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Head:
     """Read the head from the first bytes of a frame, as they come from a ranged read.
 
     Raises:
@@ -338,34 +348,7 @@ def decode_head(first_bytes: Buffer, *, admit: Judge | None = None) -> Head:
         ConfigError: ``first_bytes`` is no contiguous buffer.
         Exception: what ``admit`` raises.
     """
-    return _read_head(_bytes_view("frame", first_bytes), admit)
-
-
-def decode_header(first_bytes: Buffer, *, admit: Judge | None = None) -> Header:
-    """Return the header in what :func:`decode_head` reads, which raises the same."""
-    return decode_head(first_bytes, admit=admit).header
-
-
-def judge(first_bytes: Buffer, admit: Judge) -> None:
-    """Have ``admit`` decide whether a frame may be used; nothing of its header is parsed.
-
-    Raises:
-        As :func:`decode_head` does.
-    """
-    prelude = _read_prelude(_bytes_view("frame", first_bytes))
-    admit(prelude.digest, prelude.signatures)
-
-
-class _Prelude(NamedTuple):
-    """What comes before the header, which lies from ``start`` to ``end`` and is verified."""
-
-    digest: bytes
-    signatures: bytes
-    start: int
-    end: int
-
-
-def _read_prelude(view: memoryview) -> _Prelude:
+    view = _bytes_view("frame", first_bytes)
     # The magic first: what is no frame at all should not ask for more bytes.
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
         raise CorruptError("frame magic", f"{bytes(view[: len(MAGIC)])!r} is not that of a frame")
@@ -373,15 +356,11 @@ def _read_prelude(view: memoryview) -> _Prelude:
         raise TruncatedError("frame prelude", len(view), PRELUDE_BYTES)
     _, version, signed_size, header_size = _FIELDS.unpack_from(view)
     if version != VERSION:
-        raise CorruptError(
-            "frame version", f"found {version}, this s3cache reads {VERSION} and nothing else"
-        )
-    if signed_size > MAX_SIGNED_BYTES:
-        raise CorruptError("frame prelude", f"{signed_size} bytes of signatures are out of bounds")
-    if header_size > MAX_HEADER_BYTES:
-        raise CorruptError(
-            "frame prelude", f"header_size is {header_size}, more than {MAX_HEADER_BYTES}"
-        )
+        problem = f"found {version}, this s3cache reads {VERSION} and nothing else"
+        raise CorruptError("frame version", problem)
+    if signed_size > MAX_SIGNED_BYTES or header_size > MAX_HEADER_BYTES:
+        problem = f"signed_size {signed_size} or header_size {header_size} is too large"
+        raise CorruptError("frame prelude", problem)
     start = PRELUDE_BYTES + signed_size
     end = start + header_size
     if len(view) < end:
@@ -390,21 +369,15 @@ def _read_prelude(view: memoryview) -> _Prelude:
     hasher = _sha256(_FIELDS.pack(MAGIC, version, 0, header_size))
     hasher.update(view[start:end])
     if hasher.digest() != digest:
-        raise CorruptError("frame header", "its bytes do not match their digest")
-    return _Prelude(digest, bytes(view[PRELUDE_BYTES:start]), start, end)
-
-
-def _read_head(view: memoryview, admit: Judge | None) -> Head:
-    prelude = _read_prelude(view)
+        raise _bad_header("its bytes do not match their digest")
+    signatures = bytes(view[PRELUDE_BYTES:start])
     if admit is not None:
-        admit(prelude.digest, prelude.signatures)
-    try:
-        header = _parse_header(view[prelude.start : prelude.end])
-        size = prelude.end + sum(section.stored_size for section in header.sections)
-        _check_total("frame", size)
-    except ConfigError as error:  # what encode() would not accept either
-        raise CorruptError("frame header", f"{error.thing} {error.cause}") from None
-    return Head(header, prelude.digest, prelude.signatures, size)
+        admit(digest, signatures)
+    header = _parse_header(view[start:end])
+    size = end + sum(section.stored_size for section in header.sections)
+    if size > MAX_FRAME_BYTES:
+        raise _bad_header(f"the frame takes {size} bytes, more than {MAX_FRAME_BYTES}")
+    return Head(header, digest, signatures, size)
 
 
 def _parse_header(packed: memoryview) -> Header:
@@ -417,48 +390,75 @@ def _parse_header(packed: memoryview) -> Header:
             max_bin_len=MAX_HEADER_BYTES,
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_ITEMS,
-            max_ext_len=0,  # lets empty ones pass: _meta_fault refuses those
+            max_ext_len=0,  # lets empty ones pass: _is_plain refuses those
         )
     except (ValueError, msgpack.UnpackException) as error:
-        raise CorruptError(
-            "frame header", f"not valid msgpack ({type(error).__name__}: {error})"
-        ) from None
+        raise _bad_header(f"not valid msgpack ({type(error).__name__}: {error})") from None
     if type(parsed) is not dict or tuple(parsed) != _HEADER_KEYS:
-        raise CorruptError("frame header", f"not a map with the keys {', '.join(_HEADER_KEYS)}")
+        raise _bad_header(f"not a map with the keys {', '.join(_HEADER_KEYS)}")
     rows = parsed["sections"]
     if type(rows) is not list:
-        raise CorruptError("frame header", "sections is no array")
-    _check_total("sections", len(rows), MAX_SECTIONS, "are {}")
+        raise _bad_header("sections is no array")
     header = Header(**(parsed | {"sections": tuple(map(_parse_section, rows))}))
-    _check_fields(header)
-    _check_total("sections", sum(section.raw_size for section in header.sections))
+    for name in ("kind", "key", "variant", "producer"):
+        if not (name == "variant" and header.variant == ""):
+            _check_name(name, parsed[name])
+    _check_integer("schema", header.schema, 32)
+    _check_integer("created_ns", header.created_ns, 63)
+    if type(header.meta) is not dict or not _is_plain(header.meta, MAX_META_DEPTH):
+        raise _bad_header(f"meta is no map of plain values, nested at most {MAX_META_DEPTH} deep")
+    if (total := sum(section.raw_size for section in header.sections)) > MAX_FRAME_BYTES:
+        raise _bad_header(f"its sections take {total} bytes, more than {MAX_FRAME_BYTES}")
     if len({section.name for section in header.sections}) != len(rows):
-        raise CorruptError("frame header", "two sections have one name")
+        raise _bad_header("two sections have one name")
     # Two readings of one header must not differ: this refuses duplicate keys and padded integers.
-    if _pack(header, rows) != packed:
-        raise CorruptError("frame header", "not in canonical form")
+    if _pack(parsed) != packed:
+        raise _bad_header("not in canonical form")
     return header
 
 
 def _parse_section(row: object) -> Section:
     if type(row) is not list or len(row) != 5:
-        raise CorruptError("frame header", "a section is no array of 5")
+        raise _bad_header("a section is no array of 5")
     name, codec, stored_size, raw_size, digest = row
     _check_name("section name", name)
     where = f"section {name!r}"
-    if type(codec) is not str or codec not in _CODECS:
-        raise CorruptError(where, f"codec {_brief(codec)} is unknown")
     _check_integer(f"{where} stored_size", stored_size, 63)
     _check_integer(f"{where} raw_size", raw_size, 63)
-    if type(digest) is not bytes or len(digest) != _DIGEST_BYTES:
-        raise CorruptError(where, f"its digest is not {_DIGEST_BYTES} bytes")
-    if codec == "none" and raw_size != stored_size:
-        raise CorruptError(where, f"stores {stored_size} bytes as they are, but claims {raw_size}")
-    if codec == "zstd" and not stored_size < raw_size <= _max_raw(stored_size):
-        raise CorruptError(
-            where, f"claims that {stored_size} bytes decompress to {raw_size}, out of bounds"
-        )
+    if type(digest) is not bytes or len(digest) != 32:
+        raise _bad_header(f"{where}: its digest is not 32 bytes")
+    is_sound = (codec == "none" and raw_size == stored_size) or (
+        codec == "zstd" and stored_size < raw_size <= _max_raw(stored_size)
+    )
+    if not is_sound:
+        raise _bad_header(f"{where}: its codec is unknown, or its sizes are out of bounds")
     return Section(name, cast("Codec", codec), stored_size, raw_size, digest)
+
+
+def _bad_header(problem: str) -> CorruptError:
+    return CorruptError("frame header", problem)
+
+
+def _check_name(thing: str, name: object) -> None:
+    if type(name) is not str or not _NAME.fullmatch(name):
+        raise _bad_header(f"{thing} is not 1 to {MAX_NAME_BYTES} printable ASCII characters")
+
+
+def _check_integer(thing: str, value: object, bits: int) -> None:
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise _bad_header(f"{thing} is no int from 0 to 2**{bits} - 1")
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    if type(value) is dict:
+        items: list[object] = list(value.values())
+        if any(type(key) is not str for key in value):
+            return False
+    elif type(value) is list:
+        items = value
+    else:
+        return value is None or type(value) in (bool, int, float, str, bytes)
+    return depth > 0 and all(_is_plain(item, depth - 1) for item in items)
 
 
 def _decompress(section: Section, stored: memoryview) -> bytes:
@@ -477,9 +477,8 @@ def _decompress(section: Section, stored: memoryview) -> bytes:
         raise CorruptError(where, f"does not decompress ({error})") from None
 
 
-def _pack(header: Header, rows: list[Any]) -> bytes:
-    content = {name: getattr(header, name) for name in _HEADER_KEYS} | {"sections": rows}
-    return cast("bytes", msgpack.packb(content, use_bin_type=True))
+def _pack(content: dict[str, Any]) -> bytes:
+    return cast("bytes", msgpack.packb(content, use_bin_type=True, strict_types=True))
 
 
 def _max_raw(stored_size: int) -> int:
@@ -497,91 +496,3 @@ def _bytes_view(thing: str, data: Buffer) -> memoryview:
         raise ConfigError(thing, "is not contiguous", "copy it with bytes() first")
     # cast() refuses views with a zero in their shape.
     return (view.cast("B") if view.nbytes else memoryview(b"")).toreadonly()
-
-
-def _check_fields(header: Header) -> None:
-    _check_name("kind", header.kind)
-    _check_name("key", header.key)
-    if header.variant != "":
-        _check_name("variant", header.variant)
-    _check_name("producer", header.producer)
-    _check_integer("schema", header.schema, 32)
-    _check_integer("created_ns", header.created_ns, 63)
-    if type(header.meta) is not dict:
-        raise ConfigError("meta", f"is {type(header.meta).__name__}", "give a dict")
-    fault = _meta_fault(header.meta, 0)
-    if fault is not None:
-        path, cause = fault
-        raise ConfigError(
-            f"meta{path}",
-            cause,
-            "use None, bool, int, float, str, bytes, list and dict; put the rest into a section",
-        )
-
-
-def _check_name(thing: str, name: object) -> None:
-    # ASCII, because what Unicode calls printable differs between Python's versions, and because
-    # no two names may look the same.
-    if type(name) is not str or not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{thing} {_brief(name)}",
-            "is no usable name",
-            f"use 1 to {MAX_NAME_BYTES} printable ASCII characters",
-        )
-
-
-def _check_integer(thing: str, value: object, bits: int) -> None:
-    if type(value) is not int or not 0 <= value < 1 << bits:
-        raise ConfigError(
-            f"{thing} {_brief(value)}", "is out of range", f"use an int from 0 to 2**{bits} - 1"
-        )
-
-
-def _check_total(
-    thing: str, total: int, most: int = MAX_FRAME_BYTES, cause: str = "takes {} bytes"
-) -> None:
-    if total > most:
-        raise ConfigError(
-            thing,
-            f"{cause.format(total)}, more than {most}",
-            "use less metadata and smaller sections, or several entries",
-        )
-
-
-def _meta_fault(value: object, depth: int) -> tuple[str, str] | None:
-    """Return where in ``value`` something is that a header cannot hold, and what it is.
-
-    Types are compared exactly: msgpack would turn a subclass into its base without a word.
-    """
-    if value is None or type(value) in (bool, float, bytes):
-        return None
-    if type(value) is int:
-        return None if -(1 << 63) <= value < 1 << 64 else ("", "does not fit into 64 bits")
-    if type(value) is str:
-        return ("", "holds a lone surrogate") if _SURROGATE.search(value) else None
-    items: Any
-    if type(value) is dict:
-        items = value.items()
-    elif type(value) is list:
-        items = enumerate(value)
-    else:
-        return "", f"is of type {type(value).__name__}"
-    if depth == MAX_META_DEPTH:
-        return "", f"is nested more than {MAX_META_DEPTH} deep"
-    if len(value) > MAX_ITEMS:
-        return "", f"has {len(value)} items, more than {MAX_ITEMS}"
-    for key, item in items:
-        if type(value) is dict and (type(key) is not str or _SURROGATE.search(key)):
-            return "", f"has {_brief(key)} as a key"
-        fault = _meta_fault(item, depth + 1)
-        if fault is not None:
-            return f"[{_brief(key)}]{fault[0]}", fault[1]
-    return None
-
-
-def _brief(value: object) -> str:
-    """Return a repr short enough for a message, whatever was forged."""
-    if type(value) is int and value.bit_length() > 64:  # repr() refuses ints beyond 4,300 digits
-        return "a very large int"
-    text = repr(value) if type(value) in (str, bytes, int, bool, float) else type(value).__name__
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
-from s3cache.errors import StoreError
+from s3cache.errors import ConfigError, StoreError
 from s3cache.store import STORE_OPTIONS, DeadlineExecutor, StoreOptions
-from s3cache.trust import AUDIENCE, Signer, for_audience
+from s3cache.trust import (
+    AUDIENCE,
+    MACHINE_FILE,
+    Policy,
+    Signer,
+    TimeLimitedSigner,
+    for_audience,
+    policy_of,
+    signing_key_of,
+)
 from s3cache.util import options as _options
 from s3cache.util.logs import logger_of
 from s3cache.util.options import (
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["WATCHED", "Mode", "Options", "Settings", "Trust"]
+
+_T = TypeVar("_T")
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
@@ -57,16 +68,22 @@ def _default_local_dir() -> str:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     if cache in _hanging:
         return _temporary_local_dir()
-    executor = DeadlineExecutor.of(cache)
     try:
-        is_good = executor.call(lambda: _is_home(cache if os.path.isdir(cache) else home))
+        is_good = _in_time(cache, lambda: _is_home(cache if os.path.isdir(cache) else home))
     except StoreError as exc:
         _hanging.add(cache)
         logger.warning("the local tier goes to %s: %s", _temporary_local_dir(), exc)
         is_good = False
+    return os.path.join(cache, "s3cache") if is_good else _temporary_local_dir()
+
+
+def _in_time(path: str, work: Callable[[], _T]) -> _T:
+    """Return what ``work`` gives; raise :class:`StoreError` if the disk that has ``path`` hangs."""
+    executor = DeadlineExecutor.of(path)
+    try:
+        return executor.call(work)
     finally:
         executor.release()
-    return os.path.join(cache, "s3cache") if is_good else _temporary_local_dir()
 
 
 def _is_home(path: str) -> bool:
@@ -143,10 +160,40 @@ class Settings:
         return self.local_dir == _default_local_dir()
 
     @property
-    def spare_local_dir(self) -> str | None:
-        """Where the local tier goes if ``local_dir`` is the default, and is not safe to use."""
-        spare = _temporary_local_dir()
-        return spare if self.has_default_local_dir and self.local_dir != spare else None
+    def local_dirs(self) -> list[str]:
+        """Where the local tier may be, the best place first."""
+        spare = [_temporary_local_dir()] if self.has_default_local_dir else []
+        return [*dict.fromkeys([self.local_dir, *spare])]
+
+    def trust_policy(self) -> Policy:
+        """Return which entries are trusted, by the settings and the machine's own file.
+
+        Raises:
+            ConfigError: a key or a name cannot be used, or the disk with the file hangs.
+        """
+        level = None if self.trust == "auto" else self.trust
+        keys, revoked = self.trusted_keys or "", self.revoked or ""
+        try:
+            return _in_time(
+                os.path.dirname(MACHINE_FILE),
+                lambda: policy_of(level, keys, revoked, audience=self.audience),
+            )
+        except StoreError as exc:
+            raise ConfigError(f"trust file {MACHINE_FILE}", str(exc), "mount it again") from None
+
+    def signer(self) -> Signer | None:
+        """Return what signs entries saved here.
+
+        Raises:
+            ConfigError: the key cannot be used, or the disk with its file hangs.
+        """
+        key = self.signing_key or ""
+        if not isinstance(key, str):
+            return TimeLimitedSigner(key, self.signing_timeout_s)
+        try:
+            return _in_time("the signing key", lambda: signing_key_of(key))
+        except StoreError as exc:
+            raise ConfigError("the signing key", str(exc), "mount its disk again") from None
 
     @classmethod
     def load(

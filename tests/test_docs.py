@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.render import COMMANDS, fill, render
-from infra.docs import metrics
+from infra.docs import metrics, reasons
 from infra.docs.settings import updated
 from s3cache.settings import Settings
 from s3cache.stats import Reason
@@ -91,6 +91,13 @@ def test_the_page_of_metrics_is_as_its_command_makes_it() -> None:
     assert metrics.updated(page) == page
     with pytest.raises(ValueError, match="not exactly one block"):
         metrics.updated("no block")
+
+
+@pytest.mark.parametrize("name", reasons.tables())
+def test_the_tables_of_reasons_and_errors_are_as_their_command_makes_them(name: str) -> None:
+    """``make docs-settings`` brings them up to date."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert reasons.updated(page, reasons.tables()[name]) == page
 
 
 def test_the_command_mends_defaults_adds_what_is_new_and_takes_away_what_is_gone() -> None:

@@ -36,7 +36,7 @@ CACHE = {
     "close": "(self, timeout_s: float | None = None) -> FlushReport",
     "flush": "(self, timeout_s: float | None = None) -> FlushReport",
     "lookup": "(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss",
-    "open": "(url: str | None = None, **options: Unpack[Options]) -> Cache",
+    "open": "(url: str | None = None, **options: Unpack[Options]) -> Self",
     "prefetch": "(self, keys: Iterable[str]) -> Prefetch",
     "remove": "(self, key: str) -> int",
     "save": "(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved",

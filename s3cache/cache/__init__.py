@@ -4,25 +4,31 @@ Below this package what a caller waits for raises; here an error becomes a :clas
 reason, a count and one warning, or, with ``strict``, is raised after all.
 
 :class:`Cache` is for everybody. :class:`Engine` is a cache with what torch's hooks need beside,
-and :func:`latest` the one that torch.compile was given last.
+and :func:`current_cache` the one that torch.compile was given last.
 """
 
-from s3cache.cache._cache import Cache, Engine
-from s3cache.cache._checkpoints import flush_at_checkpoint
-from s3cache.cache._latest import announce, latest, recorded, with_each
-from s3cache.cache._lookup import Hit, JudgedLookup, Miss, NotSaved, Saved
+from s3cache.cache._cache import Cache
+from s3cache.cache._engine import (
+    Engine,
+    current_cache,
+    flush_at_checkpoint,
+    on_each_cache,
+    recorded,
+    set_current,
+)
+from s3cache.cache._lookup import CandidateLookup, Hit, Miss, NotSaved, Saved
 
 __all__ = [
     "Cache",
+    "CandidateLookup",
     "Engine",
     "Hit",
-    "JudgedLookup",
     "Miss",
     "NotSaved",
     "Saved",
-    "announce",
+    "current_cache",
     "flush_at_checkpoint",
-    "latest",
+    "on_each_cache",
     "recorded",
-    "with_each",
+    "set_current",
 ]

@@ -7,17 +7,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from s3cache import entries, frame
-from s3cache._problems import Problems, reason_for
-from s3cache.cache._lookup import Hit, JudgedLookup, Miss, NotSaved, Saved
-from s3cache.cache._opening import open_disk, sign_entry, trust_of
-from s3cache.errors import ClosedError, ConfigError, ReadOnlyError, StoreError, UntrustedError
+from s3cache.cache._lookup import CandidateLookup, Hit, Miss, NotSaved, Saved
+from s3cache.errors import (
+    ClosedError,
+    ConfigError,
+    ReadOnlyError,
+    Reason,
+    StoreError,
+    UntrustedError,
+    reason_for,
+)
 from s3cache.frame import Frame
-from s3cache.records import Event, Record, Recorder, Transfers
+from s3cache.records import Recorder, Transfers
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
-from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, Reason
+from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners
 from s3cache.store import (
     Buffer,
     Store,
@@ -34,22 +40,22 @@ from s3cache.tier import (
     RemoteTier,
     before_exit,
 )
+from s3cache.trust import pack, sign
 from s3cache.util.forks import call_in_child
-from s3cache.util.logs import logger_of
+from s3cache.util.logs import Problems, logger_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
-__all__ = ["Cache", "Engine"]
+__all__ = ["Cache"]
 
 logger = logger_of("storage")
 
-# How long the upload of an entry that another may replace is delayed: a training step that compiles
-# a forward pass comes to its backward within that time, or it never does.
+# The upload of an entry that another may replace waits so long: a training step that compiles a
+# forward pass comes to its backward within that time, or it never does.
 _PROVISIONAL_S = 60.0
 # Beside waiting for uploads, closing takes so long at most; of that, writing the last lookups.
-_RELEASE_S = 3.0
-_RECORDS_S = 0.5
+_RELEASE_S, _RECORDS_S = 3.0, 0.5
 
 # What a forked child inherits is kept, unused: collecting it would close connections of the parent.
 _inherited: list[RemoteTier | None] = []
@@ -58,11 +64,9 @@ _inherited: list[RemoteTier | None] = []
 class Cache:
     """Frames under keys, on this machine and in a bucket.
 
-    Any thread may use it, but listeners may not wait for it. In a forked child it has
-    connections, a background thread, counts and listeners of the child's own.
-
-    What goes wrong becomes a reason, a count and one warning. If the settings are strict, it is
-    raised instead.
+    Any thread may use it, but listeners may not wait for it. A forked child has connections, a
+    background thread, counts and listeners of its own. What goes wrong becomes a reason, a count
+    and one warning, or is raised if the settings are strict.
 
     Args:
         open_remote: makes the remote store, once in each process. ``None`` for no remote.
@@ -86,16 +90,16 @@ class Cache:
         note: bytes = b"",
     ) -> None:
         self._settings = settings
-        self._policy, self._signer = trust_of(settings)
-        self._check_trust = self._policy.check if self._policy.is_on else None
+        self._policy, self._signer = settings.trust_policy(), settings.signer()
+        self._check_trust = None if self._policy.level == "off" else self._policy.check
         self._open_remote = open_remote
         self._closed = False
         namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._begin(open_disk(settings, namespace, note))
+        self._begin(_open_disk(settings, namespace, note))
         call_in_child(self._begin_in_child)
 
     @classmethod
-    def open(cls, url: str | None = None, **options: Unpack[Options]) -> Cache:
+    def open(cls, url: str | None = None, **options: Unpack[Options]) -> Self:
         """Open the cache that ``url``, ``options`` and the environment describe.
 
         ``options`` are those of :class:`~s3cache.settings.Settings` and of the store. The remote
@@ -123,8 +127,8 @@ class Cache:
     def _begin(self, disk: DiskTier | None) -> None:
         """Make everything that belongs to one process."""
         self._mutex = threading.Lock()
-        self._counters = Counters()
-        self._other_counters: dict[Level, Counters] = {"fx": Counters(), "shapes": Counters()}
+        self._counters_of: dict[Level, Counters] = {each: Counters() for each in get_args(Level)}
+        self._counters = self._counters_of["aot"]
         self._provisional: set[str] = set()  # names saved here that may yet be superseded
         self._unsent: set[str] = set()  # names made pending here when no remote could be opened
         self._last_report = FlushReport(0, 0, None)
@@ -169,11 +173,7 @@ class Cache:
             ConfigError: ``key`` is not legal.
             S3CacheError: with ``strict``, whatever would have made it a miss but absence.
         """
-        try:
-            judged = self._judged(key, self._counters)
-        except MemoryError as exc:
-            return Miss(Reason.MACHINE, 0.0, exc)
-        with judged as lookup:
+        with self._candidates(key, self._counters) as lookup:
             for hit in lookup:
                 try:
                     accepted = accept is None or accept(hit.entry)
@@ -185,31 +185,25 @@ class Cache:
                     break
         return lookup.close()
 
-    def _judged(
+    def _candidates(
         self, key: str, counters: Counters, *, local: bool = True, remote: bool = True
-    ) -> JudgedLookup:
-        skip: Reason | None = None
+    ) -> CandidateLookup:
+        skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
             skip = Reason.DISABLED
-        elif self.settings.recache:
-            skip = Reason.FORCED
-        return JudgedLookup(
+        return CandidateLookup(
             entries.check_key(key),
-            skip=skip,
-            disk=self._local if local else None,
-            remote=self._remote_now if remote else lambda: None,
-            set_aside=self._reject,
-            counters=counters,
-            problems=self._problems,
-            timeout_s=self.settings.lookup_timeout_s,
+            skip,
+            self._local if local else None,
+            self._remote_now if remote else lambda: None,
+            self._set_aside,
+            counters,
+            self._problems,
+            self.settings.lookup_timeout_s,
         )
 
-    def _reject(self, entry: Frame, error: Exception) -> None:
-        """Treat a sound entry that cannot be used as damaged.
-
-        It is set aside here, and what is saved next under its key and variant replaces it in the
-        remote.
-        """
+    def _set_aside(self, entry: Frame, error: Exception) -> None:
+        """Treat a sound entry that cannot be used as damaged: the next save replaces it."""
         self._problems.warn("entry", "an entry cannot be used and is set aside", error)
         self._replaceable.add(entry.digest)
         self._local.set_aside(entry)
@@ -249,9 +243,9 @@ class Cache:
             CorruptError: ``entry`` is no well-formed frame.
             S3CacheError: with ``strict``, whatever else keeps it from being saved.
         """
-        return self._save_counted(key, entry, self._counters)
+        return self._save(key, entry, self._counters)
 
-    def _save_counted(
+    def _save(
         self,
         key: str,
         entry: Frame | Buffer,
@@ -261,51 +255,32 @@ class Cache:
         share: bool = True,
     ) -> Saved | NotSaved:
         started = time.perf_counter()
-        size = 0
+        found = entry if isinstance(entry, Frame) else frame.decode(entry)
+        entries.check_entry(key, found)
         result: Saved | NotSaved
         try:
-            checked = _checked(key, entry)
-            size = checked.size
-            result = self._save(checked, provisional=provisional, share=share)
-        except MemoryError as exc:
-            result = self._not_saved(exc)
-        except Exception as exc:
-            if not size:  # the entry itself is wrong, which is its maker's mistake
-                raise
-            result = self._not_saved(exc)
+            result = self._write(found, provisional=provisional, share=share)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            if not self.settings.strict:
+                self._problems.warn("save", "an entry could not be saved", exc)
+            result = NotSaved(reason_for(exc), 0.0, exc)
         result = replace(result, elapsed_s=time.perf_counter() - started)
         if isinstance(result, Saved):
-            counters.saved(size, result.elapsed_s)
+            counters.saved(found.size, result.elapsed_s)
             return result
         counters.not_saved(result.reason, result.elapsed_s)
         if self.settings.strict and result.error is not None:
             raise result.error
         return result
 
-    def _not_saved(self, error: Exception) -> NotSaved:
-        if not self.settings.strict:
-            self._problems.warn("save", "an entry could not be saved", error)
-        return NotSaved(reason_for(error), 0.0, error)
-
-    def _save(self, entry: Frame, *, provisional: bool, share: bool) -> Saved | NotSaved:
+    def _write(self, entry: Frame, *, provisional: bool, share: bool) -> Saved | NotSaved:
         if self._closed or self.settings.mode in ("off", "read-only"):
             return NotSaved(Reason.DISABLED, 0.0)
         # Here and nowhere later: what other processes have left to upload is theirs to sign.
-        if self._signer is not None:
-            try:
-                entry = sign_entry(entry, self._signer, self.settings)
-            except UntrustedError as exc:
-                if self._policy.level == "require":  # we would not use the entry ourselves
-                    raise
-                self._problems.warn("signing", "an entry is saved unsigned", exc)
+        entry = self._signed(entry)
         name = entries.variant_name(entry.header.key, entry.header.variant)
-        remote: RemoteTier | None = None
-        error: Exception | None = None
-        try:
-            remote = self._remote_now() if share else None
-        except Exception as exc:  # noqa: BLE001 - it may be opened later, or by a later process
-            error = exc
-            self._problems.met("remote", "the remote cannot be opened", exc)
+        # If it cannot be opened now, it may be later, or by a later process.
+        remote, error = self._try_remote() if share else (None, None)
         if provisional:
             self._provisional.add(name)
 
@@ -330,6 +305,20 @@ class Cache:
         else:
             remote.uploads.put_in_memory(name, entry.data)
         return Saved(False, 0.0)
+
+    def _signed(self, entry: Frame) -> Frame:
+        """Return ``entry`` with our signature, if we have a key; unsigned if that fails."""
+        if self._signer is None:
+            return entry
+        times = {"issued_s": int(time.time()), "ttl_s": int(self.settings.signature_ttl_s)}
+        try:
+            signature = sign(entry.digest, self._signer, audience=self.settings.audience, **times)
+        except UntrustedError as exc:
+            if self._policy.level == "require":  # we would not use the entry ourselves
+                raise
+            self._problems.warn("signing", "an entry is saved unsigned", exc)
+            return entry
+        return frame.decode(frame.signed(entry, lambda _: pack([signature])))
 
     # -- removing
 
@@ -356,28 +345,23 @@ class Cache:
             raise ReadOnlyError(f"the mode is {self.settings.mode}", op="remove")
         self.flush(self.settings.exit_timeout_s)
         remote = self._remote_now()
-        names = set() if remote is None else {*remote.remove(prefix)}
-        return len(names.union(self._local.remove_all(prefix)))
+        names = [] if remote is None else remote.remove(prefix)
+        return len({*names, *self._local.remove_all(prefix)})
 
     # -- counting
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Have ``listener`` called with each :class:`TransferEvent`, on any thread.
-
-        Returns:
-            A function that ends this.
-        """
+        """Call ``listener`` with each transfer, on any thread; return what ends this."""
         return self._listeners.add(listener)
 
     def stats(self) -> CacheStats:
         """Return the counts so far; those of a closed cache stay."""
-        remote = self._remote or self._closed_remote
+        counts = {"local": self._local.usage(), "fx": self._counters_of["fx"].level()}
+        if (remote := self._remote or self._closed_remote) is None:
+            return self._counters.snapshot(**counts)
+        uploads, breaker, verbs = remote.uploads, remote.breaker, remote.statistics()
         return self._counters.snapshot(
-            local=self._local.usage(),
-            pending=0 if remote is None else remote.uploads.pending,
-            breaker="none" if remote is None else remote.breaker,
-            remote={} if remote is None else remote.statistics(),
-            fx=self._other_counters["fx"].level(),
+            **counts, pending=uploads.pending, breaker=breaker, remote=verbs
         )
 
     # -- the life of a cache
@@ -390,14 +374,12 @@ class Cache:
             S3CacheError: with ``strict``, the remote cannot be opened.
         """
         try:
-            remote = self._remote_now()
+            if (remote := self._remote_now()) is not None:
+                remote.connect_soon()
         except ConfigError:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             self._problems.met("remote", "the remote cannot be opened", exc)
-            return
-        if remote is not None:
-            remote.connect_soon()
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
         """Wait until all that was saved is uploaded, at most ``timeout_s``; return what remains.
@@ -410,27 +392,12 @@ class Cache:
             return FlushReport(0, 0, None)
         if self._closed:
             return self._last_report
-        remote = self._remote
-        if remote is not None:
-            return remote.uploads.flush(timeout_s)
-        pending = self._pending_on_disk()
-        if not pending.remaining:
-            return pending
-        try:
-            remote = self._remote_now()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._problems.met("remote", "the remote cannot be opened", exc)
-            return replace(pending, error=exc)
-        return pending if remote is None else remote.uploads.flush(timeout_s)
-
-    def _pending_on_disk(self) -> FlushReport:
-        disk = self._local.disk
-        if disk is None or self._open_remote is None:
-            return FlushReport(0, 0, None)
-        try:
-            return FlushReport(len(disk.pending()), 0, None)
-        except StoreError as exc:  # what we have put there ourselves is there, as far as we know
-            return FlushReport(len(self._unsent), 0, exc)
+        remote, error = self._remote, None
+        if remote is None and self._unsent:
+            remote, error = self._try_remote()
+        if remote is None:
+            return FlushReport(len(self._unsent), 0, error)
+        return remote.uploads.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> FlushReport:
         """Flush, by default for ``exit_timeout_s``, and release everything.
@@ -444,26 +411,24 @@ class Cache:
         deadline = Deadline(limit_s + _RELEASE_S)
         try:
             self._last_report = self.flush(limit_s)
-            return self._last_report
         finally:
             self._release(deadline)
+        return self._last_report
 
     def _exit_timeout_s(self) -> float:
         limit_s = self.settings.exit_timeout_s
         return limit_s if self._remote is None else self._remote.exit_wait_s(limit_s)
 
     def _at_exit(self) -> None:
-        remote = self._remote
         limit_s = self._exit_timeout_s()
         deadline = Deadline(limit_s + _RELEASE_S)
-        if remote is not None:
-            report = remote.uploads.flush_while_it_works(limit_s)
-            self._last_report = report
+        if self._remote is not None:
+            self._last_report = report = self._remote.uploads.flush_while_it_works(limit_s)
             if report.remaining:
                 logger.warning(
                     "uploads to %s that are unfinished: %d; on record for the next process on "
                     "this machine: %d; lost: %d",
-                    remote.url,
+                    self._remote.url,
                     report.remaining,
                     report.remaining - report.in_memory,
                     report.in_memory,
@@ -503,153 +468,32 @@ class Cache:
                     self._remote.uploads.start(self._unsent)
             return self._remote
 
-
-class Engine(Cache):
-    """A :class:`Cache` of several levels: candidates, provisional saves, counts and records."""
-
-    @classmethod
-    def open(cls, url: str | None = None, **options: Unpack[Options]) -> Engine:
-        """See :meth:`Cache.open`."""
-        engine = super().open(url, **options)
-        assert isinstance(engine, cls)
-        return engine
-
-    @property
-    def uses_trusted_only(self) -> bool:
-        """Whether only entries that a trusted key has signed are used."""
-        return self._policy.level == "require"
-
-    @property
-    def policy_digest(self) -> str:
-        """A digest of the list of trusted keys."""
-        return self._policy.digest
-
-    @property
-    def has_remote(self) -> bool:
-        """Whether there is a remote at all; it may not answer."""
-        return self._open_remote is not None and self.settings.mode != "off"
-
-    def judged(
-        self, key: str, level: Level = "aot", *, local: bool = True, remote: bool = True
-    ) -> JudgedLookup:
-        """Look up the entries under ``key``, for the caller to choose one; counted for ``level``.
-
-        Args:
-            local, remote: whether that tier is asked.
-
-        Raises:
-            ConfigError: ``key`` is not legal.
-        """
-        return self._judged(key, self._counters_of(level), local=local, remote=remote)
-
-    def inquire(self, key: str) -> str:
-        """Say where an entry under ``key`` is, or why none is used, without counting the lookup.
-
-        Whether it fits is not asked.
-        """
-        counters = Counters()
-        with self._judged(key, counters) as lookup:
-            hit = next(iter(lookup), None)
-            if hit is not None:
-                return hit.tier
-        missed = lookup.close()
-        causes = ", ".join(f"{count} {cause}" for cause, count in counters.level().refused.items())
-        reason = str(missed.reason) if isinstance(missed, Miss) else missed.tier
-        return f"{reason} ({causes})" if causes else reason
-
-    def save(
-        self,
-        key: str,
-        entry: Frame | Buffer,
-        *,
-        level: Level = "aot",
-        provisional: bool = False,
-        remote: bool = True,
-    ) -> Saved | NotSaved:
-        """Save as :meth:`Cache.save` does.
-
-        Args:
-            level: which one it is counted for.
-            provisional: upload it in a minute, or with the next flush or at the exit, so that
-                :meth:`supersede` may remove it before.
-            remote: upload it; else it stays on this machine.
-        """
-        return self._save_counted(
-            key, entry, self._counters_of(level), provisional=provisional, share=remote
-        )
-
-    def supersede(self, key: str, variant: str) -> None:
-        """Remove what was saved provisionally, as a better entry has taken its place.
-
-        An upload that is under way goes on.
-        """
-        name = entries.variant_name(key, variant)
-        if name not in self._provisional:
-            return
-        self._provisional.discard(name)
+    def _try_remote(self) -> tuple[RemoteTier | None, Exception | None]:
+        """Return the remote tier, or why it cannot be opened."""
         try:
-            if self._remote is not None:
-                is_removed = self._remote.uploads.cancel_delayed(name)
-            else:
-                is_removed = self._local.remove(name)
-        except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
-            self._problems.met("local", "an entry that is not needed cannot be removed", exc)
+            return self._remote_now(), None
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            self._problems.met("remote", "the remote cannot be opened", exc)
+            return None, exc
+
+
+def _open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | None:
+    """Return the local tier, if there is to be one and one of its places can be used."""
+    bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
+    problems, problem = Problems(strict=False), None
+    for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
+        try:
+            disk = DiskTier(place, namespace=namespace, note=note, **bounds)
+        except (ConfigError, StoreError) as exc:
+            # The program did not name the default, and is not to blame if another user has it.
+            named = not settings.has_default_local_dir
+            if settings.strict or (named and isinstance(exc, ConfigError)):
+                raise
+            problem = problem or exc
         else:
-            if is_removed:
-                self._counters_of("fx").superseded()
-
-    def clear_local(self, beginning: str) -> int:
-        """Remove entries from the local tier by the beginning of their keys; return how many.
-
-        The remote keeps them. What is not uploaded within ``exit_timeout_s`` stays.
-
-        Raises:
-            StoreError: the disk cannot do it.
-        """
-        disk = self._local.disk
-        if self._closed or disk is None:
-            return 0
-        self.flush(self.settings.exit_timeout_s)
-        pending = disk.recorded()
-        return len(
-            self._local.remove_all(
-                entries.NAMES,
-                but=lambda name: name in pending or not entries.key_of(name).startswith(beginning),
-            )
-        )
-
-    def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
-        """Count something that cannot be cached, and why, by short names of the reasons."""
-        self._counters_of(level).bypassed(reasons)
-
-    def count_time_saved(self, seconds: float) -> None:
-        """Count what making a hit took where it was made."""
-        self._counters.time_saved(seconds)
-
-    def record(self, what: Record | Event) -> None:
-        """Record the outcome of a lookup, in the background."""
-        if self.settings.record:
-            self._records.add(what)
-
-    def note(self, **values: object) -> None:
-        """Record how far the program is, for a process that watches it."""
-        if self.settings.record:
-            self._records.note(**values)
-
-    @property
-    def recorded_run(self) -> str:
-        """The name of the run that lookups are recorded under."""
-        return self._records.run
-
-    def recorded(self) -> tuple[Record, ...]:
-        """The last lookups of this process, the oldest first."""
-        return self._records.held()
-
-    def _counters_of(self, level: Level) -> Counters:
-        return self._other_counters.get(level, self._counters)
-
-
-def _checked(key: str, entry: Frame | Buffer) -> Frame:
-    checked = entry if isinstance(entry, Frame) else frame.decode(entry)
-    entries.check_entry(key, checked)
-    return checked
+            if problem is not None:
+                problems.warn("local", f"the local tier goes to {place}", problem)
+            return disk
+    if problem is not None:
+        problems.warn("local", "there is no local tier", problem)
+    return None

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from s3cache import entries
-from s3cache._problems import Problems, is_devices_trouble, is_machines_trouble, reason_for
-from s3cache.errors import CorruptError, UntrustedError
+from s3cache.errors import (
+    CorruptError,
+    Reason,
+    UntrustedError,
+    is_device_trouble,
+    is_machine_trouble,
+    reason_for,
+)
 from s3cache.frame import Frame
-from s3cache.stats import Counters, Reason, TierName
+from s3cache.stats import Counters, TierName
 from s3cache.tier import LocalTier, RemoteTier
+from s3cache.util.logs import Problems
 
-__all__ = ["Hit", "JudgedLookup", "Miss", "NotSaved", "Saved"]
+__all__ = ["CandidateLookup", "Hit", "Miss", "NotSaved", "Saved"]
 
 _T = TypeVar("_T")
 
@@ -70,12 +77,13 @@ class NotSaved:
     error: Exception | None = None
 
 
-class JudgedLookup:
+@dataclass(eq=False)
+class CandidateLookup:
     """The entries under one key, of which the caller accepts one, or none.
 
     ::
 
-        with engine.judged(key) as lookup:
+        with engine.candidates(key) as lookup:
             for hit in lookup:
                 if fits(hit.entry):
                     lookup.accept(hit)
@@ -83,39 +91,23 @@ class JudgedLookup:
 
     It counts as one lookup when it is closed: as a hit if an entry was accepted, else as a miss.
     The caller's own time is not counted. What fails is skipped, unless the cache is strict.
-
-    Args:
-        skip: why nothing is looked at, if so.
-        disk: the local tier; ``None`` if it is not asked.
-        remote: gives the remote tier, if there is one; may raise.
-        set_aside: called with an entry that proved unusable.
-        timeout_s: how long the remote is waited for, all in all.
     """
 
-    def __init__(
-        self,
-        key: str,
-        *,
-        skip: Reason | None,
-        disk: LocalTier | None,
-        remote: Callable[[], RemoteTier | None],
-        set_aside: Callable[[Frame, Exception], None],
-        counters: Counters,
-        problems: Problems,
-        timeout_s: float,
-    ) -> None:
-        self._key = key
-        self._skip = skip
-        self._disk = disk
-        self._open_remote = remote
-        self._set_aside = set_aside
-        self._counters = counters
-        self._problems = problems
-        self._deadline = time.monotonic() + timeout_s
-        self._first = entries.first_name(key)
+    _key: str
+    _skip: Reason | None  # why nothing is looked at, if so
+    _disk: LocalTier | None
+    _open_remote: Callable[[], RemoteTier | None]  # may raise
+    _set_aside: Callable[[Frame, Exception], None]  # called with what proved unusable
+    _counters: Counters
+    _problems: Problems
+    _timeout_s: float  # how long the remote is waited for, all in all
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self._timeout_s
+        self._first = entries.first_name(self._key)
         self._has_first = False  # on this machine
         self._offered: set[str] = set()  # names of the entries that were yielded
-        self._reason = skip or Reason.ABSENT
+        self._reason = self._skip or Reason.ABSENT
         self._error: Exception | None = None  # the first thing that went wrong
         self._last_error: Exception | None = None
         self._rejected = 0  # refused, or damaged
@@ -138,14 +130,13 @@ class JudgedLookup:
                 self._elapsed_s += time.perf_counter() - started
             if candidate is None:
                 return
-            entry, tier = candidate
-            yield Hit(entry, tier, self._elapsed_s)
+            yield Hit(*candidate, self._elapsed_s)
 
     def accept(self, hit: Hit) -> None:
         """Choose ``hit``: the lookup ends as a hit."""
         self._accepted = hit
 
-    def overrule(self, reason: Reason) -> None:
+    def force_miss(self, reason: Reason) -> None:
         """End as a miss with ``reason``, though an entry might fit."""
         self._accepted, self._reason = None, reason
 
@@ -154,10 +145,10 @@ class JudgedLookup:
 
         If it is the fault of this machine, or its device, the entry stays.
         """
-        if is_machines_trouble(error):
+        if is_machine_trouble(error):
             self._reason = Reason.MACHINE
             self._problems.warn("machine", "an entry cannot be used on this machine now", error)
-        elif is_devices_trouble(error):
+        elif is_device_trouble(error):
             self._reason = Reason.DEVICE
             self._problems.warn("device", "an entry's kernels cannot be loaded here now", error)
         else:
@@ -186,7 +177,7 @@ class JudgedLookup:
                 self._counters.hit(hit.tier, hit.entry.size, self._elapsed_s)
         return hit or Miss(self._reason, self._elapsed_s, self._error)
 
-    def __enter__(self) -> JudgedLookup:
+    def __enter__(self) -> CandidateLookup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -198,7 +189,7 @@ class JudgedLookup:
         disk = self._disk
         if disk is not None:
             yield from self._in_disk(disk)
-        remote = self._guard(self._open_remote)
+        remote = self._attempt(self._open_remote)
         if remote is not None:
             yield from self._in_remote(remote)
         elif self._reason is Reason.ABSENT and disk is not None and (error := disk.read_error):
@@ -208,68 +199,62 @@ class JudgedLookup:
     def _in_disk(self, disk: LocalTier) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; a directory is only read for the others.
         usual = [self._first, entries.variant_name(self._key, "")]
-        found = self._guard(lambda: disk.search(self._key, usual))
+        found = self._attempt(lambda: disk.search(self._key, usual))
+        others = [] if found is None else [info.key for info in found.others]
         if found is not None and found.name:
-            yield from self._read(found.name, lambda: disk.verify(found.name, found.data))
+            entry = self._attempt(lambda: disk.verify(found.name, found.data))
+            yield from self._offer("local", found.name, entry)
             for name in usual[usual.index(found.name) + 1 :]:
                 yield from self._on_disk(disk, name)
-            others = self._guard(lambda: disk.names(self._key)) or []
-        else:
-            others = [] if found is None else [info.key for info in found.others]
+            others = self._attempt(lambda: disk.names(self._key)) or []
         for name in others:
             if name not in usual:
                 yield from self._on_disk(disk, name)
 
     def _on_disk(self, disk: LocalTier, name: str) -> Iterator[tuple[Frame, TierName]]:
-        return self._read(name, lambda: disk.load(name))
-
-    def _read(
-        self, name: str, read: Callable[[], Frame | None]
-    ) -> Iterator[tuple[Frame, TierName]]:
-        entry = self._guard(read)
-        if entry is not None:
-            self._has_first |= name == self._first
-            yield from self._offer("local", entry)
+        yield from self._offer("local", name, self._attempt(lambda: disk.load(name)))
 
     def _in_remote(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
         disk = self._disk
-        if disk and not self._has_first and self._guard(lambda: disk.holds(self._first)):
+        if disk and not self._has_first and self._attempt(lambda: disk.holds(self._first)):
             yield from self._on_disk(disk, self._first)  # another download has landed
         if not self._has_first:
             self._last_error = None
             first = self._fetch(remote, self._first)
-            if first is not None:
-                yield from self._offer("remote", first)
-            elif not isinstance(self._last_error, (CorruptError, UntrustedError)):
+            yield from self._offer("remote", self._first, first)
+            if first is None and not isinstance(self._last_error, (CorruptError, UntrustedError)):
                 return  # it is absent, and the others with it, or the remote does not answer
         fetched = 0
-        for name in self._guard(lambda: remote.names(self._key, self._left_s())) or ():
+        for name in self._attempt(lambda: remote.names(self._key, self._left_s())) or ():
             if self._rejected >= _MAX_REJECTED or fetched >= _MAX_FETCHED:
                 return
             # What this machine has under that name has been offered already.
             if name not in self._offered:
                 fetched += 1
-                entry = self._fetch(remote, name)
-                if entry is not None:
-                    yield from self._offer("remote", entry)
+                yield from self._offer("remote", name, self._fetch(remote, name))
 
     def _fetch(self, remote: RemoteTier, name: str) -> Frame | None:
         # After one that was rejected, the signatures of the others are checked first.
         suspect = self._rejected > 0
-        return self._guard(lambda: remote.load(name, self._left_s(), suspect=suspect))
-
-    def _offer(self, tier: TierName, entry: Frame) -> Iterator[tuple[Frame, TierName]]:
-        name = entries.variant_name(self._key, entry.header.variant)
-        if name not in self._offered:
-            self._offered.add(name)
-            if self._error is None:
-                self._reason = Reason.GUARD  # unless the caller takes it
-            yield entry, tier
+        return self._attempt(lambda: remote.load(name, self._left_s(), suspect=suspect))
 
     def _left_s(self) -> float:
         return max(self._deadline - time.monotonic(), 0.0)
 
-    def _guard(self, call: Callable[[], _T]) -> _T | None:
+    def _offer(
+        self, tier: TierName, name: str, entry: Frame | None
+    ) -> Iterator[tuple[Frame, TierName]]:
+        if entry is None:
+            return
+        self._has_first |= name == self._first
+        own = entries.variant_name(self._key, entry.header.variant)
+        if own not in self._offered:
+            self._offered.add(own)
+            if self._error is None:
+                self._reason = Reason.GUARD  # unless the caller takes it
+            yield entry, tier
+
+    def _attempt(self, call: Callable[[], _T]) -> _T | None:
         """Return the result of ``call``, or ``None`` if it fails: the lookup goes on elsewhere."""
         try:
             return call()
@@ -281,8 +266,7 @@ class JudgedLookup:
             if self._error is None:
                 self._reason = Reason.UNTRUSTED
             self._problems.warn("trust", "an entry is not used", exc)
-            return None
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             self._rejected += isinstance(exc, CorruptError)
             self.fail(exc)
-            return None
+        return None

@@ -121,7 +121,7 @@ def redacted(text: str) -> str:
 
 def error_text(error: S3CacheError) -> str:
     """Return the message, and the command that explains the error unless the message has one."""
-    from s3cache._problems import code_of
+    from s3cache.errors import code_of
     from s3cache.util.pages import command, pointer
 
     return str(error) if command() in str(error) else f"{error} {pointer(code_of(error))}"

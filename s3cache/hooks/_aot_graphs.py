@@ -66,7 +66,7 @@ class AOTLookup(Lookup):
         """
         if self._consensus is not None and not self._consensus.all_hit():
             if self.entries is not None:
-                self.entries.overrule(Reason.RANKS)
+                self.entries.force_miss(Reason.RANKS)
             raise internals.miss_error.get()("s3cache: another rank has missed")
 
     def close(self) -> None:

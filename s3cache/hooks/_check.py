@@ -27,12 +27,12 @@ def checked(
     registry: Registry,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
-    inquire: Callable[[str], str] | None = None,
+    probe: Callable[[str], str] | None = None,
 ) -> Report:
     """Return the report of :func:`s3cache.check`.
 
     Args:
-        inquire: says what the cache has under a key.
+        probe: says what the cache has under a key.
     """
     import torch
 
@@ -50,10 +50,10 @@ def checked(
         )
     finally:
         torch.compiler.reset()  # none of the callables made here may run again
-    if inquire is None:
+    if probe is None:
         return Report(tuple(watch.graphs), breaks)
     asked = (
-        graph if graph.key is None else replace(graph, entry=inquire(graph.key))
+        graph if graph.key is None else replace(graph, entry=probe(graph.key))
         for graph in watch.graphs
     )
     return Report(tuple(asked), breaks)

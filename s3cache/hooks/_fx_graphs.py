@@ -100,8 +100,8 @@ class FxGraphs(Level["CompiledGraph"]):
         with self._looking_up(lookup) as event:
             try:
                 if internals.ranks_must_agree():  # they have agreed to compile the whole graph
-                    lookup.entries = self._engine.judged(str(lookup.key), "fx")
-                    lookup.entries.overrule(Reason.RANKS)
+                    lookup.entries = self._engine.candidates(str(lookup.key), "fx")
+                    lookup.entries.force_miss(Reason.RANKS)
                     return None, {}
                 graph, info = original(*args, **kwargs)
                 if graph is not None and (hit := lookup.hit_of(graph)) is not None:

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from s3cache._problems import code_of
 from s3cache.artifact import Artifact, UnreadableError, check_readable, unpickled
-from s3cache.cache import Engine, Hit, JudgedLookup, Saved
-from s3cache.errors import CorruptError
+from s3cache.cache import CandidateLookup, Engine, Hit, Saved
+from s3cache.errors import CorruptError, code_of
 from s3cache.graph import Code
 from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._conditions import NotSharableError
@@ -61,7 +60,7 @@ class Lookup(CacheCall):
     """One lookup of torch's."""
 
     level: LevelName
-    entries: JudgedLookup | None = None  # under its key, once torch asks for them
+    entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
     result: object = None  # what was unpickled of it
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
@@ -260,7 +259,7 @@ class Level(ABC, Generic[_Result]):
     def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
         try:
             asked = internals.tiers_asked(self.name)
-            lookup.entries = self._engine.judged(str(lookup.key), self.name, **asked._asdict())
+            lookup.entries = self._engine.candidates(str(lookup.key), self.name, **asked._asdict())
             for hit in lookup.entries:
                 lookup.hit = hit
                 try:

@@ -128,7 +128,7 @@ class ShapeProfiles:
 
     def _fetch(self) -> None:
         # Not closed: it is no lookup of a graph, and not counted as one.
-        lookup = self._engine.judged(self._key, "shapes")
+        lookup = self._engine.candidates(self._key, "shapes")
         for count, hit in enumerate(lookup, 1):
             try:
                 self._known.update(ShapeProfile.of(hit.entry))

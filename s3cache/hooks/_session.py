@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from s3cache import metrics
-from s3cache._problems import code_of
-from s3cache.cache import Cache, Engine, announce, latest
-from s3cache.errors import S3CacheError
+from s3cache.cache import Cache, Engine, current_cache, set_current
+from s3cache.errors import S3CacheError, code_of
 from s3cache.graph import Report
 from s3cache.hooks._aot_graphs import AOTGraphs
 from s3cache.hooks._backwards import Backwards
@@ -68,7 +67,7 @@ class Session:
     def __init__(self, engine: Engine, *, supported: bool = True) -> None:
         self._engine = engine
         self.cache: Cache = engine
-        self.inquire = engine.inquire
+        self.probe = engine.probe
         self._patches = Patches()
         self._locked = Patches()  # apart, as they stay where no hook can be installed
         self._early_failures: list[Exception] = []
@@ -261,7 +260,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
             engine.close()
             raise
         cache = _session.cache
-        announce(cache)
+        set_current(cache)
         if engine.settings.summary or engine.settings.metrics_file:
             atexit.unregister(_print_summary)  # once, however often this is called
             atexit.register(_print_summary)
@@ -333,8 +332,8 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     """
     from s3cache.hooks._check import checked
 
-    inquire = None if _session is None else _session.inquire
-    return checked(function, registry, args, kwargs, inquire)
+    probe = None if _session is None else _session.probe
+    return checked(function, registry, args, kwargs, probe)
 
 
 def _close() -> None:
@@ -347,7 +346,7 @@ def _close() -> None:
 
 def _print_summary() -> None:
     """Print the counts of the cache that was enabled last, once its uploads are over."""
-    cache = latest()
+    cache = current_cache()
     if cache is None:
         return
     settings = cache.settings

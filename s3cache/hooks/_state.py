@@ -21,7 +21,7 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from s3cache._problems import code_of
+from s3cache.errors import code_of
 from s3cache.graph import ORIGINAL_ATTR, BypassReason, reads_storage_offsets, settings_digest
 from s3cache.hooks._conditions import Compile, FxInfo, NotSharableError, attach_fx_info
 from s3cache.store import Buffer

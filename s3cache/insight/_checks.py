@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
-from s3cache._problems import code_of
-from s3cache.errors import ConfigError, StoreError, TransientError
+from s3cache.errors import ConfigError, StoreError, TransientError, code_of
 from s3cache.manage import trust_of
 from s3cache.settings import Settings, unknown_variables
 from s3cache.store import DeadlineExecutor, parse_url

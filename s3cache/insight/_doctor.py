@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from s3cache._problems import code_of
 from s3cache.errors import (
     AccessDeniedError,
     ConfigError,
@@ -18,6 +17,7 @@ from s3cache.errors import (
     PreconditionError,
     S3CacheError,
     TransientError,
+    code_of,
 )
 from s3cache.insight._checks import (
     Check,

@@ -260,7 +260,7 @@ def explain(
 def _remote_url(settings: Settings) -> str | None:
     """Return the remote of the settings, else that of the cache of this process."""
     caches = sys.modules.get("s3cache.cache")
-    cache = None if caches is None else caches.latest()
+    cache = None if caches is None else caches.current_cache()
     return settings.url or (None if cache is None else cache.settings.url)
 
 

@@ -29,7 +29,7 @@ class Runs:
     def __init__(self, settings: Settings, *, with_this_process: bool) -> None:
         self._root = settings.local_dir
         self._places: dict[str, str] = {}
-        for place in filter(None, (settings.local_dir, settings.spare_local_dir)):
+        for place in settings.local_dirs:
             try:
                 self._places.update((name, place) for name in run_names(place))
             except (OSError, ConfigError):

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from s3cache import entries, frame
 from s3cache.errors import CorruptError, TruncatedError, UntrustedError
-from s3cache.frame import Head, Judge
+from s3cache.frame import Head, TrustCheck
 from s3cache.manage._selection import FilterFeedback, HeaderSummary, Item, Selection
 from s3cache.store import ObjectInfo, Store, listing
 from s3cache.tier import cancel_all
@@ -33,7 +33,7 @@ async def scan(
     *,
     is_local: bool = False,
     heads: bool = False,
-    admit: Judge | None = None,
+    admit: TrustCheck | None = None,
     feedback: FilterFeedback | None = None,
 ) -> AsyncGenerator[list[Item], None]:
     """Yield the objects of a store that are chosen, in batches: the memory does not grow.
@@ -117,7 +117,7 @@ async def concurrently(work: Callable[[_T], Awaitable[_R]], items: Iterable[_T])
         await cancel_all(tasks)
 
 
-async def read_about(store: Store, item: Item, admit: Judge | None = None) -> Item | None:
+async def read_about(store: Store, item: Item, admit: TrustCheck | None = None) -> Item | None:
     """Return ``item`` with its header, or with what is wrong with it; ``None`` if it is gone.
 
     Raises:
@@ -135,7 +135,7 @@ async def read_about(store: Store, item: Item, admit: Judge | None = None) -> It
     return replace(item, about=_summary(head))
 
 
-async def read_head(store: Store, name: str, admit: Judge | None = None) -> Head | None:
+async def read_head(store: Store, name: str, admit: TrustCheck | None = None) -> Head | None:
     """Return the verified header of an object; ``None`` where there is no object.
 
     Raises:

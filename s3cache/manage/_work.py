@@ -21,7 +21,7 @@ from s3cache.errors import (
     TransientError,
     UntrustedError,
 )
-from s3cache.frame import Frame, Head, Judge
+from s3cache.frame import Frame, Head, TrustCheck
 from s3cache.manage._scan import concurrently, read_about, read_head
 from s3cache.manage._selection import Item
 from s3cache.settings import Options, Settings
@@ -36,7 +36,7 @@ from s3cache.store import (
     store_identity,
 )
 from s3cache.tier import Budget, DiskTier, TierStore, background
-from s3cache.trust import Policy, check_name, policy_of
+from s3cache.trust import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,12 +80,7 @@ def trust_of(settings: Settings) -> Policy:
     Raises:
         ConfigError: a key or a name cannot be used.
     """
-    return policy_of(
-        None if settings.trust == "auto" else settings.trust,
-        settings.trusted_keys or "",
-        settings.revoked or "",
-        audience=check_name("option audience", settings.audience),
-    )
+    return settings.trust_policy()
 
 
 def url_of(settings: Settings) -> str:
@@ -185,7 +180,11 @@ _Batches = AsyncIterator[list[Item]]
 
 
 async def verify(
-    store: Store, batches: _Batches, *, admit: Judge | None = None, advance: _Advance | None = None
+    store: Store,
+    batches: _Batches,
+    *,
+    admit: TrustCheck | None = None,
+    advance: _Advance | None = None,
 ) -> BatchResult:
     """Read each entry whole, and check every digest, its place, and its signatures.
 
@@ -204,7 +203,7 @@ async def remove(
     batches: _Batches,
     *,
     keep: Container[str] = (),
-    admit: Judge | None = None,
+    admit: TrustCheck | None = None,
     advance: _Advance | None = None,
 ) -> BatchResult:
     """Remove each entry, except those with a name in ``keep``.
@@ -237,7 +236,7 @@ async def copy(
     target: Store,
     batches: _Batches,
     *,
-    admit: Judge | None = None,
+    admit: TrustCheck | None = None,
     advance: _Advance | None = None,
 ) -> BatchResult:
     """Copy each entry into ``target``, verified on its way; done again it copies what is left.
@@ -277,7 +276,9 @@ async def copy(
     return await _each(batches, one, advance)
 
 
-async def _has(target: Store, name: str, head: Head, admit: Judge | None, source: Store) -> bool:
+async def _has(
+    target: Store, name: str, head: Head, admit: TrustCheck | None, source: Store
+) -> bool:
     """Return whether the target has the entry with that head, or one in its place that stays."""
     for each in [name] if isinstance(target, TierStore) else entries.names_of(head.header):
         with contextlib.suppress(CorruptError, UntrustedError):
@@ -303,7 +304,7 @@ async def _has(target: Store, name: str, head: Head, admit: Judge | None, source
     return False
 
 
-async def _verified(store: Store, item: Item, admit: Judge | None) -> Frame | None:
+async def _verified(store: Store, item: Item, admit: TrustCheck | None) -> Frame | None:
     data = await store.get(item.name)
     if data is None:
         return None

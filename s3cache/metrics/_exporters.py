@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from s3cache.cache import with_each
+from s3cache.cache import on_each_cache
 from s3cache.errors import ConfigError
 from s3cache.metrics._families import FAMILIES, Family, Sample, Source, families, latest_counts
 from s3cache.util.logs import logger_of
@@ -167,7 +167,7 @@ def observe(
         observation._ends.append(cache.subscribe(spans.note))
 
     if cache is None:
-        observation._ends.append(with_each(watch))
+        observation._ends.append(on_each_cache(watch))
     else:
         watch(cache)
     return observation

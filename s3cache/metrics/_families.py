@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from s3cache.cache import latest
+from s3cache.cache import current_cache
 
 if TYPE_CHECKING:
     from s3cache.stats import CacheStats, HistogramSnapshot
@@ -69,7 +69,7 @@ class Family:
 
 def latest_counts() -> CacheStats | None:
     """Return the counts of the cache that was enabled last, also where it is off again."""
-    cache = latest()
+    cache = current_cache()
     return None if cache is None else cache.stats()
 
 

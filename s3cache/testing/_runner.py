@@ -54,7 +54,7 @@ def _call(name: str, arguments: list[Any]) -> object:
 def _write(path: str, process: int) -> None:
     if os.getpid() != process:  # a forked child that leaves as if it were the program
         return
-    if (caches := sys.modules.get("s3cache.cache")) and (cache := caches.latest()):
+    if (caches := sys.modules.get("s3cache.cache")) and (cache := caches.current_cache()):
         _report["stats"] = cache.stats()
     with open(path, "w", encoding="utf-8") as file:
         json.dump(_report, file, default=_plain)

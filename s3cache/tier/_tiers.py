@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from s3cache import entries, frame
-from s3cache._problems import Problems
 from s3cache.entries import Replaceable
 from s3cache.errors import (
     ClosedError,
@@ -24,7 +23,7 @@ from s3cache.errors import (
     TruncatedError,
     UntrustedError,
 )
-from s3cache.frame import Frame, Judge
+from s3cache.frame import Frame, TrustCheck
 from s3cache.settings import Settings
 from s3cache.stats import Counters, Listeners, TransferEvent, Usage, Verb, VerbStats
 from s3cache.store import (
@@ -43,6 +42,7 @@ from s3cache.tier._disk import DiskTier, SearchResult
 from s3cache.tier._loop import Deadline, background, cancel_all
 from s3cache.tier._prefetch import Prefetch, Prefetches
 from s3cache.tier._uploads import Uploads
+from s3cache.util.logs import Problems
 
 __all__ = ["LocalTier", "RemoteTier"]
 
@@ -83,7 +83,7 @@ class LocalTier:
         disk: DiskTier | None,
         counters: Counters,
         problems: Problems,
-        check_trust: Judge | None = None,
+        check_trust: TrustCheck | None = None,
     ) -> None:
         self.disk = disk
         self.error: Exception | None = None
@@ -241,7 +241,7 @@ class RemoteTier:
         counters: Counters,
         listeners: Listeners,
         problems: Problems,
-        check_trust: Judge | None = None,
+        check_trust: TrustCheck | None = None,
     ) -> None:
         self._check_trust = check_trust
         self._store = store
@@ -393,7 +393,7 @@ class RemoteTier:
             pass
         return answer
 
-    async def _has_trusted_head(self, name: str, check_trust: Judge) -> bool:
+    async def _has_trusted_head(self, name: str, check_trust: TrustCheck) -> bool:
         """Check the head of an entry alone; return False if there is no entry."""
         length = frame.HEADER_HINT_BYTES
         while True:

@@ -1,28 +1,33 @@
 """Which entries are trusted: keys, signatures, and the policy that checks them."""
 
-from s3cache.trust._keys import Signer, SigningKey, VerifyKey, generate, read_secret, sign
+from s3cache.trust._keys import (
+    MAX_SIGNATURES,
+    Algorithm,
+    Signature,
+    Signer,
+    SigningKey,
+    Statement,
+    TimeLimitedSigner,
+    VerifyKey,
+    check_name,
+    generate,
+    pack,
+    sign,
+    unpack,
+)
 from s3cache.trust._policy import (
     AUDIENCE,
     MACHINE_FILE,
     Cause,
-    Level,
     Policy,
     Trusted,
+    TrustMode,
     for_audience,
     parse_trusted,
     policy_of,
+    read_secret,
     signing_key_of,
 )
-from s3cache.trust._signatures import (
-    MAX_SIGNATURES,
-    Algorithm,
-    Signature,
-    Statement,
-    check_name,
-    pack,
-    unpack,
-)
-from s3cache.trust._signing_service import TimeLimitedSigner
 
 __all__ = [
     "AUDIENCE",
@@ -30,13 +35,13 @@ __all__ = [
     "MAX_SIGNATURES",
     "Algorithm",
     "Cause",
-    "Level",
     "Policy",
     "Signature",
     "Signer",
     "SigningKey",
     "Statement",
     "TimeLimitedSigner",
+    "TrustMode",
     "Trusted",
     "VerifyKey",
     "check_name",

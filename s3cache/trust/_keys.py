@@ -1,4 +1,22 @@
-"""Keys that sign entries and keys that verify signatures, and how they are written down.
+r"""Signatures of an entry, as they lie in a frame, and the keys that make and verify them.
+
+::
+
+    block      = signature*                    at most 16, nothing between or behind them
+    signature  = statement value
+    statement  =  0  algorithm       u8        1 Ed25519 (RFC 8032), 2 HMAC-SHA256 (RFC 2104)
+                  1  signer_size     u8
+                  2  audience_size   u8
+                  3  value_size      u8
+                  4  issued_s        u64       Unix time in seconds
+                 12  expires_s       u64       when it becomes void; 0 for never
+                 20  signer, audience          names
+    value      = the signature, over  "s3cache entry signature 1" 00 digest statement
+
+Integers are big-endian. The digest is that of the frame (:mod:`s3cache.frame`), which stands for
+its version, header and sections, so for its key and variant. The statement begins with its own
+sizes: no two of them make the same bytes. It names the audience because a key may sign for one
+purpose and not for another: a signature for ``pulls`` is void in ``main``.
 
 Ed25519 keys are written as Nix writes those of its binary caches, and either makes them
 (https://nix.dev/manual/nix/latest/command-ref/new-cli/nix3-key-generate-secret)::
@@ -6,8 +24,7 @@ Ed25519 keys are written as Nix writes those of its binary caches, and either ma
     public   name:base64(32 bytes)
     secret   name:base64(seed, 32 bytes, and public key, 32 bytes)
 
-A shared secret is ``name:hmac-sha256:base64(32 bytes or more)``
-for both.
+A shared secret is ``name:hmac-sha256:base64(32 bytes or more)`` for both.
 
 Ed25519 is libsodium's, through PyNaCl, which is imported where such a key is first used. It takes
 half as long as OpenSSL's, lets other threads run meanwhile, and refuses what only forgers make:
@@ -18,33 +35,147 @@ numbers that are not reduced, keys and points of small order, keys in another fo
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import hashlib
 import hmac
 import os
-import stat
+import re
+import struct
+import threading
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import accumulate, pairwise
 from typing import Final, Protocol, runtime_checkable
 
-from s3cache.errors import ConfigError
-from s3cache.trust._signatures import Algorithm, Signature, Statement, check_name
+from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.util.words import may_be_a_key
 
-__all__ = ["Signer", "SigningKey", "VerifyKey", "generate", "read_file", "read_secret", "sign"]
+__all__ = [
+    "MAX_SIGNATURES",
+    "Algorithm",
+    "Signature",
+    "Signer",
+    "SigningKey",
+    "Statement",
+    "TimeLimitedSigner",
+    "VerifyKey",
+    "check_name",
+    "generate",
+    "pack",
+    "sign",
+    "unpack",
+]
 
+MAX_SIGNATURES: Final = 16
+
+_DOMAIN: Final = b"s3cache entry signature 1\x00"
+_FIELDS: Final = struct.Struct(">BBBBQQ")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}")
 _HMAC: Final = "hmac-sha256"
 _KEY_BYTES: Final = 32
-# A key file is no larger: what is, is another file.
-_MAX_FILE_BYTES: Final = 4096
+# So that not every one of the next graphs waits for a signer that was late once.
+_REST_S: Final = 60.0
+
+
+class Algorithm(IntEnum):
+    """How a signature is made; a key is for one of them and no other."""
+
+    ED25519 = 1
+    HMAC_SHA256 = 2
+
+    @property
+    def size(self) -> int:
+        """Bytes of each signature."""
+        return 64 if self is Algorithm.ED25519 else 32
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a signer says about an entry.
+
+    Attributes:
+        signer: the name of its key.
+        audience: the purpose that it is signed for.
+        issued_s: Unix time in seconds.
+        expires_s: Unix time in seconds; 0 for never.
+    """
+
+    algorithm: Algorithm
+    signer: str
+    audience: str
+    issued_s: int
+    expires_s: int = 0
+
+    def over(self, digest: bytes) -> bytes:
+        """Return the bytes that are signed."""
+        return _DOMAIN + digest + self.packed()
+
+    def packed(self) -> bytes:
+        signer, audience = self.signer.encode(), self.audience.encode()
+        sizes = len(signer), len(audience), self.algorithm.size
+        fields = _FIELDS.pack(self.algorithm, *sizes, self.issued_s, self.expires_s)
+        return fields + signer + audience
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A statement and the signature over it."""
+
+    statement: Statement
+    value: bytes
+
+
+def check_name(thing: str, name: str) -> str:
+    """Return ``name``, or raise :class:`ConfigError` if no signer or audience can bear it."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            thing if may_be_a_key(name) else f"{thing} {name[:80]!r}",
+            "is not 1 to 128 of A-Z a-z 0-9 . _ / @ + - that begin with a letter or digit",
+            "use a name such as ci-main-1",
+        )
+    return name
+
+
+def pack(signatures: Iterable[Signature]) -> bytes:
+    """Return the block that holds the signatures, in their order."""
+    packed = [each.statement.packed() + each.value for each in signatures]
+    if len(packed) > MAX_SIGNATURES:
+        raise ConfigError(
+            "signatures", f"are {len(packed)}, more than {MAX_SIGNATURES}", "sign with fewer keys"
+        )
+    return b"".join(packed)
+
+
+def unpack(block: bytes) -> list[Signature]:
+    """Return what :func:`pack` was given, or raise :class:`CorruptError`. None is verified yet."""
+    found: list[Signature] = []
+    at = 0
+    try:
+        while at < len(block):
+            number, *sizes, issued_s, expires_s = _FIELDS.unpack_from(block, at)
+            ends = [*accumulate(sizes, initial=at + _FIELDS.size)]
+            signer, audience, value = (block[start:end] for start, end in pairwise(ends))
+            at = ends[-1]
+            algorithm = Algorithm(number)
+            if at > len(block) or len(value) != algorithm.size:
+                raise ValueError("it ends early, or has another size than its algorithm's")
+            who, whom = (check_name("name", name.decode("ascii")) for name in (signer, audience))
+            found.append(Signature(Statement(algorithm, who, whom, issued_s, expires_s), value))
+    except (struct.error, ValueError) as exc:
+        raise CorruptError("signatures", f"one cannot be read ({exc})") from None
+    if len(found) > MAX_SIGNATURES:
+        raise CorruptError("signatures", f"are more than {MAX_SIGNATURES}")
+    return found
+
+
+# -- keys
 
 
 @runtime_checkable
 class Signer(Protocol):
-    """Signs: a key that is here, or one that a service keeps.
-
-    ``sign`` may take long and may fail, see :class:`~s3cache.trust.TimeLimitedSigner`.
-    """
+    """Signs: a key that is here, or one that a service keeps, which may take long and may fail."""
 
     @property
     def name(self) -> str: ...
@@ -59,34 +190,23 @@ class Signer(Protocol):
 
 @dataclass(frozen=True)
 class VerifyKey:
-    """Verifies signatures of one signer; a shared secret can make them too.
-
-    Attributes:
-        text: as it is written down.
-    """
+    """Verifies signatures of one signer; a shared secret can make them too."""
 
     name: str
     algorithm: Algorithm
-    text: str = field(repr=False)
     _bytes: bytes = field(repr=False)
 
     @classmethod
     def parse(cls, text: str) -> VerifyKey:
-        """Read a public key, or a shared secret.
-
-        Raises:
-            ConfigError: it is no such key. The message does not repeat what may be secret.
-        """
-        name, algorithm, key = _parse("trusted key", text)
+        """Read a public key, or a shared secret; no message repeats what may be secret."""
+        name, algorithm, key = _parse("trusted key", text, _KEY_BYTES, 2 * _KEY_BYTES)
         if algorithm is Algorithm.ED25519 and len(key) == 2 * _KEY_BYTES:
             raise ConfigError(
                 f"trusted key {name!r}",
                 "is a secret one, which readers must not have",
                 "give the public key that was printed with it",
             )
-        if algorithm is Algorithm.ED25519 and len(key) != _KEY_BYTES:
-            raise _wrong_size(f"trusted key {name!r}", len(key), "32")
-        return cls(name, algorithm, text.strip(), key)
+        return cls(name, algorithm, key)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -96,13 +216,14 @@ class VerifyKey:
     def proves(self, signature: Signature, digest: bytes) -> bool:
         """Return whether ``signature`` was made with this key for the entry with that digest."""
         statement = signature.statement
-        if statement.algorithm is not self.algorithm or statement.signer != self.name:
+        if (statement.algorithm, statement.signer) != (self.algorithm, self.name):
             return False
         if len(signature.value) != self.algorithm.size:
             return False
         message = statement.over(digest)
         if self.algorithm is Algorithm.HMAC_SHA256:
-            return hmac.compare_digest(_mac(self._bytes, message), signature.value)
+            made = hmac.digest(self._bytes, message, "sha256")
+            return hmac.compare_digest(made, signature.value)
         return _is_signed(self._bytes, signature.value, message)
 
 
@@ -116,30 +237,21 @@ class SigningKey:
 
     @classmethod
     def parse(cls, text: str) -> SigningKey:
-        """Read a secret key, or a shared secret.
-
-        Raises:
-            ConfigError: it is no such key. The message does not repeat what is secret.
-        """
-        name, algorithm, key = _parse("signing key", text)
+        """Read a secret key, or a shared secret; no message repeats what is secret."""
+        name, algorithm, key = _parse("signing key", text, 2 * _KEY_BYTES, _KEY_BYTES)
         if algorithm is Algorithm.HMAC_SHA256:
             return cls(name, algorithm, key)
+        thing = f"signing key {name!r}"
         if len(key) == _KEY_BYTES:
-            raise ConfigError(
-                f"signing key {name!r}", "is a public one", "give the secret key that belongs to it"
-            )
-        if len(key) != 2 * _KEY_BYTES:
-            raise _wrong_size(f"signing key {name!r}", len(key), "64")
+            raise ConfigError(thing, "is a public one", "give the secret key that belongs to it")
         found = cls(name, algorithm, key[:_KEY_BYTES])
         if found._public_bytes != key[_KEY_BYTES:]:
-            raise ConfigError(
-                f"signing key {name!r}", "holds two keys that are no pair", "make a new one"
-            )
+            raise ConfigError(thing, "holds two keys that are no pair", "make a new one")
         return found
 
     def sign(self, message: bytes) -> bytes:
         if self.algorithm is Algorithm.HMAC_SHA256:
-            return _mac(self._bytes, message)
+            return hmac.digest(self._bytes, message, "sha256")
         from nacl.bindings import crypto_sign, crypto_sign_BYTES
 
         return crypto_sign(message, self._bytes + self._public_bytes)[:crypto_sign_BYTES]
@@ -163,91 +275,103 @@ class SigningKey:
         return crypto_sign_seed_keypair(self._bytes)[0]
 
 
+class TimeLimitedSigner:
+    """Waits for a ``signer`` of the user's own no longer than ``timeout_s``; any thread may use it.
+
+    A signer that is late or fails is left alone for a minute. A call that never returns holds a
+    thread, and the end of the program does not wait for it.
+
+    Raises:
+        ConfigError: it has no name or algorithm that a signature could bear.
+    """
+
+    def __init__(self, signer: Signer, timeout_s: float, *, rest_s: float = _REST_S) -> None:
+        self.name = check_name("signer's name", signer.name)
+        if signer.algorithm not in Algorithm.__members__.values():
+            raise ConfigError(
+                f"signer {self.name!r}",
+                f"has algorithm {signer.algorithm!r}",
+                "give it one of s3cache.trust.Algorithm",
+            )
+        self.algorithm = Algorithm(signer.algorithm)
+        self._signer = signer
+        self._timeout_s = timeout_s
+        self._rest_s = rest_s
+        self._rests_until = 0.0
+        self._late: threading.Thread | None = None
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature over ``message``.
+
+        Raises:
+            UntrustedError: there is none: it took too long, failed, or is no signature.
+        """
+        is_late = self._late is not None and self._late.is_alive()
+        if is_late or time.monotonic() < self._rests_until:
+            raise self._failed(f"is skipped (it failed less than {self._rest_s:g} s ago)")
+        answers: list[object] = []
+
+        def ask() -> None:
+            try:
+                answers.append(self._signer.sign(message))
+            except Exception as exc:  # noqa: BLE001 - of any library
+                answers.append(exc)
+
+        thread = threading.Thread(target=ask, name="s3cache-signer", daemon=True)
+        try:
+            thread.start()
+            thread.join(self._timeout_s)
+        except RuntimeError as exc:  # the interpreter exits, or there are too many
+            answers.append(exc)
+        answer = answers[0] if answers else None
+        if isinstance(answer, bytes) and len(answer) == self.algorithm.size:
+            return answer
+        self._rests_until = time.monotonic() + self._rest_s
+        if not answers:
+            self._late = thread
+            raise self._failed(f"did not answer within {self._timeout_s:g} s")
+        if isinstance(answer, Exception):
+            raise self._failed(f"failed ({answer!r})") from answer
+        raise self._failed(f"gave no {self.algorithm.size} bytes")
+
+    def _failed(self, how: str) -> UntrustedError:
+        return UntrustedError("unsigned", f"signer {self.name!r} {how}")
+
+
 def generate(name: str, algorithm: Algorithm = Algorithm.ED25519) -> SigningKey:
     """Return a new key."""
     return SigningKey(check_name("key name", name), algorithm, os.urandom(_KEY_BYTES))
 
 
 def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: int) -> Signature:
-    """Return the signature of ``signer`` for the entry with that digest.
-
-    Args:
-        ttl_s: seconds until it expires; 0 for never.
-    """
+    """Return the signature of ``signer`` for the entry; a ``ttl_s`` of 0 is for ever."""
     expires_s = issued_s + ttl_s if ttl_s else 0
     statement = Statement(signer.algorithm, signer.name, audience, issued_s, expires_s)
     return Signature(statement, signer.sign(statement.over(digest)))
 
 
-def read_secret(path: str) -> SigningKey:
-    """Read the signing key in a file that others neither read nor write.
-
-    Its group may read it: that is how secrets are mounted where programs are not root.
-
-    Raises:
-        ConfigError: there is none, or others may read or write it.
-    """
-    thing, fix = f"signing key file {path}", f"chmod 600 {path}"
-    if may_be_a_key(path):  # a secret in place of a file's name
-        thing, fix = "signing key file", "chmod 600 it"
-    try:
-        about, data = read_file(path, _MAX_FILE_BYTES + 1)
-    except OSError as exc:
-        raise ConfigError(thing, f"cannot be opened ({exc.strerror})", "name one") from None
-    if about.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
-    if stat.S_ISREG(about.st_mode) and about.st_mode & 0o027:
-        raise ConfigError(thing, f"has mode {stat.S_IMODE(about.st_mode):04o}", fix)
-    problem = ""
-    if not stat.S_ISREG(about.st_mode):
-        problem = "is no file"
-    elif len(data) > _MAX_FILE_BYTES:
-        problem = "is too large to be one"
-    elif not data.isascii():
-        problem = "holds no key"
-    if problem:
-        raise ConfigError(thing, problem, "name the file that keygen wrote")
-    return SigningKey.parse(data.decode("ascii"))
-
-
-def read_file(path: str, at_most: int) -> tuple[os.stat_result, bytes]:
-    """Return the status of a file and its first bytes, none if it is not a regular file.
-
-    Raises:
-        OSError: it cannot be opened or read.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        about = os.fstat(fd)
-        return about, os.read(fd, at_most) if stat.S_ISREG(about.st_mode) else b""
-    finally:
-        os.close(fd)
-
-
-def _parse(thing: str, text: str) -> tuple[str, Algorithm, bytes]:
+def _parse(thing: str, text: str, *sizes: int) -> tuple[str, Algorithm, bytes]:
+    """Read a key; ``sizes`` are those an Ed25519 key may have, the right one first."""
     name, _, rest = text.strip().partition(":")
     check_name(f"{thing}: name", name)
-    shown = thing if may_be_a_key(name) else f"{thing} {name!r}"
     algorithm = Algorithm.ED25519
     if rest.startswith(f"{_HMAC}:"):
         algorithm, rest = Algorithm.HMAC_SHA256, rest.partition(":")[2]
+    problem = "is not base64 behind its name"
     try:
         key = base64.b64decode(rest, validate=True)
-    except (binascii.Error, ValueError):
-        raise ConfigError(
-            shown, "is not base64 behind its name", "copy it as keygen printed it"
-        ) from None
-    if algorithm is Algorithm.HMAC_SHA256 and len(key) < _KEY_BYTES:
-        raise _wrong_size(shown, len(key), "32 or more")
-    return name, algorithm, key
-
-
-def _wrong_size(thing: str, size: int, wanted: str) -> ConfigError:
-    return ConfigError(thing, f"has {size} bytes, and not {wanted}", "copy it as keygen printed it")
-
-
-def _mac(key: bytes, message: bytes) -> bytes:
-    return hmac.digest(key, message, "sha256")
+    except ValueError:
+        pass
+    else:
+        if algorithm is Algorithm.HMAC_SHA256:
+            is_right, wanted = len(key) >= _KEY_BYTES, f"{_KEY_BYTES} or more"
+        else:
+            is_right, wanted = len(key) in sizes, f"{sizes[0]}"
+        if is_right:
+            return name, algorithm, key
+        problem = f"has {len(key)} bytes, and not {wanted}"
+    shown = thing if may_be_a_key(name) else f"{thing} {name!r}"
+    raise ConfigError(shown, problem, "copy it as keygen printed it")
 
 
 def _base64(data: bytes) -> str:

@@ -18,23 +18,23 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
-from s3cache.trust._keys import SigningKey, VerifyKey, read_file, read_secret
-from s3cache.trust._signatures import Signature, check_name, unpack
+from s3cache.trust._keys import Signature, SigningKey, VerifyKey, check_name, unpack
 from s3cache.util.words import may_be_a_key
 
 __all__ = [
     "AUDIENCE",
     "MACHINE_FILE",
     "Cause",
-    "Level",
     "Policy",
+    "TrustMode",
     "Trusted",
     "for_audience",
     "parse_trusted",
     "policy_of",
+    "read_secret",
     "signing_key_of",
 ]
 
@@ -42,7 +42,7 @@ __all__ = [
 AUDIENCE: Final = "main"
 
 #: From the one that asks for least to the one that asks for most.
-Level: TypeAlias = Literal["off", "prefer", "require"]
+TrustMode: TypeAlias = Literal["off", "prefer", "require"]
 
 #: Why an entry is not trusted; of several signatures the last of these that is true of one.
 Cause: TypeAlias = Literal[
@@ -54,7 +54,8 @@ _SKEW_S: Final = 3600
 MACHINE_FILE: Final = "/etc/s3cache/trust.json"
 
 _MAX_FILE_BYTES: Final = 1 << 20
-_FIELDS: Final = {"trust": str, "trusted_keys": list, "revoked": list}
+# A key file is no larger: what is, is another file.
+_MAX_KEY_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,7 @@ class Trusted:
 
 
 def parse_trusted(text: str, *, audience: str) -> tuple[Trusted, ...]:
-    """Read keys as settings have them: ``audience=name:base64``, apart by spaces or commas.
-
-    Args:
-        audience: of keys that are written without one.
-
-    Raises:
-        ConfigError: one is no key.
-    """
+    """Read keys as settings have them: ``audience=name:base64``, apart by spaces or commas."""
     pairs = (word.partition("=") for word in for_audience(text, audience).split())
     return tuple(
         Trusted(check_name("audience", before), VerifyKey.parse(after))
@@ -104,7 +98,7 @@ class Policy:
         now: Unix time in seconds.
     """
 
-    level: Level = "off"
+    level: TrustMode = "off"
     trusted: tuple[Trusted, ...] = ()
     revoked_keys: frozenset[str] = frozenset()
     revoked_digests: frozenset[bytes] = frozenset()
@@ -119,11 +113,6 @@ class Policy:
             )
 
     @property
-    def is_on(self) -> bool:
-        """Return whether :meth:`check` may refuse anything."""
-        return self.level != "off"
-
-    @property
     def digest(self) -> str:
         """Return 16 hexadecimal digits that stand for the level, the keys and the revocations."""
         words = sorted(
@@ -133,18 +122,14 @@ class Policy:
         return hashlib.sha256(" ".join([self.level, *words]).encode()).hexdigest()[:16]
 
     def check(self, digest: bytes, block: bytes) -> Signature | None:
-        """Decide whether the entry with that digest is used; nothing else of it was parsed.
+        """Return the signature that makes an entry trusted; ``None`` where none is required.
 
-        Args:
-            block: its signatures, as they lie in it; empty where there are none.
-
-        Returns:
-            The signature that makes it trusted; ``None`` where none is required.
+        Only its digest and the block of its signatures are known; nothing else of it was parsed.
 
         Raises:
             UntrustedError: it is not used.
         """
-        if not self.is_on:
+        if self.level == "off":
             return None
         if digest in self.revoked_digests:
             raise UntrustedError("revoked", "this very entry is on the list of revoked ones")
@@ -165,10 +150,7 @@ class Policy:
         raise UntrustedError(cause, problems[cause])
 
     def _problem(self, signature: Signature, digest: bytes) -> Cause | None:
-        """Return what is wrong with a signature, if anything is.
-
-        It is verified first: its own claims mean nothing before.
-        """
+        """Return what is wrong with a signature, if anything is."""
         statement = signature.statement
         named = [each for each in self.trusted if each.key.name == statement.signer]
         if not named:
@@ -187,11 +169,11 @@ class Policy:
         return None
 
 
-# -- from settings and the machine's file
+# -- from settings and files
 
 
 def policy_of(
-    level: Level | None,
+    level: TrustMode | None,
     trusted_keys: str,
     revoked: str,
     *,
@@ -200,20 +182,15 @@ def policy_of(
 ) -> Policy:
     """Return the policy that the settings and the machine's file, if there is one, ask for.
 
-    Args:
-        level: ``None`` for ``require`` where any key is trusted, and else ``off``.
-        trusted_keys: see :func:`~s3cache.trust.parse_trusted`.
-        revoked: fingerprints of keys and digests of entries, apart by spaces or commas.
+    A ``level`` of ``None`` is ``require`` where any key is trusted, and else ``off``.
 
     Raises:
         ConfigError: one of them cannot be used, or no entry could be.
     """
+    check_name("option audience", audience)
     machine = _read_machine_file(machine_file)
-    least = cast("Level | None", machine.get("trust"))
-    levels = get_args(Level)
-    if least is not None and least not in levels:
-        raise _unusable(machine_file, f"trust is {least!r}", "use off, prefer or require")
-    machine_keys = _words(machine, "trusted_keys", machine_file)
+    least = cast("TrustMode | None", machine.get("trust"))
+    machine_keys = " ".join(machine.get("trusted_keys", ()))
     if machine_keys:
         # Settings do not change the machine's keys, not even their audience.
         trusted = parse_trusted(machine_keys, audience=AUDIENCE)
@@ -221,66 +198,8 @@ def policy_of(
     else:
         trusted = parse_trusted(trusted_keys, audience=audience)
     given = [each for each in (least, level) if each is not None]
-    otherwise: Level = "require" if trusted else "off"
-    keys, digests = _parse_revoked(f"{revoked} {_words(machine, 'revoked', machine_file)}")
-    return Policy(
-        max(given, key=levels.index, default=otherwise),
-        trusted,
-        revoked_keys=keys,
-        revoked_digests=digests,
-    )
-
-
-def signing_key_of(text: str) -> SigningKey | None:
-    """Return the key that a setting names: a file's path, or the key itself, as CI secrets are.
-
-    Raises:
-        ConfigError: it is none, or others may read the file.
-    """
-    if not text:
-        return None
-    if ":" in text and not text.startswith(("/", ".", "~")):
-        return SigningKey.parse(text)
-    return read_secret(os.path.expanduser(text))
-
-
-def _read_machine_file(path: str) -> dict[str, object]:
-    """Return what the machine's file says; nothing if there is none.
-
-    Raises:
-        ConfigError: there is one that cannot be relied on.
-    """
-    try:
-        about, text = read_file(path, _MAX_FILE_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as exc:
-        fix = "let all users read it"
-        raise _unusable(path, f"cannot be opened ({exc.strerror})", fix) from None
-    if about.st_uid != 0 or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        fix = f"chown root {path}; chmod 644 {path}"
-        raise _unusable(path, "is not root's alone to write", fix)
-    try:
-        found: object = json.loads(text)
-    except ValueError:
-        raise _unusable(path, "is no JSON", "write an object") from None
-    if not isinstance(found, dict) or not found.keys() <= _FIELDS.keys():
-        raise _unusable(path, "is something else", f"write an object of {', '.join(_FIELDS)}")
-    for name, kind in _FIELDS.items():
-        if not isinstance(found.get(name, kind()), kind):
-            raise _unusable(path, f"{name} is no {kind.__name__}", f"give a {kind.__name__}")
-    return found
-
-
-def _words(machine: dict[str, object], name: str, path: str) -> str:
-    words = cast("list[object]", machine.get(name, []))
-    if not all(isinstance(word, str) for word in words):
-        raise _unusable(path, f"{name} holds what is no text", "give texts")
-    return " ".join(map(str, words))
-
-
-def _parse_revoked(text: str) -> tuple[frozenset[str], frozenset[bytes]]:
-    words = text.replace(",", " ").lower().split()
+    otherwise: TrustMode = "require" if trusted else "off"
+    words = " ".join((revoked, *machine.get("revoked", ()))).replace(",", " ").lower().split()
     for number, word in enumerate(words, 1):
         if not re.fullmatch(r"[0-9a-f]{32}|[0-9a-f]{64}", word):
             raise ConfigError(
@@ -288,9 +207,80 @@ def _parse_revoked(text: str) -> tuple[frozenset[str], frozenset[bytes]]:
                 "is neither a key's fingerprint nor an entry's digest",
                 "give 32 or 64 hexadecimal digits",
             )
-    keys = frozenset(word for word in words if len(word) == 32)
-    return keys, frozenset(bytes.fromhex(word) for word in words if len(word) == 64)
+    return Policy(
+        max(given, key=get_args(TrustMode).index, default=otherwise),
+        trusted,
+        revoked_keys=frozenset(word for word in words if len(word) == 32),
+        revoked_digests=frozenset(bytes.fromhex(word) for word in words if len(word) == 64),
+    )
 
 
-def _unusable(path: str, cause: str, fix: str) -> ConfigError:
-    return ConfigError(f"trust file {path}", cause, fix)
+def _read_machine_file(path: str) -> dict[str, Any]:
+    """Return what the machine's file says; nothing if there is none."""
+
+    def unusable(cause: str, fix: str) -> ConfigError:
+        return ConfigError(f"trust file {path}", cause, fix)
+
+    try:
+        about, text = _read_file(path, _MAX_FILE_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as exc:
+        raise unusable(f"cannot be opened ({exc.strerror})", "let all users read it") from None
+    if about.st_uid != 0 or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        fix = f"chown root {path}; chmod 644 {path}"
+        raise unusable("is not root's alone to write", fix)
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        raise unusable("is no JSON", "write an object") from None
+    fields = ("trust", "trusted_keys", "revoked")
+    if not isinstance(found, dict) or not found.keys() <= {*fields}:
+        raise unusable("is something else", f"write an object of {', '.join(fields)}")
+    if (least := found.get("trust")) not in (None, *get_args(TrustMode)):
+        raise unusable(f"trust is {least!r}", "use off, prefer or require")
+    for name in fields[1:]:
+        words = found.get(name, [])
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise unusable(f"{name} is no list of texts", "give one")
+    return found
+
+
+def signing_key_of(text: str) -> SigningKey | None:
+    """Return the key that a setting names: a file's path, or the key itself, as CI secrets are."""
+    if not text:
+        return None
+    if ":" in text and not text.startswith(("/", ".", "~")):
+        return SigningKey.parse(text)
+    return read_secret(os.path.expanduser(text))
+
+
+def read_secret(path: str) -> SigningKey:
+    """Read the signing key in a file that others neither read nor write.
+
+    Its group may read it: that is how secrets are mounted where programs are not root.
+    """
+    thing, fix = f"signing key file {path}", f"chmod 600 {path}"
+    if may_be_a_key(path):  # a secret in place of a file's name
+        thing, fix = "signing key file", "chmod 600 it"
+    try:
+        about, data = _read_file(path, _MAX_KEY_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(thing, f"cannot be opened ({exc.strerror})", "name one") from None
+    if about.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
+    if stat.S_ISREG(about.st_mode) and about.st_mode & 0o027:
+        raise ConfigError(thing, f"has mode {stat.S_IMODE(about.st_mode):04o}", fix)
+    if not 0 < len(data) <= _MAX_KEY_BYTES or not data.isascii():
+        raise ConfigError(thing, "is no file with a key", "name the file that keygen wrote")
+    return SigningKey.parse(data.decode("ascii"))
+
+
+def _read_file(path: str, at_most: int) -> tuple[os.stat_result, bytes]:
+    """Return the status of a file and its first bytes, none if it is not a regular file."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        about = os.fstat(fd)
+        return about, os.read(fd, at_most) if stat.S_ISREG(about.st_mode) else b""
+    finally:
+        os.close(fd)

@@ -1,4 +1,4 @@
-"""The loggers by topic, and their messages where no program has set up logging.
+"""The loggers by topic, their messages where no program has set up logging, and what warns once.
 
 ``logging.getLogger("s3cache")`` stands above all of them. No message names s3cache: the logger's
 name does. Python shows warnings without that name where no handler is set up at all, so a handler
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from typing import Literal, TypeAlias
 
+from s3cache.errors import ConfigError, Reason, UntrustedError, code_of, reason_for
+from s3cache.util.pages import pointer
 from s3cache.util.words import printable_lines
 
-__all__ = ["Topic", "logger_of"]
+__all__ = ["Problems", "Topic", "logger_of"]
 
 _NAME = "s3cache"
 
@@ -43,6 +46,38 @@ def _make_printable(record: logging.LogRecord) -> bool:
 
 
 _PLAIN = logging.Formatter()
+
+
+class Problems:
+    """Keep errors from the user's program: warn of each kind once, or raise it if ``strict``."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._mutex = threading.Lock()
+        self._warned: set[str] = set()
+
+    def met(self, where: str, text: str, error: Exception) -> None:
+        """Raise ``error`` if strict, else :meth:`warn`."""
+        if self._strict:
+            raise error
+        self.warn(where, text, error)
+
+    def warn(self, where: str, text: str, error: Exception) -> None:
+        """Warn of ``error``, unless of one of its kind before."""
+        reason = reason_for(error)
+        with self._mutex:
+            if (kind := f"{where} {reason}") in self._warned:
+                return
+            self._warned.add(kind)
+        # The reason is what counts and records have as well; that of a setting says too little.
+        code = code_of(error) if isinstance(error, ConfigError) else str(reason)
+        logger_of("trust" if isinstance(error, UntrustedError) else "storage").warning(
+            "%s: %s %s",
+            text,
+            str(error) or type(error).__name__,
+            pointer(code),
+            exc_info=error if reason is Reason.ERROR else None,  # a mistake of ours
+        )
 
 
 class _LastResort(logging.Handler):

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from s3cache import entries
-from s3cache.cache import Cache, Hit, NotSaved, Saved
+from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, calls, hit, miss, variant_is
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import GatedStore, holds, names, put
-from tests.support.waiting import LONG_S, eventually
+from tests.support.waiting import LONG_S, eventually, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from s3cache.frame import Frame
 
 
 def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> None:
@@ -31,12 +34,6 @@ def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> 
     assert a.flush(20).complete
     assert hit(b.lookup(KEY), "remote") == b"compiled"
     assert hit(b.lookup(KEY), "local") == b"compiled"
-
-
-def test_bytes_are_as_good_as_a_frame(machine: Callable[..., Cache]) -> None:
-    cache = machine()
-    assert isinstance(cache.save(KEY, bytearray(entry(payload=b"compiled").data)), Saved)
-    assert hit(cache.lookup(KEY), "local") == b"compiled"
 
 
 def test_what_was_not_saved_is_absent(machine: Callable[..., Cache], remote: GatedStore) -> None:
@@ -197,3 +194,172 @@ def test_a_reader_uploads_nothing_not_even_what_others_left(
     with machine() as later:
         later.start()
         eventually(lambda: holds(memory, FIRST))
+
+
+# -- what is counted and reported of lookups, saves and transfers
+
+
+def test_everything_is_counted(machine: Callable[..., Cache], memory: MemoryStore) -> None:
+    one, two = entry(), entry(OTHER, payload=b"x" * 1000)
+    a, b = machine("a"), machine("b")
+    a.save(KEY, one)
+    a.save(OTHER, two)
+    a.flush(20)
+    b.lookup(KEY)
+    b.lookup(KEY)
+    b.lookup(OTHER)
+    b.lookup("absent")
+    b.lookup(KEY, lambda found: False)
+    put(memory, entries.first_name("bad"), b"no frame")
+    b.lookup("bad")
+    saved, looked = a.stats(), b.stats()
+    assert (saved.saved, saved.saved_bytes) == (2, one.size + two.size)
+    assert (saved.uploaded, saved.uploaded_bytes) == (2, one.size + two.size)
+    assert saved.save_latency.count == 2
+    assert looked.hits == {"local": 1, "remote": 2}
+    assert looked.hit_bytes == {"local": one.size, "remote": one.size + two.size}
+    assert looked.misses == {Reason.ABSENT: 1, Reason.GUARD: 1, Reason.CORRUPT: 1}
+    assert looked.lookups == 6
+    assert (looked.downloaded, looked.downloaded_bytes) == (2, one.size + two.size)
+    assert looked.hit_latency["local"].count == 1
+    assert looked.hit_latency["remote"].count == 2
+    assert looked.miss_latency.count == 3
+    assert looked.remote["get"].bytes_in == one.size + two.size + len(b"no frame")
+    assert looked.local is not None
+    assert looked.local.files == 2
+    assert looked.set_aside == {"local": 0, "remote": 1}
+
+
+def test_transfers_can_be_watched(machine: Callable[..., Cache]) -> None:
+    a, b = machine("a"), machine("b")
+    seen: list[tuple[str, str]] = []
+    end = a.subscribe(lambda event: seen.append((event.direction, event.step)))
+    a.save(KEY, entry())
+    assert a.flush(20).complete
+    assert seen == [("upload", "queued"), ("upload", "started"), ("upload", "done")]
+    end()
+    a.save(OTHER, entry(OTHER))
+    assert a.flush(20).complete
+    assert len(seen) == 3
+    b.subscribe(lambda event: seen.append((event.direction, event.step)))
+    b.lookup(KEY)
+    assert seen[3:] == [("download", "started"), ("download", "done")]
+
+
+def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Callable[..., Cache]) -> None:
+    cache = machine()
+    found: list[Hit | Miss] = []
+    cache.subscribe(lambda event: found.append(cache.lookup(OTHER)))
+    cache.save(KEY, entry())
+    assert cache.flush(20).complete
+    assert {miss(each) for each in found} == {Reason.ERROR}
+
+
+# -- several entries under one key: none is lost, none is returned that was not accepted
+
+
+def test_variants_of_two_machines_both_stay_readable(machine: Callable[..., Cache]) -> None:
+    a, b, c = machine("a"), machine("b"), machine("c")
+    joins = [
+        in_thread(partial(cache.save, KEY, entry(variant=variant)))
+        for cache, variant in ((a, "va"), (b, "vb"))
+    ]
+    assert all(isinstance(join(), Saved) for join in joins)
+    assert a.flush(20).complete
+    assert b.flush(20).complete
+    for variant in ("va", "vb"):
+        found = c.lookup(KEY, variant_is(variant))
+        assert isinstance(found, Hit)
+        assert found.entry.header.variant == variant
+
+
+def test_entries_that_the_caller_does_not_accept_are_guard_misses(
+    machine: Callable[..., Cache],
+) -> None:
+    a, b = machine("a"), machine("b")
+    for variant in ("v1", "v2"):
+        a.save(KEY, entry(variant=variant))
+    assert a.flush(20).complete
+    seen: list[str] = []
+
+    def refuse(found: Frame) -> bool:
+        seen.append(found.header.variant)
+        return False
+
+    assert miss(b.lookup(KEY, refuse)) == Reason.GUARD
+    assert sorted(seen) == ["v1", "v2"]  # each once
+    assert miss(b.lookup(KEY, refuse)) == Reason.GUARD
+    assert sorted(seen) == ["v1", "v1", "v2", "v2"]
+    assert b.stats().downloaded == 2  # the second time they were here
+
+
+def test_local_variants_are_asked_before_the_remote(machine: Callable[..., Cache]) -> None:
+    cache = machine()
+    for variant in ("", "v1", "v2"):
+        cache.save(KEY, entry(variant=variant, payload=variant.encode()))
+    for variant in ("", "v1", "v2"):
+        assert hit(cache.lookup(KEY, variant_is(variant)), "local") == variant.encode()
+
+
+def test_recache_looks_nothing_up_and_overwrites(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    a = machine("a")
+    for variant in ("v1", "v2"):
+        a.save(KEY, entry(variant=variant, payload=b"old"))
+    assert a.flush(20).complete
+    b = machine("b", recache=True)
+    assert miss(b.lookup(KEY)) == Reason.FORCED
+    b.save(KEY, entry(variant="v2", payload=b"new"))
+    assert b.flush(20).complete
+    c = machine("c")
+    assert hit(c.lookup(KEY, variant_is("v1")), "remote") == b"old"
+    assert hit(c.lookup(KEY, variant_is("v2")), "remote") == b"new"
+
+
+# -- nobody waits for the network but a lookup, and that not for long
+
+
+def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
+    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore, tmp_path: Path
+) -> None:
+    put(memory, FIRST, entry().data)
+    remote.is_open = False
+    cache = machine(lookup_timeout_s=0.02)
+    assert miss(cache.lookup(KEY)) == Reason.TIMEOUT
+    remote.is_open = True
+    eventually(lambda: cache.stats().downloaded == 1)
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert cache.stats().hits == {"local": 1, "remote": 0}
+    assert calls(cache) == {"get": 1}
+
+
+def test_a_server_that_never_answers_is_waited_for_as_often_as_it_may_fail(
+    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
+) -> None:
+    """And is asked again later, which holds up no lookup: the answer closes the circuit."""
+    put(memory, FIRST, entry().data)
+    remote.is_open = False
+    cache = machine(
+        mode="read-only", lookup_timeout_s=0.05, breaker_failures=2, breaker_reset_s=0.3
+    )
+    reasons = [miss(cache.lookup(f"{number}")) for number in range(6)]
+    assert reasons == [Reason.TIMEOUT] * 2 + [Reason.UNAVAILABLE] * 4
+    assert cache.stats().breaker == "open"
+    eventually(lambda: cache.stats().breaker == "half-open")
+    assert miss(cache.lookup(KEY)) == Reason.TIMEOUT
+    remote.is_open = True
+    eventually(lambda: isinstance(cache.lookup(KEY), Hit))
+    assert cache.stats().breaker == "closed"
+
+
+def test_a_prefetched_entry_is_a_local_hit(
+    machine: Callable[..., Cache], memory: MemoryStore
+) -> None:
+    put(memory, FIRST, entry().data)
+    cache = machine()
+    report = cache.prefetch([KEY, OTHER]).wait(LONG_S)
+    assert (report.found, report.absent, report.complete) == (1, 1, True)
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert cache.stats().hits == {"local": 1, "remote": 0}
+    assert cache.prefetch([KEY]).wait(LONG_S).present == 1

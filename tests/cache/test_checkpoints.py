@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-import s3cache
 from s3cache import Cache, ConfigError, FlushReport, flush_at_checkpoint
 from tests.support.scripts import run_script
 
 if TYPE_CHECKING:
-    from s3cache.cache._checkpoints import Framework
+    from s3cache.cache._engine import Framework
 
 
 class Watched:
@@ -112,15 +111,3 @@ def test_a_framework_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch)
         flush_at_checkpoint("transformers")
     with pytest.raises(ConfigError, match="give one of transformers, lightning"):
         flush_at_checkpoint(cast("Any", "keras"))
-
-
-def test_no_framework_is_imported_unless_it_is_asked_for() -> None:
-    run_script(
-        """
-        import s3cache
-        with s3cache.flush_at_checkpoint():
-            pass
-        assert not {"torch", "transformers", "lightning", "pytorch_lightning"} & {*sys.modules}
-        """
-    )
-    assert callable(s3cache.flush_at_checkpoint)

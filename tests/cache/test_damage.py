@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache import entries, frame
+from s3cache import entries
 from s3cache.cache import Cache, Hit
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
@@ -15,8 +15,8 @@ from s3cache.testing import FaultyStore
 from s3cache.tier import DiskTier
 from tests.cache.answers import FIRST, hit, local_files, miss
 from tests.support.caching import KEY, OTHER, broken, entry
-from tests.support.stores import GatedStore, holds, names, put
-from tests.support.waiting import LONG_S, eventually
+from tests.support.stores import names, put
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,23 +58,6 @@ def test_a_damaged_remote_entry_is_a_miss_and_the_next_save_replaces_it(
     assert hit(b.lookup(KEY), "remote") == b"fresh"
 
 
-def test_an_entry_in_another_variants_place_is_corrupt(
-    machine: Callable[..., Cache], memory: MemoryStore
-) -> None:
-    put(memory, FIRST, entry(variant="v1").data)
-    put(memory, entries.variant_name(KEY, "v2"), entry(variant="v3").data)
-    cache = machine()
-    seen: list[str] = []
-
-    def refuse(found: Frame) -> bool:
-        seen.append(found.header.variant)
-        return False
-
-    found = cache.lookup(KEY, refuse)
-    assert miss(found) == Reason.CORRUPT
-    assert seen == ["v1"]
-
-
 def test_behind_a_damaged_first_entry_the_others_are_found(
     machine: Callable[..., Cache], memory: MemoryStore
 ) -> None:
@@ -102,38 +85,6 @@ def test_a_damaged_local_file_is_set_aside_and_had_again_from_the_remote(
     assert cache.stats().set_aside == {"local": 1, "remote": 0}
     assert len(os.listdir(tmp_path / "a" / "quarantine")) == 1
     assert len(caplog.records) == 1
-
-
-def test_a_file_damaged_before_its_upload_is_not_uploaded(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore, tmp_path: Path
-) -> None:
-    remote.is_open = False
-    for number in range(8):  # as many as are uploaded at once
-        machine().save(f"busy{number}", entry(f"busy{number}"))
-    # So little memory that what waits is read back from the disk.
-    cache = machine("b", upload_concurrency=1, upload_queue_max_bytes=entry().size)
-    cache.save(KEY, entry())
-    eventually(lambda: ("put", FIRST) in remote.calls)
-    cache.save(OTHER, entry(OTHER))
-    for file in local_files(tmp_path, "b"):
-        if file.name.startswith(OTHER):
-            file.write_bytes(broken(entry(OTHER)))
-    remote.is_open = True
-    assert cache.flush(20).remaining == 0
-    assert holds(memory, FIRST)
-    assert not holds(memory, entries.first_name(OTHER))
-    assert cache.stats().upload_failures == 1
-
-
-def test_frames_of_another_version_are_not_read(
-    machine: Callable[..., Cache], memory: MemoryStore
-) -> None:
-    data = bytearray(entry().data)
-    data[9] = 99
-    put(memory, FIRST, bytes(data))
-    found = machine().lookup(KEY)
-    assert miss(found) == Reason.CORRUPT
-    assert f"reads {frame.VERSION}" in str(found.error)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("fault", ["truncate", "bit_flip"])

@@ -104,7 +104,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(by=who, key=keys)
     def look_at_all(self, by: int, key: str) -> None:
-        found = [hit.entry for hit in self.machines[by].judged(key)]
+        found = [hit.entry for hit in self.machines[by].candidates(key)]
         assert len({each.header.variant for each in found}) == len(found)
         for each in found:
             assert payload(each) in self.saved[key, each.header.variant]
@@ -163,7 +163,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert report.complete, report
         newcomer = open_engine(self.root / "new", self.remote)
         for key in {key for key, _ in self.saved}:
-            found = {hit.entry.header.variant for hit in newcomer.judged(key)}
+            found = {hit.entry.header.variant for hit in newcomer.candidates(key)}
             assert found == {variant for at, variant in self.saved if at == key}
         newcomer.close()
 

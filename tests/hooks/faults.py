@@ -38,7 +38,7 @@ def _hooks() -> dict[str, tuple[Any, str]]:
     return {
         "key": (_keys, "bypass_reasons"),
         "fx key": (_keys, "fx_bypass_reasons"),
-        "lookup": (Engine, "judged"),
+        "lookup": (Engine, "candidates"),
         "candidate": (Artifact, "entry_of"),
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),

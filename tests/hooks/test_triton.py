@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tests.support.compiler  # noqa: F401
-from s3cache._problems import is_machines_trouble
 from s3cache.artifact import unpickled
+from s3cache.errors import is_machine_trouble
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._portable import check_triton_directory, portable
 from s3cache.hooks._state import CacheCall, CompileState, Patches
@@ -117,7 +117,7 @@ def test_what_others_could_have_written_is_not_loaded(base: Path, change: str) -
     planted(base, change)
     with pytest.raises(PermissionError, match="where others may write") as raised:
         emit()
-    assert is_machines_trouble(raised.value)
+    assert is_machine_trouble(raised.value)
     emit(rebuilding=False)  # torch's own entries are its own business
 
 

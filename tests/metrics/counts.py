@@ -40,7 +40,9 @@ def counted() -> CacheStats:
         pending=33,
         breaker="open",
         remote={"get": VerbStats(3, {"TransientError": 34}, 35, 36, some(7).snapshot())},
-        fx=LevelStats({"local": 37}, {Reason.GUARD: 38}, 39, 40, 41, {"foreign": 42}, {"key": 43}),
+        fx=LevelStats(
+            {"local": 37}, {Reason.GUARD: 38}, 39, 41, {"foreign": 42}, {"key": 43}, superseded=40
+        ),
     )
 
 

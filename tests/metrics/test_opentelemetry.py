@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from s3cache import Cache, Hit
-from s3cache.cache import announce
+from s3cache.cache import set_current
 from s3cache.errors import ConfigError
 from s3cache.metrics import FAMILIES, families, observe
 from tests.support.caching import entry
@@ -140,7 +140,7 @@ def test_a_cache_enabled_later_is_observed_too(tmp_path: Path, telemetry: Teleme
     observation = observe(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
     for number in range(2):
         with open_cache(tmp_path, str(number)) as cache:
-            announce(cache)
+            set_current(cache)
             cache.save(f"key-{number}", entry(f"key-{number}"))
             assert cache.flush(60).complete
             first, _ = telemetry.metrics()["s3cache.saved"].data.data_points
@@ -149,7 +149,7 @@ def test_a_cache_enabled_later_is_observed_too(tmp_path: Path, telemetry: Teleme
     assert len(seen) == 2
     observation.stop()
     with open_cache(tmp_path, "more") as cache:
-        announce(cache)
+        set_current(cache)
         cache.save("more", entry("more"))
         assert cache.flush(60).complete
     assert telemetry.spans() == seen

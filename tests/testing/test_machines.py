@@ -219,7 +219,6 @@ def test_stats_are_those_of_the_cache_with_their_types(machine: Machine, tmp_pat
     assert stats.remote["put"].calls == 1
     assert isinstance(stats.hit_latency["local"], HistogramSnapshot)
     assert stats.hit_latency["local"].count == 1
-    assert stats.hit_latency["local"].percentile(100) == stats.hit_latency["local"].max_s
     assert isinstance(stats.miss_latency.buckets, tuple)
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import entries
-from s3cache._problems import Problems
 from s3cache.entries import Replaceable
 from s3cache.errors import ClosedError, CorruptError, DownloadTimeoutError
 from s3cache.stats import Counters, LevelStats, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
 from s3cache.tier import DiskTier, LocalTier, RemoteTier, background
 from s3cache.tier import _tiers as module
-from tests.support.caching import broken, entry, payload, settings
+from s3cache.util.logs import Problems
+from tests.support.caching import broken, entry, open_cache, payload, settings
 from tests.support.stores import GatedStore
 from tests.support.stores import put as damage
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on

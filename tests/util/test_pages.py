@@ -55,12 +55,6 @@ def test_no_code_could_be_the_beginning_of_a_key() -> None:
     assert [code for _, code in MEMBERS if re.fullmatch("[a-z]?[0-9a-f]*", code)] == []
 
 
-def test_the_page_of_reasons_says_each_in_the_words_of_explain() -> None:
-    page = (ROOT / "docs" / "reasons.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[`([\w-]+)`\]\(#\1\) \| (.+) \|$", page, re.MULTILINE)
-    assert rows == [(str(reason), reason.text) for reason in Reason]
-
-
 def test_causes_of_distrust_are_documented() -> None:
     (section,) = sections_on("untrusted")
     assert re.findall(r"^\| `([\w-]+)` \|", section.text, re.MULTILINE) == list(get_args(Cause))

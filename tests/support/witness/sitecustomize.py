@@ -55,7 +55,7 @@ def _tell(folder: str, process: int) -> None:
     if timing := sys.modules.get(_TIMING):
         assert type(timing.compilation_time_metrics) is _Metrics, "nobody counted"
     _told["lowered"] = len(_lowered)
-    if (caches := sys.modules.get("s3cache.cache")) and (cache := caches.latest()):
+    if (caches := sys.modules.get("s3cache.cache")) and (cache := caches.current_cache()):
         stats = cache.stats()
         _told["stats"] = {
             "hits": sum(stats.hits.values()),

@@ -1,0 +1,53 @@
+"""Bring the tables of docs/reasons.md and docs/errors.md up to date with :mod:`s3cache.errors`.
+
+.venv/bin/python -m infra.docs.reasons
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from s3cache import errors
+from s3cache.errors import Reason
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_BLOCK = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- /table -->)", re.DOTALL)
+
+
+def tables() -> dict[str, str]:
+    """The table of each page, by the page's name."""
+    reasons = [(f"[`{reason}`](#{reason})", reason.text, reason.fix) for reason in Reason]
+    classes = []
+    for name in sorted(errors.__all__):
+        kind = getattr(errors, name)
+        meaning = (kind.__doc__ or "").partition("\n")[0].replace("``", "`")
+        code = f"[{kind.reason}](reasons.md#{kind.reason})"
+        classes.append((f"[`{name}`](#{name.lower()})", meaning, code))
+    return {
+        "reasons.md": _table(("reason", "in words", "what to do"), reasons),
+        "errors.md": _table(("class", "meaning", "reason of a miss"), classes),
+    }
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def updated(page: str, table: str) -> str:
+    """``page`` with ``table`` in its place.
+
+    Raises:
+        ValueError: there is no place for it.
+    """
+    page, found = _BLOCK.subn(lambda _: table, page)
+    if found != 1:
+        raise ValueError("the page has not exactly one block for its table")
+    return page
+
+
+if __name__ == "__main__":
+    for name, table in tables().items():
+        text = (DOCS / name).read_text(encoding="utf-8")
+        (DOCS / name).write_text(updated(text, table), encoding="utf-8")

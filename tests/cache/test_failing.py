@@ -1,0 +1,365 @@
+"""A store that fails costs misses with a reason and one warning."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import entries
+from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
+from s3cache.errors import (
+    AccessDeniedError,
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    DownloadTimeoutError,
+    NoSpaceError,
+    PermanentError,
+    ReadOnlyError,
+    TransientError,
+)
+from s3cache.stats import Reason
+from s3cache.store import MemoryStore
+from s3cache.tier import DiskTier
+from tests.cache.answers import FIRST, miss
+from tests.support.caching import KEY, OTHER, broken, entry, open_cache, settings
+from tests.support.stores import FailingStore, GatedStore, holds, names, put
+from tests.support.waiting import LONG_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TransientError("reset"), Reason.UNAVAILABLE),
+        (PermanentError("gone"), Reason.UNAVAILABLE),
+        (AccessDeniedError("403"), Reason.DENIED),
+        (NoSpaceError("quota"), Reason.FULL),
+        (CorruptError("body", "digest"), Reason.CORRUPT),
+        (ClosedError("closed"), Reason.UNAVAILABLE),
+        (ConfigError("store", "bad", "fix it"), Reason.UNAVAILABLE),
+        (RuntimeError("bug"), Reason.ERROR),
+        (KeyError("bug"), Reason.ERROR),
+        (OSError("raw"), Reason.ERROR),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else str(each),
+)
+def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
+    machine: Callable[..., Cache],
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    reason: Reason,
+) -> None:
+    cache = machine(store=FailingStore(error))
+    for _ in range(3):
+        found = cache.lookup(KEY)
+        assert miss(found) == reason
+        assert isinstance(found, Miss)
+        assert found.error is error
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    # A mistake in s3cache comes with its traceback, other people's trouble without.
+    assert bool(record.exc_info) == (reason is Reason.ERROR)
+    assert cache.prefetch([KEY]).wait(LONG_S).failed == 1
+    assert isinstance(cache.save(KEY, entry()), Saved)
+    given_up = reason is Reason.CORRUPT
+    assert cache.flush(20 if given_up else 0.2).remaining == (0 if given_up else 1)
+    assert isinstance(cache.lookup(KEY, lambda found: False), Miss)
+    found = cache.lookup(OTHER, lambda found: False)
+    assert miss(found) == reason
+    assert cache.stats().misses == {reason: 5}
+
+
+def test_a_guard_that_fails_is_a_miss(
+    machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = machine()
+    cache.save(KEY, entry())
+    found = cache.lookup(KEY, lambda found: 1 / 0 > 1)
+    assert miss(found) == Reason.ERROR
+    assert caplog.records[0].exc_info
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("store", "bad", "fix it"), AccessDeniedError("403"), RuntimeError("bug")]
+)
+def test_a_remote_that_cannot_be_opened_costs_no_save(
+    tmp_path: Path, memory: MemoryStore, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    from tests.support.caching import settings
+
+    broken_still = [True]
+
+    def open_remote() -> MemoryStore:
+        if broken_still:
+            raise error
+        return memory
+
+    with Cache(settings(tmp_path), open_remote=open_remote, identity="place") as cache:
+        for _ in range(2):
+            assert isinstance(cache.lookup(OTHER), Miss)
+            assert isinstance(cache.save(KEY, entry()), Saved)
+        assert cache.prefetch([OTHER]).wait(LONG_S).failed == 1
+        report = cache.flush(20)
+        assert (report.remaining, report.error) == (1, error)
+        assert isinstance(cache.lookup(KEY), Hit)
+        # lookup, save or flush, prefetch
+        assert len(caplog.records) == 3
+        broken_still.clear()
+        assert cache.flush(20).complete
+    assert holds(memory, FIRST)
+
+
+# -- strict: what would otherwise be a miss and a warning is raised; what is no failure is not
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Callable[..., Cache]]:
+    caches: list[Cache] = []
+
+    def open_strict(store: Any, *, local: bool = True, **changes: Any) -> Cache:
+        where = tmp_path / "tier" if local else None
+        caches.append(open_cache(where, store, strict=True, **changes))
+        return caches[-1]
+
+    yield open_strict
+    for cache in caches:
+        cache.close(0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TransientError("reset"), PermanentError("gone"), AccessDeniedError("no"), RuntimeError("bug")],
+)
+def test_a_lookup_raises_what_the_store_raised_and_counts_it(
+    strict: Callable[..., Cache], error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = strict(FailingStore(error))
+    for _ in range(2):
+        with pytest.raises(type(error)) as caught:
+            cache.lookup(KEY)
+        assert caught.value is error
+    assert cache.stats().lookups == 2
+    assert caplog.records == []
+
+
+def test_a_lookup_raises_when_nothing_came_in_time(strict: Callable[..., Cache]) -> None:
+    gated = GatedStore(MemoryStore(), is_open=False)
+    cache = strict(gated, lookup_timeout_s=0.01)
+    with pytest.raises(DownloadTimeoutError):
+        cache.lookup(KEY)
+    assert cache.stats().misses == {Reason.TIMEOUT: 1}
+
+
+def test_a_lookup_raises_on_damage_in_either_tier(
+    strict: Callable[..., Cache], tmp_path: Path
+) -> None:
+    memory = MemoryStore()
+    cache = strict(memory)
+    put(memory, entries.first_name(KEY), broken(entry()))
+    with pytest.raises(CorruptError):
+        cache.lookup(KEY)
+    cache.save(OTHER, entry(OTHER))
+    assert cache.flush(20).complete
+    for file in (tmp_path / "tier" / "objects").rglob("*._"):
+        file.write_bytes(b"no frame")
+    with pytest.raises(CorruptError):
+        cache.lookup(OTHER)
+
+
+def test_absence_modes_and_guards_are_no_failures(strict: Callable[..., Cache]) -> None:
+    cache = strict(MemoryStore())
+    assert isinstance(cache.lookup(KEY), Miss)
+    assert isinstance(cache.save(KEY, entry()), Saved)
+    assert isinstance(cache.lookup(KEY, lambda found: False), Miss)
+    assert isinstance(cache.lookup(KEY), Hit)
+    reader = strict(MemoryStore(), mode="read-only")
+    assert isinstance(reader.save(KEY, entry()), NotSaved)
+    off = strict(MemoryStore(), mode="off")
+    assert isinstance(off.lookup(KEY), Miss)
+
+
+def test_a_guard_that_fails_raises(strict: Callable[..., Cache]) -> None:
+    cache = strict(MemoryStore())
+    cache.save(KEY, entry())
+    with pytest.raises(ZeroDivisionError):
+        cache.lookup(KEY, lambda found: 1 / 0 > 1)
+
+
+def test_a_save_raises_when_the_queue_is_full(strict: Callable[..., Cache]) -> None:
+    gated = GatedStore(MemoryStore(), is_open=False)
+    cache = strict(gated, local=False, upload_queue_max_count=1)
+    cache.save(KEY, entry())
+    with pytest.raises(NoSpaceError):
+        cache.save(OTHER, entry(OTHER))
+    assert cache.stats().not_saved == {Reason.FULL: 1}
+    gated.is_open = True
+
+
+def test_a_remote_that_cannot_be_opened_raises(tmp_path: Path) -> None:
+    def open_remote() -> MemoryStore:
+        raise AccessDeniedError("403")
+
+    cache = Cache(settings(tmp_path, strict=True), open_remote=open_remote)
+    for call in (
+        cache.start,
+        lambda: cache.lookup(KEY),
+        lambda: cache.save(KEY, entry()),
+        lambda: cache.prefetch([KEY]),
+    ):
+        with pytest.raises(AccessDeniedError):
+            call()
+    cache.close()
+
+
+def test_an_upload_that_fails_is_warned_of_not_raised(
+    strict: Callable[..., Cache], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It happens later, on another thread: there is no caller to raise it to."""
+    cache = strict(FailingStore(AccessDeniedError("403")))
+    assert isinstance(cache.save(KEY, entry()), Saved)
+    report = cache.flush(20)
+    assert isinstance(report.error, AccessDeniedError)
+    assert "an upload failed" in caplog.text
+
+
+# -- a local tier that fails costs one warning; entries go to and come from the remote
+
+
+@pytest.mark.parametrize(
+    ("error", "warning"),
+    [
+        (NoSpaceError("disk full"), "too small"),
+        (ReadOnlyError("read-only file system"), "cannot be written"),
+        (TransientError("I/O error"), "cannot be written"),
+        (ConfigError("directory", "belongs to another", "give another"), "cannot be written"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else "",
+)
+def test_where_the_disk_cannot_be_written_saves_go_through_memory(
+    machine: Callable[..., Cache],
+    memory: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    warning: str,
+) -> None:
+    cache = machine()
+    cache.save(OTHER, entry(OTHER))
+    assert cache.flush(20).complete
+
+    def fail(*_: object) -> None:
+        raise error
+
+    for method in ("put", "put_pending"):
+        monkeypatch.setattr(DiskTier, method, fail)
+    for number in range(3):
+        saved = cache.save(f"key{number}", entry(f"key{number}"))
+        assert isinstance(saved, Saved)
+        assert not saved.durable
+    assert cache.flush(20).complete
+    assert len(names(memory)) == 4
+    for _ in range(2):
+        assert isinstance(cache.lookup("key0"), Hit)
+    assert cache.stats().hits == {"local": 0, "remote": 2}
+    assert isinstance(cache.lookup(OTHER), Hit)  # what is there can be read
+    assert len(caplog.records) == 1
+    assert warning in caplog.text
+
+
+def test_where_the_disk_cannot_be_read_lookups_go_to_the_remote(
+    machine: Callable[..., Cache],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = machine()
+    cache.save(KEY, entry())
+    assert cache.flush(20).complete
+
+    def fail(*_: object, **__: object) -> None:
+        raise TransientError("I/O error")
+
+    for method in ("search", "get", "holds", "objects", "usage"):
+        monkeypatch.setattr(DiskTier, method, fail)
+    for _ in range(3):
+        assert isinstance(cache.lookup(KEY), Hit)
+    assert cache.stats().hits == {"local": 0, "remote": 3}
+    assert cache.stats().local is None
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("opens_later", [True, False])
+def test_a_flush_does_not_call_complete_what_a_broken_disk_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens_later: bool
+) -> None:
+    """Saved when there was no remote to be had, on a disk that cannot be read any more."""
+    is_refused = True
+
+    def open_remote() -> MemoryStore:
+        if is_refused:
+            raise TransientError("no network")
+        return MemoryStore()
+
+    with Cache(settings(tmp_path), open_remote=open_remote, identity="place") as cache:
+        for number in range(3):
+            saved = cache.save(f"key{number}", entry(f"key{number}"))
+            assert isinstance(saved, Saved)
+            assert saved.durable
+
+        def fail(*_: object, **__: object) -> None:
+            raise TransientError("I/O error")
+
+        is_refused = not opens_later
+        with monkeypatch.context() as broken:
+            for method in ("pending", "adopt", "objects", "pending_object"):
+                broken.setattr(DiskTier, method, fail)
+            report = cache.flush(20)
+            assert (report.remaining, report.in_memory) == (3, 0)
+        is_refused = False
+        assert cache.flush(20).complete
+
+
+def test_a_local_directory_that_is_removed_is_made_again(
+    machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = machine()
+    cache.save(KEY, entry())
+    assert cache.flush(20).complete
+    shutil.rmtree(tmp_path / "a")
+    assert isinstance(cache.lookup(KEY), Hit)
+    saved = cache.save(OTHER, entry(OTHER))
+    assert isinstance(saved, Saved)
+    assert saved.durable
+    assert cache.flush(20).complete
+    assert caplog.records == []
+
+
+def test_without_a_usable_local_directory_there_is_a_cache_all_the_same(
+    machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = machine("file/below")
+    assert isinstance(cache.save(KEY, entry()), Saved)
+    assert cache.flush(20).complete
+    assert isinstance(cache.lookup(KEY), Hit)
+    assert len(caplog.records) == 1
+
+
+def test_a_full_memory_queue_refuses(
+    machine: Callable[..., Cache], remote: GatedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote.is_open = False
+    cache = machine(None, upload_queue_max_count=2)
+    results = [cache.save(f"key{number}", entry(f"key{number}")) for number in range(4)]
+    assert [type(each) for each in results] == [Saved, Saved, NotSaved, NotSaved]
+    assert cache.stats().not_saved == {Reason.FULL: 2}
+    assert len(caplog.records) == 1
+    remote.is_open = True
+    assert cache.flush(20).complete
+    assert isinstance(cache.save("key2", entry("key2")), Saved)
