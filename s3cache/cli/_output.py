@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as json_of
-import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,12 +17,7 @@ from s3cache.util.words import printable, printable_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from s3cache.errors import S3CacheError
-
-__all__ = ["Output", "age", "error_text", "redacted", "show_retries", "size_text"]
-
 _WIDTH = 240  # where the output is no terminal, so that long names stay whole
-_PROSE_WIDTH = 100
 _WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
 _SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
 _SCHEMES = ("s3", "file", "memory", "http", "https")
@@ -35,9 +28,7 @@ class Output:
 
     def __init__(
         self,
-        json: Annotated[
-            bool, typer.Option("--json", help="JSON on standard output, for programs.")
-        ] = False,
+        json: bool = typer.Option(False, "--json", help="JSON on standard output, for programs."),
     ) -> None:
         self.json = json
 
@@ -48,6 +39,13 @@ class Output:
     def line(self, text: str) -> None:
         """Write one line, with whatever a terminal would obey escaped."""
         sys.stdout.write(f"{printable(text)}\n")
+
+    def lines(self, rows: Iterable[tuple[str, object]]) -> None:
+        """Write names with their values, one below the other."""
+        rows = list(rows)
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            self.line(f"{name:{width}}  {value}")
 
     def text(self, text: str) -> None:
         """Write several lines of our own; foreign text in them has gone through `printable`."""
@@ -71,18 +69,6 @@ class Output:
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         _console().print(table)
-
-    def markdown(self, title: str, text: str) -> None:
-        """Lay out ``text`` on a terminal; write it as it is to anything else."""
-        if not sys.stdout.isatty():
-            self.text(f"{title}\n\n{text}\n")
-            return
-        from rich.markdown import Markdown
-        from rich.text import Text
-
-        console = _console()
-        width = min(console.width, _PROSE_WIDTH)
-        console.print(Text(title, style="bold"), "", Markdown(text), "", sep="\n", width=width)
 
     @contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -119,14 +105,6 @@ def redacted(text: str) -> str:
     return _WORD.sub(shorter, text)
 
 
-def error_text(error: S3CacheError) -> str:
-    """Return the message, and the command that explains the error unless the message has one."""
-    from s3cache._problems import code_of
-    from s3cache.util.pages import command, pointer
-
-    return str(error) if command() in str(error) else f"{error} {pointer(code_of(error))}"
-
-
 def size_text(size: float) -> str:
     """Return a size for people, as in ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -146,27 +124,11 @@ def age(seconds: float) -> str:
 
 def _jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return _jsonable(asdict(value))
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): _jsonable(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_jsonable(item) for item in value]
     if isinstance(value, bytes):
         return value.hex()
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
-
-
-class _RetryHandler(logging.Handler):
-    """Print each failed request that will be repeated, above a bar if there is one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"s3cache: {redacted(record.getMessage())}\n")
-
-
-def show_retries() -> None:
-    """Print each request that failed and is tried again, from now on: that may take minutes."""
-    logger = logging.getLogger("s3cache.storage")
-    if not any(isinstance(handler, _RetryHandler) for handler in logger.handlers):
-        logger.addHandler(_RetryHandler())
-        logger.setLevel(logging.INFO)
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)

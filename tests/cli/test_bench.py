@@ -37,7 +37,7 @@ def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
         done = call(*arguments, "--url", at(narrow.port))
     assert done.code == 0
     assert "left below s3cache-bench-" in done.out
-    assert "get of what is not there" in done.out
+    assert "large get" in done.out
 
 
 @slow

@@ -123,7 +123,7 @@ def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: She
     bad, good = done.out.splitlines()
     assert "?" in bad
     assert "digest" in bad
-    assert good.split()[4:] == ["0", "hits", "fx", "2.12.1", "-", "mine", "unsigned", "good", "0"]
+    assert good.split()[4:] == ["0", "hits", "fx", "2.12.1", "-", "mine", "-", "good", "0"]
 
 
 def test_hits_are_those_that_this_machine_has_on_record(
@@ -177,8 +177,8 @@ def test_nothing_that_an_entry_says_reaches_the_terminal_as_a_command(
         ("kind", {"test": 2, "fx": 1, "(not readable)": 1}),
         ("torch", {"2.13.0+cpu": 2, "2.12.0": 1, "(not readable)": 1}),
         ("tag", {"mine": 1, "(none)": 2, "(not readable)": 1}),
-        ("signer", {"(nobody)": 3, "(not readable)": 1}),
-        ("device", {"cuda": 1, "(does not say)": 2, "(not readable)": 1}),
+        ("signer", {"(none)": 3, "(not readable)": 1}),
+        ("device", {"cuda": 1, "(none)": 2, "(not readable)": 1}),
         ("hits", {"1": 1, "none here": 3}),
     ],
 )

@@ -21,14 +21,10 @@ def decides(*identity: dict[str, Any], resource: Any = (), **context: str) -> bo
     return is_allowed(Request(WHO, "s3:GetObject", OBJECT, context), identity, resource)
 
 
-def test_nothing_is_allowed_by_default() -> None:
+def test_either_policy_allows_any_denies_and_nothing_is_allowed_by_default() -> None:
+    of_bucket = policy(Principal={"AWS": [WHO]})
     assert not decides()
     assert not decides(policy(Action="s3:PutObject"))
-    assert not decides(policy(Resource="arn:aws:s3:::bucket/other/*"))
-
-
-def test_either_policy_allows_and_any_denies() -> None:
-    of_bucket = policy(Principal={"AWS": [WHO]})
     assert decides(policy())
     assert decides(resource=[of_bucket])
     assert not decides(resource=[policy(Principal={"AWS": ["arn:aws:iam::123456789012:role/b"]})])
@@ -37,19 +33,11 @@ def test_either_policy_allows_and_any_denies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "matches"),
-    [
-        ("arn:aws:s3:::bucket/main/*", True),
-        ("arn:aws:s3:::bucket/*", True),
-        ("arn:aws:s3:::bucket/main/?", True),
-        ("arn:aws:s3:::bucket/mai*", True),
-        ("arn:aws:s3:::bucket/main/", False),
-        ("arn:aws:s3:::bucket", False),
-        ("arn:aws:s3:::bucke[t]/main/x", False),
-    ],
+    ("below", "matches"),
+    [("main/*", True), ("*", True), ("main/?", True), ("main/", False), ("ma[i]n/x", False)],
 )
-def test_wildcards_are_stars_and_question_marks(pattern: str, matches: bool) -> None:
-    assert decides(policy(Resource=pattern)) == matches
+def test_wildcards_are_stars_and_question_marks(below: str, matches: bool) -> None:
+    assert decides(policy(Resource=f"arn:aws:s3:::bucket/{below}")) == matches
 
 
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
@@ -82,10 +70,6 @@ def test_what_is_not_evaluated_is_an_error() -> None:
         decides(policy(Condition={"DateLessThan": {"key": "2026-01-01"}}), key="2025-01-01")
     with pytest.raises(AssertionError, match="NotResource"):
         decides(policy(NotResource=OBJECT))
-    with pytest.raises(AssertionError):
-        decides(policy(NotAction="s3:PutObject"))  # beside an action
-    with pytest.raises(KeyError):
-        [*s3_requests("PUT", "/bucket?acl", {}, principal=WHO, is_secure=True)]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +78,7 @@ def test_what_is_not_evaluated_is_an_error() -> None:
         ("GET", "/bucket/main/x?versionId=1", "GetObjectVersion", None),
         ("GET", "/bucket?list-type=2&prefix=main%2F", "ListBucket", None),
         ("PUT", "/bucket/main/x", "PutObject", "true"),
-        ("POST", "/bucket/main/x?uploads", "PutObject", "false"),
         ("PUT", "/bucket/main/x?partNumber=1&uploadId=u", "PutObject", "false"),
-        ("POST", "/bucket/main/x?uploadId=u", "PutObject", "true"),
-        ("DELETE", "/bucket/main/x?uploadId=u", "AbortMultipartUpload", None),
-        ("DELETE", "/bucket/main/x?versionId=1", "DeleteObjectVersion", None),
     ],
 )
 def test_a_request_asks_for_one_right(
