@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from enum import Enum
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from typer.models import OptionInfo
 
@@ -71,19 +70,15 @@ def _option(parameter: inspect.Parameter, info: OptionInfo) -> tuple[str, str]:
     names = ", ".join(info.param_decls or [f"--{parameter.name.replace('_', '-')}"])
     shown, default = names, info.default
     if kind is not bool:
-        inner = next((each for each in (kind, *get_args(kind)) if _is_enum(each)), None)
-        choices = "" if inner is None else "|".join(each.value for each in inner)
+        literals = (each for each in (kind, *get_args(kind)) if get_origin(each) is Literal)
+        choices = "|".join(get_args(next(literals, None)))
         shown = f"{names} {info.metavar or choices or 'NUMBER'}".replace("|", "\\|")
     text = str(info.help)
     if isinstance(info.show_default, str):
         return shown, f"{text} Default: {info.show_default}."
     if default is None or isinstance(default, bool):
         return shown, text
-    return shown, f"{text} Default: {getattr(default, 'value', default)}."
-
-
-def _is_enum(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Enum)
+    return shown, f"{text} Default: {default}."
 
 
 if __name__ == "__main__":

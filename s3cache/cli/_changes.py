@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from typer import Argument, Option
@@ -25,7 +26,6 @@ from s3cache.util.words import counted
 
 if TYPE_CHECKING:
     from s3cache.manage import BatchResult, Place, Scan, Selection
-    from s3cache.store import Store
 
 _COPIED = "{done} copied ({size}), {present} were there, {failed} failed"
 _NO_ENTRY = "v1/000/-"  # no entry has this name
@@ -59,25 +59,17 @@ def push(
     from s3cache.manage import open_place
 
     selection = filters.selection()
-    with ExitStack() as stack:
-        remote = stack.enter_context(open_place(url, to_fill=True))
+    with open_place(url, to_fill=True) as remote:
         # Uploads to a remote that is not there would be tried until the time is over.
         with suppress(AccessDeniedError):
-            until_done(_reach(remote.store))
+            until_done(remote.store.get(_NO_ENTRY))
         with Cache.open(url) as cache:
             report = cache.flush(timeout)
-        local = stack.enter_context(open_place(url, in_tier=True))
-        scan, tally = _copy(out, local, remote, selection)
+        with open_place(url, in_tier=True) as local:
+            scan, tally = _copy(out, local, remote, selection)
     if report.error is not None and report.remaining:
         tally.fail(f"{report.remaining} that were not uploaded", report.error)
     return finish(out, scan, tally, _COPIED)
-
-
-async def _reach(store: Store) -> None:
-    from s3cache.store import listing
-
-    async with listing(store, _NO_ENTRY) as objects:
-        await anext(objects, None)
 
 
 def mirror(
@@ -137,9 +129,7 @@ def prefetch(
                 advance(now - done)
                 done = now
     if out.json:
-        names = ("total", "present", "found", "size", "absent", "failed")
-        counts = {name: getattr(report, name) for name in names}
-        out.record({**counts, "error": str(report.error) if report.error else None})
+        out.record({each.name: getattr(report, each.name) for each in fields(report)})
     else:
         out.line(
             f"{report.found} fetched ({size_text(report.size)}), {report.present} were here, "

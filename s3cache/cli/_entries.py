@@ -10,8 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typer import Argument, Exit, Option
 
@@ -51,26 +50,19 @@ _SORTED_AT_MOST = 1000
 _LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
 
 
-class _Order(str, Enum):
-    AGE = "age"
-    HITS = "hits"
-    KEY = "key"
-    KIND = "kind"
-    SIZE = "size"
-    TORCH = "torch"
+_Order: TypeAlias = Literal["age", "hits", "key", "kind", "size", "torch"]
 
 
 def _rank(item: Item, by: _Order, hits: _Hits) -> Any:
     """Return what an entry is sorted by."""
-    if by is _Order.AGE:
-        return -item.modified
-    if by is _Order.HITS:
-        return -hits.get(item.key, 0), item.key
-    if by is _Order.KEY:
-        return item.key, item.name
-    if by is _Order.SIZE:
-        return -item.size
-    return _values(item, by.value) or (), item.key
+    if by in ("kind", "torch"):
+        return _values(item, by) or (), item.key
+    return {
+        "age": -item.modified,
+        "hits": (-hits.get(item.key, 0), item.key),
+        "key": (item.key, item.name),
+        "size": -item.size,
+    }[by]
 
 
 def ls(
@@ -97,8 +89,8 @@ def ls(
     if reverse and sort is None:
         raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
     selection = filters.selection()
-    long = long or sort in (_Order.KIND, _Order.TORCH) or selection.needs_headers
-    hits = hits_here() if long or sort is _Order.HITS else None
+    long = long or sort in ("kind", "torch") or selection.needs_headers
+    hits = hits_here() if long or sort == "hits" else None
     shown = 0
     with where.open() as place:
         scan = Scan(place, selection, headers=long)
@@ -144,25 +136,17 @@ _SIZES = ((64 << 10, "64 KiB"), (1 << 20, "1 MiB"), (16 << 20, "16 MiB"), (256 <
 _HITS = ((10, "10 or more"), (2, "2 to 9"), (1, "1"), (0, "none here"))
 
 
-class _GroupBy(str, Enum):
-    AGE = "age"
-    DEVICE = "device"
-    HITS = "hits"
-    KIND = "kind"
-    SIGNER = "signer"
-    SIZE = "size"
-    TAG = "tag"
-    TORCH = "torch"
+_Group: TypeAlias = Literal["age", "device", "hits", "kind", "signer", "size", "tag", "torch"]
 
 
-def _group_of(item: Item, by: _GroupBy, hits: _Hits) -> str:
-    if by is _GroupBy.HITS:
+def _group_of(item: Item, by: _Group, hits: _Hits) -> str:
+    if by == "hits":
         return next(name for least, name in _HITS if hits.get(item.key, 0) >= least)
-    if by in (_GroupBy.AGE, _GroupBy.SIZE):
-        value, bounds = (item.age_s, _AGES) if by is _GroupBy.AGE else (item.size, _SIZES)
+    if by in ("age", "size"):
+        value, bounds = (item.age_s, _AGES) if by == "age" else (item.size, _SIZES)
         names = (f"below {name}" for bound, name in bounds if value < bound)
         return next(names, f"{bounds[-1][1]} or more")
-    values = _values(item, by.value)
+    values = _values(item, by)
     return "(not readable)" if values is None else " ".join(values) or "(none)"
 
 
@@ -170,8 +154,8 @@ def du(
     filters: Filters,
     where: Where,
     out: Output,
-    by: _GroupBy = Option(
-        _GroupBy.AGE, help="Group by; all but age, hits and size take one request for each entry."
+    by: _Group = Option(
+        "age", help="Group by; all but age, hits and size take one request for each entry."
     ),
 ) -> int:
     """Sum up the number and the size of entries, the largest sum first.
@@ -181,11 +165,10 @@ def du(
     from s3cache.manage import Scan
 
     selection = filters.selection()
-    hits = hits_here() if by is _GroupBy.HITS else {}
+    hits = hits_here() if by == "hits" else {}
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with where.open() as place, out.progress("entries") as advance:
-        headers = by not in (_GroupBy.AGE, _GroupBy.HITS, _GroupBy.SIZE)
-        scan = Scan(place, selection, headers=headers)
+        scan = Scan(place, selection, headers=by not in ("age", "hits", "size"))
         for item in items_of(scan):
             group = sums[_group_of(item, by, hits)]
             group[0] += 1
@@ -195,12 +178,12 @@ def du(
     count, size = (sum(group[at] for group in sums.values()) for at in (0, 1))
     code = note_missing(out, scan)
     if out.json:
-        groups = [{by.value: name, "entries": n, "bytes": total} for name, (n, total) in rows]
-        found = {"by": by.value, "groups": groups, "entries": count, "bytes": size}
+        groups = [{by: name, "entries": n, "bytes": total} for name, (n, total) in rows]
+        found = {"by": by, "groups": groups, "entries": count, "bytes": size}
         out.record({**found, "absent": scan.absent})
     else:
         shown = [(name, str(n), size_text(total)) for name, (n, total) in rows]
-        out.table([by.value, ">entries", ">size"], [*shown, ("all", str(count), size_text(size))])
+        out.table([by, ">entries", ">size"], [*shown, ("all", str(count), size_text(size))])
     return code
 
 
@@ -346,7 +329,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
 
     header, meta = head.header, head.header.meta
     graph = description(header)
-    times = meta.get("times_ns")
+    times = times if isinstance(times := meta.get("times_ns"), list) else []
     created = dt.datetime.fromtimestamp(header.created_ns // 10**9, dt.timezone.utc)
     found: dict[str, Any] = {
         "name": name,
@@ -359,9 +342,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
         "created": created.isoformat(),
         "producer": header.producer,
         "made_by": meta.get("made_by"),
-        "times_s": [
-            ns / 1e9 for ns in (times if isinstance(times, list) else []) if isinstance(ns, int)
-        ],
+        "times_s": [ns / 1e9 for ns in times if isinstance(ns, int)],
         "guards": meta.get("guards"),
         "relies_on": meta.get("relies_on"),
         "sections": [
@@ -379,28 +360,23 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
     if out.json:
         out.record(found)
         return
-    tables = ("sections", "components", "graph")
-    out.lines((name, _words(value) or "-") for name, value in found.items() if name not in tables)
-    sizes = (
-        (each.name, *map(size_text, (each.raw_size, each.stored_size))) for each in header.sections
-    )
-    out.table(["section", ">size", ">stored"], sizes)
-    if isinstance(components := found["components"], Mapping):
-        pairs = (
-            (n, pair) for n, pair in components.items() if isinstance(pair, list) and len(pair) == 2
+    rows = [
+        (n, value) for n, value in found.items() if n not in ("components", "graph", "sections")
+    ]
+    rows += [
+        (
+            f"section {each.name}",
+            f"{size_text(each.raw_size)}, {size_text(each.stored_size)} stored",
         )
-        out.table(
-            ["key component", "value", "digest"],
-            ((n, str(pair[1]), str(pair[0])) for n, pair in pairs),
-        )
+        for each in header.sections
+    ]
+    if isinstance(components := meta.get("components"), Mapping):
+        rows += [(f"component {n}", value) for n, value in components.items()]
     if graph is not None:
-        infos = [*zip(graph.input_names, graph.runtime_metadata.input_info, strict=False)]
-        infos += [
-            (f"output {n}", info) for n, info in enumerate(graph.runtime_metadata.output_info)
-        ]
-        out.table(
-            ["input or output", "what it is"], ((n, _words(to_plain(info))) for n, info in infos)
-        )
+        runtime = graph.runtime_metadata
+        rows += zip(graph.input_names, map(to_plain, runtime.input_info), strict=False)
+        rows += [(f"output {n}", to_plain(info)) for n, info in enumerate(runtime.output_info)]
+    out.lines((n, _words(value) or "-") for n, value in rows)
 
 
 def _words(value: object) -> str:

@@ -176,7 +176,10 @@ def explain(
     if not words or target:
         from s3cache import insight
 
-        found = insight.explain(run, **target, module=module, url=url, remote=not local)
+        key, script = target.get("key"), target.get("script")
+        found = insight.explain(
+            run, key=key, script=script, module=module, url=url, remote=not local
+        )
         if out.json:
             out.record(found.as_dict())
         else:
@@ -238,11 +241,12 @@ def report(
     jobs = _selected_jobs(run or [], last)
     runs = [each for job in jobs for each in job]
     totals = insight.sum_up(runs)
-    for path, text in (
+    files: list[tuple[_File, Callable[[], str]]] = [
         (html, lambda: insight.page(runs, _explainer(jobs))),
         (trace, lambda: insight.trace(runs)),
         (manifest, lambda: insight.manifest(runs)),
-    ):
+    ]
+    for path, text in files:
         if path is not None:
             try:
                 path.write_text(text(), encoding="utf-8")
@@ -251,18 +255,12 @@ def report(
                 raise ConfigError(f"file {path}", cause, "give another path") from exc
             out.note(f"written to {path}")
     if out.json:
-        counts = ("hits", "misses", "bypasses", "hit_rate", "spared_s", "waited_s", "complete")
         outcomes = [
             {"outcome": outcome, "reason": reason, "count": count}
             for (outcome, reason), count in totals.outcomes.items()
         ]
-        out.record(
-            {
-                "runs": [each.name for each in runs],
-                **{name: getattr(totals, name) for name in counts},
-                "outcomes": outcomes,
-            }
-        )
+        more = {"runs": [each.name for each in runs], "hit_rate": totals.hit_rate}
+        out.record({**asdict(totals), **more, "outcomes": outcomes})
         return
     for job in jobs:
         ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
@@ -274,8 +272,8 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
-    if more := pages.footer(totals.codes):
-        out.line(more)
+    if footer := pages.footer(totals.codes):
+        out.line(footer)
 
 
 def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
@@ -286,16 +284,9 @@ def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
     for job in jobs:
         for each in explain(job[0].name, remote=False).explanations:
             record = each.record
-            why = [
-                *record.rejected,
-                *(found.text for found in each.differences if not found.follows),
-            ]
-            why += [
-                reason[name]
-                for reason in record.reasons
-                for name in ("message", "line")
-                if reason.get(name)
-            ]
+            why = [*record.rejected, *(one.text for one in each.differences if not one.follows)]
+            for reason in record.reasons:
+                why += filter(None, (reason.get("message"), reason.get("line")))
             words[record.key, record.time] = "; ".join(why) or each.why
     return lambda _, record: words.get((record.key, record.time), "")
 

@@ -256,11 +256,11 @@ def _show_bench(out: Output, found: dict[str, Any]) -> None:
         rows.append((name.replace("_", " "), median, speed, str(len(times["seconds"]))))
     out.table(["storage", ">median", ">speed", ">tries"], rows)
     if start := found.get("warm_start"):
-        rows = [
+        starts = [
             (name, f"{start[name]['median_s']:.2f} s", str(len(start[name]["seconds"])))
             for name in ("cold", "warm")
         ]
-        out.table([f"first step, on {start['device']}", ">median", ">tries"], rows)
+        out.table([f"first step, on {start['device']}", ">median", ">tries"], starts)
         out.line(f"the warm start is {start['ratio']:.1f}x faster")
         if not start["hits"]:
             why = ", ".join([*start["misses"], *start["bypasses"]]) or "it looked nothing up"

@@ -122,10 +122,6 @@ def open_place(
         in_tier: the tier, not the remote.
         of_all: what the tier holds of all remotes.
         to_fill: make a missing directory, as a job would; else a missing one is an error.
-
-    Raises:
-        ConfigError: the settings cannot be used, or name no remote.
-        StoreError: the local tier cannot be used.
     """
     settings, of_store = Settings.load(url, **options)
     policy = trust_of(settings)
@@ -269,9 +265,7 @@ async def read_head(store: Store, name: str, admit: Judge | None = None) -> Head
     """Return the verified header of an object; ``None`` where there is no object.
 
     Raises:
-        CorruptError: the first bytes are not those of an entry.
-        UntrustedError: it is not admitted.
-        StoreError: the store cannot answer.
+        CorruptError, UntrustedError: it is not an entry, or not admitted.
     """
     length = frame.HEADER_HINT_BYTES
     while True:

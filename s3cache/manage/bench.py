@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import secrets
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
@@ -31,7 +30,6 @@ _PREFIX = "s3cache-bench-"
 _SMALL_BYTES = 4 << 10
 _SMALL_TRIES = 20
 _LARGE_TRIES = 3
-_CLEAN_S = 30.0
 
 # The program of a process on an empty machine; it ends with a line of JSON.
 _FIRST_STEP = """
@@ -106,7 +104,7 @@ class _Bench:
     def storage(self) -> dict[str, dict[str, Any]]:
         small, large = os.urandom(_SMALL_BYTES), os.urandom(self.size)
         put, get = self.store.put, self.store.get
-        _wait(get("first"), self.left_s())  # which connects, and finds credentials
+        _wait(get("first"))  # which connects, and finds credentials
         return {
             "small_put": self.timed(lambda i: put(f"small-{i}", small)),
             "small_get": self.timed(lambda i: get(f"small-{i}")),
@@ -115,17 +113,19 @@ class _Bench:
             "large_get": self.timed(lambda i: get(f"large-{i}"), self.size),
         }
 
-    def timed(self, call: Callable[[int], Awaitable[object]], size: int = 0) -> dict[str, Any]:
+    def timed(
+        self, call: Callable[[int], Coroutine[Any, Any, object]], size: int = 0
+    ) -> dict[str, Any]:
         """Try at least once, and again while ten more tries would fit into the time left."""
         seconds: list[float] = []
         for number in range(_LARGE_TRIES if size else _SMALL_TRIES):
             if seconds and self.left_s() < 10 * seconds[-1]:
                 break
             started = time.perf_counter()
-            _wait(call(number), self.left_s())
+            _wait(call(number))
             seconds.append(time.perf_counter() - started)
             self.advance(1)
-        times = _times(seconds)
+        times: dict[str, Any] = {"median_s": median(seconds), "seconds": seconds}
         if size:
             times |= {"bytes": size, "mb_s": size / max(times["median_s"], 1e-9) / 1e6}
         return times
@@ -137,16 +137,14 @@ class _Bench:
             runs.append((self.first_step(recache=True), self.first_step(recache=False)))
             if number + 1 < rounds and self.left_s() < 1.5 * (time.monotonic() - started):
                 break
-        cold, warm = (
-            _times([each["step_s"] for each in of_kind]) for of_kind in zip(*runs, strict=True)
-        )
-        last_cold, last_warm = runs[-1]
+        seconds = [[float(each["step_s"]) for each in kind] for kind in zip(*runs, strict=True)]
+        cold, warm = ({"median_s": median(each), "seconds": each} for each in seconds)
         return {
-            **{name: last_warm[name] for name in ("device", "hits", "misses", "bypasses")},
+            **{name: runs[-1][1][name] for name in ("device", "hits", "misses", "bypasses")},
             "cold": cold,
             "warm": warm,
-            "ratio": cold["median_s"] / warm["median_s"],
-            "to_upload": last_cold["to_upload"],
+            "ratio": median(seconds[0]) / median(seconds[1]),
+            "to_upload": runs[-1][0]["to_upload"],
         }
 
     def first_step(self, *, recache: bool) -> dict[str, Any]:
@@ -184,10 +182,6 @@ class _Bench:
         return self.deadline - time.monotonic()
 
 
-def _times(seconds: list[float]) -> dict[str, Any]:
-    return {"median_s": median(seconds), "seconds": seconds}
-
-
 def _clean(store: Store, url: str) -> tuple[int, int]:
     """Remove what was written, and return how many objects are gone, and how many are left."""
 
@@ -195,10 +189,10 @@ def _clean(store: Store, url: str) -> tuple[int, int]:
         async with listing(store, "") as objects:
             return [info.key async for info in objects]
 
-    names = _wait(all_names(), _CLEAN_S)
+    names = _wait(all_names())
     for gone, name in enumerate(names):
         try:
-            _wait(store.delete(name), _CLEAN_S)
+            _wait(store.delete(name))
         except AccessDeniedError:
             return gone, len(names) - gone
     location = parse_url(url)
@@ -207,14 +201,8 @@ def _clean(store: Store, url: str) -> tuple[int, int]:
     return len(names), 0
 
 
-def _wait(work: Awaitable[_T], limit_s: float) -> _T:
-    async def bounded() -> _T:
-        try:
-            return await asyncio.wait_for(work, max(limit_s, 1.0))
-        except asyncio.TimeoutError:
-            raise TransientError("the store does not answer in time", op="bench") from None
-
-    return background().wait(bounded(), None)
+def _wait(work: Coroutine[Any, Any, _T]) -> _T:
+    return background().wait(work, None)
 
 
 def _below(url: str, prefix: str) -> str:

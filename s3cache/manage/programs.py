@@ -98,15 +98,17 @@ def _watch(
     ``enough`` gets a look at it every half second, and once more when it has ended by itself; it
     returns why to end it, if at all. All processes that are left get SIGTERM, and after half a
     minute SIGKILL.
-
-    Args:
-        root: its local tier.
-        to_stderr: send what it writes to its standard output to standard error.
     """
     ours = {"S3CACHE_LOCAL_DIR": root, "S3CACHE_AUTOLOAD": "1", "S3CACHE_RECORD": "1", WATCHED: "1"}
     if not job_here():  # then each rank is one of a job already
         ours[JOB] = secrets.token_hex(4)
-    before = set(_names(root))
+
+    def names() -> list[str]:
+        with suppress(OSError, ConfigError):
+            return run_names(root)
+        return []
+
+    before = {*names()}
     try:
         process = subprocess.Popen(  # noqa: S603 - it is what it was asked to run
             command,
@@ -122,7 +124,7 @@ def _watch(
         while True:
             exit_code = process.poll()
             runs = []
-            for name in _names(root):
+            for name in names():
                 if name not in before:
                     with suppress(OSError, ConfigError):  # it was removed in the meantime
                         runs.append(read_run(root, name))
@@ -143,16 +145,6 @@ def _watch(
                 process.wait(_TERMINATE_S)
 
 
-def _names(root: str) -> list[str]:
-    try:
-        return run_names(root)
-    except (OSError, ConfigError):
-        return []
-
-
-# -- check
-
-
 def check_program(
     program: Sequence[str],
     *,
@@ -164,14 +156,10 @@ def check_program(
 ) -> Report:
     """Run ``program``, which is what follows ``python``, until it has shown enough.
 
-    It compiles as usual, with s3cache over a temporary local tier: each graph goes the whole way,
-    to a saved entry or to the reasons why there is none. The environment's settings of s3cache do
-    not apply: no remote is needed, and nothing is looked up or left in one, unless the program
-    turns one on itself.
-
     That is when it has compiled something and then nothing for ``quiet_s``, when its optimizers
     have stepped so often since it first compiled, when so many graphs were looked at, and after
-    ``timeout_s``; None for never.
+    ``timeout_s``; None for never. It compiles as usual, with s3cache over a temporary local tier
+    alone: each graph goes the whole way, to a saved entry or to the reasons why there is none.
 
     Raises:
         UnsupportedTorchError: nothing would be cached, for this torch is not supported.
@@ -247,9 +235,6 @@ def _reason(recorded: Mapping[str, str]) -> BypassReason:
     return BypassReason(**given)
 
 
-# -- warm
-
-
 @dataclass(frozen=True)
 class Warmed:
     """The result of a job; ``added`` counts the graphs that missed and are saved now."""
@@ -317,16 +302,8 @@ def warm(
     with open_place(url, in_tier=True) as place:
         end = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
-    return Warmed(
-        end=end,
-        exit_code=look.exit_code,
-        hits=counts["hit"],
-        misses=counts["miss"],
-        bypasses=counts["bypass"],
-        added=sum(saved.values()),
-        to_upload=left,
-        steps=look.steps,
-    )
+    outcomes = (counts[outcome] for outcome in ("hit", "miss", "bypass"))
+    return Warmed(end, look.exit_code, *outcomes, sum(saved.values()), left, look.steps)
 
 
 async def _is_saved(place: Place, key: str) -> bool:
