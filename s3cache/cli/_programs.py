@@ -194,22 +194,23 @@ def warm(
         url=url,
     )
     if out.json:
-        out.record({**vars(done), "is_warm": done.is_warm})
-        return 0 if done.is_warm else 1
-    out.note(f"the job {_ENDS[done.end]}{f' with {done.exit_code}' if done.exit_code else ''}")
-    left = f", {done.to_upload} not uploaded" if done.to_upload else ", all is uploaded"
-    if done.compiled:
+        out.record(done)
+        return 0 if done["is_warm"] else 1
+    code, left = done["exit_code"], done["to_upload"]
+    out.note(f"the job {_ENDS[done['end']]}{f' with {code}' if code else ''}")
+    if left:
+        out.note(f"{left} not uploaded")
+    if done["hits"] or done["misses"] or done["bypasses"]:
         out.note(
-            f"{counted(done.hits, 'graph')} hit, {done.misses} missed, of which {done.added} are "
-            f"in the cache now; {done.bypasses} bypassed{left}"
+            f"{counted(done['hits'], 'graph')} hit, {done['misses']} missed, of which "
+            f"{done['added']} are in the cache now; {done['bypasses']} bypassed"
         )
     else:
-        out.note(f"nothing was compiled, so nothing is warm{left if done.to_upload else ''}")
         out.note(
-            "the job called nothing that torch.compile compiles by Inductor, or turned the cache "
-            "off: s3cache check says what a program compiles"
+            "nothing was compiled, so nothing is warm: the job called nothing that torch.compile "
+            "compiles by Inductor, or turned the cache off; s3cache check says what it compiles"
         )
-    return 0 if done.is_warm else 1
+    return 0 if done["is_warm"] else 1
 
 
 def bench(

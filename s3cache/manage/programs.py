@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from s3cache.entries import name_prefix
@@ -32,7 +32,7 @@ from s3cache.store import listing
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
-__all__ = ["End", "Warmed", "check_program", "warm"]
+__all__ = ["End", "check_program", "warm"]
 
 #: How a program ended: by itself; as it has done its steps, compiled so many graphs, or compiles
 #: nothing more; out of time; by Ctrl-C.
@@ -170,7 +170,6 @@ def check_program(
             f"torch {installed_version()} is not supported, so nothing of it is cached; use one "
             "that docs/compatibility.md names"
         )
-
     look = _Look()
 
     def enough(now: _Look) -> End | None:
@@ -217,45 +216,18 @@ def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
     for first, *others in found.values():
         size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
         refusal = refused.get(first.key)
+        reasons: Any = (refusal or first).reasons
         graphs.append(
             Graph(
                 nodes=int(size[1]) if size else 0,
                 key=None if refusal else first.key or None,
                 components={name: Component(*pair) for name, pair in first.components.items()},
-                reasons=tuple(map(_reason, (refusal or first).reasons)),
+                reasons=tuple(BypassReason(**each) for each in reasons),
                 where=first.where,
                 times=1 + len(others),
             )
         )
     return tuple(graphs)
-
-
-def _reason(recorded: Mapping[str, str]) -> BypassReason:
-    given: Any = {each.name: recorded.get(each.name, "") for each in fields(BypassReason)}
-    return BypassReason(**given)
-
-
-@dataclass(frozen=True)
-class Warmed:
-    """The result of a job; ``added`` counts the graphs that missed and are saved now."""
-
-    end: End
-    exit_code: int | None
-    hits: int
-    misses: int
-    bypasses: int
-    added: int
-    to_upload: int
-    steps: int = 0
-
-    @property
-    def compiled(self) -> bool:
-        return bool(self.hits or self.misses or self.bypasses)
-
-    @property
-    def is_warm(self) -> bool:
-        is_done = self.end != "timeout" and not self.exit_code and not self.to_upload
-        return is_done and self.compiled
 
 
 def warm(
@@ -265,12 +237,15 @@ def warm(
     timeout_s: float,
     steps: int | None = None,
     url: str | None = None,
-) -> Warmed:
+) -> dict[str, Any]:
     """Run ``command`` with the cache on until it has looked something up and then compiled nothing
     for ``quiet_s``, what missed is saved, and all is uploaded; then end all its processes.
 
     With ``steps`` it waits for so many steps of its optimizers instead of for ``quiet_s``. Those of
     a compiled optimizer cannot be seen, and inference has none: there ``quiet_s`` ends it.
+
+    Returns:
+        Plain data. Of the lookups of whole graphs that were ``misses``, so many were ``added``.
 
     Raises:
         ConfigError: the settings name no remote or no local tier, or there is no such program.
@@ -281,7 +256,6 @@ def warm(
     if not settings.local:
         raise ConfigError("the local tier", "is off", "leave S3CACHE_LOCAL out for this")
     saved: dict[str, bool] = {}
-
     look, left = _Look(), 0
 
     def enough(now: _Look) -> End | None:
@@ -302,8 +276,18 @@ def warm(
     with open_place(url, in_tier=True) as place:
         end = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
-    outcomes = (counts[outcome] for outcome in ("hit", "miss", "bypass"))
-    return Warmed(end, look.exit_code, *outcomes, sum(saved.values()), left, look.steps)
+    is_done = end != "timeout" and not look.exit_code and not left
+    return {
+        "end": end,
+        "exit_code": look.exit_code,
+        "hits": counts["hit"],
+        "misses": counts["miss"],
+        "bypasses": counts["bypass"],
+        "added": sum(saved.values()),
+        "to_upload": left,
+        "steps": look.steps,
+        "is_warm": is_done and bool(counts),
+    }
 
 
 async def _is_saved(place: Place, key: str) -> bool:
