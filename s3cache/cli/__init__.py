@@ -71,6 +71,13 @@ for _command in _COMMANDS:
     app.command(_command.__name__, context_settings=_context)(with_groups(_command))
 
 
+class _AboveBars(logging.Handler):
+    """Write to what ``sys.stderr`` is now: while a bar is drawn, that is above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"s3cache: {redacted(record.getMessage())}\n")
+
+
 def main(arguments: list[str]) -> int:
     """Do what the arguments say, and return the exit code.
 
@@ -78,10 +85,8 @@ def main(arguments: list[str]) -> int:
     settings cannot be used; 3 the store or the disk cannot do it; 130 interrupted.
     """
     if sys.stderr.isatty():  # it may take minutes until a request is no longer tried again
-        shown = logging.StreamHandler()
-        shown.setFormatter(logging.Formatter("s3cache: %(message)s"))
         logger = logging.getLogger("s3cache.storage")
-        logger.addHandler(shown)
+        logger.addHandler(_AboveBars())
         logger.setLevel(logging.INFO)
     try:
         code = app(args=arguments, prog_name="s3cache", standalone_mode=False)

@@ -64,11 +64,7 @@ def check_file(thing: str, path: str) -> str:
 
 
 def named_in(manifest: str) -> list[str]:
-    """Return the keys, and names of objects, that a file has; ``-`` is standard input.
-
-    Raises:
-        ConfigError: it cannot be read, or a line names no entry.
-    """
+    """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
     from s3cache.manage import read_manifest
 
     thing = f"manifest {manifest}"
@@ -247,9 +243,7 @@ def note_missing(out: Output, scan: Scan) -> int:
 def finish(out: Output, scan: Scan, tally: BatchResult, summary: str, **more: object) -> int:
     """Show what came of work on many entries, and return the exit code.
 
-    Args:
-        summary: the last line, with names of the counts in braces.
-        more: what JSON has before the tally.
+    The last line is ``summary``, with names of counts in braces; JSON also has ``more``.
     """
     _warn_of_unmatched(scan)
     for name in scan.absent:

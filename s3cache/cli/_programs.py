@@ -32,11 +32,7 @@ STEPS: Number = Option(
 
 
 def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
-    """Return the arguments by which Python runs a program.
-
-    Raises:
-        ConfigError: there is no such script, or two kinds of program are asked for.
-    """
+    """Return the arguments by which Python runs a program."""
     if module and command:
         raise ConfigError("option -c", "is given beside -m", "leave one of them out")
     kind = ["-m"] if module else ["-c"] if command else []

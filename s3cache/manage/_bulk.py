@@ -152,13 +152,10 @@ class Scan:
     """The entries of a place that are chosen, in batches: the memory does not grow.
 
     Where a selection names entries of a remote, nothing else is listed: one request for each key,
-    several at once.
+    several at once. Once all batches were read, ``absent`` has the names that no entry has.
 
     Args:
         headers: read headers even where nothing is chosen by them; one request each.
-
-    Attributes:
-        absent: the names in the selection that no entry has, once all batches were read.
     """
 
     def __init__(
@@ -262,10 +259,9 @@ async def concurrently(work: Callable[[_T], Awaitable[_R]], items: Iterable[_T])
 
 
 async def read_head(store: Store, name: str, admit: Judge | None = None) -> Head | None:
-    """Return the verified header of an object; ``None`` where there is no object.
+    """Return the verified header of an object; None where there is no object.
 
-    Raises:
-        CorruptError, UntrustedError: it is not an entry, or not admitted.
+    It raises CorruptError if that is no entry, and UntrustedError if it is not admitted.
     """
     length = frame.HEADER_HINT_BYTES
     while True:

@@ -74,10 +74,6 @@ def bench(
     Returns:
         Plain data: ``url``, ``prefix``, ``storage`` with the times of each kind of request,
         ``warm_start`` if there were rounds, and how many objects were ``removed`` and are ``left``.
-
-    Raises:
-        ConfigError: the settings name no remote, or a process failed.
-        StoreError: the store refuses, or does not answer in time.
     """
     prefix = f"{_PREFIX}{secrets.token_hex(6)}/"
     below = _below(url_of(Settings.load(url)[0]), prefix)

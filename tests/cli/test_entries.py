@@ -155,17 +155,6 @@ def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Sh
     assert len(call("ls", "--url", shelf.url, "--json").lines) == 1
 
 
-def test_nothing_that_an_entry_says_reaches_the_terminal_as_a_command(
-    call: Call, shelf: Shelf
-) -> None:
-    shelf.add("k", torch="2.13\x1b]0;owned\x07", tag="[red]\x1b[2J")
-    for arguments in (["ls", "--long"], ["ls", "--long", "--json"], ["du", "--by", "tag"]):
-        done = call(*arguments, "--url", shelf.url)
-        assert done.code == 0
-        assert "\x1b" not in done.out + done.err
-        assert "[red]" in done.out or "ls" in arguments
-
-
 # -- du
 
 

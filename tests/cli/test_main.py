@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infra.docs.commands import reference
 from tests.support.imports import modules_after
+from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from tests.cli.commands import Call
     from tests.support.shelves import Shelf
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "commands.md"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["version"], ["explain", "untrusted"]])
@@ -154,3 +159,53 @@ def test_a_shell_may_ask_how_a_word_goes_on(
     monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
     done = call()
     assert (done.code, done.out.split()) == (0, completed)
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_a_request_that_is_tried_again_is_shown_on_a_terminal_only(
+    tmp_path: Path, at_terminal: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+    command = [sys.executable, "-m", "s3cache", "ls", "--url", "s3://bucket/prefix"]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name[:7] != "S3CACHE"},
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing-secret",
+        "S3CACHE_ENDPOINT_URL": endpoint,
+        "S3CACHE_REGION": "us-east-1",
+        "S3CACHE_LOCAL_DIR": str(tmp_path),
+        "S3CACHE_RETRY_ATTEMPTS": "2",
+    }
+    ours, theirs = pty.openpty() if at_terminal else os.pipe()
+    with open(ours, "rb", buffering=0) as said, open(theirs, "wb") as stderr:
+        done = subprocess.run(command, env=environment, stderr=stderr, timeout=LONG_S, check=False)
+        text = said.read(1 << 16).decode()
+    assert done.returncode == 3
+    lines = text.splitlines()
+    assert lines[-1].startswith("s3cache: error: list")
+    again = [line for line in lines if line.endswith("; it is tried again")]
+    assert len(again) == (1 if at_terminal else 0)
+    assert len(lines) == len(again) + 1
+
+
+# -- docs/commands.md
+
+
+def test_the_page_is_up_to_date() -> None:
+    """If not: ``make commands``."""
+    assert PAGE.read_text(encoding="utf-8") == reference()
+
+
+def test_the_page_has_a_section_for_each_command_that_help_lists(call: Call) -> None:
+    listed = re.findall(r"^\W*(\w+)  ", call("--help").out.partition("Commands")[2], re.MULTILINE)
+    sections = re.findall(r"^## s3cache (\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections
+    assert sections == listed
+
+
+def test_every_option_is_said_in_help_too(call: Call) -> None:
+    for section in reference().split("\n## s3cache ")[2:]:
+        shown = call(section.split()[0], "--help").out
+        for option in re.findall(r"--[a-z][a-z-]*", section.partition("|---|---|")[2]):
+            assert option in shown

@@ -47,21 +47,6 @@ def test_a_fault_is_the_exit_code(
         assert call("explain", section).out.startswith(f"{section}: What the doctor checks\n")
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("s3://AKIA:hunter2@bucket", "user name, a password"),
-        ("ftp://AKIA:hunter2@bucket", "is not known"),
-        ("file:///nowhere/at/all?create=false", "/nowhere/at/all"),
-    ],
-)
-def test_a_url_that_cannot_be_used_is_a_fault(call: Call, url: str, said: str) -> None:
-    done = call("doctor", "--url", url, "--no-programs", "--json")
-    assert done.code == 1
-    assert said in done.out
-    assert "hunter2" not in done.out + done.err
-
-
 def test_settings_that_cannot_be_used_are_the_only_fault(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
