@@ -215,10 +215,8 @@ def stats(where: Where, out: Output) -> None:
         return
     for tier, counts in found.items():
         out.line(f"{tier}:")
-        out.lines(
-            (f"  {name}", size_text(value) if "bytes" in name else value)
-            for name, value in counts.items()
-        )
+        texts = {n: size_text(value) if "bytes" in n else value for n, value in counts.items()}
+        out.table((), [(f"  {name}", text) for name, text in texts.items()])
 
 
 def _totals(place: Place) -> dict[str, int]:
@@ -376,7 +374,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
         runtime = graph.runtime_metadata
         rows += zip(graph.input_names, map(to_plain, runtime.input_info), strict=False)
         rows += [(f"output {n}", to_plain(info)) for n, info in enumerate(runtime.output_info)]
-    out.lines((n, _words(value) or "-") for n, value in rows)
+    out.table((), [(n, _words(value) or "-") for n, value in rows])
 
 
 def _words(value: object) -> str:

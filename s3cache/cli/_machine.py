@@ -83,7 +83,7 @@ def version(out: Output) -> None:
     if out.json:
         out.record(found)
     else:
-        out.lines(found.items())
+        out.table((), found.items())
 
 
 def keygen(

@@ -8,16 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from s3cache.util.words import printable, printable_lines
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_WIDTH = 240  # where the output is no terminal, so that long names stay whole
 _WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
 _SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
 _SCHEMES = ("s3", "file", "memory", "http", "https")
@@ -40,13 +36,6 @@ class Output:
         """Write one line, with whatever a terminal would obey escaped."""
         sys.stdout.write(f"{printable(text)}\n")
 
-    def lines(self, rows: Iterable[tuple[str, object]]) -> None:
-        """Write names with their values, one below the other."""
-        rows = list(rows)
-        width = max(len(name) for name, _ in rows)
-        for name, value in rows:
-            self.line(f"{name:{width}}  {value}")
-
     def text(self, text: str) -> None:
         """Write several lines of our own; foreign text in them has gone through `printable`."""
         sys.stdout.write(f"{printable_lines(text)}\n")
@@ -56,19 +45,21 @@ class Output:
         if not self.json:
             sys.stderr.write(f"{printable(text)}\n")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Write a table; columns with names that begin with ``>`` are set to the right."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write rows with their cells one below the other, below the names of the columns if any.
 
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column in columns:
-            side = "right" if column.startswith(">") else "left"
-            table.add_column(column.lstrip(">"), justify=side, overflow="fold")  # type: ignore[arg-type]
-        for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
-        _console().print(table)
+        Columns with names that begin with ``>`` are set to the right.
+        """
+        head = [[name.lstrip(">") for name in columns]] if columns else []
+        cells = [[printable(str(cell)) for cell in row] for row in (*head, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        sides = [">" if name.startswith(">") else "<" for name in columns] or ["<"] * len(widths)
+        for row in cells:
+            shown = (
+                f"{cell:{side}{width}}"
+                for cell, side, width in zip(row, sides, widths, strict=True)
+            )
+            sys.stdout.write("  ".join(shown).rstrip() + "\n")
 
     @contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -76,19 +67,13 @@ class Output:
         if self.json or not sys.stderr.isatty():
             yield lambda _: None
             return
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
+        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
             task = bar.add_task(what, total=total)
             yield lambda count: bar.advance(task, count)
-
-
-def _console(stream: Any = None) -> Console:
-    from rich.console import Console
-
-    stream = stream or sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
 
 
 def redacted(text: str) -> str:
