@@ -11,8 +11,6 @@ from typer import Argument, Option
 from s3cache.cli._options import (
     URL,
     Filters,
-    Text,
-    Texts,
     Where,
     finish,
     items_of,
@@ -32,7 +30,7 @@ _NO_ENTRY = "v1/000/-"  # no entry has this name
 _LOOK_EVERY_S = 0.1
 
 
-def pull(filters: Filters, out: Output, url: Text = URL) -> int:
+def pull(filters: Filters, out: Output, url: str | None = URL) -> int:
     """Copy entries from the remote into this machine's local tier, and verify each.
 
     Entries that are there already stay, and an interrupted pull can be repeated. The local tier
@@ -48,7 +46,7 @@ def pull(filters: Filters, out: Output, url: Text = URL) -> int:
 def push(
     filters: Filters,
     out: Output,
-    url: Text = URL,
+    url: str | None = URL,
     timeout: float = Option(600.0, help="Seconds for pending uploads.", min=0),
 ) -> int:
     """Copy what this machine has of the remote's entries into the remote, and verify each.
@@ -103,9 +101,9 @@ def _copy(
 
 def prefetch(
     out: Output,
-    keys: Texts = Argument(None, metavar="[KEY...]", help="Whole keys."),
-    manifest: Text = Option(None, metavar="FILE", help="Keys, one to a line; - for stdin."),
-    url: Text = URL,
+    keys: list[str] | None = Argument(None, metavar="[KEY...]", help="Whole keys."),
+    manifest: str | None = Option(None, metavar="FILE", help="Keys, one to a line; - for stdin."),
+    url: str | None = URL,
 ) -> int:
     """Fetch the first entry of each key into this machine's local tier.
 

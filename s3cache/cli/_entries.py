@@ -16,7 +16,6 @@ from typer import Argument, Exit, Option
 
 from s3cache.cli._options import (
     Filters,
-    Number,
     Where,
     check_file,
     finish,
@@ -76,7 +75,7 @@ def ls(
         None, help="Put the newest, largest or first on top; a thousand without --limit."
     ),
     reverse: bool = Option(False, "--reverse", "-r", help="Sort the other way."),
-    limit: Number = Option(None, help="At most so many entries.", min=1),
+    limit: int | None = Option(None, help="At most so many entries.", min=1),
 ) -> int:
     """List entries: size, time since the last change, key and variant.
 

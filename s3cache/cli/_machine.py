@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, Text, Texts
+from s3cache.cli._options import URL
 from s3cache.cli._output import Output, redacted
 from s3cache.errors import ConfigError
 from s3cache.util import pages
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def doctor(
     out: Output,
-    url: Text = URL,
+    url: str | None = URL,
     write: bool = Option(True, "--write/--no-write", help="Write a test object, and remove it."),
     programs: bool = Option(
         True, "--programs/--no-programs", help="Also start torch and the compiler."
@@ -89,7 +89,9 @@ def version(out: Output) -> None:
 def keygen(
     out: Output,
     name: str = Argument(..., help="The name of the key, such as ci-main-1: readers see it."),
-    to: Text = Option(None, metavar="FILE", help="For the secret key.", show_default="NAME.key"),
+    to: str | None = Option(
+        None, metavar="FILE", help="For the secret key.", show_default="NAME.key"
+    ),
     shared: bool = Option(
         False, "--shared", help="One secret for all machines: each of them can then sign."
     ),
@@ -137,7 +139,7 @@ def _codes(incomplete: str) -> list[str]:
 
 def explain(
     out: Output,
-    words: Texts = Argument(
+    words: list[str] | None = Argument(
         None,
         metavar="[CODE...|KEY|SCRIPT]",
         help="A code in a message, such as untrusted, custom-operator or ConfigError; a key "
@@ -145,14 +147,14 @@ def explain(
         show_default=False,
         autocompletion=_codes,
     ),
-    run: Text = Option(
+    run: str | None = Option(
         None,
         metavar="ID",
         help="A run, by the name that this command prints. Default: the last one.",
     ),
-    module: Text = Option(None, "-m", metavar="MODULE", help="The last run of that module."),
+    module: str | None = Option(None, "-m", metavar="MODULE", help="The last run of that module."),
     local: bool = Option(False, "--local", help="Do not read the remote."),
-    url: Text = URL,
+    url: str | None = URL,
 ) -> int:
     """Explain why lookups missed: the nearest entry, and how its key differs; or what a code means.
 
@@ -212,20 +214,19 @@ def _unknown(word: str) -> NoReturn:
     raise ConfigError(f"word {word!r}", "the documentation has no section on it", fix)
 
 
-_File: TypeAlias = Path | None
-
-
 def report(
     out: Output,
-    run: Texts = Option(
+    run: list[str] | None = Option(
         None, "--run", metavar="ID", help="The job of that run; may be given several times."
     ),
     last: int = Option(1, "--last", metavar="N", min=1, help="The last N jobs."),
-    html: _File = Option(None, "--html", metavar="FILE", help="Write a self-contained HTML page."),
-    trace: _File = Option(
+    html: Path | None = Option(
+        None, "--html", metavar="FILE", help="Write a self-contained HTML page."
+    ),
+    trace: Path | None = Option(
         None, "--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."
     ),
-    manifest: _File = Option(
+    manifest: Path | None = Option(
         None, "--manifest", metavar="FILE", help="Write the keys that were used, for pull."
     ),
 ) -> None:
@@ -241,7 +242,7 @@ def report(
     jobs = _selected_jobs(run or [], last)
     runs = [each for job in jobs for each in job]
     totals = insight.sum_up(runs)
-    files: list[tuple[_File, Callable[[], str]]] = [
+    files: list[tuple[Path | None, Callable[[], str]]] = [
         (html, lambda: insight.page(runs, _explainer(jobs))),
         (trace, lambda: insight.trace(runs)),
         (manifest, lambda: insight.manifest(runs)),

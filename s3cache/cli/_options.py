@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typer import Option
 
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
-Text: TypeAlias = str | None
-Texts: TypeAlias = list[str] | None
-Number: TypeAlias = int | None
 
 _NOT_THERE = "nothing is there"
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
-URL: Text = Option(
+URL: str | None = Option(
     None, "--url", metavar="URL", help="Where the cache is.", show_default="S3CACHE_URL"
 )
 
@@ -97,7 +94,7 @@ class Where:
 
     def __init__(
         self,
-        url: Text = URL,
+        url: str | None = URL,
         local: bool = Option(False, "--local", help="This machine's local tier, of all remotes."),
     ) -> None:
         self.url = url
@@ -162,7 +159,7 @@ class Filters:
 
 def _filter_parameter(name: str) -> inspect.Parameter:
     text, metavar, read = _FILTERS[name]
-    kind: Any = bool if metavar is None else Texts if read is tuple else Text
+    kind: Any = bool if metavar is None else list[str] | None if read is tuple else str | None
     default = None if metavar else False
     option = Option(default, f"--{name.replace('_', '-')}", metavar=metavar, help=text)
     return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)

@@ -10,7 +10,7 @@ from typing import Any
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, Number, Text, duration_s, size_bytes
+from s3cache.cli._options import URL, duration_s, size_bytes
 from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
 from s3cache.util.words import counted
@@ -22,7 +22,7 @@ PROGRAM: list[str] = Argument(
 )
 MODULE: bool = Option(False, "-m", help="A module, not a script.")
 COMMAND: bool = Option(False, "-c", help="Code, not a script.")
-STEPS: Number = Option(
+STEPS: int | None = Option(
     None,
     metavar="N",
     help="End it after so many optimizer steps since it first compiled.",
@@ -43,7 +43,7 @@ def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
 
 def run(
     program: list[str] = PROGRAM,
-    url: Text = URL,
+    url: str | None = URL,
     as_json: bool = Option(False, "--json", help="End with an object of JSON in place of a line."),
     module: bool = MODULE,
     command: bool = COMMAND,
@@ -127,8 +127,8 @@ def check(
     quiet: str = Option(
         "30s", metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."
     ),
-    steps: Number = STEPS,
-    graphs: Number = Option(None, metavar="N", help="End it after so many graphs.", min=1),
+    steps: int | None = STEPS,
+    graphs: int | None = Option(None, metavar="N", help="End it after so many graphs.", min=1),
     timeout: str = Option(
         "2h", metavar="TIME", help="End it after that time in any case; 0: never."
     ),
@@ -167,10 +167,10 @@ def check(
 def warm(
     out: Output,
     command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as a shell has it."),
-    steps: Number = STEPS,
+    steps: int | None = STEPS,
     quiet: str = Option("60s", metavar="TIME", help="End it when it compiled nothing for so long."),
     timeout: str = Option("2h", metavar="TIME", help="End it after that time in any case."),
-    url: Text = URL,
+    url: str | None = URL,
 ) -> int:
     """Run a job until it compiles nothing more and everything is uploaded, then end it.
 
@@ -217,7 +217,7 @@ def bench(
     rounds: int = Option(3, metavar="N", help="Cold and warm starts, each N times.", min=1),
     size: str = Option("32MB", metavar="SIZE", help="Of a large object."),
     timeout: str = Option("5min", metavar="TIME", help="Leave out tries that would take longer."),
-    url: Text = URL,
+    url: str | None = URL,
 ) -> int:
     """Measure your own bucket: its storage, and a first step compiled and hit through it.
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.torch_api import internals
+from tests.cli.commands import Call
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf
 
 # Records lookups as the compile cache does: nothing is compiled.
 LOOKS_UP = """

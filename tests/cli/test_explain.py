@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.records import Record
 from s3cache.util.pages import sections
-from tests.cli.commands import record
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
+from tests.cli.commands import Call, record
 
 
 def looked_up(key: str, time: float, version: str) -> Record:

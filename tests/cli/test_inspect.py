@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,9 @@ from s3cache.artifact import (
     packed,
 )
 from s3cache.entries import first_name
+from tests.cli.commands import Call
 from tests.support.imports import modules_after
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf
 
 KEY = "ab" * 16
 

@@ -9,17 +9,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from infra.docs.commands import reference
+from tests.cli.commands import Call
 from tests.support.imports import modules_after
+from tests.support.shelves import Shelf
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "commands.md"

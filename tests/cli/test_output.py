@@ -6,16 +6,13 @@ import io
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.cli._output import Output, redacted
 from s3cache.errors import ConfigError
 from tests.support.shelves import Shelf
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.records import Event, Record, Recorder
 from s3cache.settings import Settings
+from tests.cli.commands import Call
 from tests.support.runs import two_ranks
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
 
 
 @pytest.fixture

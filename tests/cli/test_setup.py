@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import s3cache
 from s3cache import Cache, frame
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.cli.commands import Call
+from tests.support.shelves import Shelf
 
 # -- doctor
 

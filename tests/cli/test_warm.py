@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 
+from tests.cli.commands import Call
+from tests.support.shelves import Shelf
 from tests.support.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
 
 # Looks a key up as the compile cache does, then saves it; what follows is up to the test.
 LOOKS_UP = """

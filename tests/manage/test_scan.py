@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,9 +12,7 @@ from s3cache.errors import CorruptError, TransientError, UntrustedError
 from s3cache.manage import Item, Place, Scan, Selection
 from s3cache.store import FileStore, MemoryStore, Store, WrapperStore
 from s3cache.trust import Policy, generate, policy_of
-
-if TYPE_CHECKING:
-    from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf
 
 
 def scan_of(store: Store, *args: Any, policy: Policy | None = None, **how: Any) -> Scan:
