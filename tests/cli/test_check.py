@@ -120,7 +120,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     [
         pytest.param(["--quiet", "0.2s"], "quiet", marks=slow),
         pytest.param(["--graphs", "1"], "graphs", marks=slow),
-        pytest.param(["--timeout", "2s"], "timeout", marks=slow),
+        pytest.param(["--timeout", "15s"], "timeout", marks=slow),
         (["--steps", "2"], "steps"),
     ],
 )
