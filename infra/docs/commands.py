@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from enum import Enum
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from typer.models import OptionInfo
 
@@ -39,7 +38,7 @@ Progress is shown on a terminal only. No command unpickles an entry or loads a k
 
 def reference() -> str:
     """``docs/commands.md``."""
-    from s3cache.cli._app import app
+    from s3cache.cli import app
 
     parts = [_HEAD]
     for command in app.registered_commands:
@@ -50,10 +49,13 @@ def reference() -> str:
 
 def _section(name: str, command: Any) -> str:
     parameters = inspect.signature(command).parameters.values()
-    infos = [(each, *get_args(each.annotation)[:2]) for each in parameters]
-    is_option = [isinstance(info, OptionInfo) for _, _, info in infos]
-    arguments = [_argument(*each) for each, no in zip(infos, is_option, strict=True) if not no]
-    options = [_option(*each) for each, yes in zip(infos, is_option, strict=True) if yes]
+    infos = [(each, each.default) for each in parameters]
+    arguments = [
+        (str(info.metavar or each.name.upper()), str(info.help))
+        for each, info in infos
+        if not isinstance(info, OptionInfo)
+    ]
+    options = [_option(each, info) for each, info in infos if isinstance(info, OptionInfo)]
     usage = " ".join([f"s3cache {name}", "[OPTION]...", *(shown for shown, _ in arguments)])
     shown_in_rows = ((shown.replace("|", "\\|"), text) for shown, text in arguments)
     rows = [f"| `{shown}` | {text} |" for shown, text in (*shown_in_rows, *options)]
@@ -63,29 +65,20 @@ def _section(name: str, command: Any) -> str:
     )
 
 
-def _argument(parameter: inspect.Parameter, _: Any, info: Any) -> tuple[str, str]:
-    return str(info.metavar or parameter.name.upper()), str(info.help)
-
-
-def _option(parameter: inspect.Parameter, kind: Any, info: Any) -> tuple[str, str]:
-    # Within Annotated, what is meant as a default is the first of the names.
-    given = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
-    names = ", ".join(given or [f"--{parameter.name.replace('_', '-')}"])
-    shown, default = names, parameter.default
+def _option(parameter: inspect.Parameter, info: OptionInfo) -> tuple[str, str]:
+    kind = parameter.annotation
+    names = ", ".join(info.param_decls or [f"--{parameter.name.replace('_', '-')}"])
+    shown, default = names, info.default
     if kind is not bool:
-        inner = next((each for each in (kind, *get_args(kind)) if _is_enum(each)), None)
-        choices = "" if inner is None else "|".join(each.value for each in inner)
+        literals = (each for each in (kind, *get_args(kind)) if get_origin(each) is Literal)
+        choices = "|".join(get_args(next(literals, None)))
         shown = f"{names} {info.metavar or choices or 'NUMBER'}".replace("|", "\\|")
     text = str(info.help)
     if isinstance(info.show_default, str):
         return shown, f"{text} Default: {info.show_default}."
     if default is None or isinstance(default, bool):
         return shown, text
-    return shown, f"{text} Default: {getattr(default, 'value', default)}."
-
-
-def _is_enum(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Enum)
+    return shown, f"{text} Default: {default}."
 
 
 if __name__ == "__main__":

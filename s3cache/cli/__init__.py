@@ -1,21 +1,81 @@
 """The command line: ``s3cache ...`` and ``python -m s3cache ...``.
 
-Commands are functions, several to a module, listed in ``_app.py``. They parse arguments and show
-results; the rooms above do the work. :func:`main` is where each command begins and where its
-errors end: in one line, and an exit code.
+Commands are functions, several to a module, listed here in the order in which ``--help`` has them.
+They parse arguments and show results; the rooms above do the work. :func:`main` is where each
+command begins and where its errors end: in one line, and an exit code.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
+import typer
+
+from s3cache.cli._changes import clear, gc, mirror, prefetch, pull, push, rm
+from s3cache.cli._entries import du, inspect, ls, stats, verify
+from s3cache.cli._machine import doctor, explain, keygen, report, version
+from s3cache.cli._options import with_groups
+from s3cache.cli._output import redacted
+from s3cache.cli._programs import bench, check, run, warm
+from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
+from s3cache.util.version import __version__
 from s3cache.util.words import printable
 
-__all__ = ["main"]
+__all__ = ["app", "main"]
 
+_COMMANDS = (
+    *(run, check, warm, version, doctor, stats, report, ls, du, inspect, explain, verify),
+    *(rm, clear, gc, pull, push, prefetch, mirror, bench, keygen),
+)
+# What follows the name of a program is the program's.
+_OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 # Exit codes, as ``docs/commands.md`` has them.
 _FOUND, _USAGE, _STORE, _INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    name="s3cache",
+    help="A shared compile cache for torch.compile in S3-compatible storage.",
+    epilog="Where the cache is comes from --url or S3CACHE_URL; other settings from S3CACHE_*. "
+    "Exit codes: 0 all is well, 1 something was found or is not done, 2 bad arguments or settings, "
+    "3 the store or the disk cannot do it, 130 interrupted.",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"s3cache {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: bool = typer.Option(
+        False,
+        "--version",
+        help="Show the version and exit; s3cache version says more.",
+        is_eager=True,
+        callback=_print_version,
+    ),
+) -> None:
+    pass  # its docstring would replace the help of the app
+
+
+for _command in _COMMANDS:
+    _context = _OF_A_PROGRAM if _command in (run, check) else None
+    app.command(_command.__name__, context_settings=_context)(with_groups(_command))
+
+
+class _AboveBars(logging.Handler):
+    """Write to what ``sys.stderr`` is now: while a bar is drawn, that is above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"s3cache: {redacted(record.getMessage())}\n")
 
 
 def main(arguments: list[str]) -> int:
@@ -24,19 +84,21 @@ def main(arguments: list[str]) -> int:
     Codes: 0 all is well; 1 something was found, or not all could be done; 2 the arguments or
     settings cannot be used; 3 the store or the disk cannot do it; 130 interrupted.
     """
-    from s3cache.cli._app import app
-    from s3cache.cli._output import error_text, redacted, show_retries
-    from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
-
-    if sys.stderr.isatty():
-        show_retries()
+    if sys.stderr.isatty():  # it may take minutes until a request is no longer tried again
+        logger = logging.getLogger("s3cache.storage")
+        logger.addHandler(_AboveBars())
+        logger.setLevel(logging.INFO)
     try:
         code = app(args=arguments, prog_name="s3cache", standalone_mode=False)
         sys.stdout.flush()
     except S3CacheError as exc:
+        from s3cache.errors import code_of
+        from s3cache.util.pages import command, pointer
+
         is_found = isinstance(exc, (CorruptError, UntrustedError))
         code = _FOUND if is_found else _USAGE if isinstance(exc, ConfigError) else _STORE
-        return _fail(redacted(error_text(exc)), code)
+        more = "" if command() in str(exc) else f" {pointer(code_of(exc))}"
+        return _fail(f"{exc}{more}", code)
     except (BrokenPipeError, SystemExit):
         # The reader of the output is gone, as in `s3cache ls | head`. Typer also exits by itself
         # when a shell asks it to complete a word.
@@ -51,12 +113,12 @@ def main(arguments: list[str]) -> int:
         # Typer's own errors are in another module in each release of Typer.
         if type(exc).__name__ == "Abort":
             return _INTERRUPTED
-        if say := getattr(exc, "format_message", None):
-            return _fail(f"{redacted(say())} (see s3cache --help)", _USAGE)
+        if message := getattr(exc, "format_message", None):
+            return _fail(f"{message()} (see s3cache --help)", _USAGE)
         raise
     return code if isinstance(code, int) else 0
 
 
 def _fail(text: str, code: int) -> int:
-    sys.stderr.write(f"s3cache: error: {printable(text)}\n")
+    sys.stderr.write(f"s3cache: error: {printable(redacted(text))}\n")
     return code

@@ -1,75 +1,81 @@
-"""``s3cache ls``, ``du`` and ``verify``: list entries, sum them up, and check them."""
+"""``s3cache ls``, ``du``, ``stats``, ``verify`` and ``inspect``: what entries there are."""
 
 from __future__ import annotations
 
+import datetime as dt
 import heapq
-import time
+import os
+import re
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from typer import Option
+from typer import Argument, Exit, Option
 
 from s3cache.cli._options import (
-    NOT_THERE,
-    Number,
+    Filters,
     Where,
-    entries_in,
+    check_file,
     finish,
     hits_here,
-    items_in,
+    items_of,
+    note_missing,
     until_done,
 )
 from s3cache.cli._output import Output, age, size_text
-from s3cache.errors import ConfigError
-from s3cache.util.words import counted
+from s3cache.errors import ConfigError, UntrustedError
+from s3cache.util.words import counted, printable
 
 if TYPE_CHECKING:
-    from s3cache.manage import HeaderSummary, Item, Selection
-
-__all__ = ["du", "ls", "verify"]
+    from s3cache.frame import Head
+    from s3cache.manage import Item, Place
+    from s3cache.trust import Policy
 
 _Hits = Mapping[str, int]
 
-# -- ls
+
+def _values(item: Item, field: str) -> tuple[str, ...] | None:
+    """Return the values of a field of the header that are not empty; None for no usable header."""
+    from s3cache.manage import header_values
+
+    return None if item.about is None else header_values(item.about, field)
+
 
 # Sorting keeps no more entries than this in memory: those at the top.
 _SORTED_AT_MOST = 1000
+# The columns of `--long`, and their widths.
+_LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
 
 
-class _Order(str, Enum):
-    AGE = "age"
-    HITS = "hits"
-    KEY = "key"
-    KIND = "kind"
-    SIZE = "size"
-    TORCH = "torch"
+_Order: TypeAlias = Literal["age", "hits", "key", "kind", "size", "torch"]
 
 
-_SORT_KEYS: dict[_Order, Callable[[Item, _Hits], Any]] = {
-    _Order.AGE: lambda item, _: -item.modified,
-    _Order.HITS: lambda item, hits: (-hits.get(item.key, 0), item.key),
-    _Order.KEY: lambda item, _: (item.key, item.name),
-    _Order.KIND: lambda item, _: (item.about.kind if item.about else "", item.key),
-    _Order.SIZE: lambda item, _: -item.size,
-    _Order.TORCH: lambda item, _: (item.about.torch if item.about else "", item.key),
-}
+def _rank(item: Item, by: _Order, hits: _Hits) -> Any:
+    """Return what an entry is sorted by."""
+    if by in ("kind", "torch"):
+        return _values(item, by) or (), item.key
+    return {
+        "age": -item.modified,
+        "hits": (-hits.get(item.key, 0), item.key),
+        "key": (item.key, item.name),
+        "size": -item.size,
+    }[by]
 
 
 def ls(
-    selection: Selection,
+    filters: Filters,
     where: Where,
     out: Output,
-    long: Annotated[
-        bool, Option("--long", "-l", help="Also what headers say: one request for each entry.")
-    ] = False,
-    sort: Annotated[
-        Optional[_Order],  # noqa: UP045 - see _options.py
-        Option(help="Put the newest, largest or first on top; a thousand without --limit."),
-    ] = None,
-    reverse: Annotated[bool, Option("--reverse", "-r", help="Sort the other way.")] = False,
-    limit: Annotated[Number, Option(help="At most so many entries.", min=1)] = None,
+    long: bool = Option(
+        False, "--long", "-l", help="Also what headers say: one request for each entry."
+    ),
+    sort: _Order | None = Option(
+        None, help="Put the newest, largest or first on top; a thousand without --limit."
+    ),
+    reverse: bool = Option(False, "--reverse", "-r", help="Sort the other way."),
+    limit: int | None = Option(None, help="At most so many entries.", min=1),
 ) -> int:
     """List entries: size, time since the last change, key and variant.
 
@@ -77,146 +83,158 @@ def ls(
     as its last 128 processes recorded it. Entries are printed as they are found, so the bucket may
     be of any size.
     """
+    from s3cache.manage import Scan
+
     if reverse and sort is None:
         raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
-    long = long or sort in (_Order.KIND, _Order.TORCH) or selection.needs_heads
-    hits = hits_here() if long or sort is _Order.HITS else None
-    absent: list[str] = []
+    selection = filters.selection()
+    long = long or sort in ("kind", "torch") or selection.needs_headers
+    hits = hits_here() if long or sort == "hits" else None
     shown = 0
     with where.open() as place:
-        items = items_in(place, selection, absent, heads=long)
+        scan = Scan(place, selection, headers=long)
+        items: Iterable[Item] = items_of(scan)
         if sort is not None:
-            by, pick = _SORT_KEYS[sort], heapq.nlargest if reverse else heapq.nsmallest
+            by, pick = sort, heapq.nlargest if reverse else heapq.nsmallest
             most = limit or _SORTED_AT_MOST
-            items = iter(pick(most, items, key=lambda item: by(item, hits or {})))
+            items = pick(most, items, key=lambda item: _rank(item, by, hits or {}))
         for item in items:
             if shown == limit:
                 break
             shown += 1
-            if out.json:
-                out.record(_item_as_dict(item, long, hits))
-            else:
+            if not out.json:
                 out.line(_item_text(item, long, hits))
+                continue
+            names = ("key", "name", "size", "modified", *(("about", "problem") if long else ()))
+            found = {name: getattr(item, name) for name in names}
+            out.record(found if hits is None else {**found, "hits_here": hits.get(item.key, 0)})
     out.note(counted(shown, "entry", "entries") if shown else "no entries")
     if sort is not None and limit is None and shown == _SORTED_AT_MOST:
         out.note("there may be more, which come after these: give --limit for another number")
     if hits is not None and shown:
         out.note("hits are those of this machine, as far as they are recorded")
-    for name in absent:
-        out.note(f"{name}: {NOT_THERE}")
-    return 1 if absent else 0
+    return note_missing(out, scan)
 
 
 def _item_text(item: Item, long: bool, hits: _Hits | None) -> str:
-    text = f"{size_text(item.size):>10}  {age(time.time() - item.modified):>6}  "
+    cells = [f"{size_text(item.size):>10}", f"{age(item.age_s):>6}"]
     if hits is not None:
         count = hits.get(item.key, 0)
-        text += f"{count:>5} {'hit ' if count == 1 else 'hits'}  "
-    if long:
-        kind, torch, devices, tag, signers = ("?", "-", "", "", "")
-        if about := item.about:
-            kind, torch, tag = about.kind, about.torch or "-", about.tag or "-"
-            devices, signers = ",".join(about.devices) or "-", ",".join(about.signers) or "unsigned"
-        text += f"{kind:6}  {torch:14}  {devices:5}  {tag:8}  {signers:12}  "
-    problem = "" if item.problem is None else f"  ({item.problem})"
-    return f"{text}{item.key}  {item.name.rpartition('.')[2]}{problem}"
+        cells.append(f"{count:>5} {'hit ' if count == 1 else 'hits'}")
+    for field, width in _LONG.items() if long else ():
+        values = _values(item, field)
+        cells.append(f"{'?' if values is None else ','.join(values) or '-':{width}}")
+    cells += [item.key, item.name.rpartition(".")[2]]
+    if item.problem is not None:
+        cells.append(f"({item.problem})")
+    return "  ".join(cells)
 
-
-def _item_as_dict(item: Item, long: bool, hits: _Hits | None) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        name: getattr(item, name) for name in ("key", "name", "size", "modified")
-    }
-    if hits is not None:
-        found["hits_here"] = hits.get(item.key, 0)
-    if long:
-        problem = None if item.problem is None else str(item.problem)
-        found |= {"about": item.about, "problem": problem}
-    return found
-
-
-# -- du
 
 _AGES = ((3600, "1 hour"), (86400, "1 day"), (7 * 86400, "7 days"), (30 * 86400, "30 days"))
 _SIZES = ((64 << 10, "64 KiB"), (1 << 20, "1 MiB"), (16 << 20, "16 MiB"), (256 << 20, "256 MiB"))
 _HITS = ((10, "10 or more"), (2, "2 to 9"), (1, "1"), (0, "none here"))
 
 
-class _GroupBy(str, Enum):
-    AGE = "age"
-    DEVICE = "device"
-    HITS = "hits"
-    KIND = "kind"
-    SIGNER = "signer"
-    SIZE = "size"
-    TAG = "tag"
-    TORCH = "torch"
+_Group: TypeAlias = Literal["age", "device", "hits", "kind", "signer", "size", "tag", "torch"]
 
 
-# What takes a look at the header.
-_GROUPS_BY_HEADER: dict[_GroupBy, Callable[[HeaderSummary], str]] = {
-    _GroupBy.DEVICE: lambda about: " ".join(about.devices) or "(does not say)",
-    _GroupBy.KIND: lambda about: about.kind,
-    _GroupBy.SIGNER: lambda about: " ".join(about.signers) or "(nobody)",
-    _GroupBy.TAG: lambda about: about.tag or "(none)",
-    _GroupBy.TORCH: lambda about: about.torch or "(does not say)",
-}
+def _group_of(item: Item, by: _Group, hits: _Hits) -> str:
+    if by == "hits":
+        return next(name for least, name in _HITS if hits.get(item.key, 0) >= least)
+    if by in ("age", "size"):
+        value, bounds = (item.age_s, _AGES) if by == "age" else (item.size, _SIZES)
+        names = (f"below {name}" for bound, name in bounds if value < bound)
+        return next(names, f"{bounds[-1][1]} or more")
+    values = _values(item, by)
+    return "(not readable)" if values is None else " ".join(values) or "(none)"
 
 
 def du(
-    selection: Selection,
+    filters: Filters,
     where: Where,
     out: Output,
-    by: Annotated[
-        _GroupBy,
-        Option(help="Group by; all but age, hits and size take one request for each entry."),
-    ] = _GroupBy.AGE,
+    by: _Group = Option(
+        "age", help="Group by; all but age, hits and size take one request for each entry."
+    ),
 ) -> int:
     """Sum up the number and the size of entries, the largest sum first.
 
     Hits are those of this machine, as its last 128 processes recorded them.
     """
-    hits = hits_here() if by is _GroupBy.HITS else {}
+    from s3cache.manage import Scan
+
+    selection = filters.selection()
+    hits = hits_here() if by == "hits" else {}
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    absent: list[str] = []
     with where.open() as place, out.progress("entries") as advance:
-        for item in items_in(place, selection, absent, heads=by in _GROUPS_BY_HEADER):
+        scan = Scan(place, selection, headers=by not in ("age", "hits", "size"))
+        for item in items_of(scan):
             group = sums[_group_of(item, by, hits)]
             group[0] += 1
             group[1] += item.size
             advance(1)
     rows = sorted(sums.items(), key=lambda row: (-row[1][1], row[0]))
     count, size = (sum(group[at] for group in sums.values()) for at in (0, 1))
+    code = note_missing(out, scan)
     if out.json:
-        groups = [{by.value: name, "entries": n, "bytes": total} for name, (n, total) in rows]
-        found = {"by": by.value, "groups": groups, "entries": count, "bytes": size}
-        out.record({**found, "absent": absent})
+        groups = [{by: name, "entries": n, "bytes": total} for name, (n, total) in rows]
+        found = {"by": by, "groups": groups, "entries": count, "bytes": size}
+        out.record({**found, "absent": scan.absent})
     else:
         shown = [(name, str(n), size_text(total)) for name, (n, total) in rows]
-        out.table([by.value, ">entries", ">size"], [*shown, ("all", str(count), size_text(size))])
-        for name in absent:
-            out.note(f"{name}: {NOT_THERE}")
-    return 1 if absent else 0
+        out.table([by, ">entries", ">size"], [*shown, ("all", str(count), size_text(size))])
+    return code
 
 
-def _group_of(item: Item, by: _GroupBy, hits: _Hits) -> str:
-    if of_header := _GROUPS_BY_HEADER.get(by):
-        return "(not readable)" if item.about is None else of_header(item.about)
-    if by is _GroupBy.HITS:
-        return next(name for least, name in _HITS if hits.get(item.key, 0) >= least)
-    if by is _GroupBy.AGE:
-        return _below(time.time() - item.modified, _AGES)
-    return _below(item.size, _SIZES)
+def stats(where: Where, out: Output) -> None:
+    """Count the entries in the remote and in the local tier, and the uploads that are pending.
+
+    With --local it counts the local tier only. Hits and misses are counted by each process that
+    compiles: with S3CACHE_SUMMARY=1 it prints them at its end.
+    """
+    from s3cache.manage import open_place
+    from s3cache.settings import Settings
+
+    found: dict[str, Any] = {}
+    settings, _ = Settings.load(where.url)
+    if settings.local:
+        with open_place(where.url, in_tier=True, of_all=True) as place:
+            found["local"] = {
+                **_totals(place),
+                "directory": settings.local_dir,
+                "max_bytes": settings.local_max_bytes,
+                "max_files": settings.local_max_files,
+                "to_upload": len(until_done(place.to_upload())),
+            }
+    if settings.url is not None and not where.local:
+        with open_place(where.url) as place:
+            found["remote"] = {**_totals(place), "url": place.store.url}
+    if out.json:
+        out.record(found)
+        return
+    for tier, counts in found.items():
+        out.line(f"{tier}:")
+        texts = {n: size_text(value) if "bytes" in n else value for n, value in counts.items()}
+        out.table((), [(f"  {name}", text) for name, text in texts.items()])
 
 
-def _below(value: float, bounds: tuple[tuple[int, str], ...]) -> str:
-    names = (f"below {name}" for bound, name in bounds if value < bound)
-    return next(names, f"{bounds[-1][1]} or more")
+def _totals(place: Place) -> dict[str, int]:
+    from s3cache.manage import Scan
+
+    entries = size = firsts = 0
+    here: set[str] = set()
+    for item in items_of(Scan(place)):
+        entries += 1
+        size += item.size
+        # There is one first entry to a key. A local tier may have others only, and is bounded.
+        if place.is_local:
+            here.add(item.name.rpartition(".")[0])
+        else:
+            firsts += item.name.endswith(".0")
+    return {"entries": entries, "keys": len(here) if place.is_local else firsts, "bytes": size}
 
 
-# -- verify
-
-
-def verify(selection: Selection, where: Where, out: Output) -> int:
+def verify(filters: Filters, where: Where, out: Output) -> int:
     """Read every entry whole, and check all digests, and signatures where a key is trusted.
 
     Exits with 1 if anything is damaged, out of place or not trusted. To remove such entries:
@@ -224,18 +242,161 @@ def verify(selection: Selection, where: Where, out: Output) -> int:
     """
     from s3cache import manage
 
-    absent: list[str] = []
+    selection = filters.selection()
     with where.open() as place, out.progress("verified") as advance:
-        batches = entries_in(place, selection, absent)
-        tally = until_done(
-            manage.verify(place.store, batches, admit=place.policy.check, advance=advance)
-        )
+        scan = manage.Scan(place, selection)
+        tally = until_done(manage.verify(scan, advance))
     level = place.policy.level
     checked = "" if level == "off" else ", signatures too"
     return finish(
-        out,
-        tally,
-        absent,
-        lambda sum_: f"{sum_.done} sound{checked} ({size_text(sum_.size)}), {sum_.failed} not",
-        trust=level,
+        out, scan, tally, f"{{done}} sound{checked} ({{size}}), {{failed}} not", trust=level
     )
+
+
+# An object of a store: its URL up to where its entries begin, the rest, and options.
+_OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]{3}/[^/?]+)(\?.*)?")
+_ENTRIES_AT_MOST = 100
+
+
+def inspect(
+    where: Where,
+    out: Output,
+    target: str = Argument(
+        ...,
+        metavar="KEY|FILE|URL",
+        help="A key or the beginning of one, a file, or the URL of an object.",
+    ),
+) -> None:
+    """Show what an entry says of itself: key, guards, kernels, times, signatures, its graph.
+
+    Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks the
+    rest.
+    """
+    from s3cache import frame
+    from s3cache.manage import open_place, trust_of
+    from s3cache.settings import Settings
+
+    if "://" not in target and (os.sep in target or os.path.isfile(target)):
+        policy = trust_of(Settings.load()[0])
+        with open(check_file(f"file {target}", target), "rb") as file:
+            _show(out, target, frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES)), policy)
+    elif is_object := _OBJECT.fullmatch(target):
+        with open_place(is_object[1] + (is_object[3] or "")) as place:
+            _show_all(out, place, [is_object[2]], target)
+    elif "://" in target:
+        fix = "give scheme://.../v1/abc/key.0, or a key and --url"
+        raise ConfigError("the URL", "is not that of an entry", fix)
+    else:
+        with where.open() as place:
+            _show_all(out, place, _names_of(place, target), target)
+
+
+def _names_of(place: Place, key: str) -> list[str]:
+    """Return the names of all entries under ``key``, or under the only key that begins so."""
+    from s3cache.manage import Scan, Selection
+
+    # One request, where the key is whole.
+    if names := [item.name for item in items_of(Scan(place, Selection(manifest=frozenset({key}))))]:
+        return names
+    found: dict[str, list[str]] = defaultdict(list)
+    for count, item in enumerate(items_of(Scan(place, Selection(key=(key,))))):
+        found[item.key].append(item.name)
+        if count == _ENTRIES_AT_MOST:
+            break
+    if len(found) > 1:
+        raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
+    return next(iter(found.values()), [])
+
+
+def _show_all(out: Output, place: Place, names: list[str], target: str) -> None:
+    from s3cache.manage import read_head
+
+    heads = {name: until_done(read_head(place.store, name)) for name in sorted(names)}
+    if not any(heads.values()):  # nothing is damaged, so there is no pointer to read on
+        sys.stderr.write(f"s3cache: error: {printable(target)}: there is no such entry\n")
+        raise Exit(1)
+    for name, head in heads.items():
+        if head is not None:
+            _show(out, name, head, place.policy)
+
+
+def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
+    from s3cache.artifact import description, to_plain
+    from s3cache.trust import unpack
+
+    header, meta = head.header, head.header.meta
+    graph = description(header)
+    times = times if isinstance(times := meta.get("times_ns"), list) else []
+    created = dt.datetime.fromtimestamp(header.created_ns // 10**9, dt.timezone.utc)
+    found: dict[str, Any] = {
+        "name": name,
+        "size": head.size,
+        "digest": head.digest.hex(),
+        "kind": header.kind,
+        "key": header.key,
+        "variant": header.variant,
+        "schema": header.schema,
+        "created": created.isoformat(),
+        "producer": header.producer,
+        "made_by": meta.get("made_by"),
+        "times_s": [ns / 1e9 for ns in times if isinstance(ns, int)],
+        "guards": meta.get("guards"),
+        "relies_on": meta.get("relies_on"),
+        "sections": [
+            {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
+            for each in header.sections
+        ],
+        "signatures": [
+            {**asdict(each.statement), "algorithm": each.statement.algorithm.name}
+            for each in unpack(head.signatures)
+        ],
+        "trust": _verdict(head, policy),
+        "components": meta.get("components"),
+        "graph": None if graph is None else to_plain(graph),
+    }
+    if out.json:
+        out.record(found)
+        return
+    rows = [
+        (n, value) for n, value in found.items() if n not in ("components", "graph", "sections")
+    ]
+    rows += [
+        (
+            f"section {each.name}",
+            f"{size_text(each.raw_size)}, {size_text(each.stored_size)} stored",
+        )
+        for each in header.sections
+    ]
+    if isinstance(components := meta.get("components"), Mapping):
+        rows += [(f"component {n}", value) for n, value in components.items()]
+    if graph is not None:
+        runtime = graph.runtime_metadata
+        rows += zip(graph.input_names, map(to_plain, runtime.input_info), strict=False)
+        rows += [(f"output {n}", to_plain(info)) for n, info in enumerate(runtime.output_info)]
+    out.table((), [(n, _words(value) or "-") for n, value in rows])
+
+
+def _words(value: object) -> str:
+    """Return plain data in words, without what is false or empty."""
+    if isinstance(value, Mapping):
+        named = ((str(name).replace("_", " "), each) for name, each in value.items())
+        texts = [
+            name if each is True else f"{name} {_words(each)}"
+            for name, each in named
+            if each is not None and each is not False
+        ]
+    elif isinstance(value, list):
+        texts = [_words(each) for each in value]
+    else:
+        return "" if value is None else str(value)
+    return ", ".join(filter(None, texts))
+
+
+def _verdict(head: Head, policy: Policy) -> str:
+    try:
+        signature = policy.check(head.digest, head.signatures)
+    except UntrustedError as exc:
+        return f"not used here ({exc.cause}): {exc.detail}"
+    if signature is not None:
+        return f"signed by {signature.statement.signer}, who is trusted here"
+    return "not asked for here" if policy.level == "off" else "used, though no known key signed it"

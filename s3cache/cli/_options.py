@@ -3,139 +3,34 @@
 from __future__ import annotations
 
 import inspect
-import io
 import os
 import re
-import stat
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typer import Option
 
-from s3cache.cli._output import Output
+from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError
 from s3cache.util.words import printable
 
 if TYPE_CHECKING:
-    from s3cache.manage import BatchResult, Item, Place, Selection
-
-__all__ = [
-    "NOT_THERE",
-    "Number",
-    "Steps",
-    "Text",
-    "Texts",
-    "Url",
-    "Where",
-    "chosen",
-    "duration_s",
-    "entries_in",
-    "finish",
-    "flattened",
-    "hits_here",
-    "items_in",
-    "named_in",
-    "open_file",
-    "size_bytes",
-    "until_done",
-    "with_groups",
-]
+    from s3cache.manage import BatchResult, Item, Place, Scan, Selection
 
 _T = TypeVar("_T")
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
-# Typer reads annotations while the program runs, in Python 3.10 too.
-Text = Optional[str]  # noqa: UP045
-Texts = Optional[list[str]]  # noqa: UP045
-Number = Optional[int]  # noqa: UP045
 
-#: What is said of each name that nothing lies under.
-NOT_THERE = "nothing is there"
+_NOT_THERE = "nothing is there"
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
-Url = Annotated[
-    Text, Option("--url", metavar="URL", help="Where the cache is.", show_default="S3CACHE_URL")
-]
-#: Of a program that is run and watched.
-Steps = Annotated[
-    Number,
-    Option(
-        metavar="N",
-        help="End it after so many optimizer steps since it first compiled.",
-        min=1,
-        max=1000,
-    ),
-]
-
-
-# -- groups of options
-
-
-def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``command`` as Typer takes it: options in place of the groups that it asks for.
-
-    A parameter annotated ``Output``, ``Where`` or ``Selection`` becomes the options of that group,
-    and the command gets what the group makes of them.
-    """
-    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if group := _GROUPS.get(parameter.annotation):
-            groups[name] = group, list(inspect.signature(group).parameters)
-        else:
-            parameters.append(_evaluated(parameter, command))
-    for group, _ in groups.values():
-        parameters += [
-            _evaluated(each, group) for each in inspect.signature(group).parameters.values()
-        ]
-
-    def wrapper(**given: Any) -> Any:
-        made = {
-            name: group(**{each: given.pop(each) for each in names})
-            for name, (group, names) in groups.items()
-        }
-        return command(**given, **made)
-
-    parameters.sort(key=lambda each: each.default is not each.empty)
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
-    wrapper.__doc__ = command.__doc__
-    return wrapper
-
-
-def _evaluated(parameter: inspect.Parameter, of: Callable[..., Any]) -> inspect.Parameter:
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        function: Any = of.__init__ if isinstance(of, type) else of  # type: ignore[misc]
-        annotation = eval(annotation, function.__globals__)  # noqa: S307 - our own code
-    return parameter.replace(annotation=annotation, kind=_KEYWORD_ONLY)
-
-
-class Where:
-    """The remote, or this machine's tier of it."""
-
-    def __init__(
-        self,
-        url: Url = None,
-        local: Annotated[
-            bool, Option("--local", help="This machine's local tier, of all remotes.")
-        ] = False,
-    ) -> None:
-        self.url = url
-        self.local = local
-
-    def open(self) -> Place:
-        """Open the remote, or what the tier holds of all remotes."""
-        from s3cache.manage import open_place
-
-        return open_place(self.url, in_tier=self.local, of_all=True)
-
-
-# -- values of options
+URL: str | None = Option(
+    None, "--url", metavar="URL", help="Where the cache is.", show_default="S3CACHE_URL"
+)
 
 
 def duration_s(option: str, text: str) -> float:
@@ -153,48 +48,30 @@ def size_bytes(option: str, text: str) -> int:
     from s3cache.util.options import size
 
     try:
-        parsed: int = size(0).parse(text)
+        return int(size(0).parse(text))
     except ValueError as exc:
-        cause, fix = exc.args
-        raise ConfigError(f"option {option}", cause, fix) from None
-    return parsed
+        raise ConfigError(f"option {option}", *exc.args) from None
 
 
-def open_file(thing: str, path: str) -> BinaryIO:
-    """Open a regular file that the user names: a pipe or a device may block, or never end.
-
-    Raises:
-        ConfigError: it is no regular file, or cannot be opened.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as exc:
-        problem = f"cannot be read ({exc.strerror})"
-    else:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            return open(fd, "rb")
-        os.close(fd)
-        problem = "is no regular file"
-    raise ConfigError(thing, problem, "name another") from None
+def check_file(thing: str, path: str) -> str:
+    """Return ``path``, or raise ConfigError: a pipe or a device may block, or never end."""
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
+        raise ConfigError(thing, "cannot be read, or is no regular file", "name another")
+    return path
 
 
 def named_in(manifest: str) -> list[str]:
-    """Return the keys, and names of objects, that a file has; ``-`` is standard input.
-
-    Raises:
-        ConfigError: it cannot be read, or a line names no entry.
-    """
+    """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
     from s3cache.manage import read_manifest
 
+    thing = f"manifest {manifest}"
     try:
         if manifest == "-":
             return read_manifest(manifest, sys.stdin)
-        content = open_file(f"manifest {manifest}", manifest)
-        with io.TextIOWrapper(content, encoding="utf-8") as file:
+        with open(check_file(thing, manifest), encoding="utf-8") as file:
             return read_manifest(manifest, file)
     except (OSError, UnicodeDecodeError) as exc:
-        problem = f"cannot be read ({exc})"
-        raise ConfigError(f"manifest {manifest}", problem, "name another") from None
+        raise ConfigError(thing, f"cannot be read ({exc})", "name another") from None
 
 
 def hits_here() -> Counter[str]:
@@ -212,86 +89,118 @@ def hits_here() -> Counter[str]:
     return hits
 
 
-class _Filter(NamedTuple):
-    """An option that chooses entries, and the field of `Selection` that it sets."""
+class Where:
+    """The remote, or this machine's tier of it."""
 
-    field: str
-    help: str
-    metavar: str | None = None  # None for a flag
-    read: Callable[[Any], Any] = tuple  # which makes an option that may be repeated
+    def __init__(
+        self,
+        url: str | None = URL,
+        local: bool = Option(False, "--local", help="This machine's local tier, of all remotes."),
+    ) -> None:
+        self.url = url
+        self.local = local
 
-    def parameter(self, name: str) -> inspect.Parameter:
-        """Return the option as a parameter that Typer reads."""
-        kind: Any = bool if self.metavar is None else Texts if self.read is tuple else Text
-        option = Option(f"--{name.replace('_', '-')}", metavar=self.metavar, help=self.help)
-        default = None if self.metavar else False
-        annotation = Annotated[kind, option]
-        return inspect.Parameter(name, _KEYWORD_ONLY, default=default, annotation=annotation)
+    def open(self) -> Place:
+        """Open the remote, or what the tier holds of all remotes."""
+        from s3cache.manage import open_place
+
+        return open_place(self.url, in_tier=self.local, of_all=True)
 
 
-_FILTERS = {
-    "key": _Filter("keys", "Only keys that begin so; may be repeated.", "KEY"),
-    "manifest": _Filter(
-        "named",
+# An option that chooses entries sets the field of ``Selection`` that has its name: its help, what
+# its value is called (nothing for a flag), and how that is read. ``tuple`` makes an option that may
+# be repeated.
+_FILTERS: dict[str, tuple[str, str | None, Callable[[Any], Any]]] = {
+    "key": ("Only keys that begin so; may be repeated.", "KEY", tuple),
+    "manifest": (
         "Only what the file names, a key to a line; - for stdin.",
         "FILE",
         lambda file: frozenset(named_in(file)),
     ),
-    "kind": _Filter("kinds", "Only aot, fx or shapes, or what other releases write.", "KIND"),
-    "torch": _Filter("torch", "Only entries made by that torch, as 2.12 or 2.12.1.", "VERSION"),
-    "tag": _Filter("tags", "Only entries with that cache_key_tag.", "TAG"),
-    "signer": _Filter("signers", "Only entries that claim a signature by that key.", "NAME"),
-    "device": _Filter("devices", "Only entries with code for that: cpu, cuda, xpu, mps.", "DEVICE"),
-    "never_hit": _Filter(
-        "but_keys",
+    "kind": ("Only aot, fx or shapes, or what other releases write.", "KIND", tuple),
+    "torch": ("Only entries made by that torch, as 2.12 or 2.12.1.", "VERSION", tuple),
+    "tag": ("Only entries with that cache_key_tag.", "TAG", tuple),
+    "signer": ("Only entries that claim a signature by that key.", "NAME", tuple),
+    "device": ("Only entries with code for that: cpu, cuda, xpu, mps.", "DEVICE", tuple),
+    "never_hit": (
         "Only what the last 128 processes of this machine did not hit.",
-        read=lambda _: frozenset(hits_here()),
+        None,
+        lambda _: frozenset(hits_here()),
     ),
-    "older": _Filter(
-        "older_s",
+    "older": (
         "Only entries not changed for so long: 90d, 12h.",
         "TIME",
         partial(duration_s, "--older"),
     ),
-    "newer": _Filter(
-        "newer_s", "Only entries changed within that time.", "TIME", partial(duration_s, "--newer")
-    ),
-    "min_size": _Filter(
-        "min_bytes",
+    "newer": ("Only entries changed within that time.", "TIME", partial(duration_s, "--newer")),
+    "min_size": (
         "Only entries of that size or more, as 10MB.",
         "SIZE",
         partial(size_bytes, "--min-size"),
     ),
-    "max_size": _Filter(
-        "max_bytes", "Only entries of that size or less.", "SIZE", partial(size_bytes, "--max-size")
-    ),
-    "unreadable": _Filter(
-        "unreadable", "Only entries that are damaged or out of place.", read=bool
-    ),
-    "untrusted": _Filter("untrusted", "Only entries that the trust settings refuse.", read=bool),
+    "max_size": ("Only entries of that size or less.", "SIZE", partial(size_bytes, "--max-size")),
+    "unreadable": ("Only entries that are damaged or out of place.", None, bool),
+    "untrusted": ("Only entries that the trust settings refuse.", None, bool),
 }
 
 
-def chosen(**given: Any) -> Selection:
-    """Return the selection that the options of ``_FILTERS`` make."""
-    from s3cache.manage import Selection
+class Filters:
+    """The entries that the options of ``_FILTERS`` choose."""
 
-    return Selection(
-        **{
-            wanted.field: wanted.read(given[name])
-            for name, wanted in _FILTERS.items()
-            if given[name] not in (None, False)
-        }
-    )
+    def __init__(self, **given: Any) -> None:
+        self.given = {name: value for name, value in given.items() if value not in (None, False)}
+
+    def selection(self) -> Selection:
+        """Read the values of the options."""
+        from s3cache.manage import Selection
+
+        return Selection(**{name: _FILTERS[name][2](value) for name, value in self.given.items()})
 
 
-chosen.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [wanted.parameter(name) for name, wanted in _FILTERS.items()]
+def _filter_parameter(name: str) -> inspect.Parameter:
+    text, metavar, read = _FILTERS[name]
+    kind: Any = bool if metavar is None else list[str] | None if read is tuple else str | None
+    default = None if metavar else False
+    option = Option(default, f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+    return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)
+
+
+Filters.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [_filter_parameter(name) for name in _FILTERS]
 )
-_GROUPS: dict[str, Callable[..., Any]] = {"Output": Output, "Where": Where, "Selection": chosen}
 
 
-# -- work on entries
+def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``command`` as Typer takes it: options in place of the groups that it asks for.
+
+    A parameter annotated ``Output``, ``Where`` or ``Filters`` becomes the options of that group,
+    and the command gets the group, made with their values.
+    """
+    own = _parameters(command)
+    groups = {each.name: each.annotation for each in own if each.annotation in _GROUPS}
+    options = {name: _parameters(group) for name, group in groups.items()}
+
+    def wrapper(**given: Any) -> Any:
+        made = {
+            name: group(**{each.name: given.pop(each.name) for each in options[name]})
+            for name, group in groups.items()
+        }
+        return command(**given, **made)
+
+    parameters = [each for each in own if each.name not in groups]
+    parameters += [each for of_group in options.values() for each in of_group]
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+    wrapper.__doc__ = command.__doc__
+    return wrapper
+
+
+_GROUPS = (Output, Where, Filters)
+
+
+def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(of, eval_str=True).parameters.values()
+    return [each.replace(kind=_KEYWORD_ONLY) for each in parameters]
 
 
 def until_done(work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
@@ -301,71 +210,41 @@ def until_done(work: Coroutine[Any, Any, _T], timeout_s: float | None = None) ->
     return background().wait(work, timeout_s)
 
 
-def flattened(batches: AsyncIterator[list[_T]]) -> Iterator[_T]:
-    """Yield what is in the batches, each of which is made when it is needed."""
+def items_of(scan: Scan) -> Iterator[Item]:
+    """Yield the entries of a scan, each batch of which is made when it is needed."""
+    batches = scan.batches()
 
-    async def step() -> list[_T] | None:
+    async def step() -> list[Item] | None:
         return await anext(batches, None)
 
     while (batch := until_done(step())) is not None:
         yield from batch
 
 
-async def entries_in(
-    place: Place, selection: Selection, absent: list[str], *, heads: bool = False
-) -> AsyncIterator[list[Item]]:
-    """Yield the entries of a place that are chosen, in batches.
-
-    At the end it warns on standard error of each filter that no entry meets: it may be misspelt.
-
-    Args:
-        absent: gets each name of the selection that nothing lies under, at the end.
-        heads: read headers even where nothing is chosen by them.
-    """
-    from s3cache.manage import FilterFeedback, scan
-
-    feedback = FilterFeedback(selection, absent)
-    batches = scan(
-        place.store,
-        selection,
-        is_local=place.is_local,
-        heads=heads,
-        admit=place.policy.check,
-        feedback=feedback,
-    )
-    async with aclosing(batches) as found:
-        async for batch in found:
-            yield batch
-    for each in feedback.unmatched():
-        option = f"--{each.field.removesuffix('s')}"
-        there = f"; entries have: {', '.join(each.there)}" if each.there else ""
-        text = f"{option} {each.value}: no entry has it{there}"
+def _warn_of_unmatched(scan: Scan) -> None:
+    """Warn of filters that no entry meets, with ``--json`` too: they may be misspelt."""
+    for (field, value), there in scan.unmatched().items():
+        others = f"; entries have: {', '.join(there)}" if there else ""
+        text = f"--{field} {value}: no entry has it{others}"
         sys.stderr.write(f"s3cache: warning: {printable(text)}\n")
 
 
-def items_in(
-    place: Place, selection: Selection, absent: list[str], *, heads: bool = False
-) -> Iterator[Item]:
-    """Yield the entries of :func:`entries_in` one by one."""
-    return flattened(entries_in(place, selection, absent, heads=heads))
+def note_missing(out: Output, scan: Scan) -> int:
+    """Note what a scan was to find and did not, and return the exit code."""
+    _warn_of_unmatched(scan)
+    for name in scan.absent:
+        out.note(f"{name}: {_NOT_THERE}")
+    return 1 if scan.absent else 0
 
 
-def finish(
-    out: Output,
-    tally: BatchResult,
-    absent: list[str],
-    summary: Callable[[BatchResult], str],
-    **more: object,
-) -> int:
+def finish(out: Output, scan: Scan, tally: BatchResult, summary: str, **more: object) -> int:
     """Show what came of work on many entries, and return the exit code.
 
-    Args:
-        absent: names that nothing lies under; they count as failed.
-        summary: the last line.
-        more: what JSON has before the tally.
+    The last line is ``summary``, with names of counts in braces; JSON also has ``more``.
     """
-    for name in absent:
-        tally.fail(name, NOT_THERE)
+    _warn_of_unmatched(scan)
+    for name in scan.absent:
+        tally.fail(name, _NOT_THERE)
     if out.json:
         out.record({**more, **vars(tally)})
     else:
@@ -373,5 +252,5 @@ def finish(
             out.line(f"{name}: {why}")
         if tally.failed > len(tally.failures):
             out.line(f"and {tally.failed - len(tally.failures)} more")
-        out.line(summary(tally))
+        out.line(summary.format(**{**vars(tally), "size": size_text(tally.size)}))
     return 1 if tally.failed else 0

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as json_of
-import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
 from s3cache.util.words import printable, printable_lines
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from s3cache.errors import S3CacheError
-
-__all__ = ["Output", "age", "error_text", "redacted", "show_retries", "size_text"]
-
-_WIDTH = 240  # where the output is no terminal, so that long names stay whole
-_PROSE_WIDTH = 100
 _WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
 _SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
 _SCHEMES = ("s3", "file", "memory", "http", "https")
@@ -35,9 +24,7 @@ class Output:
 
     def __init__(
         self,
-        json: Annotated[
-            bool, typer.Option("--json", help="JSON on standard output, for programs.")
-        ] = False,
+        json: bool = typer.Option(False, "--json", help="JSON on standard output, for programs."),
     ) -> None:
         self.json = json
 
@@ -58,31 +45,21 @@ class Output:
         if not self.json:
             sys.stderr.write(f"{printable(text)}\n")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Write a table; columns with names that begin with ``>`` are set to the right."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write rows with their cells one below the other, below the names of the columns if any.
 
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column in columns:
-            side = "right" if column.startswith(">") else "left"
-            table.add_column(column.lstrip(">"), justify=side, overflow="fold")  # type: ignore[arg-type]
-        for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
-        _console().print(table)
-
-    def markdown(self, title: str, text: str) -> None:
-        """Lay out ``text`` on a terminal; write it as it is to anything else."""
-        if not sys.stdout.isatty():
-            self.text(f"{title}\n\n{text}\n")
-            return
-        from rich.markdown import Markdown
-        from rich.text import Text
-
-        console = _console()
-        width = min(console.width, _PROSE_WIDTH)
-        console.print(Text(title, style="bold"), "", Markdown(text), "", sep="\n", width=width)
+        Columns with names that begin with ``>`` are set to the right.
+        """
+        head = [[name.lstrip(">") for name in columns]] if columns else []
+        cells = [[printable(str(cell)) for cell in row] for row in (*head, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        sides = [">" if name.startswith(">") else "<" for name in columns] or ["<"] * len(widths)
+        for row in cells:
+            shown = (
+                f"{cell:{side}{width}}"
+                for cell, side, width in zip(row, sides, widths, strict=True)
+            )
+            sys.stdout.write("  ".join(shown).rstrip() + "\n")
 
     @contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -90,19 +67,13 @@ class Output:
         if self.json or not sys.stderr.isatty():
             yield lambda _: None
             return
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
+        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
             task = bar.add_task(what, total=total)
             yield lambda count: bar.advance(task, count)
-
-
-def _console(stream: Any = None) -> Console:
-    from rich.console import Console
-
-    stream = stream or sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
 
 
 def redacted(text: str) -> str:
@@ -117,14 +88,6 @@ def redacted(text: str) -> str:
         return f"{scheme}://…" if separator and scheme in _SCHEMES else "…"
 
     return _WORD.sub(shorter, text)
-
-
-def error_text(error: S3CacheError) -> str:
-    """Return the message, and the command that explains the error unless the message has one."""
-    from s3cache.errors import code_of
-    from s3cache.util.pages import command, pointer
-
-    return str(error) if command() in str(error) else f"{error} {pointer(code_of(error))}"
 
 
 def size_text(size: float) -> str:
@@ -146,27 +109,11 @@ def age(seconds: float) -> str:
 
 def _jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return _jsonable(asdict(value))
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): _jsonable(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_jsonable(item) for item in value]
     if isinstance(value, bytes):
         return value.hex()
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
-
-
-class _RetryHandler(logging.Handler):
-    """Print each failed request that will be repeated, above a bar if there is one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"s3cache: {redacted(record.getMessage())}\n")
-
-
-def show_retries() -> None:
-    """Print each request that failed and is tried again, from now on: that may take minutes."""
-    logger = logging.getLogger("s3cache.storage")
-    if not any(isinstance(handler, _RetryHandler) for handler in logger.handlers):
-        logger.addHandler(_RetryHandler())
-        logger.setLevel(logging.INFO)
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from s3cache.records import Record, Recorder
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["Call", "Done", "record"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,6 @@ from tests.cli.commands import Call, Done
 from tests.support.environment import clean_environment
 from tests.support.served import bucket, moto_port, url
 from tests.support.shelves import Shelf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["bucket", "clean_environment", "moto_port", "url"]
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from s3cache import Cache, frame
+from tests.cli.commands import Call
 from tests.support.refusing import Refusing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf
 
 
 def test_from_a_directory_to_a_bucket_and_back_to_nothing(

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.torch_api import internals
+from tests.cli.commands import Call
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf
 
 # Records lookups as the compile cache does: nothing is compiled.
 LOOKS_UP = """
@@ -124,7 +120,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     [
         pytest.param(["--quiet", "0.2s"], "quiet", marks=slow),
         pytest.param(["--graphs", "1"], "graphs", marks=slow),
-        pytest.param(["--timeout", "2s"], "timeout", marks=slow),
+        pytest.param(["--timeout", "15s"], "timeout", marks=slow),
         (["--steps", "2"], "steps"),
     ],
 )

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.records import Record
 from s3cache.util.pages import sections
-from tests.cli.commands import record
-from tests.support.imports import modules_after
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
+from tests.cli.commands import Call, record
 
 
 def looked_up(key: str, time: float, version: str) -> Record:
@@ -71,42 +64,19 @@ def test_ranks_of_a_job_are_explained_together(
     assert found["explanations"][1]["processes"] == "ranks 0-1"
 
 
-def test_what_a_terminal_would_obey_is_shown_as_text(call: Call, tmp_path: Path) -> None:
-    record(
-        tmp_path / "local",
-        Record("aot", "miss", key="a", reason="\x1b[2J", where=("\x1b]0;x", 1, "f")),
-    )
-    assert "\x1b" not in call("explain").out
-
-
-# -- programs
-
-
-def test_a_script_is_its_last_run(
+def test_a_word_that_is_a_code_is_one_also_beside_a_file_of_that_name(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of a test is whatever runs it."""
-    main = sys.modules["__main__"]
-    script = tmp_path / "train.py"
-    script.write_text("")
-    monkeypatch.setattr(main, "__file__", str(script), raising=False)
     record(tmp_path / "local", looked_up("a", 1, "2.11.0"))
-    monkeypatch.setattr(main, "__file__", str(tmp_path / "other.py"))
-    record(tmp_path / "local", looked_up("b", 2, "2.11.0"))
     monkeypatch.chdir(tmp_path)
-    for name in (script, "train.py"):
-        found = call("explain", name, "--json")
-        assert (found.code, [each["key"] for each in found.json["explanations"]]) == (1, ["a"])
-    done = call("explain", "model.py")
-    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
-    assert "train.py" in done.err
-    assert "s3cache run model.py" in done.err
-    assert "module none" in call("explain", "-m", "none").err
-    assert "said twice" in call("explain", "a", "-m", "none").err
-    # What is a code is one, also beside a file of that name.
     (tmp_path / "untrusted").write_text("")
     assert call("explain", "untrusted").out.startswith("untrusted: ")
     assert "script ./untrusted" in call("explain", "./untrusted").err
+    done = call("explain", "model.py")
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert "s3cache run model.py" in done.err
+    assert "module none" in call("explain", "-m", "none").err
+    assert "said twice" in call("explain", "a", "-m", "none").err
 
 
 # -- where to read on
@@ -131,25 +101,23 @@ def test_what_something_can_be_done_about_is_named_in_the_last_line(
 # -- what a code means
 
 
-@pytest.mark.parametrize("code", sorted({section.code for section in sections()}))
-def test_the_section_on_each_code_is_shown(call: Call, code: str) -> None:
-    done = call("explain", code)
-    assert (done.code, done.err) == (0, "")
-    found = call("explain", "--json", code).lines
-    assert [each["code"] for each in found] == [code] * len(found) != []
+def test_the_section_on_each_code_is_shown(call: Call) -> None:
+    """Each as a page; together as JSON."""
+    codes = sorted({section.code for section in sections()})
+    found = call("explain", "--json", *codes).lines
+    assert {each["code"] for each in found} == {*codes}
+    shown = call("explain", *codes).out
+    assert "](" not in shown
     for each in found:
         assert set(each) == {"code", "kind", "title", "text", "page"}
-        assert done.out.count(f"{code}: {each['title']}\n\n") == 1
+        assert f"{each['code']}: {each['title']}\n\n" in shown
         # Links have become their words.
-        assert each["text"].partition("[")[0] in done.out
-    assert "](" not in done.out
+        assert each["text"].partition("[")[0] in shown
 
 
-def test_several_codes_are_shown_one_after_the_other(call: Call) -> None:
-    """As one graph may be bypassed for several reasons, and lines point to all of them."""
-    found = call("explain", "kernel", "Function", "error", "--json").lines
+def test_a_code_may_be_of_two_kinds(call: Call) -> None:
+    found = call("explain", "Function", "error", "--json").lines
     assert [(each["code"], each["kind"]) for each in found] == [
-        ("kernel", "bypass"),
         ("function", "bypass"),
         ("error", "reason"),
         ("error", "bypass"),
@@ -175,22 +143,3 @@ def test_an_unknown_word_is_one_error_with_what_it_may_be(
     assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
     assert said in done.err
     assert done.err.count("(s3cache explain") <= 1
-
-
-def test_a_shell_completes_codes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_S3CACHE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "s3cache explain custom-")
-    monkeypatch.setenv("COMP_CWORD", "2")
-    done = call()
-    assert done.out.split() == ["custom-operator", "custom-pass", "custom-callable"]
-
-
-def test_a_code_is_explained_without_what_looks_anything_up() -> None:
-    code = """
-import contextlib, io
-from s3cache.cli import main
-with contextlib.redirect_stdout(io.StringIO()):
-    assert main(["explain", "untrusted"]) == 0
-"""
-    heavy = {"torch", "boto3", "botocore", "aioboto3", "aiohttp", "msgpack", "numpy", "zstandard"}
-    assert modules_after(f"exec({code!r})").isdisjoint(heavy)

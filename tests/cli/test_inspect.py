@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,9 @@ from s3cache.artifact import (
     packed,
 )
 from s3cache.entries import first_name
+from tests.cli.commands import Call
 from tests.support.imports import modules_after
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf
 
 KEY = "ab" * 16
 
@@ -83,15 +80,15 @@ def test_all_that_an_entry_says_by_key_file_and_url(call: Call, shelf: Shelf, na
 def test_people_read_what_the_graph_does(call: Call, shelf: Shelf, name: str) -> None:
     text = call("inspect", KEY, "--url", shelf.url).out
     for words in (
-        f"aot entry {KEY}",
-        "1.50 s, 0.25 s",
+        KEY,
+        "1.5, 0.25",
         "s0 > 3",
         "gcc version 12",
         "kernel/abc",
         "graph of 7 nodes",
-        "mutated in graph",
+        "MUTATED_IN_GRAPH",
         "requires grad",
-        "alias of input",
+        "alias_of_input",
     ):
         assert words in text
     assert "L['x']" in text
@@ -120,8 +117,8 @@ def test_what_is_damaged_or_not_there_is_said(call: Call, shelf: Shelf, tmp_path
     (tmp_path / "text").write_text("hello")
     cases: list[tuple[list[object], int, str]] = [
         (["bad", "--url", shelf.url], 1, "digest"),
-        (["nothing", "--url", shelf.url], 1, "there is no entry"),
-        ([f"{shelf.url}/v1/000/nothing.0"], 1, "there is none"),
+        (["nothing", "--url", shelf.url], 1, "there is no such entry"),
+        ([f"{shelf.url}/v1/000/nothing.0"], 1, "there is no such entry"),
         (["aa", "--url", shelf.url], 2, "the beginning of several"),
         ([tmp_path / "text"], 1, "not that of a frame"),
         ([tmp_path / "missing"], 2, "cannot be read"),
@@ -134,7 +131,7 @@ def test_what_is_damaged_or_not_there_is_said(call: Call, shelf: Shelf, tmp_path
         assert said in done.err
         assert len(done.err.splitlines()) == 1
         assert "hunter2" not in done.err
-        assert ("explain" in done.err) == (said not in ("there is no entry", "there is none"))
+        assert ("explain" in done.err) == (said != "there is no such entry")
 
 
 def test_whatever_a_header_says_it_is_shown(call: Call, shelf: Shelf) -> None:

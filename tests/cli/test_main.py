@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from infra.docs.commands import reference
+from tests.cli.commands import Call
 from tests.support.imports import modules_after
-
-if TYPE_CHECKING:
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf
+from tests.support.waiting import LONG_S
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "commands.md"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["explain", "untrusted"]])
 def test_a_command_imports_nothing_that_it_does_not_need(arguments: list[str]) -> None:
     """That is why ``--help`` takes a tenth of a second."""
     code = f"""
@@ -33,18 +35,8 @@ with contextlib.redirect_stdout(io.StringIO()):
     assert modules_after(f"exec({code!r})").isdisjoint(heavy)
 
 
-def test_run_has_nothing_of_the_command_line_in_its_process(tmp_path: Path) -> None:
-    """The program's process stays as it would be; neither Typer nor Rich takes its time."""
-    script = tmp_path / "script.py"
-    script.write_text("import sys; print('typer' in sys.modules, 'rich' in sys.modules)")
-    run = [sys.executable, "-m", "s3cache", "run", str(script)]
-    environment = {**os.environ, "S3CACHE_LOCAL": "0", "S3CACHE_SUMMARY": "0"}
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "False False\n"
-
-
 def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
-    """Its own directory is not on the path of what it runs."""
+    """Its own directory is not on the path of what it runs, and Typer is not in that process."""
     declared = re.search(
         r'^s3cache = "(\S+):(\S+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )
@@ -54,16 +46,19 @@ def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
     script.parent.mkdir()
     (script.parent / "helper.py").write_text("")
     script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    shows = "import sys, importlib.util; print(sys.path[0] == '', importlib.util.find_spec"
+    shows = (
+        "import sys; from importlib.util import find_spec; "
+        "print(sys.path[0] == '', find_spec('helper'), 'typer' in sys.modules)"
+    )
     done = subprocess.run(
-        [sys.executable, str(script), "run", "-c", f"{shows}('helper'))"],
+        [sys.executable, str(script), "run", "-c", shows],
         env={**os.environ, "PYTHONPATH": str(ROOT), "S3CACHE_LOCAL": "0", "S3CACHE_SUMMARY": "0"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "True None\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "True None False\n"), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -132,6 +127,10 @@ def test_what_cannot_be_done_is_one_clear_line(
         "s3://bucket/prefix?secret_key=hunter2",
         "s3//bucket/?access_key=hunter2@x",
         "https://user:hunter2@server/bucket",
+        "s3://bucket/x?session_token=hunter2&region=eu",
+        "AKIA:hunter2@bucket",
+        "hunter2://user@bucket",
+        "http://host/object?X-Amz-Signature=hunter2",
     ],
 )
 def test_no_secret_of_a_url_is_repeated(call: Call, url: str) -> None:
@@ -142,9 +141,68 @@ def test_no_secret_of_a_url_is_repeated(call: Call, url: str) -> None:
         assert "hunter2" not in done.out + done.err
 
 
-def test_a_shell_may_ask_how_a_word_goes_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("s3cache d", ["doctor", "du"]),
+        ("s3cache explain custom-", ["custom-operator", "custom-pass", "custom-callable"]),
+    ],
+)
+def test_a_shell_may_ask_how_a_word_goes_on(
+    call: Call, monkeypatch: pytest.MonkeyPatch, words: str, completed: list[str]
+) -> None:
     monkeypatch.setenv("_S3CACHE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "s3cache d")
-    monkeypatch.setenv("COMP_CWORD", "1")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
     done = call()
-    assert (done.code, done.out.split()) == (0, ["doctor", "du"])
+    assert (done.code, done.out.split()) == (0, completed)
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_a_request_that_is_tried_again_is_shown_on_a_terminal_only(
+    tmp_path: Path, at_terminal: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+    command = [sys.executable, "-m", "s3cache", "ls", "--url", "s3://bucket/prefix"]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name[:7] != "S3CACHE"},
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing-secret",
+        "S3CACHE_ENDPOINT_URL": endpoint,
+        "S3CACHE_REGION": "us-east-1",
+        "S3CACHE_LOCAL_DIR": str(tmp_path),
+        "S3CACHE_RETRY_ATTEMPTS": "2",
+    }
+    ours, theirs = pty.openpty() if at_terminal else os.pipe()
+    with open(ours, "rb", buffering=0) as said, open(theirs, "wb") as stderr:
+        done = subprocess.run(command, env=environment, stderr=stderr, timeout=LONG_S, check=False)
+        text = said.read(1 << 16).decode()
+    assert done.returncode == 3
+    lines = text.splitlines()
+    assert lines[-1].startswith("s3cache: error: list")
+    again = [line for line in lines if line.endswith("; it is tried again")]
+    assert len(again) == (1 if at_terminal else 0)
+    assert len(lines) == len(again) + 1
+
+
+# -- docs/commands.md
+
+
+def test_the_page_is_up_to_date() -> None:
+    """If not: ``make commands``."""
+    assert PAGE.read_text(encoding="utf-8") == reference()
+
+
+def test_the_page_has_a_section_for_each_command_that_help_lists(call: Call) -> None:
+    listed = re.findall(r"^\W*(\w+)  ", call("--help").out.partition("Commands")[2], re.MULTILINE)
+    sections = re.findall(r"^## s3cache (\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections
+    assert sections == listed
+
+
+def test_every_option_is_said_in_help_too(call: Call) -> None:
+    for section in reference().split("\n## s3cache ")[2:]:
+        shown = call(section.split()[0], "--help").out
+        for option in re.findall(r"--[a-z][a-z-]*", section.partition("|---|---|")[2]):
+            assert option in shown

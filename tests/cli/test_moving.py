@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache import Cache, frame
 from s3cache.trust import SigningKey, generate, pack, sign
+from tests.cli.commands import Call
 from tests.support.shelves import Shelf
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
 
 
 @pytest.fixture

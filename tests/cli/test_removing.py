@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache import Cache, frame
 from s3cache.records import Record
-from tests.cli.commands import record
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.cli.commands import Call, record
+from tests.support.shelves import Shelf
 
 
 def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:

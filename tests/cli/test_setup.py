@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import s3cache
 from s3cache import Cache, frame
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.commands import Call
-    from tests.support.shelves import Shelf
+from tests.cli.commands import Call
+from tests.support.shelves import Shelf
 
 # -- doctor
 
@@ -47,21 +43,6 @@ def test_a_fault_is_the_exit_code(
         assert call("explain", section).out.startswith(f"{section}: What the doctor checks\n")
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("s3://AKIA:hunter2@bucket", "user name, a password"),
-        ("ftp://AKIA:hunter2@bucket", "is not known"),
-        ("file:///nowhere/at/all?create=false", "/nowhere/at/all"),
-    ],
-)
-def test_a_url_that_cannot_be_used_is_a_fault(call: Call, url: str, said: str) -> None:
-    done = call("doctor", "--url", url, "--no-programs", "--json")
-    assert done.code == 1
-    assert said in done.out
-    assert "hunter2" not in done.out + done.err
-
-
 def test_settings_that_cannot_be_used_are_the_only_fault(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +70,7 @@ def test_both_tiers_are_counted(call: Call, shelf: Shelf) -> None:
     assert found["local"]["bytes"] > 0
     assert "remote" not in call("stats", "--local", "--url", shelf.url, "--json").json
     text = call("stats", "--url", shelf.url).out
-    assert f"remote: {shelf.url}\n  3 entries under 2 keys" in text
+    assert "remote:\n  entries  3\n  keys     2\n" in text
 
 
 # -- version

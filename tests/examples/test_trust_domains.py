@@ -47,22 +47,16 @@ def job(name: str) -> Any:
     return found
 
 
-def manifests(name: str) -> list[Any]:
-    return [*yaml.safe_load_all((EXAMPLE / "kubernetes" / f"{name}.yaml").read_text())]
-
-
-def manifest(name: str, kind: str) -> Any:
-    (found,) = [one for one in manifests(name) if one["kind"] == kind]
-    return found
+def manifests(name: str) -> dict[str, Any]:
+    """What a file of Kubernetes has, by kind."""
+    text = (EXAMPLE / "kubernetes" / f"{name}.yaml").read_text()
+    return {each["kind"]: each for each in yaml.safe_load_all(text)}
 
 
 def pod(name: str) -> Any:
-    for one in manifests(name):
-        if one["kind"] == "Job":
-            return one["spec"]["template"]["spec"]
-        if one["kind"] == "CronJob":
-            return one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    raise AssertionError(name)
+    found = manifests(name)
+    job = found["Job"] if "Job" in found else found["CronJob"]["spec"]["jobTemplate"]
+    return job["spec"]["template"]["spec"]
 
 
 def environment(example: str) -> dict[str, str]:
@@ -77,13 +71,11 @@ def environment(example: str) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["env"]}
 
 
-EXAMPLES = ["main", "pull-request", "irsa", "mounted-secrets"]
 WORKFLOWS = ["main", "pull-request"]
-examples = pytest.mark.parametrize("example", EXAMPLES)
-workflows = pytest.mark.parametrize("name", WORKFLOWS)
+EXAMPLES = [*WORKFLOWS, "irsa", "mounted-secrets"]
 
 
-@examples
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_every_variable_is_a_setting_and_its_value_is_one(example: str) -> None:
     known = {f"S3CACHE_{name.upper()}" for name in Settings.__dataclass_fields__}
     given = {k: v for k, v in environment(example).items() if k.startswith("S3CACHE_")}
@@ -96,7 +88,7 @@ def test_every_variable_is_a_setting_and_its_value_is_one(example: str) -> None:
     Settings.load(**values)
 
 
-@examples
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_the_audience_is_that_of_the_prefix(example: str) -> None:
     given = environment(example)
     prefix = policies.PULLS if example == "pull-request" else policies.MAIN
@@ -127,12 +119,6 @@ def test_trusted_keys_are_those_of_the_domain(example: str, audiences: list[str]
 
 
 # -- GitHub
-
-
-@workflows
-def test_a_token_is_asked_for_by_the_job_and_nothing_else_is_granted(name: str) -> None:
-    assert workflow(name)["permissions"] == {}
-    assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
 
 
 def test_main_runs_in_the_environment_that_its_role_asks_for() -> None:
@@ -168,33 +154,35 @@ def test_a_pull_request_of_a_fork_asks_for_no_credentials_and_has_no_remote() ->
     assert "head.repo.full_name == github.repository" in is_ours
 
 
-def test_the_key_that_signs_is_given_to_no_other_step() -> None:
-    for name in WORKFLOWS:
-        having = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
-        assert [step["run"] for step in having] == ["python -m s3cache run train.py"]
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_job_gets_a_token_and_only_the_program_gets_the_key_that_signs(name: str) -> None:
+    assert workflow(name)["permissions"] == {}
+    assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
+    having = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
+    assert [step["run"] for step in having] == ["python -m s3cache run train.py"]
 
 
 # -- Kubernetes
 
 
 def test_the_service_account_is_the_one_that_the_readers_role_asks_for() -> None:
-    account = manifest("irsa", "ServiceAccount")["metadata"]
+    account = manifests("irsa")["ServiceAccount"]["metadata"]
     said = TEMPLATE["Parameters"]["KubernetesServiceAccount"]["Default"]
     assert f"{account['namespace']}:{account['name']}" == said
     assert "-ReaderRole-" in account["annotations"]["eks.amazonaws.com/role-arn"]
     assert "ReaderRoleArn" in TEMPLATE["Outputs"]
     assert pod("irsa")["serviceAccountName"] == account["name"]
-    assert manifest("irsa", "Job")["metadata"]["namespace"] == account["namespace"]
+    assert manifests("irsa")["Job"]["metadata"]["namespace"] == account["namespace"]
 
 
 def test_what_training_trusts_is_a_file_that_its_variables_do_not_weaken() -> None:
-    data = json.loads(manifest("irsa", "ConfigMap")["data"]["trust.json"])
+    data = json.loads(manifests("irsa")["ConfigMap"]["data"]["trust.json"])
     assert data.keys() == {"trust", "trusted_keys", "revoked"}
     assert data["trust"] == "require"
     (trusted,) = parse_trusted(" ".join(data["trusted_keys"]), audience="other")
     assert trusted.audience == "main"
     (volume,), (container,) = pod("irsa")["volumes"], pod("irsa")["containers"]
-    assert volume["configMap"]["name"] == manifest("irsa", "ConfigMap")["metadata"]["name"]
+    assert volume["configMap"]["name"] == manifests("irsa")["ConfigMap"]["metadata"]["name"]
     (mount,) = container["volumeMounts"]
     assert (mount["name"], mount["mountPath"]) == (volume["name"], "/etc/s3cache")
     assert mount["readOnly"] is True

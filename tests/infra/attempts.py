@@ -45,35 +45,29 @@ class Bucket:
         for prefix in self.PREFIXES:
             self.owner.put_object(Bucket=self.name, Key=f"{prefix}/there", Body=b"bytes")
 
+    # Each returns parameters of a request.
+
     def new(self, prefix: str) -> dict[str, str]:
-        """Parameters that name an object that is not there."""
         return {"Bucket": self.name, "Key": f"{prefix}/new-{next(_COUNT)}"}
 
     def there(self, prefix: str) -> dict[str, str]:
         return {"Bucket": self.name, "Key": f"{prefix}/there"}
 
     def fresh(self, prefix: str) -> dict[str, str]:
-        """An object that is there, and that no other attempt uses."""
         target = self.new(prefix)
         self.owner.put_object(Body=b"bytes", **target)
         return target
 
     def version(self, prefix: str) -> dict[str, str]:
-        """One version of an object, with another one before it."""
         target = self.fresh(prefix)
         version = self.owner.put_object(Body=b"more", **target)["VersionId"]
         return {**target, "VersionId": version}
 
     def begun(self, prefix: str) -> dict[str, str]:
-        """An upload in parts of an object that is not there."""
         target = self.new(prefix)
-        return {
-            **target,
-            "UploadId": self.owner.create_multipart_upload(**target)["UploadId"],
-        }
+        return {**target, "UploadId": self.owner.create_multipart_upload(**target)["UploadId"]}
 
     def sent(self, prefix: str) -> dict[str, Any]:
-        """One with all that it takes to be completed."""
         upload = self.begun(prefix)
         part = self.owner.upload_part(PartNumber=1, Body=b"bytes", **upload)
         parts = [{"PartNumber": 1, "ETag": part["ETag"]}]
@@ -141,36 +135,24 @@ ATTEMPTS: dict[str, Attempt] = {
 }
 
 _EVERYBODY = "main pulls reader operator"
+
+
+def _rights(prefix: str, readers: str, writers: str) -> dict[str, str]:
+    reading = ("read", "look at", "list")
+    adding = ("add to", "begin parts in", "send a part to", "add parts to", "abort parts in")
+    changing = ("overwrite", "copy to", "delete from", "read a version in", "delete a version in")
+    return {
+        **{f"{verb} {prefix}": readers for verb in reading},
+        **{f"{verb} {prefix}": writers for verb in adding},
+        **{f"{verb} {prefix}": "operator" for verb in changing},
+        f"overwrite {prefix} with parts": "operator",
+    }
+
+
 #: The roles that may do each; no role may do what is not here.
 MAY = {
-    "read main": _EVERYBODY,
-    "look at main": _EVERYBODY,
-    "list main": _EVERYBODY,
-    "add to main": "main operator",
-    "overwrite main": "operator",
-    "begin parts in main": "main operator",
-    "send a part to main": "main operator",
-    "add parts to main": "main operator",
-    "overwrite main with parts": "operator",
-    "abort parts in main": "main operator",
-    "copy to main": "operator",
-    "delete from main": "operator",
-    "read a version in main": "operator",
-    "delete a version in main": "operator",
-    "read pulls": "pulls operator",
-    "look at pulls": "pulls operator",
-    "list pulls": "pulls operator",
-    "add to pulls": "pulls operator",
-    "overwrite pulls": "operator",
-    "begin parts in pulls": "pulls operator",
-    "send a part to pulls": "pulls operator",
-    "add parts to pulls": "pulls operator",
-    "overwrite pulls with parts": "operator",
-    "abort parts in pulls": "pulls operator",
-    "copy to pulls": "operator",
-    "delete from pulls": "operator",
-    "read a version in pulls": "operator",
-    "delete a version in pulls": "operator",
+    **_rights("main", readers=_EVERYBODY, writers="main operator"),
+    **_rights("pulls", readers="pulls operator", writers="pulls operator"),
     # The names, not the bytes: S3 asks for this right, without a prefix, to tell absent from
     # forbidden.
     "list all": _EVERYBODY,

@@ -21,7 +21,7 @@ import pytest
 from infra import policies
 from infra.policies import ROLES
 from infra.rgw import deploy
-from s3cache.errors import AccessDeniedError, PreconditionError
+from s3cache.errors import PreconditionError
 from s3cache.store import Store, open_store, parse_url
 from tests.infra.attempts import Bucket, Case, cases, config, is_refused
 
@@ -32,7 +32,6 @@ pytestmark = [
     ),
 ]
 
-MULTIPART_BYTES = 5 * 2**20
 # Who may do what where Ceph differs.
 OF_CEPH = {
     "overwrite main": "main operator",
@@ -89,16 +88,14 @@ def bucket(users: dict[str, str]) -> Bucket:
 async def open_as(users: dict[str, str], bucket: Bucket) -> Any:
     stores: list[Store] = []
 
-    def open_as(role: str, prefix: str = "main") -> Store:
+    def open_as(role: str) -> Store:
         store = open_store(
-            f"s3://{bucket.name}/{prefix}",
+            f"s3://{bucket.name}/main",
             endpoint_url=os.environ["S3CACHE_TEST_RGW_TLS_ENDPOINT"],
             ca_bundle=os.environ["S3CACHE_TEST_RGW_TLS_CA"],
             region="us-east-1",
             access_key=users[role],
             secret_key=f"{users[role]}-secret",
-            multipart_bytes=MULTIPART_BYTES,
-            part_bytes=MULTIPART_BYTES,
         )
         stores.append(store)
         return store
@@ -139,24 +136,6 @@ def test_what_is_overwritten_is_still_there_as_a_version(
     assert sorted(bodies) == [b"bytes", b"other"]
 
 
-@pytest.mark.parametrize(("role", "prefix"), [("main", "main"), ("pulls", "pulls")])
-async def test_a_writer_can_do_all_that_a_job_does(role: str, prefix: str, open_as: OpenAs) -> None:
-    store, operator = open_as(role, prefix), open_as("operator", prefix)
-    large = bytes(MULTIPART_BYTES + 1)
-    await store.put("small", b"small")
-    await store.put("large", large)
-    await store.put("new", b"new", mode="create")
-    assert await store.get("small") == b"small"
-    assert await store.get("large") == large
-    assert await store.get_range("small", 1, 2) == b"ma"
-    assert {info.key async for info in store.list()} >= {"small", "large", "new", "there"}
-    for key in ("small", "large", "new"):
-        with pytest.raises(AccessDeniedError):
-            await store.delete(key)
-        await operator.delete(key)
-        assert await store.head(key) is None
-
-
 async def test_where_versions_take_the_condition_away_a_job_looks_first(open_as: OpenAs) -> None:
     """Ceph 16 takes a write with ``If-None-Match: *`` over what is there, if there are versions."""
     store = open_as("main")
@@ -186,16 +165,14 @@ def test_the_bucket_has_versions_and_a_lifecycle(bucket: Bucket) -> None:
         assert {name: by_id[rule["ID"]][name] for name in rule} == rule
 
 
-@pytest.fixture
-def as_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_may_be_run_again_and_says_what_to_set(
+    users: dict[str, str],
+    bucket: Bucket,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", os.environ["S3CACHE_TEST_RGW_ACCESS_KEY"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", os.environ["S3CACHE_TEST_RGW_SECRET_KEY"])
-
-
-@pytest.mark.usefixtures("as_the_owner")
-def test_it_may_be_run_again_and_says_what_to_set(
-    users: dict[str, str], bucket: Bucket, capsys: pytest.CaptureFixture[str]
-) -> None:
     endpoint = os.environ["S3CACHE_TEST_RGW_TLS_ENDPOINT"]
     arguments = ["--endpoint", endpoint, "--bucket", bucket.name]
     arguments += ["--ca-bundle", os.environ["S3CACHE_TEST_RGW_TLS_CA"]]

@@ -66,37 +66,3 @@ def test_a_killed_or_stopped_gateway_comes_back_as_another_process(
     subprocess.run([str(RGW / "restart.sh")], env=gateway, check=True)
     assert pid(gateway) != before
     assert status(gateway) == 200
-
-
-@needs_gateway
-def test_a_port_in_use_is_named(gateway: dict[str, str], tmp_path: Path) -> None:
-    second = {**gateway, "S3CACHE_TEST_RGW_DIR": str(tmp_path / "second")}
-    done = subprocess.run([str(RGW / "up.sh")], env=second, capture_output=True, check=False)
-    assert done.returncode == 1
-    assert f"127.0.0.1:{gateway['S3CACHE_TEST_RGW_PORT']} is in use".encode() in done.stderr
-
-
-@needs_gateway
-def test_run_ends_with_the_commands_status_and_leaves_nothing(tmp_path: Path) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    show = 'echo "$S3CACHE_TEST_RGW_ENDPOINT $(<"$S3CACHE_TEST_RGW_PIDFILE")"; exit 7'
-    done = subprocess.run(
-        [str(RGW / "run.sh"), "bash", "-c", show],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 7
-    url, process = done.stdout.split()
-    with pytest.raises(URLError):
-        urlopen(url, timeout=LONG_S)
-    assert b"radosgw" not in cmdline(int(process))
-    assert list(tmp_path.iterdir()) == []
-
-
-def cmdline(process: int) -> bytes:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return b""

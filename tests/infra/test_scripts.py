@@ -63,16 +63,10 @@ def run(environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_without_ceph_or_a_way_to_install_it_run_says_so(without_ceph: dict[str, str]) -> None:
+def test_where_ceph_cannot_be_installed_run_says_so(without_ceph: dict[str, str]) -> None:
     done = run(without_ceph, "bash", "-c", "echo ran")
-    assert done.returncode == CANNOT_INSTALL
+    assert (done.returncode, done.stdout) == (CANNOT_INSTALL, "")
     assert "cannot install Ceph here" in done.stderr
-    assert done.stdout == ""
-
-
-def test_an_installation_that_fails_counts_as_one_that_cannot_be(
-    without_ceph: dict[str, str],
-) -> None:
     add_tool(without_ceph, "id", "echo 0")
     add_tool(without_ceph, "apt-get", "echo no network >&2; exit 100")
     done = run(without_ceph, "bash", "-c", "echo ran")
@@ -89,22 +83,6 @@ def test_if_possible_runs_the_command_without_a_gateway(
     assert done.returncode == 7
     assert done.stdout == "endpoint=unset dir=unset\n"
     assert "will be skipped" in done.stderr
-    assert list(Path(without_ceph["TMPDIR"]).iterdir()) == []
-
-
-def test_a_gateway_that_is_installed_and_does_not_start_is_a_failure(
-    without_ceph: dict[str, str],
-) -> None:
-    """Even with --if-possible: a skip would hide that something broke."""
-    for name in ("ceph", "ceph-mon", "ceph-osd", "ceph-authtool", "monmaptool", "radosgw"):
-        add_tool(without_ceph, name, "exit 1")
-    add_tool(without_ceph, "radosgw-admin", "exit 1")
-    add_tool(without_ceph, "openssl", "echo broken >&2; exit 1")
-    (Path(without_ceph["PATH"]) / "mkdir").symlink_to(shutil.which("mkdir") or "")
-    done = run(without_ceph, "--if-possible", "bash", "-c", "echo ran")
-    assert done.returncode == 1
-    assert "ran" not in done.stdout
-    assert "broken" in done.stderr
     assert list(Path(without_ceph["TMPDIR"]).iterdir()) == []
 
 

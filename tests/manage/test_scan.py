@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from s3cache import entries
 from s3cache.errors import CorruptError, TransientError, UntrustedError
-from s3cache.manage import FilterFeedback, Item, Selection, scan
-from s3cache.store import FileStore, MemoryStore, WrapperStore
+from s3cache.manage import Item, Place, Scan, Selection
+from s3cache.store import FileStore, MemoryStore, Store, WrapperStore
+from s3cache.trust import Policy, generate, policy_of
+from tests.support.shelves import Shelf
 
-if TYPE_CHECKING:
-    from tests.support.shelves import Shelf
+
+def scan_of(store: Store, *args: Any, policy: Policy | None = None, **how: Any) -> Scan:
+    return Scan(Place(store, False, policy or Policy()), *args, **how)
 
 
-def found(shelf: Shelf, selection: Selection | None = None, **how: Any) -> dict[str, Item]:
-    store = FileStore(shelf.root, create=False)
+def found(shelf: Shelf, **how: Any) -> dict[str, Item]:
+    scan = scan_of(FileStore(shelf.root, create=False), **how)
 
     async def listed() -> dict[str, Item]:
-        batches = scan(store, selection, **how)
-        return {item.name: item async for batch in batches for item in batch}
+        return {item.name: item async for batch in scan.batches() for item in batch}
 
     return asyncio.run(listed())
 
@@ -36,20 +38,12 @@ def test_every_entry_is_listed_with_its_key_and_size(shelf: Shelf) -> None:
     assert all(item.size > 100 and item.about is None for item in items.values())
 
 
-def test_headers_say_kind_release_and_tag(shelf: Shelf) -> None:
-    name = shelf.add("k", kind="fx", torch="2.12.1+cu130", tag="mine", variant="v")
-    about = found(shelf, heads=True)[name].about
-    assert about is not None
-    assert (about.kind, about.torch, about.tag) == ("fx", "2.12.1+cu130", "mine")
-    assert (about.variant, about.signers) == ("v", ())
-
-
 def test_entries_that_cannot_be_used_are_listed_with_the_reason(shelf: Shelf) -> None:
     damaged, cut, moved = (shelf.add(key) for key in ("damaged", "cut", "moved"))
     shelf.damage(damaged, at=70)
     shelf.put(cut, (shelf.files.read(cut) or b"")[:-1])
     strange = shelf.put(entries.first_name("strange"), shelf.files.read(moved) or b"")
-    items = found(shelf, heads=True)
+    items = found(shelf, headers=True)
     for name in (damaged, cut, strange):
         assert isinstance(items[name].problem, CorruptError)
         assert items[name].about is None
@@ -58,11 +52,8 @@ def test_entries_that_cannot_be_used_are_listed_with_the_reason(shelf: Shelf) ->
 
 def test_untrusted_entries_are_not_parsed(shelf: Shelf) -> None:
     name = shelf.add("k")
-
-    def admit(digest: bytes, block: bytes) -> None:
-        raise UntrustedError("unsigned", "it has no signature")
-
-    item = found(shelf, heads=True, admit=admit)[name]
+    policy = policy_of("require", generate("ci").public_text(), "", audience="main")
+    item = found(shelf, headers=True, policy=policy)[name]
     assert isinstance(item.problem, UntrustedError)
     assert item.about is None
 
@@ -111,7 +102,7 @@ async def test_a_scan_that_is_stopped_early_has_not_read_everything() -> None:
     store = _Watched()
     for number in range(600):
         await store.put(f"v1/000/{number}.0", b"nothing")
-    batches = scan(store, heads=True)
+    batches = scan_of(store, headers=True).batches()
     first = await anext(batches)
     await batches.aclose()
     assert len(first) == store.heads == 256
@@ -121,19 +112,17 @@ async def test_named_entries_are_found_without_listing_the_rest() -> None:
     """Ten of 2,000 objects: ten listings, of one object each."""
     store, keys = await _watched(2_000)
     names = frozenset(keys[:100:10]) | {"gone"}
-    selection = Selection(named=names)
-    feedback = FilterFeedback(selection)
-    batches = scan(store, selection, feedback=feedback)
-    found = [item.key async for batch in batches for item in batch]
+    scan = scan_of(store, Selection(manifest=names))
+    found = [item.key async for batch in scan.batches() for item in batch]
     assert {*found, "gone"} == names
-    assert feedback.absent == ["gone"]
+    assert scan.absent == ["gone"]
     assert (store.listings, store.listed) == (11, 10)
 
 
 async def test_named_entries_are_listed_concurrently_and_in_order() -> None:
     """The order is that in which a bucket lists everything."""
     store, keys = await _watched(300)
-    named = scan(store, Selection(named=frozenset(keys)))
+    named = scan_of(store, Selection(manifest=frozenset(keys))).batches()
     found = [item.name async for batch in named for item in batch]
     assert found == sorted(map(entries.first_name, keys))
     assert 1 < store.at_once <= 16
@@ -141,17 +130,19 @@ async def test_named_entries_are_listed_concurrently_and_in_order() -> None:
 
 async def test_no_request_runs_on_after_a_failure_or_an_early_end() -> None:
     store, keys = await _watched(300)
-    batches = scan(store, Selection(named=frozenset(keys)))
+    batches = scan_of(store, Selection(manifest=frozenset(keys))).batches()
     await anext(batches)
     assert store.under_way == 0
     await batches.aclose()
     store.refused = "/k7."
     with pytest.raises(TransientError):
-        await anext(scan(store, Selection(named=frozenset(keys[:100]))))
+        await anext(scan_of(store, Selection(manifest=frozenset(keys[:100]))).batches())
     assert store.under_way == 0
 
 
 async def test_without_headers_nothing_is_read() -> None:
     store, _ = await _watched(20)
-    assert sum([len(batch) async for batch in scan(store, Selection(keys=("k1",)))]) == 11
+    assert (
+        sum([len(batch) async for batch in scan_of(store, Selection(key=("k1",))).batches()]) == 11
+    )
     assert store.heads == 0

@@ -6,37 +6,33 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 from typer import Argument, Option
 
-from s3cache.cli._options import Number, Steps, Url, duration_s, size_bytes
-from s3cache.cli._output import Output, size_text
+from s3cache.cli._options import URL, duration_s, size_bytes
+from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
 from s3cache.util.words import counted
 
-if TYPE_CHECKING:
-    from s3cache.graph import Report
-    from s3cache.manage.bench import Bench, Times
-
-__all__ = ["bench", "check", "run", "warm"]
-
-Program = Annotated[
-    list[str],
-    Argument(metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."),
-]
-Module = Annotated[bool, Option("-m", help="A module, not a script.")]
-Command = Annotated[bool, Option("-c", help="Code, not a script.")]
+PROGRAM: list[str] = Argument(
+    ...,
+    metavar="PROGRAM [ARGUMENT]...",
+    help="What python runs too, and arguments for it.",
+)
+MODULE: bool = Option(False, "-m", help="A module, not a script.")
+COMMAND: bool = Option(False, "-c", help="Code, not a script.")
+STEPS: int | None = Option(
+    None,
+    metavar="N",
+    help="End it after so many optimizer steps since it first compiled.",
+    min=1,
+    max=1000,
+)
 
 
 def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
-    """Return the arguments by which Python runs a program.
-
-    Raises:
-        ConfigError: there is no such script, or two kinds of program are asked for.
-    """
+    """Return the arguments by which Python runs a program."""
     if module and command:
         raise ConfigError("option -c", "is given beside -m", "leave one of them out")
     kind = ["-m"] if module else ["-c"] if command else []
@@ -45,17 +41,12 @@ def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
     return [*kind, *program]
 
 
-# -- run
-
-
 def run(
-    program: Program,
-    url: Url = None,
-    as_json: Annotated[
-        bool, Option("--json", help="End with an object of JSON in place of a line.")
-    ] = False,
-    module: Module = False,
-    command: Command = False,
+    program: list[str] = PROGRAM,
+    url: str | None = URL,
+    as_json: bool = Option(False, "--json", help="End with an object of JSON in place of a line."),
+    module: bool = MODULE,
+    command: bool = COMMAND,
 ) -> None:
     """Run a Python program with s3cache turned on, unchanged.
 
@@ -118,9 +109,6 @@ def _interpreter_options() -> list[str]:
     return options
 
 
-# -- check
-
-
 _ENDS = {
     "itself": "ended by itself",
     "steps": "was ended: its optimizers have stepped (--steps)",
@@ -133,21 +121,17 @@ _ENDS = {
 
 def check(
     out: Output,
-    program: Program,
-    module: Module = False,
-    command: Command = False,
-    quiet: Annotated[
-        str,
-        Option(metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."),
-    ] = "30s",
-    steps: Steps = None,
-    graphs: Annotated[
-        Number,
-        Option(metavar="N", help="End it after so many graphs.", min=1),
-    ] = None,
-    timeout: Annotated[
-        str, Option(metavar="TIME", help="End it after that time in any case; 0: never.")
-    ] = "2h",
+    program: list[str] = PROGRAM,
+    module: bool = MODULE,
+    command: bool = COMMAND,
+    quiet: str = Option(
+        "30s", metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."
+    ),
+    steps: int | None = STEPS,
+    graphs: int | None = Option(None, metavar="N", help="End it after so many graphs.", min=1),
+    timeout: str = Option(
+        "2h", metavar="TIME", help="End it after that time in any case; 0: never."
+    ),
 ) -> int:
     """Run a program, and report for each graph that it compiles whether it can be cached.
 
@@ -158,58 +142,35 @@ def check(
     that takes days ends after its first steps, and saves nothing. Exits with 1 if a graph cannot be
     cached as a whole, or nothing was compiled.
     """
-    from s3cache.manage.check import Limits, check_program
+    from s3cache.manage.programs import check_program
 
     found = check_program(
         _arguments(program, module=module, command=command),
-        Limits(
-            quiet_s=duration_s("--quiet", quiet) or None,
-            steps=steps,
-            graphs=graphs,
-            timeout_s=duration_s("--timeout", timeout) or None,
-        ),
+        quiet_s=duration_s("--quiet", quiet) or None,
+        steps=steps,
+        graphs=graphs,
+        timeout_s=duration_s("--timeout", timeout) or None,
         to_stderr=out.json,
     )
+    end, code = str(found.program["end"]), found.program["exit_code"]
     if out.json:
         out.record(found.as_dict())
     else:
-        _show_check(out, found)
-    if found.program["end"] == "interrupted":
+        out.note(f"the program {_ENDS[end]}{f' with {code}' if code else ''}")
+        nothing = "no graph: the program called nothing that torch.compile compiles by Inductor"
+        out.text(str(found) if found.graphs else nothing)
+    if end == "interrupted":
         return 130
     return 0 if found.cacheable else 1
 
 
-def _show_check(out: Output, found: Report) -> None:
-    code = found.program["exit_code"]
-    out.note(f"the program {_ENDS[str(found.program['end'])]}{f' with {code}' if code else ''}")
-    if found.graphs:
-        out.text(str(found))
-    else:
-        out.line("no graph: the program called nothing that torch.compile compiles by Inductor")
-
-
-# -- warm
-
-
-_NOTHING_COMPILED = (
-    "the job called nothing that torch.compile compiles by Inductor, or turned the cache off: "
-    "s3cache check says what a program compiles"
-)
-
-
 def warm(
     out: Output,
-    command: Annotated[
-        list[str], Argument(metavar="-- COMMAND...", help="The job, as a shell has it.")
-    ],
-    steps: Steps = None,
-    quiet: Annotated[
-        str, Option(metavar="TIME", help="End it when it compiled nothing for so long.")
-    ] = "60s",
-    timeout: Annotated[
-        str, Option(metavar="TIME", help="End it after that time in any case.")
-    ] = "2h",
-    url: Url = None,
+    command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as a shell has it."),
+    steps: int | None = STEPS,
+    quiet: str = Option("60s", metavar="TIME", help="End it when it compiled nothing for so long."),
+    timeout: str = Option("2h", metavar="TIME", help="End it after that time in any case."),
+    url: str | None = URL,
 ) -> int:
     """Run a job until it compiles nothing more and everything is uploaded, then end it.
 
@@ -219,9 +180,9 @@ def warm(
     --quiet ends the job. Exits with 1 if the time was over, the job failed, something is not
     uploaded, or the job compiled nothing at all.
     """
-    from s3cache.manage.warm import warm as warmed
+    from s3cache.manage import programs
 
-    done = warmed(
+    done = programs.warm(
         command,
         quiet_s=duration_s("--quiet", quiet),
         timeout_s=duration_s("--timeout", timeout),
@@ -229,47 +190,34 @@ def warm(
         url=url,
     )
     if out.json:
-        out.record({**vars(done), "is_warm": done.is_warm})
-        return 0 if done.is_warm else 1
-    code = f" with {done.exit_code}" if done.exit_code else ""
-    out.note(f"the job {_ENDS[done.end]}{code}")
-    left = f", {done.to_upload} not uploaded" if done.to_upload else ", all is uploaded"
-    if not done.compiled:
-        out.note(f"nothing was compiled, so nothing is warm{left if done.to_upload else ''}")
-        out.note(_NOTHING_COMPILED)
-        return 1
-    out.note(
-        f"{counted(done.hits, 'graph')} hit, {done.misses} missed, of which {done.added} are in "
-        f"the cache now; {done.bypasses} bypassed{left}"
-    )
-    return 0 if done.is_warm else 1
-
-
-# -- bench
-
-
-_BENCH_LABELS = {
-    "small_put": "put of 4 KiB",
-    "small_get": "get of 4 KiB",
-    "miss": "get of what is not there",
-    "large_put": "put of",
-    "large_get": "get of",
-}
+        out.record(done)
+        return 0 if done["is_warm"] else 1
+    code, left = done["exit_code"], done["to_upload"]
+    out.note(f"the job {_ENDS[done['end']]}{f' with {code}' if code else ''}")
+    if left:
+        out.note(f"{left} not uploaded")
+    if done["hits"] or done["misses"] or done["bypasses"]:
+        out.note(
+            f"{counted(done['hits'], 'graph')} hit, {done['misses']} missed, of which "
+            f"{done['added']} are in the cache now; {done['bypasses']} bypassed"
+        )
+    else:
+        out.note(
+            "nothing was compiled, so nothing is warm: the job called nothing that torch.compile "
+            "compiles by Inductor, or turned the cache off; s3cache check says what it compiles"
+        )
+    return 0 if done["is_warm"] else 1
 
 
 def bench(
     out: Output,
-    storage_only: Annotated[
-        bool, Option("--storage-only", help="Compile nothing; torch is not needed.")
-    ] = False,
-    rounds: Annotated[
-        int, Option(metavar="N", help="Cold and warm starts, each N times.", min=1)
-    ] = 3,
-    size: Annotated[str, Option(metavar="SIZE", help="Of a large object.")] = "32MB",
-    timeout: Annotated[
-        str, Option(metavar="TIME", help="Leave out tries that would take longer.")
-    ] = "5min",
-    url: Url = None,
+    storage_only: bool = Option(
+        False, "--storage-only", help="Compile nothing; torch is not needed."
+    ),
+    rounds: int = Option(3, metavar="N", help="Cold and warm starts, each N times.", min=1),
+    size: str = Option("32MB", metavar="SIZE", help="Of a large object."),
+    timeout: str = Option("5min", metavar="TIME", help="Leave out tries that would take longer."),
+    url: str | None = URL,
 ) -> int:
     """Measure your own bucket: its storage, and a first step compiled and hit through it.
 
@@ -278,59 +226,39 @@ def bench(
     its own, s3cache-bench-..., and removed at the end. If the credentials may not delete, the
     output says what is left. Exits with 1 if the warm start did not hit.
     """
-    from s3cache.manage.bench import Bench
+    from s3cache.manage.bench import bench as measured
+    from s3cache.manage.bench import tries
 
-    with out.progress("measured", Bench.tries(0 if storage_only else rounds)) as advance:
-        running = Bench(
+    rounds = 0 if storage_only else rounds
+    with out.progress("measured", tries(rounds)) as advance:
+        found = measured(
             url,
             size=size_bytes("--size", size),
+            rounds=rounds,
             timeout_s=duration_s("--timeout", timeout),
             advance=advance,
         )
-        found: dict[str, Any] = {"url": running.store.url, "prefix": running.prefix}
-        with _cleanup(running, found):
-            storage = running.storage()
-            found["storage"] = {name: times.as_dict() for name, times in storage.items()}
-            if not storage_only:
-                found["warm_start"] = running.warm_start(rounds)
     if out.json:
         out.record(found)
     else:
-        _show_bench(out, found, storage)
+        _show_bench(out, found)
     return 0 if storage_only or found["warm_start"]["hits"] else 1
 
 
-@contextmanager
-def _cleanup(running: Bench, found: dict[str, Any]) -> Iterator[None]:
-    """Remove what was written, however it ends, also by Ctrl-C."""
-    try:
-        try:
-            yield
-        finally:
-            found["removed"], found["left"] = running.clean()
-    finally:
-        running.close()
-
-
-def _show_bench(out: Output, found: dict[str, Any], storage: dict[str, Times]) -> None:
+def _show_bench(out: Output, found: dict[str, Any]) -> None:
     rows = []
-    for name, times in storage.items():
-        large = f" {size_text(times.size)}" if times.size else ""
-        speed = f"{times.mb_s:.0f} MB/s" if times.size else ""
-        median = f"{times.median_s * 1000:.1f} ms"
-        rows.append((f"{_BENCH_LABELS[name]}{large}", median, speed, str(len(times.seconds))))
+    for name, times in found["storage"].items():
+        speed = f"{times['mb_s']:.0f} MB/s" if "mb_s" in times else ""
+        median = f"{times['median_s'] * 1000:.1f} ms"
+        rows.append((name.replace("_", " "), median, speed, str(len(times["seconds"]))))
     out.table(["storage", ">median", ">speed", ">tries"], rows)
     if start := found.get("warm_start"):
-        cold, warm = start["cold"], start["warm"]
-        starts = (
-            (f"compiled, on {start['device']}", cold, ""),
-            ("hit", warm, f"{start['ratio']:.1f}x faster"),
-        )
-        rows = [
-            (name, f"{times['median_s']:.2f} s", speed, str(len(times["seconds"])))
-            for name, times, speed in starts
+        starts = [
+            (name, f"{start[name]['median_s']:.2f} s", str(len(start[name]["seconds"])))
+            for name in ("cold", "warm")
         ]
-        out.table(["first step", ">median", ">", ">tries"], rows)
+        out.table([f"first step, on {start['device']}", ">median", ">tries"], starts)
+        out.line(f"the warm start is {start['ratio']:.1f}x faster")
         if not start["hits"]:
             why = ", ".join([*start["misses"], *start["bypasses"]]) or "it looked nothing up"
             out.line(f"the warm start did not hit: {why} (see s3cache doctor)")

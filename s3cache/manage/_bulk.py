@@ -1,0 +1,461 @@
+"""Open a remote or a local tier; list, verify, copy and remove its entries in bounded memory.
+
+Work on entries raises StoreError if a store refuses, or cannot answer; what was done by then stays
+done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from s3cache import entries, frame
+from s3cache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    CorruptError,
+    S3CacheError,
+    StoreError,
+    TransientError,
+    TruncatedError,
+    UntrustedError,
+)
+from s3cache.frame import Frame, Head, TrustCheck
+from s3cache.manage._selection import HEADER_FIELDS, Item, Selection, has_value, header_values
+from s3cache.settings import Options, Settings
+from s3cache.store import (
+    FileLocation,
+    MeteredStore,
+    ObjectInfo,
+    RetryingStore,
+    RetryPolicy,
+    Store,
+    listing,
+    open_store,
+    parse_url,
+    store_identity,
+)
+from s3cache.tier import Budget, DiskTier, TierStore, background, cancel_all
+from s3cache.trust import Policy, unpack
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+_CLOSE_S = 5.0
+# Objects that are looked at together, which bounds the memory.
+_BATCH = 256
+# Requests at once.
+_CONCURRENCY = 16
+# A store that retries remembers the names of a listing, so a bucket is listed in sixteenths.
+_PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
+# Values of one field that are remembered, to suggest others for one that no entry has.
+_REMEMBERED_AT_MOST = 20
+# Bytes of objects that are in memory at once. A larger object is read alone.
+_MAX_BYTES = 256 << 20
+_NO_BOUND = 1 << 62
+_FAILURES_SHOWN = 100
+
+_Advance: TypeAlias = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store of entries and who is trusted there; as a context manager it is closed at the end."""
+
+    store: Store
+    is_local: bool
+    policy: Policy
+
+    async def to_upload(self) -> set[str]:
+        """Return the names in a local tier that are still to be uploaded; none for a remote."""
+        return await self.store.recorded() if isinstance(self.store, TierStore) else set()
+
+    def close(self) -> None:
+        """Close the store, waiting a few seconds at most."""
+        with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
+            background().wait(self.store.aclose(), _CLOSE_S)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def trust_of(settings: Settings) -> Policy:
+    """Return the trust policy of the settings and of the machine's file; may raise ConfigError."""
+    return settings.trust_policy()
+
+
+def url_of(settings: Settings) -> str:
+    """Return the remote's URL, or raise ConfigError where there is none."""
+    if settings.url is None:
+        raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
+    return settings.url
+
+
+def open_place(
+    url: str | None = None,
+    *,
+    in_tier: bool = False,
+    of_all: bool = False,
+    to_fill: bool = False,
+    **options: Unpack[Options],
+) -> Place:
+    """Open the remote that ``url`` and the environment name, or this machine's tier of it.
+
+    Args:
+        in_tier: the tier, not the remote.
+        of_all: what the tier holds of all remotes.
+        to_fill: make a missing directory, as a job would; else a missing one is an error.
+    """
+    settings, of_store = Settings.load(url, **options)
+    policy = trust_of(settings)
+    if in_tier:
+        identity = "" if settings.url is None else store_identity(settings.url, **of_store)
+        tier = DiskTier(
+            settings.local_dir,
+            namespace="" if of_all else hashlib.sha256(identity.encode()).hexdigest()[:16],
+            max_bytes=settings.local_max_bytes,
+            max_files=settings.local_max_files,
+        )
+        return Place(TierStore(tier), True, policy)
+    remote = url_of(settings)
+    if not to_fill and isinstance(parse_url(remote, **of_store), FileLocation):
+        of_store["create"] = False
+    retries = RetryPolicy(
+        attempts=settings.retry_attempts,
+        total_timeout_s=settings.retry_timeout_s,
+        attempt_timeout_s=settings.attempt_timeout_s,
+        base_delay_s=0.1,
+        max_delay_s=10.0,
+    )
+    store = RetryingStore(MeteredStore(open_store(remote, **of_store)), retries)
+    return Place(store, False, policy)
+
+
+class Scan:
+    """The entries of a place that are chosen, in batches: the memory does not grow.
+
+    Where a selection names entries of a remote, nothing else is listed: one request for each key,
+    several at once. Once all batches were read, ``absent`` has the names that no entry has.
+
+    Args:
+        headers: read headers even where nothing is chosen by them; one request each.
+    """
+
+    def __init__(
+        self, place: Place, selection: Selection | None = None, *, headers: bool = False
+    ) -> None:
+        self.place = place
+        self.selection = selection or Selection()
+        self.absent: list[str] = []
+        self._reads_headers = headers or self.selection.needs_headers
+        self._found: set[tuple[str, str]] = set()
+        self._values: dict[str, set[str]] = {name: set() for name in HEADER_FIELDS}
+
+    async def batches(self) -> AsyncGenerator[list[Item], None]:
+        """Yield the entries."""
+        missing = set(self.selection.manifest or ())
+        batch: list[Item] = []
+        async with aclosing(self._objects()) as objects:
+            async for info in objects:
+                item = Item(info.key, info.size, info.modified)
+                missing -= {item.key, item.place}
+                if self.selection.may_choose(item):
+                    batch.append(item)
+                if len(batch) == _BATCH:
+                    yield await self._chosen(batch)
+                    batch = []
+        if batch:
+            yield await self._chosen(batch)
+        self.absent = sorted(missing)
+
+    async def _objects(self) -> AsyncGenerator[ObjectInfo, None]:
+        store, named = self.place.store, self.selection.manifest
+        if named is None or self.place.is_local:
+            for prefix in ("",) if self.place.is_local else _PREFIXES:
+                async with listing(store, prefix) as objects:
+                    async for info in objects:
+                        yield info
+            return
+
+        async def objects_under(prefix: str) -> list[ObjectInfo]:
+            async with listing(store, prefix) as objects:
+                return [info async for info in objects]
+
+        prefixes = sorted({entries.name_prefix(entries.key_of(name)) for name in named})
+        for at in range(0, len(prefixes), _BATCH):
+            for infos in await concurrently(objects_under, prefixes[at : at + _BATCH]):
+                for info in infos:
+                    yield info
+
+    async def _chosen(self, batch: list[Item]) -> list[Item]:
+        if not self._reads_headers:
+            return batch
+        there = [item for item in await concurrently(self.read_header, batch) if item is not None]
+        asked = self.selection.in_headers
+        for about in (item.about for item in there if item.about is not None):
+            self._found.update(each for each in asked if has_value(about, *each))
+            for name, values in self._values.items():
+                if len(values) < _REMEMBERED_AT_MOST:
+                    values.update(header_values(about, name))
+        return [item for item in there if self.selection.chooses(item)]
+
+    async def read_header(self, item: Item) -> Item | None:
+        """Return ``item`` with its header, or with what is wrong with it; None if it is gone."""
+        try:
+            head = await read_head(self.place.store, item.name, self.place.policy.check)
+            if head is None:
+                return None
+            entries.check_place(item.place, head.header)
+            if head.size != item.size:
+                raise CorruptError("frame", f"is of {head.size} bytes, and {item.size} are there")
+        except (CorruptError, UntrustedError) as exc:
+            return replace(item, problem=exc)
+        return replace(item, about=_about(head))
+
+    def unmatched(self) -> dict[tuple[str, str], list[str]]:
+        """Return each field and value that is asked for and that no entry has, if there are any.
+
+        It may be misspelt: with it come values that entries have.
+        """
+        if not self._values["kind"]:
+            return {}
+        return {
+            (name, value): sorted(self._values[name])
+            for name, value in self.selection.in_headers
+            if (name, value) not in self._found
+        }
+
+
+async def concurrently(work: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) -> list[_R]:
+    """Return the results in order, with a bounded number at once; none runs on when this ends."""
+    limit = asyncio.Semaphore(_CONCURRENCY)
+
+    async def one(item: _T) -> _R:
+        async with limit:
+            return await work(item)
+
+    tasks = [asyncio.ensure_future(one(item)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel_all(tasks)
+
+
+async def read_head(store: Store, name: str, admit: TrustCheck | None = None) -> Head | None:
+    """Return the verified header of an object; None where there is no object.
+
+    It raises CorruptError if that is no entry, and UntrustedError if it is not admitted.
+    """
+    length = frame.HEADER_HINT_BYTES
+    while True:
+        data = await store.get_range(name, 0, length)
+        if data is None:
+            return None
+        try:
+            return frame.decode_head(data, admit=admit)
+        except TruncatedError as exc:
+            if exc.needed <= length:
+                raise
+            length = exc.needed
+
+
+def _about(head: Head) -> dict[str, Any]:
+    """Return the fields by which one chooses; one that is not as we write it is left empty.
+
+    Nothing proves who the signers are.
+    """
+    header = head.header
+    made_by, components = (
+        value if isinstance(value := header.meta.get(name), Mapping) else {}
+        for name in ("made_by", "components")
+    )
+    tag = components.get("cache_key_tag")  # its digest and a readable value
+    try:
+        signers = tuple(each.statement.signer for each in unpack(head.signatures))
+    except CorruptError:
+        signers = ()
+    return {
+        "kind": header.kind,
+        "variant": header.variant,
+        "schema": header.schema,
+        "created_s": header.created_ns / 1e9,
+        "producer": header.producer,
+        "torch": _text(made_by.get("torch")),
+        "tag": _text(tag[-1]) if isinstance(tag, list) and len(tag) == 2 else "",
+        "signers": signers,
+        "devices": tuple(_text(made_by.get("device")).split()),
+    }
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+# -- work on many entries
+
+
+@dataclass
+class BatchResult:
+    """Counts of what became of many entries, and why the first hundred failed.
+
+    ``gone`` were removed by others in the meantime, ``kept`` are not uploaded yet, or sound after
+    all, and ``size`` are the bytes of those that are done.
+    """
+
+    done: int = 0
+    size: int = 0
+    present: int = 0
+    gone: int = 0
+    kept: int = 0
+    failed: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    def fail(self, name: str, why: Exception | str) -> None:
+        self.failed += 1
+        if len(self.failures) < _FAILURES_SHOWN:
+            self.failures.append((name, str(why)))
+
+
+async def verify(scan: Scan, advance: _Advance) -> BatchResult:
+    """Read each entry whole, and check every digest, its place, and its signatures."""
+
+    async def one(item: Item) -> str:
+        return "gone" if await _verified(scan.place, item) is None else "done"
+
+    return await _each(scan, one, advance)
+
+
+async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchResult:
+    """Remove each entry, except those with a name in ``keep``.
+
+    An entry that was chosen because it could not be used is read again: it may have been the
+    network.
+    """
+
+    async def one(item: Item) -> str:
+        if item.name in keep:
+            return "kept"
+        if item.problem is not None:
+            again = await scan.read_header(item)
+            if again is None or again.problem is None:
+                return "gone" if again is None else "kept"
+        await scan.place.store.delete(item.name)
+        return "done"
+
+    return await _each(scan, one, advance, _NO_BOUND)
+
+
+async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
+    """Copy each entry into ``target``, verified on its way; done again it copies what is left.
+
+    An entry of the target is compared with the source's by digest, and read whole unless the source
+    is a local tier: a damaged one, or one that is not admitted, is replaced. Another entry of the
+    same variant stays in a remote that a local tier is copied to, and where a trusted key has
+    signed it; else it may be forged, and is replaced. In a local tier an entry keeps its name; in a
+    remote it is published as if it were saved there. Transient errors of a server are counted.
+    """
+    source, admit = scan.place, scan.place.policy.check
+    replaceable = entries.Replaceable(everything=not source.is_local)
+
+    async def one(item: Item) -> str | Exception:
+        try:
+            head = await read_head(source.store, item.name, admit)
+            if head is not None and await _has(target, item.place, head, source):
+                return "present"
+            entry = await _verified(source, item)
+            if entry is None:
+                return "gone"
+            if target.is_local:
+                await target.store.put(item.place, entry.data)
+                return "done"
+            is_new = await entries.publish(
+                target.store, entry, replaceable=replaceable, admit=admit
+            )
+            return "done" if is_new else "present"
+        except TransientError as exc:
+            return exc
+        except AccessDeniedError as exc:
+            if await target.store.head(item.place) is None:
+                raise
+            return exc  # the right to add may not include that to overwrite
+
+    return await _each(scan, one, advance)
+
+
+async def _has(target: Place, name: str, head: Head, source: Place) -> bool:
+    """Return whether the target has the entry with that head, or one in its place that stays."""
+    store, admit = target.store, source.policy.check
+    for each in [name] if target.is_local else entries.names_of(head.header):
+        with contextlib.suppress(CorruptError, UntrustedError):
+            there = await read_head(store, each, admit)
+            if there is None or there.header.variant != head.header.variant:
+                continue
+            # An entry has one digest, signed or not: the signed one replaces the other.
+            is_same = (there.digest, bool(there.signatures)) == (head.digest, bool(head.signatures))
+            if not is_same and admit(there.digest, there.signatures) is None:
+                continue
+            if source.is_local:  # readers replace what is damaged behind its head
+                info = await store.head(each)
+                if info is not None and info.size == there.size:
+                    return True
+            elif (data := await store.get(each)) is not None:
+                await asyncio.to_thread(entries.verify, each, data, admit=admit)
+                return True
+    return False
+
+
+async def _verified(place: Place, item: Item) -> Frame | None:
+    data = await place.store.get(item.name)
+    if data is None:
+        return None
+    return await asyncio.to_thread(entries.verify, item.place, data, admit=place.policy.check)
+
+
+async def _each(
+    scan: Scan,
+    work: Callable[[Item], Awaitable[str | Exception]],
+    advance: _Advance,
+    max_bytes: int = _MAX_BYTES,
+) -> BatchResult:
+    """Count the results of ``work``, each the name of a count or why it failed.
+
+    It works on several items at once. The first StoreError is raised when the others of its batch
+    have ended.
+    """
+    result, budget = BatchResult(), Budget(max_bytes)
+
+    async def one(item: Item) -> StoreError | None:
+        await budget.take(item.size)
+        try:
+            ended = await work(item)
+        except (CorruptError, UntrustedError) as exc:
+            ended = exc
+        except StoreError as exc:
+            return exc
+        finally:
+            budget.give(item.size)
+        if isinstance(ended, str):
+            setattr(result, ended, getattr(result, ended) + 1)
+            result.size += item.size if ended == "done" else 0
+        else:
+            result.fail(item.name, ended)
+        advance(1)
+        return None
+
+    async for batch in scan.batches():
+        for error in await concurrently(one, batch):
+            if error is not None:
+                raise error
+    return result
