@@ -207,21 +207,16 @@ def _write(path: Path, text: str, out: Output) -> None:
     out.note(f"written to {path}")
 
 
-def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
+def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
     """Return a function that says in a line what ``s3cache explain`` says of a lookup."""
     from s3cache.insight import explain
 
-    words: dict[tuple[str, float], str] = {}
-    for job in jobs:
-        for each in explain(job[0].name, remote=False).explanations:
-            differing = [found.text for found in each.differences if not found.follows]
-            reasons = [
-                "; ".join(filter(None, (reason.get("message"), reason.get("line"))))
-                for reason in each.record.reasons
-            ]
-            why = "; ".join([*each.record.rejected, *differing, *reasons]) or each.why
-            words[each.record.key, each.record.time] = why.strip()
-    return lambda _, record: words.get((record.key, record.time), "")
+    lines = {
+        (each.record.key, each.record.time): each.line
+        for job in jobs
+        for each in explain(job[0].name, remote=False).explanations
+    }
+    return lambda record: lines.get((record.key, record.time), "")
 
 
 def _selected_jobs(names: list[str], last: int) -> list[list[Run]]:

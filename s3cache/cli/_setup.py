@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -48,9 +49,7 @@ def doctor(
         warnings += check.verdict == "warning"
         found, fix = redacted(check.found), redacted(check.fix)
         if out.json:
-            names = ("name", "verdict", "code", "section")
-            record = {name: getattr(check, name) for name in names}
-            out.record({**record, "found": found, "fix": fix})
+            out.record(replace(check, found=found, fix=fix))
             continue
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from s3cache.errors import ConfigError
@@ -40,70 +40,55 @@ class Runs:
     @functools.cached_property
     def latest(self) -> list[Run]:
         """Return the latest runs, that of this process first."""
-        runs = [] if self._here is None else [self._here]
-        for name in self._names:
-            if len(runs) >= _READ_AT_MOST:
-                break
-            if not any(name == run.name for run in runs[:1]):
-                runs += self._read([name])
-        return runs
+        here = [] if self._here is None else [self._here]
+        names = [name for name in self._names if self._here is None or name != self._here.name]
+        return [*here, *self._read(names[: _READ_AT_MOST - len(here)])]
 
-    def named(self, beginning: str) -> Run:
-        """Return the latest run with a name that begins so.
+    def job(self, name: str = "", script: str = "", module: str = "") -> list[Run]:
+        """Return the last run of that name or program, with the others of its job.
 
-        Raises:
-            ConfigError: there is none.
-        """
-        names = [name for name in self._names if beginning and name.startswith(beginning)]
-        for run in self.latest:
-            if run.name.startswith(beginning):
-                return run
-        for run in self._read(names):
-            return run
-        raise ConfigError(
-            f"run {beginning}" if beginning else "records",
-            "there is none of that name" if beginning else f"there are none in {self._root}",
-            "run a program that compiles with s3cache on (and with record and local not off)",
-        )
-
-    def of_program(self, script: str, module: str) -> Run:
-        """Return the latest run of a script, or of a module.
+        Args:
+            name: the beginning of the run's name.
 
         Raises:
             ConfigError: there is none, or ``script`` is the end of several paths.
         """
-        is_meant = _by_module(module) if module else _by_script(script)
-        found = [head for head in self._heads if is_meant(head)]
-        what = f"module {module}" if module else f"script {script}"
-        if len({head.file for head in found if head.file}) > 1:
-            several = ", ".join(_programs(found)[:_NAMED_AT_MOST])
-            raise ConfigError(what, f"is the end of several: {several}", "give more of its path")
-        for run in self._read(head.name for head in found):
-            return run
-        of = f"-m {module}" if module else script
-        programs = _programs(self._heads)
-        more = len(programs) - _NAMED_AT_MOST
-        others = (
-            f", only of {', '.join(programs[:_NAMED_AT_MOST])}" if programs else ", nor any other"
-        )
-        raise ConfigError(
-            what,
-            f"no run of it is on record in {self._root}{others}"
-            + (f" and {more} more" if more > 0 else ""),
-            f"s3cache run {of} leaves one; s3cache check {of} says what of it can be cached",
-        )
-
-    def has_program(self, script: str) -> bool:
-        """Return whether there is a run of a script."""
-        return any(map(_by_script(script), self._heads))
-
-    def job_of(self, chosen: Run) -> list[Run]:
-        """Return all runs of the job of ``chosen``, with their lookups."""
+        is_program = script or module
+        chosen = self._of_program(script, module) if is_program else self._named(name)
         if chosen.job and chosen is not self._here:
             for job in in_jobs(self._heads):
                 if any(each.name == chosen.name for each in job):
                     return list(self._read(each.name for each in job))
         return [chosen]
+
+    def has_program(self, script: str) -> bool:
+        """Return whether there is a run of a script."""
+        return any(map(_by_script(script), self._heads))
+
+    def _named(self, beginning: str) -> Run:
+        names = [name for name in self._names if beginning and name.startswith(beginning)]
+        for run in (*self.latest, *self._read(names)):
+            if run.name.startswith(beginning):
+                return run
+        problem = "there is none of that name" if beginning else f"there are none in {self._root}"
+        fix = "run a program that compiles with s3cache on (and with record and local not off)"
+        raise ConfigError(f"run {beginning}" if beginning else "records", problem, fix)
+
+    def _of_program(self, script: str, module: str) -> Run:
+        is_meant = _by_module(module) if module else _by_script(script)
+        found = [head for head in self._heads if is_meant(head)]
+        what = f"module {module}" if module else f"script {script}"
+        if len({head.file for head in found if head.file}) > 1:
+            problem = f"is the end of several: {_programs(found)}"
+            raise ConfigError(what, problem, "give more of its path")
+        for run in self._read(head.name for head in found):
+            return run
+        of = f"-m {module}" if module else script
+        raise ConfigError(
+            what,
+            f"no run of it is on record in {self._root}, only of {_programs(self._heads)}",
+            f"s3cache run {of} leaves one; s3cache check {of} says what of it can be cached",
+        )
 
     @functools.cached_property
     def _heads(self) -> list[Run]:
@@ -155,12 +140,13 @@ def _by_module(module: str) -> Callable[[Run], bool]:
     return lambda run: run.module in (module, f"{module}.__main__")
 
 
-def _paths_at(script: str) -> Sequence[str]:
+def _paths_at(script: str) -> tuple[str, ...]:
     """Return the paths that Python would run there: a file, or one in a directory or archive."""
     path = os.path.realpath(script)
     inside = os.path.join(path, "__main__.py")
     return (path, inside) if os.path.isfile(path) or os.path.isfile(inside) else ()
 
 
-def _programs(runs: Iterable[Run]) -> list[str]:
-    return [each for each in dict.fromkeys(run.file or run.program for run in runs) if each]
+def _programs(runs: Iterable[Run]) -> str:
+    names = filter(None, dict.fromkeys(run.file or run.program for run in runs))
+    return ", ".join([*names][:_NAMED_AT_MOST]) or "nothing"

@@ -123,7 +123,7 @@ def test_a_reader_need_not_sign() -> None:
 
 
 def local(path: Path, **more: Any) -> Check:
-    return named(check_local_dir(Settings(local_dir=str(path), **more)))["local directory"]
+    return named(check_local_dir(Settings(local_dir=str(path), **more)))["local-directory"]
 
 
 def disk(**changes: int) -> Callable[[str], os.statvfs_result]:
@@ -136,7 +136,7 @@ def disk(**changes: int) -> Callable[[str], os.statvfs_result]:
 
 def test_a_private_directory_is_well(tmp_path: Path) -> None:
     found = named(check_local_dir(Settings(local_dir=str(tmp_path / "cache"))))
-    assert found["local directory"].verdict == "ok"
+    assert found["local-directory"].verdict == "ok"
     assert {"space", "inodes"} <= set(found)
     assert local(tmp_path, local=False).verdict == "skipped"
 
@@ -214,11 +214,11 @@ def test_a_system_that_loads_no_code_is_a_fault(
         sysctl.write_text(text)
         found = named(check_execution(disk(), str(sysctl)))
         assert found["execution"].verdict == verdict
-        assert "torch's directory" not in found
+        assert "torch-directory" not in found
     found = named(check_execution(disk(f_flag=os.ST_NOEXEC), str(tmp_path / "none")))
     assert found["execution"].verdict == "ok"
-    assert found["torch's directory"].verdict == "fault"
-    assert "noexec" in found["torch's directory"].found
+    assert found["torch-directory"].verdict == "fault"
+    assert "noexec" in found["torch-directory"].found
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_system_that_loads_no_code_is_a_fault(
 def test_instructions_of_the_cpu(tmp_path: Path, text: str, verdict: str, found: str) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(text)
-    [check] = check_cpu(str(path))
+    check = check_cpu(str(path))
     assert check.verdict == verdict
     assert found in check.found
 
@@ -258,7 +258,7 @@ def prints(text: str, code: int = 0) -> list[str]:
     ],
 )  # fmt: skip
 def test_each_fault_of_torch(command: list[str], verdict: str, found: str) -> None:
-    [check] = check_torch(0.5 if "sleep" in command[-1] else LONG_S, command)
+    check = check_torch(0.5 if "sleep" in command[-1] else LONG_S, command)
     assert check.verdict == verdict
     assert found in check.found
     assert (verdict == "ok") == (check.fix == "")
@@ -270,7 +270,7 @@ def test_torch_is_well_where_the_environment_turns_the_cache_on(
 ) -> None:
     """Our own hooks in torch are no fault of torch's."""
     monkeypatch.setenv("S3CACHE_URL", f"file://{tmp_path}")
-    [check] = check_torch()
+    check = check_torch()
     assert (check.verdict, check.fix) == ("ok", "")
 
 
@@ -291,9 +291,9 @@ def test_each_fault_of_the_compiler(
     if script is not None:
         (tmp_path / "g++").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "g++").chmod(0o700)
-    [check] = check_compiler(0.5 if script and "sleep" in script else LONG_S)
+    check = check_compiler(0.5 if script and "sleep" in script else LONG_S)
     assert check.verdict == verdict
     assert found in check.found
     monkeypatch.setenv("CXX", "no-such-compiler")
-    [check] = check_compiler()
+    check = check_compiler()
     assert "no-such-compiler" in check.found

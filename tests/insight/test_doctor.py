@@ -71,14 +71,11 @@ class Hanging(MemoryStore):
 
 
 def checks_of(store: Store, **how: Any) -> dict[str, Check]:
-    async def run() -> dict[str, Check]:
-        return {check.name: check async for check in check_remote(store, **how)}
-
-    return asyncio.run(run())
+    return {check.name: check for check in check_remote(store, **how)}
 
 
 READING = ["list", "get"]
-ALL = [*READING, "put", "conditional put", "read back", "clock", "latency", "delete"]
+ALL = [*READING, "put", "conditional-put", "read-back", "clock", "latency", "delete"]
 DENIED = AccessDeniedError("not allowed to")
 MISSING = MissingContainerError("no bucket")
 
@@ -101,16 +98,16 @@ def test_a_sound_store_is_ok_and_left_empty() -> None:
         (Failing("list", DENIED), "list", "fault", "not allowed", "s3cache-policy.json"),
         (Failing("get", DENIED), "get", "fault", "not allowed", "credentials"),
         (Failing("put", DENIED), "put", "fault", "not allowed", "s3cache-policy.json"),
-        (Failing("create", DENIED), "conditional put", "fault", "not allowed", "credentials"),
+        (Failing("create", DENIED), "conditional-put", "fault", "not allowed", "credentials"),
         (Failing("head", DENIED), "clock", "fault", "not allowed", "credentials"),
         (Failing("delete", DENIED), "delete", "ok", "as it should be", ""),
         (Failing("delete", PermanentError("no")), "delete", "fault", "no", "configuration"),
         (MemoryStore(), "delete", "warning", "can empty the cache", "s3:DeleteObject"),
         (Failing("list", MISSING), "list", "fault", "no bucket", "make"),
         (Failing("list", TransientError("no route")), "list", "fault", "no route", "network"),
-        (Overwriting(), "conditional put", "fault", "was overwritten", "another server"),
-        (Racing(), "conditional put", "warning", "ignores If-None-Match", "newer server"),
-        (Garbling(), "read back", "fault", "not what was written", "in between"),
+        (Overwriting(), "conditional-put", "fault", "was overwritten", "another server"),
+        (Racing(), "conditional-put", "warning", "ignores If-None-Match", "newer server"),
+        (Garbling(), "read-back", "fault", "not what was written", "in between"),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Store) else None,
 )
@@ -135,7 +132,7 @@ def test_checks_end_where_a_fault_explains_the_rest(store: Store, names: list[st
 
 def test_each_request_has_a_deadline() -> None:
     found = checks_of(Hanging(), timeout_s=0.05)
-    assert found["get"].verdict == found["read back"].verdict == "fault"
+    assert found["get"].verdict == found["read-back"].verdict == "fault"
     assert "no answer within 0.05 s" in found["get"].found
 
 

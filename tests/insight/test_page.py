@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from s3cache.insight import page, sum_up
-from s3cache.insight._totals import EXPECTED
+from s3cache.insight._report import EXPECTED
 from s3cache.records import Event, Record, Run
 from tests.support.runs import BEGAN, HOSTILE, hostile, two_ranks
 
@@ -132,15 +132,14 @@ def test_compiles_and_transfers_are_drawn_in_the_lane_of_their_process() -> None
     text = page([first, dataclasses.replace(second, events=events)])
     drawn = Elements(text)
     assert drawn.names.count("rect") == 7
-    assert sum("compile key; at 1.40 s, 2.500 s" in each for each in drawn.text) == 1
-    assert sum("failed; at 2.60 s" in each for each in drawn.text) == 1
+    assert sum("compile key, done; at 1.40 s, 2.500 s" in each for each in drawn.text) == 1
+    assert sum(", failed; at 2.60 s" in each for each in drawn.text) == 1
     assert "script" not in drawn.names
 
 
 def test_causes_are_those_of_the_explainer() -> None:
-    text = "\n".join(Elements(page(two_ranks(), lambda run, record: f"{run.rank}!")).text)
-    assert text.count("0!") == 3
-    assert "1!" not in text  # its lookups hit
+    text = "\n".join(Elements(page(two_ranks(), lambda record: f"{record.reason}!")).text)
+    assert text.count("!") == 3  # and none of those that hit
 
 
 def test_everything_from_records_is_escaped() -> None:

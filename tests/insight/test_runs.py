@@ -103,7 +103,7 @@ def test_an_existing_script_is_not_another_of_its_name(home: Path) -> None:
 
 
 def test_without_records_the_error_says_so(home: Path) -> None:
-    with pytest.raises(ConfigError, match="nor any other"):
+    with pytest.raises(ConfigError, match="only of nothing"):
         explain(script="train.py")
 
 
