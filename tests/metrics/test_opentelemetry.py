@@ -131,7 +131,7 @@ def test_stop_ends_counts_and_spans(tmp_path: Path, telemetry: Telemetry) -> Non
 
 
 def test_without_the_api_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
     with pytest.raises(ConfigError, match=r"opentelemetry-api is not installed.*pip install"):
         observe()
 
