@@ -190,49 +190,39 @@ class Machine:
         timeout_s: float,
         python: str,
     ) -> Outcome:
-        report = self.root / "report.pickle"
+        report, *written = (self.root / name for name in ("report.pickle", "stdout", "stderr"))
         report.unlink(missing_ok=True)
-        process = subprocess.Popen(  # noqa: S603 - to run a test's program is what it is for
-            [python, "-m", "s3cache.testing.machines", str(report), *words],
-            env={**self.environment, **environment},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,  # so that what it starts can be ended with it
-        )
         command = shlex.join(words)
+        # Files, and not pipes: what a program started may hold those open when it has ended.
+        with open(written[0], "wb") as stdout, open(written[1], "wb") as stderr:
+            process = subprocess.Popen(  # noqa: S603 - to run a test's program is what it is for
+                [python, "-m", "s3cache.testing.machines", str(report), *words],
+                env={**self.environment, **environment},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+        status = None
         try:
-            written = process.communicate(timeout=timeout_s)
+            status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            outcome = Outcome(command, None, *_kill(process))
-            raise ProgramError(outcome, f"still running after {timeout_s} s") from None
-        except BaseException:
-            _kill(process)
-            raise
+            pass
+        finally:
+            if status is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        texts = (path.read_text(encoding="utf-8", errors="replace") for path in written)
         # It is of a program that the test has run as this user.
         found = pickle.loads(report.read_bytes()) if report.exists() else (None, None)  # noqa: S301
-        outcome = Outcome(command, process.returncode, *written, *found)
-        if process.returncode:
-            raise ProgramError(outcome, f"exit status {process.returncode}")
+        outcome = Outcome(command, status, *texts, *found)
+        if status is None:
+            raise ProgramError(outcome, f"still running after {timeout_s} s")
+        if status:
+            raise ProgramError(outcome, f"exit status {status}")
         return outcome
-
-
-def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a process with all that it has started, and return what it had written."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    # A process that left its session holds the pipes open; it is not waited for.
-    try:
-        return process.communicate(timeout=10)
-    except subprocess.TimeoutExpired as exc:
-        return _text(exc.stdout), _text(exc.stderr)
-
-
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def _end(output: str) -> str:
@@ -242,13 +232,12 @@ def _end(output: str) -> str:
 
 
 def _name(function: str | Callable[..., object]) -> str:
-    name = function
-    if not isinstance(name, str):
-        name = f"{name.__module__}:{name.__qualname__}"
-    module, _, attributes = name.partition(":")
+    if not isinstance(function, str):
+        function = f"{function.__module__}:{function.__qualname__}"
+    module, _, attributes = function.partition(":")
     if not attributes or "<" in attributes or module == "__main__":
-        raise ValueError(f"{name!r} cannot be imported elsewhere; give a function of a module")
-    return name
+        raise ValueError(f"{function!r} cannot be imported elsewhere; give a function of a module")
+    return function
 
 
 def _project_paths() -> list[str]:
