@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, TypeAlias
 from s3cache.errors import ConfigError
 from s3cache.graph import cached_at
 from s3cache.insight._differences import Difference, differences
-from s3cache.insight._runs import Runs
 from s3cache.insight._sources import EntrySource, Neighbor, nearest, recorded_neighbors
 from s3cache.manage import open_place
-from s3cache.records import Record, Run, folded, ranks_in_words
+from s3cache.records import (
+    Record,
+    Run,
+    folded,
+    in_jobs,
+    ranks_in_words,
+    read_head,
+    read_run,
+    run_names,
+)
 from s3cache.settings import Settings
 from s3cache.stats import Reason
 from s3cache.util.pages import footer
@@ -28,6 +36,10 @@ if TYPE_CHECKING:
     from s3cache.settings import Options
 
 _REASONS = {str(reason): reason.text for reason in Reason}
+# The latest runs: a miss is compared with their lookups.
+_MAX_RUNS = 16
+# Programs that an error names, where the one that was asked for is not there.
+_MAX_NAMED = 5
 _GRAPHS = {"aot": "graph", "fx": "half of a graph"}
 
 
@@ -66,19 +78,15 @@ class Explanation:
 
     def as_dict(self) -> dict[str, object]:
         """Return the explanation as plain data."""
-        record = self.record
+        named = ("level", "outcome", "key", "reason", "time", "elapsed_s", "where", "rejected")
         return {
-            **{name: getattr(record, name) for name in ("level", "outcome", "key", "reason")},
+            **{name: getattr(self.record, name) for name in named},
             "why": self.why,
-            "time": record.time,
-            "elapsed_s": record.elapsed_s,
-            "where": list(record.where) if record.where else None,
             "processes": self.processes,
             "times": self.times,
             "nearest": {"key": self.entry, "known_from": self.known_from} if self.entry else None,
             "differences": [each.as_dict() for each in self.differences],
-            "rejected": list(record.rejected),
-            "reasons": [dict(each) for each in record.reasons],
+            "reasons": [dict(each) for each in self.record.reasons],
         }
 
     def __repr__(self) -> str:
@@ -196,7 +204,7 @@ def explain(
         )
     settings, _ = Settings.load(url, **options)
     is_here = run is None and script is None and module is None and not options
-    runs = Runs(settings, with_this_process=is_here)
+    runs = _Runs(settings, with_this_process=is_here)
     job = [] if key is not None else runs.job(run or "", script or "", module or "")
     has_tier = settings.local and os.path.isdir(settings.local_dir)
     tier = functools.partial(open_place, in_tier=True, of_all=True, **options)
@@ -274,3 +282,128 @@ def _explained(record: Record, find: _Find) -> Explanation:
         return Explanation(record, f"{why}; there is no entry to compare it with")
     differing = tuple(differences(found.record, record))
     return Explanation(record, why, found.record.key, found.where, differing)
+
+
+# -- the runs to explain
+
+
+class _Runs:
+    """The recorded runs of this machine, and the one in this process's memory."""
+
+    def __init__(self, settings: Settings, *, with_this_process: bool) -> None:
+        self._root = settings.local_dir
+        self._places: dict[str, str] = {}
+        for place in filter(None, (settings.local_dir, settings.spare_local_dir)):
+            try:
+                self._places.update((name, place) for name in run_names(place))
+            except (OSError, ConfigError):
+                continue
+        self._names = sorted(self._places, reverse=True)
+        self._here = _of_this_process() if with_this_process else None
+
+    @functools.cached_property
+    def latest(self) -> list[Run]:
+        """Return the latest runs, that of this process first."""
+        here = [] if self._here is None else [self._here]
+        names = [name for name in self._names if self._here is None or name != self._here.name]
+        return [*here, *self._read(names[: _MAX_RUNS - len(here)])]
+
+    def job(self, name: str = "", script: str = "", module: str = "") -> list[Run]:
+        """Return the last run with a name that begins so, or of a program, with its job."""
+        is_program = script or module
+        chosen = self._of_program(script, module) if is_program else self._named(name)
+        if chosen.job and chosen is not self._here:
+            for job in in_jobs(self._heads):
+                if any(each.name == chosen.name for each in job):
+                    return list(self._read(each.name for each in job))
+        return [chosen]
+
+    def has_program(self, script: str) -> bool:
+        """Return whether there is a run of a script."""
+        return any(map(_by_script(script), self._heads))
+
+    def _named(self, beginning: str) -> Run:
+        names = [name for name in self._names if beginning and name.startswith(beginning)]
+        for run in (*self.latest, *self._read(names)):
+            if run.name.startswith(beginning):
+                return run
+        problem = "there is none of that name" if beginning else f"there are none in {self._root}"
+        fix = "run a program that compiles with s3cache on (and with record and local not off)"
+        raise ConfigError(f"run {beginning}" if beginning else "records", problem, fix)
+
+    def _of_program(self, script: str, module: str) -> Run:
+        is_meant = _by_module(module) if module else _by_script(script)
+        found = [head for head in self._heads if is_meant(head)]
+        what = f"module {module}" if module else f"script {script}"
+        if len({head.file for head in found if head.file}) > 1:
+            problem = f"is the end of several: {_programs(found)}"
+            raise ConfigError(what, problem, "give more of its path")
+        for run in self._read(head.name for head in found):
+            return run
+        of = f"-m {module}" if module else script
+        raise ConfigError(
+            what,
+            f"no run of it is on record in {self._root}, only of {_programs(self._heads)}",
+            f"s3cache run {of} leaves one; s3cache check {of} says what of it can be cached",
+        )
+
+    @functools.cached_property
+    def _heads(self) -> list[Run]:
+        return list(self._read(self._names, read_head))
+
+    def _read(
+        self, names: Iterable[str], read: Callable[[str, str], Run] = read_run
+    ) -> Iterator[Run]:
+        for name in names:
+            try:
+                yield read(self._places[name], name)
+            except (OSError, ConfigError):
+                continue  # it was removed in the meantime
+
+
+def meaning(word: str) -> dict[str, str]:
+    """Return ``word`` as an argument of :func:`explain`: a key, a script, or nothing.
+
+    A path at which something lies that Python runs is a script, and so is what looks like one.
+    """
+    settings, _ = Settings.load()
+    runs = _Runs(settings, with_this_process=False)
+    if any(each.key.startswith(word) for run in runs.latest for each in run.records):
+        return {"key": word}
+    is_path = os.sep in word or word.endswith((".py", ".pyc")) or bool(_paths_at(word))
+    return {"script": word} if is_path or runs.has_program(word) else {}
+
+
+def _of_this_process() -> Run | None:
+    """Return the lookups in memory, if a cache was enabled here and has looked something up."""
+    caches = sys.modules.get("s3cache.cache")
+    run: Run | None = None if caches is None else caches.recorded()
+    if run is None or not run.records:
+        return None
+    return replace(run, program=os.path.basename(sys.argv[0]) if sys.argv else "")
+
+
+# -- programs
+
+
+def _by_script(script: str) -> Callable[[Run], bool]:
+    paths = _paths_at(script)
+    plain = os.path.normpath(script)
+    ends = (os.sep + plain, os.sep + os.path.join(plain, "__main__.py"))
+    return lambda run: run.file in paths or (not paths and f"{os.sep}{run.file}".endswith(ends))
+
+
+def _by_module(module: str) -> Callable[[Run], bool]:
+    return lambda run: run.module in (module, f"{module}.__main__")
+
+
+def _paths_at(script: str) -> tuple[str, ...]:
+    """Return the paths that Python would run there: a file, or one in a directory or archive."""
+    path = os.path.realpath(script)
+    inside = os.path.join(path, "__main__.py")
+    return (path, inside) if os.path.isfile(path) or os.path.isfile(inside) else ()
+
+
+def _programs(runs: Iterable[Run]) -> str:
+    names = filter(None, dict.fromkeys(run.file or run.program for run in runs))
+    return ", ".join([*names][:_MAX_NAMED]) or "nothing"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.gate import Gate, refusing
 from tests.support.marks import slow
-from tests.support.refusing import Refusing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,8 @@ def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
     assert found["removed"] == sum(
         len(found["storage"][name]["seconds"]) for name in ("small_put", "large_put")
     )
-    with Refusing(moto_port, "DELETE") as narrow:
+    with Gate(moto_port) as narrow:
+        narrow.rule = refusing("DELETE")
         done = call(*arguments, "--url", at(narrow.port))
     assert done.code == 0
     assert "left below s3cache-bench-" in done.out

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from tests.support.waiting import LONG_S
 
-__all__ = ["Answer", "Gate", "refusal"]
+__all__ = ["Answer", "Gate", "refusal", "refusing"]
 
 #: Status, headers and body.
 Answer: TypeAlias = "tuple[int, dict[str, str], bytes]"
@@ -22,6 +22,11 @@ def refusal(status: int, code: str) -> Answer:
     """What S3 says where it refuses."""
     text = f"<Error><Code>{code}</Code><Message>as told</Message></Error>"
     return status, {"Content-Type": "application/xml"}, text.encode()
+
+
+def refusing(*methods: str) -> Callable[[str, str, str], Answer | None]:
+    """A rule that refuses some methods, as narrow rights do."""
+    return lambda method, *_: refusal(403, "AccessDenied") if method in methods else None
 
 
 class Gate:
