@@ -7,7 +7,7 @@ and the page's own policy forbids scripts and everything from elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from s3cache.insight._explain import reasons_of
 from s3cache.insight._report import Totals, is_counted, kind_of, name_of, sum_up
@@ -20,7 +20,7 @@ from s3cache.util.words import counted, escape
 _MAX_ROWS = 2_000
 # More lanes or marks cannot be read.
 _MAX_LANES = 64
-_MAX_MARKS = 5_000
+_MAX_MARKS = 1_000
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --line: #d9d9e0; --ground: #fff;
@@ -38,21 +38,24 @@ p { margin: .25rem 0; } .dim { color: var(--dim); }
   margin-top: 1.5rem; }
 .tile { background: var(--card); border-radius: .5rem; padding: .75rem 1rem; }
 .tile b { display: block; font-size: 1.6rem; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; min-width: 40rem; font-size: .875rem; }
+.scroll { overflow-x: auto; font-size: .875rem; }
+table { border-collapse: collapse; width: 100%; min-width: 40rem; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .75rem .4rem 0;
   border-bottom: 1px solid var(--line); }
 th { color: var(--dim); font-weight: 500; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 code { font: .8125rem ui-monospace, monospace; overflow-wrap: anywhere; }
-.mark { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .4em; }
-.bars { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr max-content;
-  gap: .35rem .75rem; align-items: center; font-size: .875rem; }
+.local { background: var(--local); } .remote { background: var(--remote); }
+.miss { background: var(--miss); } .bypass { background: var(--bypass); }
+.compile { background: var(--compile); } .transfer { background: var(--transfer); }
+.mark { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin: 0 .4em 0 0; }
+.rows { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr max-content;
+  gap: .35rem .75rem; align-items: center; }
 .bar { height: .8rem; border-radius: .2rem; min-width: 2px; }
-svg { display: block; width: 100%; min-width: 60rem; }
-svg text { fill: var(--dim); font-size: 12px; }
-.lane { stroke: var(--line); }
-.legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; font-size: .875rem; }
+.lane { position: relative; min-width: 40rem; height: 1.4rem;
+  border-bottom: 1px solid var(--line); }
+.lane i { position: absolute; top: .1rem; height: .8rem; min-width: 3px; border-radius: 1.5px; }
+.lane .compile { top: .9rem; height: .2rem; } .lane .transfer { top: 1.1rem; height: .2rem; }
 """
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -118,12 +121,11 @@ def _bars(outcomes: Mapping[tuple[str, str], int]) -> str:
     """Draw a bar for each outcome, the most frequent first."""
     most = max(outcomes.values(), default=0)
     rows = "".join(
-        f'<span>{escape(name_of(*ended))}</span><span class="bar" style="width: '
-        f'{100 * count / most:.1f}%; background: var(--{kind_of(*ended)})"></span>'
-        f"<span>{count:,}</span>"
+        f'<span>{escape(name_of(*ended))}</span><span class="bar {kind_of(*ended)}" '
+        f'style="width: {100 * count / most:.1f}%"></span><span>{count:,}</span>'
         for ended, count in outcomes.items()
     )
-    return rows and f'<div class="bars">{rows}</div>'
+    return rows and f'<div class="scroll rows">{rows}</div>'
 
 
 # -- the table of lookups
@@ -164,7 +166,7 @@ def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> st
 
 
 def _mark(kind: str) -> str:
-    return f'<span class="mark" style="background: var(--{kind})"></span>'
+    return f'<span class="mark {kind}"></span>'
 
 
 def _duration(seconds: float) -> str:
@@ -174,7 +176,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms"
 
 
-# -- the timeline, in SVG and in the colours of the page
+# -- the timeline
 
 
 _LEGEND = {
@@ -185,9 +187,7 @@ _LEGEND = {
     "compile": "compiling",
     "transfer": "transfer",
 }
-_WIDTH, _LANE, _NAMES, _AXIS = 960, 22, 110, 26
-# The colour of events that are drawn, and how far above the lane's lower edge: both may overlap.
-_EVENTS = {"compile": ("compile", 7), "download": ("transfer", 4), "upload": ("transfer", 4)}
+_EVENTS = {"compile": "compile", "download": "transfer", "upload": "transfer"}
 
 
 def _timeline(lanes: Sequence[Run]) -> str:
@@ -197,51 +197,31 @@ def _timeline(lanes: Sequence[Run]) -> str:
         return ""
     began = [each.time - each.elapsed_s for each in spans]
     first = min([*began, *(run.started for run in lanes if run.started)])
-    length_s = max(each.time for each in spans) - first
-    scale = (_WIDTH - _NAMES - 10) / max(length_s, 1e-3)
+    length_s = max(max(each.time for each in spans) - first, 1e-3)
 
-    def mark(span: Record | Event, kind: str, y: int, height: int, what: str) -> str:
+    def mark(span: Record | Event, kind: str, what: str) -> str:
         at_s = span.time - span.elapsed_s - first
         title = f"{what}; at {at_s:.2f} s, {span.elapsed_s:.3f} s"
-        return (
-            f'<rect x="{_NAMES + at_s * scale:.1f}" y="{y}" height="{height}" rx="1.5" '
-            f'width="{max(span.elapsed_s * scale, 3):.1f}" fill="var(--{kind})">'
-            f"<title>{escape(title)}</title></rect>"
-        )
+        left, width = (f"{100 * each / length_s:.2f}%" for each in (at_s, span.elapsed_s))
+        style = f"left: {left}; width: {width}"
+        return f'<i class="{kind}" style="{style}" title="{escape(title)}"></i>'
 
-    names, marks = [], []
-    for y, run in zip(range(0, len(lanes) * _LANE, _LANE), lanes, strict=True):
-        middle = y + _LANE // 2
-        name = f"rank {run.rank}"[:14] if run.rank else run.name[:15]
-        names += [
-            f'<text x="0" y="{middle + 4}">{escape(name)}</text>',
-            f'<line class="lane" x1="{_NAMES}" x2="{_WIDTH}" y1="{middle}" y2="{middle}"/>',
+    rows = []
+    for run in lanes:
+        marks = [
+            mark(each, _EVENTS[each.event], f"{each.event} {each.name[:24]}, {each.ended}")
+            for each in run.events
+            if each.event in _EVENTS
         ]
-        for event in run.events:
-            if event.event in _EVENTS:
-                kind, above = _EVENTS[event.event]
-                what = f"{event.event} {event.name[:24]}, {event.ended}"
-                marks.append(mark(event, kind, y + _LANE - above, 3, what))
         for record in run.records:
             where = "" if record.where is None else f", {record.where[0]}:{record.where[1]}"
             what = f"{record.outcome}: {record.reason}{where}"
-            kind = kind_of(record.outcome, record.reason)
-            marks.append(mark(record, kind, y + 2, _LANE - 10, what))
-    height = len(lanes) * _LANE
-    drawn = (
-        f'<svg viewBox="0 0 {_WIDTH} {height + _AXIS}" role="img" '
-        f'aria-label="lookups of each process over time">{"".join(names)}'
-        f"{''.join(marks[:_MAX_MARKS])}{''.join(_axis(length_s, scale, height + 18))}</svg>"
-    )
-    legend = "".join(f"<span>{_mark(kind)}{text}</span>" for kind, text in _LEGEND.items())
-    return f'<div class="legend">{legend}</div><div class="scroll">{drawn}</div>'
-
-
-def _axis(length_s: float, scale: float, y: int) -> Iterator[str]:
-    """Write the time at 1, 2 or 5 times a power of ten apart."""
-    steps = (digit * 10.0**power for power in range(-3, 12) for digit in (1, 2, 5))
-    step = next(each for each in steps if each >= length_s / 6)
-    for at in (number * step for number in range(7)):
-        if at * scale <= _WIDTH - _NAMES - 20:
-            text = f"{at:g} s" if at >= 1 or not at else f"{at * 1e3:g} ms"
-            yield f'<text x="{_NAMES + at * scale:.1f}" y="{y}">{text}</text>'
+            marks.append(mark(record, kind_of(record.outcome, record.reason), what))
+        name = f"rank {run.rank}"[:14] if run.rank else run.name[:15]
+        ended = f"{max(each.time for each in (*run.records, *run.events)) - first:.1f} s"
+        rows.append(
+            f'<span>{escape(name)}</span><div class="lane">{"".join(marks[:_MAX_MARKS])}</div>'
+            f'<span class="dim">{ended}</span>'
+        )
+    legend = " ".join(f"<span>{_mark(kind)}{text}</span>" for kind, text in _LEGEND.items())
+    return f'<p>{legend}</p><div class="scroll rows">{"".join(rows)}</div>'

@@ -71,7 +71,7 @@ def test_a_page_is_written(call: Call, runs: list[str], tmp_path: Path) -> None:
     call("report", "--last", "2", "--html", str(path))
     text = path.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
-    assert text.count("<rect") == 5
+    assert text.count("<i ") == 5
     assert "no entry has been saved" in text or "cached at the second level only" in text
     assert "mine.op has no formula" in text
 
