@@ -179,12 +179,10 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         )
         with contextlib.closing(tier):
             used = tier.usage()
-    except TransientError as exc:
-        problem = f"{path} hangs: {exc}"
-        yield Check("local-directory", "fault", problem, _WORKING_DISK, "unavailable")
-        return
-    except (ConfigError, StoreError) as exc:
-        yield failed("local-directory", exc, "set local_dir to a directory that you can write")
+    except S3CacheError as exc:
+        is_slow = isinstance(exc, TransientError)
+        fix = _WORKING_DISK if is_slow else "set local_dir to a directory that you can write"
+        yield failed("local-directory", exc, fix)
         return
     size = f"{counted(used.files, 'file')}, {counted(used.bytes, 'byte')}"
     yield Check("local-directory", "ok", f"{path}: {size}")

@@ -319,7 +319,6 @@ class _Runs:
         return [chosen]
 
     def has_program(self, script: str) -> bool:
-        """Return whether there is a run of a script."""
         return any(map(_by_script(script), self._heads))
 
     def _named(self, beginning: str) -> Run:

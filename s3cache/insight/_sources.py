@@ -108,14 +108,8 @@ class EntrySource:
     """Find neighbors among the entries of the local tier or of the remote, by their headers.
 
     Nothing is read before it is needed, reading does not count as use, and nothing more is read
-    after the first failure. Entries that are damaged or not trusted are skipped.
-
-    Args:
-        where: the place, in words.
-        open_place: opens it; None if there is nothing to read.
-
-    Attributes:
-        problem: why the place could not be read, or not completely.
+    after the first failure, which :attr:`problem` says. Entries that are damaged or not trusted are
+    skipped.
     """
 
     def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:

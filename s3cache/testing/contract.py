@@ -194,9 +194,7 @@ class StoreContract:
             pytest.skip(f"there is no way to the objects but through {store!r}")
 
     def _big(self) -> bytes:
-        return (bytes(i * 31 % 251 for i in range(4096)) * (self.big_bytes // 4096 + 1))[
-            : self.big_bytes
-        ]
+        return (bytes(range(251)) * (self.big_bytes // 251 + 1))[: self.big_bytes]
 
     # -- get, head, get_range
 

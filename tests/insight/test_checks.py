@@ -170,7 +170,6 @@ def test_a_disk_that_hangs_is_a_fault_in_bounded_time(
     with dead_mount(tmp_path):
         check = local(tmp_path)
         assert check.verdict == "fault"
-        assert "hangs" in check.found
         assert "a disk that works" in check.fix
 
 
