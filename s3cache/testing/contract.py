@@ -247,21 +247,21 @@ class StoreContract:
         with pytest.raises(ConfigError):
             await store.get_range("key", start, length)
 
-    async def test_what_is_not_admitted_is_not_read(self, store: Store) -> None:
-        """``admit`` gets the size first; without its consent the answer is that size."""
+    async def test_what_is_not_accepted_is_not_read(self, store: Store) -> None:
+        """``accept_size`` gets the size first; where it refuses, the answer is that size."""
         data = b"x" * 70_001
         await store.put("key", data)
         asked: list[int] = []
 
-        def admit(size: int) -> bool:
+        def accept_size(size: int) -> bool:
             asked.append(size)
             return False
 
-        assert await store.get("key", admit) == NotAccepted(70_001)
+        assert await store.get("key", accept_size) == NotAccepted(70_001)
         assert set(asked) == {70_001}
         assert await store.get("key", lambda size: size == 70_001) == data
         asked.clear()
-        assert await store.get("absent", admit) is None
+        assert await store.get("absent", accept_size) is None
         assert asked == []
         await store.put("key", b"")
         assert await store.get("key", lambda size: True) == b""
