@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
@@ -22,12 +23,13 @@ from s3cache.errors import (
     S3CacheError,
     StoreError,
     TransientError,
+    UntrustedError,
 )
 from s3cache.manage import trust_of
 from s3cache.settings import Settings, unknown_variables
 from s3cache.store import DeadlineExecutor, parse_url
 from s3cache.tier import DiskTier
-from s3cache.trust import VerifyKey, signing_key_of
+from s3cache.trust import pack, sign, signing_key_of
 from s3cache.util.words import counted
 
 #: A ``fault`` keeps the cache from doing its work, a ``warning`` does not.
@@ -141,20 +143,16 @@ def check_trust(settings: Settings) -> Iterator[Check]:
             fix = "set signing_key, or mode=read-only"
             yield Check("signing", "warning", problem, fix, "untrusted")
         return
-    own = VerifyKey.parse(signer.public_text())
-    is_trusted = own.fingerprint not in policy.revoked_keys and any(
-        each.key.fingerprint == own.fingerprint and each.audience == audience
-        for each in policy.trusted
-    )
-    if policy.level == "off" or is_trusted:
-        yield Check("signing", "ok", f"key {own.name} for {audience}")
-        return
-    problem = (
-        f"key {own.name} signs for {audience} here, and is not trusted for that here: "
-        "what is saved is a miss"
-    )
-    fix = f"add to trusted_keys: {audience}={own.name}:..., as keygen printed it"
-    yield Check("signing", "fault", problem, fix, "untrusted")
+    digest = bytes(32)
+    signature = sign(digest, signer, audience=audience, issued_s=int(time.time()), ttl_s=0)
+    try:
+        policy.check(digest, pack([signature]))
+    except UntrustedError as exc:
+        problem = f"what key {signer.name} signs for {audience} here is a miss here: {exc}"
+        fix = f"add to trusted_keys: {audience}={signer.name}:..., as keygen printed it"
+        yield Check("signing", "fault", problem, fix, "untrusted")
+    else:
+        yield Check("signing", "ok", f"key {signer.name} for {audience}")
 
 
 # -- the local directory, and where code is loaded from

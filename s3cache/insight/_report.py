@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from s3cache.records import Event, Lanes, Record, Run
 from s3cache.stats import Reason
@@ -16,9 +15,6 @@ from s3cache.util.words import counted
 EXPECTED = frozenset(
     map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
 )
-
-#: The outcomes that have a colour each.
-Kind: TypeAlias = Literal["local", "remote", "miss", "bypass"]
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,8 @@ def name_of(outcome: str, reason: str) -> str:
     return f"{outcome}: {reason}" if reason else outcome
 
 
-def kind_of(outcome: str, reason: str) -> Kind:
-    """Return the kind of an outcome: an unknown one is a bypass."""
+def kind_of(outcome: str, reason: str) -> str:
+    """Return ``local``, ``remote``, ``miss`` or ``bypass``, as which an unknown outcome counts."""
     if outcome == "hit":
         return "local" if reason == "local" else "remote"
     return "miss" if outcome == "miss" else "bypass"

@@ -91,7 +91,7 @@ def test_a_bad_url_is_a_fault_that_shows_no_password(url: str) -> None:
         ({"trusted_keys": OTHER.public_text(), "signing_key": SECRET}, "signing", "fault",
          "not trusted"),
         ({"trusted_keys": f"pulls={PUBLIC}", "signing_key": SECRET}, "signing", "fault",
-         "not trusted for that"),
+         "other-audience"),
         ({"trusted_keys": "nonsense"}, "trust", "fault", "trusted key"),
         ({"trust": "require"}, "trust", "fault", "no key is trusted"),
         ({"signing_key": "/nowhere/ci.key"}, "trust", "fault", "cannot be opened"),
