@@ -123,7 +123,7 @@ def _family(
     names = tuple(labels.split())
 
     def read(stats: CacheStats) -> Iterator[Sample]:
-        roots: dict[str, Mapping[str, object]] = {
+        roots: dict[str, Mapping[Any, object]] = {
             "level": {"aot": stats, "fx": stats.fx},
             "verb": stats.remote,
         }

@@ -192,7 +192,8 @@ _EVENTS = {"compile": "compile", "download": "transfer", "upload": "transfer"}
 
 def _timeline(lanes: Sequence[Run]) -> str:
     """Draw a lane for each process: its lookups, over compiles and transfers."""
-    spans = [each for run in lanes for each in (*run.records, *run.events)]
+    spans: list[Record | Event] = [each for run in lanes for each in run.records]
+    spans += [each for run in lanes for each in run.events]
     if not spans:
         return ""
     began = [each.time - each.elapsed_s for each in spans]
@@ -218,10 +219,9 @@ def _timeline(lanes: Sequence[Run]) -> str:
             what = f"{record.outcome}: {record.reason}{where}"
             marks.append(mark(record, kind_of(record.outcome, record.reason), what))
         name = f"rank {run.rank}"[:14] if run.rank else run.name[:15]
-        ended = f"{max(each.time for each in (*run.records, *run.events)) - first:.1f} s"
         rows.append(
             f'<span>{escape(name)}</span><div class="lane">{"".join(marks[:_MAX_MARKS])}</div>'
-            f'<span class="dim">{ended}</span>'
+            f'<span class="dim">{run.records[-1].time - first:.1f} s</span>'
         )
     legend = " ".join(f"<span>{_mark(kind)}{text}</span>" for kind, text in _LEGEND.items())
     return f'<p>{legend}</p><div class="scroll rows">{"".join(rows)}</div>'

@@ -223,7 +223,7 @@ class StoreContract:
         buffer[:] = b"after!"
         got = await store.get("key")
         assert got == b"before"
-        if not (view := memoryview(got)).readonly:  # type: ignore[arg-type]
+        if not (view := memoryview(got)).readonly:
             view[0:1] = b"X"
         assert await store.get("key") == b"before"
 

@@ -30,7 +30,7 @@ from difflib import unified_diff
 from pathlib import Path
 from pprint import pformat
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from s3cache.stats import CacheStats
 from s3cache.util.words import counted
@@ -214,10 +214,11 @@ class Machine:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        texts = (path.read_text(encoding="utf-8", errors="replace") for path in written)
-        # It is of a program that the test has run as this user.
-        found = pickle.loads(report.read_bytes()) if report.exists() else (None, None)  # noqa: S301
-        outcome = Outcome(command, status, *texts, *found)
+        said, errors = (path.read_text(encoding="utf-8", errors="replace") for path in written)
+        result = stats = None
+        if report.exists():  # it is of a program that the test has run as this user
+            result, stats = pickle.loads(report.read_bytes())  # noqa: S301
+        outcome = Outcome(command, status, said, errors, result, stats)
         if status is None:
             raise ProgramError(outcome, f"still running after {timeout_s} s")
         if status:
@@ -337,10 +338,6 @@ def _compiled(first: CacheStats, second: CacheStats) -> list[str]:
 # -- in the process on the machine
 
 
-class _Pickler(pickle.Pickler):
-    dispatch_table: ClassVar = {MappingProxyType: lambda mapping: (dict, (dict(mapping),))}
-
-
 def _main(path: str, how: str, *program: str) -> None:
     result = None
     process = os.getpid()
@@ -351,7 +348,9 @@ def _main(path: str, how: str, *program: str) -> None:
         caches = sys.modules.get("s3cache.cache")
         cache = None if caches is None else caches.latest()
         with open(path, "wb") as file:
-            _Pickler(file).dump((result, None if cache is None else cache.stats()))
+            pickler = pickle.Pickler(file)
+            pickler.dispatch_table = {MappingProxyType: lambda each: (dict, (dict(each),))}
+            pickler.dump((result, None if cache is None else cache.stats()))
 
     # It runs after s3cache's own exit, which finishes the uploads: those are counted too.
     atexit.register(report)
