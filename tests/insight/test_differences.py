@@ -143,7 +143,7 @@ def test_a_graph_is_shown_by_the_lines_that_differ() -> None:
 
 def test_what_follows_from_another_difference_comes_last_and_says_so() -> None:
     names = ("torch__version", "torch__build", "inductor_config", "grad_enabled")
-    old, new = (described(**dict.fromkeys(names, number)) for number in ("1", "2"))
+    old, new = (described(None, **dict.fromkeys(names, number)) for number in ("1", "2"))
     assert [(each.component, each.follows) for each in differences(old, new)] == [
         ("torch.version", False),
         ("grad_enabled", False),
