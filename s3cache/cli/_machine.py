@@ -7,7 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -47,9 +47,7 @@ def doctor(
         warnings += check.verdict == "warning"
         found, fix = redacted(check.found), redacted(check.fix)
         if out.json:
-            names = ("name", "verdict", "code", "section")
-            record = {name: getattr(check, name) for name in names}
-            out.record({**record, "found": found, "fix": fix})
+            out.record(replace(check, found=found, fix=fix))
             continue
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:
@@ -277,19 +275,16 @@ def report(
         out.line(footer)
 
 
-def _explainer(jobs: list[list[Run]]) -> Callable[[Run, Record], str]:
+def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
     """Return a function that says in a line what ``s3cache explain`` says of a lookup."""
     from s3cache.insight import explain
 
-    words: dict[tuple[str, float], str] = {}
-    for job in jobs:
-        for each in explain(job[0].name, remote=False).explanations:
-            record = each.record
-            why = [*record.rejected, *(one.text for one in each.differences if not one.follows)]
-            for reason in record.reasons:
-                why += filter(None, (reason.get("message"), reason.get("line")))
-            words[record.key, record.time] = "; ".join(why) or each.why
-    return lambda _, record: words.get((record.key, record.time), "")
+    lines = {
+        (each.record.key, each.record.time): each.line
+        for job in jobs
+        for each in explain(job[0].name, remote=False).explanations
+    }
+    return lambda record: lines.get((record.key, record.time), "")
 
 
 def _selected_jobs(names: list[str], last: int) -> list[list[Run]]:

@@ -7,19 +7,17 @@ verdict for each thing that a cache needs, and a fix where it fails.
 """
 
 from s3cache.insight._checks import Check, Name
-from s3cache.insight._differences import Difference, KeyDescription, differences
+from s3cache.insight._differences import Difference, differences
 from s3cache.insight._doctor import examine
-from s3cache.insight._explain import Explained, Explanation, explain
+from s3cache.insight._explain import Explained, Explanation, explain, meaning
 from s3cache.insight._page import page
-from s3cache.insight._runs import meaning
-from s3cache.insight._totals import is_counted, manifest, name_of, sum_up, trace
+from s3cache.insight._report import is_counted, manifest, name_of, sum_up, trace
 
 __all__ = [
     "Check",
     "Difference",
     "Explained",
     "Explanation",
-    "KeyDescription",
     "Name",
     "differences",
     "examine",

@@ -5,43 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+
+from s3cache.records import Record
 
 #: The component that is the graph itself.
 GRAPH = "gm"
 
 _SHOWN_CHARACTERS = 200
 _DIFF_LINES = 200
-
-
-@dataclass(frozen=True)
-class KeyDescription:
-    """The components of a key.
-
-    Attributes:
-        components: the digest and a readable value of each, by name.
-        parts: the details of components, where their value does not show them, by name.
-    """
-
-    components: Mapping[str, tuple[str, str]]
-    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def digest(self, name: str) -> str:
-        """Return the digest of a component."""
-        return self.components.get(name, ("", ""))[0]
-
-    def value(self, name: str) -> str:
-        """Return the readable value of a component."""
-        return self.components.get(name, ("", ""))[1]
-
-    def details(self, name: str) -> Mapping[str, str]:
-        """Return the details of a component."""
-        return self.parts.get(name, {})
-
-    def text(self, name: str) -> str:
-        """Return the whole text of a component's value."""
-        return self.details(name).get("", self.value(name))
 
 
 @dataclass(frozen=True)
@@ -68,10 +40,7 @@ class Difference:
         return {name: value for name, value in vars(self).items() if value}
 
 
-_Describe: TypeAlias = Callable[[str, KeyDescription, KeyDescription], Iterator[Difference]]
-
-
-def differences(old: KeyDescription, new: KeyDescription) -> list[Difference]:
+def differences(old: Record, new: Record) -> list[Difference]:
     """Return the differences between the key of an entry, ``old``, and that of a lookup.
 
     Those that another one causes come last: another torch has other options.
@@ -84,13 +53,13 @@ def differences(old: KeyDescription, new: KeyDescription) -> list[Difference]:
     return sorted(found, key=lambda each: each.follows)
 
 
-def likeness(old: KeyDescription, new: KeyDescription) -> tuple[bool, int]:
+def likeness(old: Record, new: Record) -> tuple[bool, int]:
     """Return whether the graphs are equal, and how many components are: more is nearer."""
-    common = sum(digest == old.digest(name) for name, (digest, _) in new.components.items())
-    return old.digest(GRAPH) == new.digest(GRAPH), common
+    common = sum(digest == _digest(old, name) for name, (digest, _) in new.components.items())
+    return _digest(old, GRAPH) == _digest(new, GRAPH), common
 
 
-def unlikeness(old: KeyDescription, new: KeyDescription) -> tuple[bool, int]:
+def unlikeness(old: Record, new: Record) -> tuple[bool, int]:
     """Return how many details of components other than the graph differ: fewer is nearer.
 
     Before that, whether it is unknown, as one side lacks details that the other has.
@@ -100,16 +69,22 @@ def unlikeness(old: KeyDescription, new: KeyDescription) -> tuple[bool, int]:
     return is_unknown, sum(len([*_described(name, old, new)]) for name in names)
 
 
-def _differing(old: KeyDescription, new: KeyDescription) -> list[str]:
+def _differing(old: Record, new: Record) -> list[str]:
     names = dict.fromkeys([*_ORDER, *sorted({*old.components, *new.components})])
-    return [name for name in names if old.digest(name) != new.digest(name)]
+    return [name for name in names if _digest(old, name) != _digest(new, name)]
 
 
-def _described(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    """Describe one component in its own way, else in general."""
-    describe = _OWN_WAYS.get(name)
-    found = [] if describe is None else [*describe(name, old, new)]
-    yield from found or _in_general(name, old, new)
+def _digest(of: Record, name: str) -> str:
+    return of.components.get(name, ("", ""))[0]
+
+
+def _parts(of: Record, name: str) -> Mapping[str, str]:
+    return of.parts.get(name, {})
+
+
+def _text(of: Record, name: str) -> str:
+    """Return the whole text of a component's value."""
+    return _parts(of, name).get("", of.components.get(name, ("", ""))[1])
 
 
 _ORDER = (
@@ -134,6 +109,7 @@ _IMPLIED = {
     "machine.arch": {"machine.isa", "torch.cpu_capability", "torch.build", "python.abi"},
 }
 _LABELS = {
+    GRAPH: "graph",
     "torch.version": "torch",
     "torch.build": "build of torch",
     "torch_version": "sources of torch",
@@ -168,86 +144,77 @@ _LABELS = {
     "torch.attention": "attention",
     "torch.precision": "fp32_precision",
 }
-_SOURCES = "aot_autograd_arg_pos_to_source"
-_DETAIL_LABELS = {_SOURCES: "what the program calls inputs:"}
-_DIGEST = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{32})?")
-
-
-def _label(name: str) -> str:
-    return _LABELS.get(name, name)
-
-
-def _arrow(label: str, old: str, new: str) -> str:
-    if _DIGEST.fullmatch(old.strip("'")) and _DIGEST.fullmatch(new.strip("'")):
-        return f"{label}: the code or value is another"
-    return f"{label} {_short(old) or 'none'} → {_short(new) or 'none'}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
 # -- the ways to describe a component
 
 
-def _in_general(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    """Describe a component by details, by ``name=value`` in its text, or as a whole."""
-    label = _label(name)
-    before, now = old.text(name), new.text(name)
-    ours, theirs = dict(old.details(name)), dict(new.details(name))
-    if "" in ours or "" in theirs or not (ours or theirs):
+def _described(name: str, old: Record, new: Record) -> Iterator[Difference]:
+    """Describe one component in its own way, else by its details, else as a whole."""
+    describe = _OWN_WAYS.get(name)
+    own = [] if describe is None else [*describe(name, old, new)]
+    yield from own or _in_general(name, old, new)
+
+
+def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
+    label = _LABELS.get(name, name)
+    before, now = _text(old, name), _text(new, name)
+    ours, theirs = _parts(old, name), _parts(new, name)
+    if name in _OPTIONS:
+        ours, theirs = _with_defaults(ours, theirs), _with_defaults(theirs, ours)
+    elif "" in ours or "" in theirs or not (ours or theirs):
         ours, theirs = _fields(before), _fields(now)
-    differing = [
-        part for part in dict.fromkeys([*ours, *theirs]) if ours.get(part) != theirs.get(part)
+    is_known = (ours or not before) and (theirs or not now)
+    found = [
+        _arrow(name, _joined(label, part), ours.get(part, ""), theirs.get(part, ""))
+        for part in ({**ours, **theirs} if is_known else ())
+        if ours.get(part) != theirs.get(part)
     ]
-    if ours and theirs and differing:
-        for part in differing:
-            one, other = ours.get(part, ""), theirs.get(part, "")
-            detail = _DETAIL_LABELS.get(part, f"{label}.{part}".rstrip("."))
-            yield Difference(name, _arrow(detail, one, other), one, other)
+    if found:
+        yield from found
     elif before != now:
-        yield Difference(name, _arrow(label, before, now), before, now)
+        yield _arrow(name, label, before, now)
     else:
         yield Difference(name, f"{label} differs in what its words do not show: {_short(now)}")
 
 
-def _options(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    """Describe options of torch: details are those that differ from a default, ``1 → 2``."""
-    before, now = old.details(name), new.details(name)
-    differing = [each for each in sorted({*before, *now}) if before.get(each) != now.get(each)]
-    for option in differing:
-        default = (now.get(option) or before[option]).partition(" → ")[0]
-        one, other = (
-            options[option].partition(" → ")[2] if option in options else default
-            for options in (before, now)
-        )
-        yield Difference(name, _arrow(f"{_label(name)}.{option}", one, other), one, other)
-    if not differing:
-        text = f"{_label(name)} options, whose defaults are those of another release or device"
-        yield Difference(name, text)
+def _joined(label: str, part: str) -> str:
+    return f"{label}: {part}" if " " in label else f"{label}.{part}".rstrip(".")
 
 
-# A name with the digest of its definition: `lib.op.default: 0123…`, `torch.relu=0123…`.
-_DIGESTED = re.compile(rf"(\S+?)(?:: |=)({_DIGEST.pattern})(?=[\s;,]|$)")
+def _arrow(name: str, label: str, old: str, new: str) -> Difference:
+    text = f"{label} {_short(old)} → {_short(new)}"
+    if all(re.fullmatch(_DIGEST, each.strip("'")) for each in (old or new, new or old)):
+        how = "is defined otherwise" if old and new else "is not there" if old else "is new"
+        text = f"{label} {how}"
+    return Difference(name, text, old, new)
 
 
-def _definitions(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    """Describe the user's own functions, operators and classes by their names."""
-    before, now = (dict(_DIGESTED.findall(each.text(name))) for each in (old, new))
-    for each in dict.fromkeys([*before, *now]):
-        if before.get(each) != now.get(each):
-            what = "is defined otherwise" if each in before else "is new"
-            what = what if each in now else "is not there"
-            one, other = before.get(each, ""), now.get(each, "")
-            yield Difference(name, f"{_label(name)}: {each} {what}", one, other)
+def _short(text: str) -> str:
+    cut = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return cut or "none"
+
+
+# Their details are those that differ from a default: `1 → 2`.
+_OPTIONS = ("inductor_config", "autograd_config")
+
+
+def _with_defaults(options: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of options, with the default of each that only ``others`` have set."""
+    return {
+        each: options[each].partition(" → ")[2]
+        if each in options
+        else others[each].partition(" → ")[0]
+        for each in sorted({*options, *others})
+    }
 
 
 # The instruction sets that a processor is known by, the best first.
 _SETS = ("amx_tile", "avx512f", "avx2", "avx", "sse4_2", "sve2", "sve", "asimd")
 
 
-def _instructions(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    before, now = old.text(name).split(), new.text(name).split()
+def _instructions(name: str, old: Record, new: Record) -> Iterator[Difference]:
+    before, now = _text(old, name).split(), _text(new, name).split()
     lacks = " ".join(each for each in before if each not in now)
     has = " ".join(each for each in now if each not in before)
     best = [next((s for s in _SETS if s in flags), "") for flags in (before, now)]
@@ -258,50 +225,42 @@ def _instructions(name: str, old: KeyDescription, new: KeyDescription) -> Iterat
     yield Difference(name, text, lacks, has)
 
 
-def _code(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    before, now = (each.details(name).get("code", "") for each in (old, new))
-    one, other = old.value(name), new.value(name)
+def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
+    before, now = _parts(old, name).get("code", ""), _parts(new, name).get("code", "")
     if not (before and now):
-        yield Difference(name, _arrow("graph:", one, other), one, other)
         return
     codes = before.strip().splitlines(), now.strip().splitlines()
     lines = [*difflib.unified_diff(*codes, "entry", "here", lineterm="", n=1)][2:]
     count = max(sum(line[:1] == sign for line in lines) for sign in "+-")
+    text = f"graph: {count} {'node differs' if count == 1 else 'nodes differ'}"
     if not count:
         text = "graph: the same code, and functions, constants or attributes that differ"
-        yield Difference(name, text, one, other)
-        return
-    text = f"graph: {count} {'node differs' if count == 1 else 'nodes differ'}"
-    yield Difference(name, text, one, other, "\n".join(lines[:_DIFF_LINES]))
+    diff = "\n".join(lines[:_DIFF_LINES])
+    yield Difference(name, text, _text(old, name), _text(new, name), diff)
 
 
-def _inputs(name: str, old: KeyDescription, new: KeyDescription) -> Iterator[Difference]:
-    before, now = old.details(name), new.details(name)
+def _inputs(name: str, old: Record, new: Record) -> Iterator[Difference]:
+    before, now = _parts(old, name), _parts(new, name)
     names_before, names_now = _input_names(old), _input_names(new)
     if not (before and now):
         return
-    is_shown = len(before) != len(now)
-    by_name = is_shown and bool(names_before and names_now)
-    if is_shown:
-        counts = str(len(before)), str(len(now))
-        yield Difference(name, f"inputs: {counts[0]} → {counts[1]}", *counts)
+    has_other_count = len(before) != len(now)
+    if has_other_count:
+        yield _arrow(name, "inputs:", str(len(before)), str(len(now)))
         before = {names_before.get(number, ""): text for number, text in before.items()}
+    by_name = has_other_count and bool(names_before and names_now)
     for number, text in now.items():
         called = names_now.get(number, "")
         was = before.get(called if by_name else number)
         if was is not None and was != text:
-            is_shown = True
             label = f"input {number} ({called}):" if called else f"input {number}:"
             yield from _tensor(name, label, was, text)
-    if not is_shown:
-        yield Difference(name, "inputs differ in what their words do not show")
 
 
-def _input_names(of: KeyDescription) -> dict[str, str]:
+def _input_names(of: Record) -> dict[str, str]:
     """Return the program's name of each input, by its number."""
-    text = of.details("aot_config").get(_SOURCES, "")
-    is_list = len(text) > 2 and text[0] == "[" and text[-1] == "]"
-    sources = _pieces(text[1:-1], ", ") if is_list else ()
+    text = _parts(of, "aot_config").get("aot_autograd_arg_pos_to_source", "")
+    sources = _pieces(text[1:-1], ", ") if text.startswith("[") else ()
     return {str(number): source for number, source in enumerate(sources)}
 
 
@@ -316,7 +275,7 @@ def _tensor(name: str, label: str, before: str, now: str) -> Iterator[Difference
         for text in (before, now)
     )
     if not (ours and theirs):
-        yield Difference(name, _arrow(label, before, now), before, now)
+        yield _arrow(name, label, before, now)
         return
     differing = [part for part in theirs if ours.get(part) != theirs[part]]
     for part in differing:
@@ -332,45 +291,34 @@ def _tensor(name: str, label: str, before: str, now: str) -> Iterator[Difference
 def _plain(text: str) -> str:
     if size := re.fullmatch(r"torch\.Size\(\[(.*)\]\)", text):
         return f"({size[1]},)" if size[1] and "," not in size[1] else f"({size[1]})"
-    if text.startswith("device(type="):
-        return text[len("device(type=") : -1].replace("'", "").replace(", index=", ":")
+    if device := re.fullmatch(r"device\(type='(\w+)'(?:, index=(\d+))?\)", text):
+        return ":".join(filter(None, device.groups()))
     return text.removeprefix("torch.")
 
 
-_OF_DEFINITIONS = ("graph.operators", "graph.functions", "graph.subclasses", "torch.overrides")
-_OWN_WAYS: dict[str, _Describe] = {
-    **dict.fromkeys(_OF_DEFINITIONS, _definitions),
-    "inductor_config": _options,
-    "autograd_config": _options,
+_OWN_WAYS: dict[str, Callable[[str, Record, Record], Iterator[Difference]]] = {
     "machine.isa": _instructions,
     GRAPH: _code,
     "example_inputs": _inputs,
 }
 
 
-# -- texts of details taken to pieces: `name=value` of a mode, of a tensor, of options
+# -- texts taken to pieces: `name=value` of a mode, of a tensor; `operator: digest`
 
 
-def _pieces(text: str, separator: str) -> Iterator[str]:
-    """Yield what is between separators that are in no brackets and no quotes."""
-    depth, quote, start = 0, "", 0
-    for at, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif depth == 0 and at >= start and text.startswith(separator, at):
-            yield text[start:at]
-            start = at + len(separator)
-    yield text[start:]
+_DIGEST = r"[0-9a-f]{32}(?:[0-9a-f]{32})?"
+_DIGESTED = re.compile(rf"(\S+?)(?:: |=)({_DIGEST})(?=[\s;,]|$)")
+_ENCLOSED = r"""'[^']*'|"[^"]*"|\((?:[^()]|\([^()]*\))*\)|\[(?:[^][]|\[[^][]*\])*\]|\{[^{}]*\}"""
+
+
+def _pieces(text: str, separator: str) -> list[str]:
+    """Return what is between separators that are in no brackets and no quotes."""
+    pieces = re.findall(rf"(?:{_ENCLOSED}|(?!{separator}).)+", text, re.DOTALL)
+    return [piece.strip() for piece in pieces]
 
 
 def _fields(text: str, separator: str = " ") -> dict[str, str]:
-    """Return values by name, where ``text`` is a list of ``name=value``; else nothing."""
+    """Return values or digests by name, where ``text`` is a list of such pairs; else nothing."""
     pairs = [piece.partition("=") for piece in _pieces(text, separator)]
     are_fields = all(equals and re.fullmatch(r"[\w.]*", name) for name, equals, _ in pairs)
-    return {name: value for name, _, value in pairs} if are_fields else {}
+    return {one: value for one, _, value in pairs} if are_fields else dict(_DIGESTED.findall(text))

@@ -6,21 +6,29 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.errors import ConfigError
 from s3cache.graph import cached_at
-from s3cache.insight._differences import Difference, KeyDescription, differences
-from s3cache.insight._nearest import EntrySource, Neighbor, nearest, recorded_neighbors
-from s3cache.insight._runs import Runs
+from s3cache.insight._differences import Difference, differences
+from s3cache.insight._sources import EntrySource, Neighbor, nearest, recorded_neighbors
 from s3cache.manage import open_place
-from s3cache.records import Record, Run, folded, ranks_in_words
+from s3cache.records import (
+    Record,
+    Run,
+    folded,
+    in_jobs,
+    ranks_in_words,
+    read_head,
+    read_run,
+    run_names,
+)
 from s3cache.settings import Settings
 from s3cache.stats import Reason
 from s3cache.util.pages import footer
-from s3cache.util.words import code, printable, table, text
+from s3cache.util.words import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,14 +36,16 @@ if TYPE_CHECKING:
     from s3cache.settings import Options
 
 _REASONS = {str(reason): reason.text for reason in Reason}
+# The latest runs: a miss is compared with their lookups.
+_MAX_RUNS = 16
+# Programs that an error names, where the one that was asked for is not there.
+_MAX_NAMED = 5
 _GRAPHS = {"aot": "graph", "fx": "half of a graph"}
-# Of the table that a notebook shows.
-_COLUMNS = ("lookup", "why", "what differs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """Why one lookup ended as it did.
+    """Why one lookup ended as it did; as text, it says so in words.
 
     Attributes:
         record: the lookup.
@@ -58,73 +68,51 @@ class Explanation:
     @property
     def codes(self) -> tuple[str, ...]:
         """Return the codes to read on about: none where the differences say it all."""
-        if self.entry or self.record.outcome == "hit":
-            return ()
-        return tuple(self.record.reason.split())
+        return () if self.entry else tuple(self.record.reason.split())
+
+    @property
+    def line(self) -> str:
+        """Return in one line what differs or was rejected, else why."""
+        found = [each.text for each in self.differences if not each.follows]
+        return "; ".join([*self.record.rejected, *found, *reasons_of(self.record)]) or self.why
 
     def as_dict(self) -> dict[str, object]:
         """Return the explanation as plain data."""
-        record = self.record
+        named = ("level", "outcome", "key", "reason", "time", "elapsed_s", "where", "rejected")
         return {
-            **{name: getattr(record, name) for name in ("level", "outcome", "key", "reason")},
+            **{name: getattr(self.record, name) for name in named},
             "why": self.why,
-            "time": record.time,
-            "elapsed_s": record.elapsed_s,
-            "where": list(record.where) if record.where else None,
             "processes": self.processes,
             "times": self.times,
             "nearest": {"key": self.entry, "known_from": self.known_from} if self.entry else None,
             "differences": [each.as_dict() for each in self.differences],
-            "rejected": list(record.rejected),
-            "reasons": [dict(each) for each in record.reasons],
+            "reasons": [dict(each) for each in self.record.reasons],
         }
 
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Show it in IPython at a terminal."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """Show it in a notebook."""
-        return table("", _COLUMNS, [self._row()])
-
-    def __str__(self) -> str:
-        lines = [self._headline(), f"  {self._cause()}"]
-        for line, indented in self._details():
-            lines += [f"  {line}", *(f"    {each}" for each in indented.splitlines())]
-        return "\n".join(map(printable, lines))
-
-    def _row(self) -> list[str]:
-        """Return the cells of a table in HTML."""
-        details = [f"<div>{text(line)}</div>{code(more)}" for line, more in self._details()]
-        return [text(self._headline()), text(self._cause()), "".join(details)]
-
-    def _headline(self) -> str:
+    def __repr__(self) -> str:
         record = self.record
         where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
         graph = " ".join(filter(None, (_GRAPHS.get(record.level, record.level), record.key[:17])))
         of = f" ({self.processes})" if self.processes else ""
-        return f"{record.outcome}: {graph} at {where}{of}"
-
-    def _cause(self) -> str:
-        return f"{self.record.reason}: {self.why}"
-
-    def _details(self) -> Iterator[tuple[str, str]]:
-        """Yield lines, each with code or fixes to show below it."""
-        for number, why in enumerate(self.record.rejected, 1):
-            yield f"entry {number} under this key: {why}", ""
-        for reason in self.record.reasons:
+        lines = [f"{record.outcome}: {graph} at {where}{of}", f"  {record.reason}: {self.why}"]
+        for number, why in enumerate(record.rejected, 1):
+            lines.append(f"  entry {number} under this key: {why}")
+        for reason in record.reasons:
             node = ".".join(filter(None, (reason.get("module"), reason.get("node"))))
-            fix = reason.get("fix") and f"fix: {reason['fix']}"
             at = f"{node}: " if node else ""
-            below = "\n".join(filter(None, (reason.get("line"), fix)))
-            yield f"{at}{reason.get('message', '')} ({reason.get('code', '')})", below
+            lines.append(f"  {at}{reason.get('message', '')} ({reason.get('code', '')})")
+            fix = f"fix: {reason['fix']}" if reason.get("fix") else ""
+            lines += [f"    {each}" for each in (reason.get("line", ""), fix) if each]
         if self.entry:
-            yield f"nearest: {self.entry[:17]} ({self.known_from}), which differs in", ""
+            which = f"{self.entry[:17]} ({self.known_from})"
+            lines.append(f"  nearest: {which}, which differs in")
         for each in self.differences:
-            yield f"  {each.text}{' (follows)' if each.follows else ''}", each.diff
+            lines.append(f"    {each.text}{' (follows)' if each.follows else ''}")
+            lines += [f"      {line}" for line in each.diff.splitlines()]
+        return "\n".join(map(printable, lines))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explained:
     """A run of one process, or of all of a job, and each lookup that did not hit, explained.
 
@@ -148,27 +136,10 @@ class Explained:
 
     def as_dict(self) -> dict[str, object]:
         """Return all of it as plain data."""
-        return {
-            "run": self.run,
-            "program": self.program,
-            "processes": self.processes,
-            "hits": self.hits,
-            "complete": self.complete,
-            "unasked": self.unasked,
-            "explanations": [each.as_dict() for each in self.explanations],
-        }
+        return {**vars(self), "explanations": [each.as_dict() for each in self.explanations]}
 
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Show it in IPython at a terminal."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """Show it in a notebook."""
-        rows = [each._row() for each in self.explanations]
-        return table(". ".join([self._headline(), *self._notes()]), _COLUMNS, rows)
-
-    def __str__(self) -> str:
-        shown = map(str, self.explanations)
+    def __repr__(self) -> str:
+        shown = map(repr, self.explanations)
         return "\n".join([printable(self._headline()), *shown, *map(printable, self._notes())])
 
     def _headline(self) -> str:
@@ -187,6 +158,15 @@ class Explained:
             yield f"the remote could not be read: {self.unasked}"
         if more := footer(code for each in self.explanations for code in each.codes):
             yield more
+
+
+def reasons_of(record: Record) -> list[str]:
+    """Return the reasons of a bypass, each in a line."""
+    parts = ([each.get(name) for name in ("message", "line", "fix")] for each in record.reasons)
+    return [". ".join(part.rstrip(".") for part in each if part) for each in parts]
+
+
+# -- explaining
 
 
 def explain(
@@ -224,31 +204,22 @@ def explain(
         )
     settings, _ = Settings.load(url, **options)
     is_here = run is None and script is None and module is None and not options
-    runs = Runs(settings, with_this_process=is_here)
+    runs = _Runs(settings, with_this_process=is_here)
+    job = [] if key is not None else runs.job(run or "", script or "", module or "")
     has_tier = settings.local and os.path.isdir(settings.local_dir)
     tier = functools.partial(open_place, in_tier=True, of_all=True, **options)
     remote_url = _remote_url(settings) if remote else None
     bucket = functools.partial(open_place, remote_url, **options)
-    with ExitStack() as stack:
-        local = stack.enter_context(
-            closing(EntrySource("the local tier", tier if has_tier else None))
-        )
-        shared = stack.enter_context(
-            closing(EntrySource("the remote", None if remote_url is None else bucket))
-        )
-        if key is not None:
-            job = []
-        elif script is None and module is None:
-            job = runs.job_of(runs.named(run or ""))
-        else:
-            job = runs.job_of(runs.of_program(script or "", module or ""))
+    local = EntrySource("the local tier", tier if has_tier else None)
+    shared = EntrySource("the remote", bucket if remote_url is not None else None)
+    with closing(local), closing(shared):
         known = recorded_neighbors({each.name: each for each in (*job, *runs.latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:
             """Return the nearest entry: what is recorded goes before the tier and the remote."""
             found: dict[tuple[str, str], Neighbor] = {}
             for each in (*known, *local.neighbors, *shared.neighbors):
-                found.setdefault((each.level, each.key), each)
+                found.setdefault((each.record.level, each.record.key), each)
             return nearest(
                 missed, found.values(), lambda each: shared.complete(local.complete(each))
             )
@@ -264,11 +235,15 @@ def _remote_url(settings: Settings) -> str | None:
     return settings.url or (None if cache is None else cache.settings.url)
 
 
-def _of_job(job: Sequence[Run], find: Callable[[Record], Neighbor | None]) -> Explained:
+_Find: TypeAlias = Callable[[Record], "Neighbor | None"]
+
+
+def _of_job(job: Sequence[Run], find: _Find) -> Explained:
+    is_one = len(job) == 1
     explanations = tuple(
         replace(
             _explained(each.record, find),
-            processes=ranks_in_words(each.runs) if len(job) > 1 else "",
+            processes="" if is_one else ranks_in_words(each.runs),
             times=len(each.runs),
         )
         for each in folded(job)
@@ -281,24 +256,21 @@ def _of_job(job: Sequence[Run], find: Callable[[Record], Neighbor | None]) -> Ex
         hits=sum(record.outcome == "hit" for each in job for record in each.records),
         explanations=explanations,
         complete=all(each.complete for each in job),
-        processes=ranks_in_words(job) if len(job) > 1 else "",
+        processes="" if is_one else ranks_in_words(job),
     )
 
 
-def _of_key(key: str, runs: Iterable[Run], find: Callable[[Record], Neighbor | None]) -> Explained:
+def _of_key(key: str, runs: Iterable[Run], find: _Find) -> Explained:
     records = [record for run in runs for record in run.records if record.key.startswith(key)]
     last = max(records, key=lambda each: (each.outcome != "hit", each.time), default=None)
     if last is None or not key:
-        raise ConfigError(
-            f"key {key!r}",
-            "is not in the records of this machine",
-            "s3cache ls --key finds entries",
-        )
+        problem = "is not in the records of this machine"
+        raise ConfigError(f"key {key!r}", problem, "s3cache ls --key finds entries")
     hits = sum(each.outcome == "hit" for each in records)
     return Explained("", "", hits, () if last.outcome == "hit" else (_explained(last, find),))
 
 
-def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Explanation:
+def _explained(record: Record, find: _Find) -> Explanation:
     if record.outcome == "bypass":
         at = cached_at(reason.get("code", "") for reason in record.reasons)
         return Explanation(record, at if record.level == "aot" else "cannot be cached")
@@ -308,6 +280,129 @@ def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Exp
     found = find(record)
     if found is None:
         return Explanation(record, f"{why}; there is no entry to compare it with")
-    wanted = KeyDescription(record.components, record.parts)
-    differing = tuple(differences(found.described, wanted))
-    return Explanation(record, why, found.key, found.where, differing)
+    differing = tuple(differences(found.record, record))
+    return Explanation(record, why, found.record.key, found.where, differing)
+
+
+# -- the runs to explain
+
+
+class _Runs:
+    """The recorded runs of this machine, and the one in this process's memory."""
+
+    def __init__(self, settings: Settings, *, with_this_process: bool) -> None:
+        self._root = settings.local_dir
+        self._places: dict[str, str] = {}
+        for place in settings.local_dirs:
+            try:
+                self._places.update((name, place) for name in run_names(place))
+            except (OSError, ConfigError):
+                continue
+        self._names = sorted(self._places, reverse=True)
+        self._here = _of_this_process() if with_this_process else None
+
+    @functools.cached_property
+    def latest(self) -> list[Run]:
+        """Return the latest runs, that of this process first."""
+        here = [] if self._here is None else [self._here]
+        names = [name for name in self._names if self._here is None or name != self._here.name]
+        return [*here, *self._read(names[: _MAX_RUNS - len(here)])]
+
+    def job(self, name: str = "", script: str = "", module: str = "") -> list[Run]:
+        """Return the last run with a name that begins so, or of a program, with its job."""
+        is_program = script or module
+        chosen = self._of_program(script, module) if is_program else self._named(name)
+        if chosen.job and chosen is not self._here:
+            for job in in_jobs(self._heads):
+                if any(each.name == chosen.name for each in job):
+                    return list(self._read(each.name for each in job))
+        return [chosen]
+
+    def has_program(self, script: str) -> bool:
+        return any(map(_by_script(script), self._heads))
+
+    def _named(self, beginning: str) -> Run:
+        names = [name for name in self._names if beginning and name.startswith(beginning)]
+        for run in (*self.latest, *self._read(names)):
+            if run.name.startswith(beginning):
+                return run
+        problem = "there is none of that name" if beginning else f"there are none in {self._root}"
+        fix = "run a program that compiles with s3cache on (and with record and local not off)"
+        raise ConfigError(f"run {beginning}" if beginning else "records", problem, fix)
+
+    def _of_program(self, script: str, module: str) -> Run:
+        is_meant = _by_module(module) if module else _by_script(script)
+        found = [head for head in self._heads if is_meant(head)]
+        what = f"module {module}" if module else f"script {script}"
+        if len({head.file for head in found if head.file}) > 1:
+            problem = f"is the end of several: {_programs(found)}"
+            raise ConfigError(what, problem, "give more of its path")
+        for run in self._read(head.name for head in found):
+            return run
+        of = f"-m {module}" if module else script
+        raise ConfigError(
+            what,
+            f"no run of it is on record in {self._root}, only of {_programs(self._heads)}",
+            f"s3cache run {of} leaves one; s3cache check {of} says what of it can be cached",
+        )
+
+    @functools.cached_property
+    def _heads(self) -> list[Run]:
+        return list(self._read(self._names, read_head))
+
+    def _read(
+        self, names: Iterable[str], read: Callable[[str, str], Run] = read_run
+    ) -> Iterator[Run]:
+        for name in names:
+            try:
+                yield read(self._places[name], name)
+            except (OSError, ConfigError):
+                continue  # it was removed in the meantime
+
+
+def meaning(word: str) -> dict[str, str]:
+    """Return ``word`` as an argument of :func:`explain`: a key, a script, or nothing.
+
+    A path at which something lies that Python runs is a script, and so is what looks like one.
+    """
+    settings, _ = Settings.load()
+    runs = _Runs(settings, with_this_process=False)
+    if any(each.key.startswith(word) for run in runs.latest for each in run.records):
+        return {"key": word}
+    is_path = os.sep in word or word.endswith((".py", ".pyc")) or bool(_paths_at(word))
+    return {"script": word} if is_path or runs.has_program(word) else {}
+
+
+def _of_this_process() -> Run | None:
+    """Return the lookups in memory, if a cache was enabled here and has looked something up."""
+    caches = sys.modules.get("s3cache.cache")
+    run: Run | None = None if caches is None else caches.recorded()
+    if run is None or not run.records:
+        return None
+    return replace(run, program=os.path.basename(sys.argv[0]) if sys.argv else "")
+
+
+# -- programs
+
+
+def _by_script(script: str) -> Callable[[Run], bool]:
+    paths = _paths_at(script)
+    plain = os.path.normpath(script)
+    ends = (os.sep + plain, os.sep + os.path.join(plain, "__main__.py"))
+    return lambda run: run.file in paths or (not paths and f"{os.sep}{run.file}".endswith(ends))
+
+
+def _by_module(module: str) -> Callable[[Run], bool]:
+    return lambda run: run.module in (module, f"{module}.__main__")
+
+
+def _paths_at(script: str) -> tuple[str, ...]:
+    """Return the paths that Python would run there: a file, or one in a directory or archive."""
+    path = os.path.realpath(script)
+    inside = os.path.join(path, "__main__.py")
+    return (path, inside) if os.path.isfile(path) or os.path.isfile(inside) else ()
+
+
+def _programs(runs: Iterable[Run]) -> str:
+    names = filter(None, dict.fromkeys(run.file or run.program for run in runs))
+    return ", ".join([*names][:_MAX_NAMED]) or "nothing"

@@ -18,20 +18,18 @@ from s3cache.util.lazy import lazy_exports
 if TYPE_CHECKING:
     from s3cache.testing.contract import RawAccess, StoreContract
     from s3cache.testing.faulty import Fault, FaultRates, FaultyStore, FaultyVerb
-    from s3cache.testing.machines import Machine, Outcome, ProgramError
+    from s3cache.testing.machines import Machine, Outcome, ProgramError, assert_warm_start
     from s3cache.testing.moto import MotoBucket, MotoServer
     from s3cache.testing.plugin import MachineFactory
-    from s3cache.testing.warm import assert_warm_start
 else:
     # pytest imports this package in every project where s3cache is installed.
     __getattr__, __dir__ = lazy_exports(
         __name__,
         contract="RawAccess StoreContract",
         faulty="Fault FaultRates FaultyStore FaultyVerb",
-        machines="Machine Outcome ProgramError",
+        machines="Machine Outcome ProgramError assert_warm_start",
         moto="MotoBucket MotoServer",
         plugin="MachineFactory",
-        warm="assert_warm_start",
     )
 
 __all__ = [

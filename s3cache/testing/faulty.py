@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
-from s3cache.store import Buffer, NotAccepted, ObjectInfo, Store, WrapperStore, listing
+from s3cache.store import NotAccepted, ObjectInfo, Store, WrapperStore, listing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -102,11 +102,6 @@ class FaultyStore(WrapperStore):
             raise ConfigError(f"fault {fault!r} on {verb!r}", "does not apply", fix)
         self._ordered[verb].extend([fault] * times)
 
-    def clear(self) -> None:
-        """Forget the faults that were injected and have not happened yet."""
-        for faults in self._ordered.values():
-            faults.clear()
-
     def pending(self) -> int:
         """Return how many ordered faults no call has met yet."""
         return sum(map(len, self._ordered.values()))
@@ -120,12 +115,17 @@ class FaultyStore(WrapperStore):
         answer: Any = await call()
         if fault == "fail_after_commit":
             self.counts[verb, fault] += 1
-            message = "injected error after the commit"
-            raise TransientError(message, op=verb, store=self.url, key=key)
+            raise TransientError("injected error after the commit", op=op, store=self.url, key=key)
         is_data = answer and not isinstance(answer, NotAccepted)
         if is_data and (fault == "truncate" or fault == "bit_flip"):
             self.counts[verb, fault] += 1
-            answer = _damaged(answer, fault, where)
+            damaged = bytearray(answer)
+            if fault == "truncate":
+                del damaged[int(where * len(damaged)) :]
+            else:
+                bit = int(where * len(damaged) * 8)
+                damaged[bit // 8] ^= 1 << bit % 8
+            answer = bytes(damaged)
         return cast("_T", answer)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
@@ -162,12 +162,3 @@ class FaultyStore(WrapperStore):
         if fault == "hang":
             await asyncio.Event().wait()
         await asyncio.sleep(self._slow_s)
-
-
-def _damaged(data: Buffer, fault: Fault, where: float) -> bytes:
-    damaged = bytearray(data)
-    if fault == "truncate":
-        return bytes(damaged[: int(where * len(damaged))])
-    bit = int(where * len(damaged) * 8)
-    damaged[bit // 8] ^= 1 << bit % 8
-    return bytes(damaged)

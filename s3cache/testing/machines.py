@@ -2,14 +2,21 @@
 
 A :class:`Machine` is a directory. What a process there finds of its surroundings is empty: home,
 caches, temporary directory, s3cache's local tier. Two machines share nothing but what a test gives
-both of them, as a rule the URL of a bucket.
+both of them, as a rule the URL of a bucket. :func:`assert_warm_start` compares what a program came
+to on two of them.
+
+As a program, this module runs another one on a machine, and reports on it:
+``python -m s3cache.testing.machines REPORT run|module|call PROGRAM ...``.
 """
 
 from __future__ import annotations
 
-import enum
+import atexit
+import importlib
 import json
 import os
+import pickle
+import runpy
 import shlex
 import signal
 import site
@@ -18,13 +25,17 @@ import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from pprint import pformat
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 from s3cache.stats import CacheStats
+from s3cache.util.words import counted
 
-__all__ = ["Machine", "Outcome", "ProgramError"]
+__all__ = ["Machine", "Outcome", "ProgramError", "assert_warm_start"]
 
 _PLACES = {
     "HOME": "home",
@@ -107,9 +118,9 @@ class Machine:
             **{name: os.environ[name] for name in _KEPT if name in os.environ},
             **{name: str(self.root / place) for name, place in _PLACES.items()},
             "USER": self.root.name,
-            # A test waits for the uploads that a job would leave to the next one there.
+            # A test waits for the uploads that a job would leave to the next one there, and is no
+            # worse a test for running on a busy machine.
             "S3CACHE_EXIT_TIMEOUT_S": "60",
-            # ... and is no worse a test for running on a busy machine.
             "S3CACHE_LOOKUP_TIMEOUT_S": "60",
             **environment,
         }
@@ -142,7 +153,7 @@ class Machine:
             how, words = "module", words[1:]
         if not words or words[0].startswith("-"):
             raise ValueError(f"{command} names neither a script nor, after -m, a module")
-        return self._execute([how, *words], environment, cwd, timeout_s, python)
+        return self._execute([how, *words], environment or {}, cwd, timeout_s, python)
 
     def call(
         self,
@@ -165,63 +176,54 @@ class Machine:
         Raises:
             ProgramError: it raised, or ended the process, or took too long.
         """
-        theirs = dict(environment or {})
-        given = theirs.get("PYTHONPATH", self.environment.get("PYTHONPATH", ""))
-        theirs["PYTHONPATH"] = os.pathsep.join(filter(None, [given, *_project_paths()]))
+        theirs = {**self.environment, **(environment or {})}
+        paths = filter(None, [theirs.get("PYTHONPATH", ""), *_project_paths()])
+        theirs["PYTHONPATH"] = os.pathsep.join(paths)
         words = ["call", _name(function), json.dumps(arguments)]
         return self._execute(words, theirs, cwd, timeout_s, python)
 
     def _execute(
         self,
         words: list[str],
-        environment: Mapping[str, str] | None,
+        environment: Mapping[str, str],
         cwd: str | os.PathLike[str] | None,
         timeout_s: float,
         python: str,
     ) -> Outcome:
-        report = self.root / "report.json"
+        report, *written = (self.root / name for name in ("report.pickle", "stdout", "stderr"))
         report.unlink(missing_ok=True)
-        process = subprocess.Popen(  # noqa: S603 - to run a test's program is what it is for
-            [python, "-m", "s3cache.testing._runner", str(report), *words],
-            env={**self.environment, **(environment or {})},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,  # so that what it starts can be ended with it
-        )
         command = shlex.join(words)
+        # Files, and not pipes: what a program started may hold those open when it has ended.
+        with open(written[0], "wb") as stdout, open(written[1], "wb") as stderr:
+            process = subprocess.Popen(  # noqa: S603 - to run a test's program is what it is for
+                [python, "-m", "s3cache.testing.machines", str(report), *words],
+                env={**self.environment, **environment},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+        status = None
         try:
-            written = process.communicate(timeout=timeout_s)
+            status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            outcome = Outcome(command, None, *_kill(process))
-            raise ProgramError(outcome, f"still running after {timeout_s} s") from None
-        except BaseException:
-            _kill(process)
-            raise
-        found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        stats = _typed(CacheStats | None, found.get("stats"))
-        outcome = Outcome(command, process.returncode, *written, found.get("result"), stats)
-        if process.returncode:
-            raise ProgramError(outcome, f"exit status {process.returncode}")
+            pass
+        finally:
+            if status is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said, errors = (path.read_text(encoding="utf-8", errors="replace") for path in written)
+        result = stats = None
+        if report.exists():  # it is of a program that the test has run as this user
+            result, stats = pickle.loads(report.read_bytes())  # noqa: S301
+        outcome = Outcome(command, status, said, errors, result, stats)
+        if status is None:
+            raise ProgramError(outcome, f"still running after {timeout_s} s")
+        if status:
+            raise ProgramError(outcome, f"exit status {status}")
         return outcome
-
-
-def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a process with all that it has started, and return what it had written."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    # A process that left its session holds the pipes open; it is not waited for.
-    try:
-        return process.communicate(timeout=10)
-    except subprocess.TimeoutExpired as exc:
-        return _text(exc.stdout), _text(exc.stderr)
-
-
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def _end(output: str) -> str:
@@ -231,13 +233,12 @@ def _end(output: str) -> str:
 
 
 def _name(function: str | Callable[..., object]) -> str:
-    name = function
-    if not isinstance(name, str):
-        name = f"{name.__module__}:{name.__qualname__}"
-    module, _, attributes = name.partition(":")
+    if not isinstance(function, str):
+        function = f"{function.__module__}:{function.__qualname__}"
+    module, _, attributes = function.partition(":")
     if not attributes or "<" in attributes or module == "__main__":
-        raise ValueError(f"{name!r} cannot be imported elsewhere; give a function of a module")
-    return name
+        raise ValueError(f"{function!r} cannot be imported elsewhere; give a function of a module")
+    return function
 
 
 def _project_paths() -> list[str]:
@@ -250,21 +251,129 @@ def _project_paths() -> list[str]:
     ]
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    """Return ``value``, as JSON has it, as the type of an annotation."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if value is None:
-        return None
-    if type(None) in arguments:
-        return _typed(arguments[0], value)
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        values = {field.name: value[field.name] for field in fields(kind)}
-        return kind(**{name: _typed(hints[name], each) for name, each in values.items()})  # type: ignore[operator]
-    if origin is tuple:
-        return tuple(_typed(arguments[0], each) for each in value)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {_typed(arguments[0], k): _typed(arguments[1], v) for k, v in value.items()}
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return kind(value)
-    return value
+# -- two outcomes compared
+
+# torch then asks no cache for the graph, at either level.
+_NEVER_ASKED = ("caches-off", "fx-graph-cache-off")
+_DIFFERENCES_AT_MOST = 20
+
+
+def output_of(outcome: Outcome) -> object:
+    """Return what the program printed, and what the function returned if one was called."""
+    return outcome.stdout if outcome.result is None else (outcome.stdout, outcome.result)
+
+
+def assert_warm_start(
+    first: Outcome,
+    second: Outcome,
+    *,
+    same: Callable[[Outcome], object] = output_of,
+) -> None:
+    """Assert that ``second`` compiled nothing, and gave the same as ``first``.
+
+    A graph is compiled if neither level of the cache has it. Whole graphs may miss: a forward that
+    no backward ever followed is found at the second level, and what is found there is not compiled.
+
+    Only the process that the machine started counts, not those that it started itself.
+
+    Args:
+        first: what the program came to on one machine.
+        second: what it came to on another one, or on the same one later.
+        same: returns the part of an outcome that must be equal; for a program that prints times or
+            paths, leave those out here.
+
+    Raises:
+        AssertionError: it compiled something, hit nothing, or gave something else.
+    """
+    stats = second.stats
+    if compiled := _compiled(first.stats, stats):
+        shown = "\n  ".join(compiled)
+        raise AssertionError(f"{second.command}: compiled on the second machine:\n  {shown}")
+    if not (sum(stats.hits.values()) + sum(stats.fx.hits.values())):
+        raise AssertionError(
+            f"{second.command}: hit nothing, so it compiled nothing; does it call a function of "
+            "torch.compile, with a backend that caches, while s3cache is on?"
+        )
+    expected, got = same(first), same(second)
+    if expected != got:
+        texts = (each if isinstance(each, str) else pformat(each) for each in (expected, got))
+        old, new = (each.splitlines() for each in texts)
+        lines = [*unified_diff(old, new, "first", "second", n=1, lineterm="")]
+        shown = "\n".join(lines[:_DIFFERENCES_AT_MOST])
+        raise AssertionError(
+            f"{second.command}: started warm, and gave something else than on the first machine; "
+            f"give 'same' if it must (times, paths):\n{shown}"
+        )
+
+
+def _compiled(first: CacheStats, second: CacheStats) -> list[str]:
+    """Return what the second machine compiled, with what may explain it; empty if nothing."""
+    level = second.fx
+    found = [
+        f"{counted(count, 'graph')} with torch's caches off ({code})"
+        for code, count in second.bypass_reasons.items()
+        if code in _NEVER_ASKED
+    ]
+    found += [
+        f"{counted(count, 'half', 'halves')} of a graph missed ({reason})"
+        for reason, count in level.misses.items()
+        if count
+    ]
+    if level.bypassed:
+        codes = ", ".join(level.bypass_reasons)
+        found.append(f"{counted(level.bypassed, 'half', 'halves')} cannot be cached ({codes})")
+    if not found:
+        return []
+    misses = ", ".join(f"{count} {reason}" for reason, count in second.misses.items() if count)
+    if misses:
+        found.append(f"whole graphs that missed: {misses}; `s3cache explain` says why")
+    if second.bypassed:
+        codes = ", ".join(second.bypass_reasons)
+        found.append(f"whole graphs that cannot be cached: {second.bypassed} ({codes})")
+    if first.pending:
+        found.append(f"the first machine had {counted(first.pending, 'upload')} still to do")
+    return found
+
+
+# -- in the process on the machine
+
+
+def _main(path: str, how: str, *program: str) -> None:
+    result = None
+    process = os.getpid()
+
+    def report() -> None:
+        if os.getpid() != process:  # a forked child that leaves as if it were the program
+            return
+        caches = sys.modules.get("s3cache.cache")
+        cache = None if caches is None else caches.current_cache()
+        with open(path, "wb") as file:
+            pickler = pickle.Pickler(file)
+            pickler.dispatch_table = {MappingProxyType: lambda each: (dict, (dict(each),))}
+            pickler.dump((result, None if cache is None else cache.stats()))
+
+    # It runs after s3cache's own exit, which finishes the uploads: those are counted too.
+    atexit.register(report)
+    if how == "call":
+        module, _, attributes = program[0].partition(":")
+        function: Any = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            function = getattr(function, attribute)
+        result = json.loads(json.dumps(function(*json.loads(program[1]))))
+        return
+    sys.argv = [*program]
+    # It stays when the program has ended: what is pickled or runs at exit looks there.
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    if how == "module":
+        runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
+        return
+    sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
+    main.__file__ = program[0]
+    with open(program[0], "rb") as file:
+        code = compile(file.read(), program[0], "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102 - it is what we were asked to run
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

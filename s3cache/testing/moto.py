@@ -7,6 +7,7 @@ finds its cache, not that its policies are right.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import importlib.util
 import os
@@ -26,14 +27,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class MotoBucket:
-    """A bucket on a :class:`MotoServer`.
-
-    Attributes:
-        name: the bucket.
-        endpoint_url: the server.
-        access_key, secret_key: credentials; the server takes any.
-        region: where the bucket is said to be.
-    """
+    """A bucket on a :class:`MotoServer`, with credentials, of which it takes any."""
 
     name: str
     endpoint_url: str
@@ -68,7 +62,10 @@ class MotoServer:
     """
 
     def __init__(self) -> None:
-        _check_installed()
+        for package in ("moto", "flask", "flask_cors"):
+            if importlib.util.find_spec(package) is None:
+                fix = "run: pip install 'torch-s3cache[testing]'"
+                raise ConfigError("moto's S3 server", f"{package} is not installed", fix)
         with tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(  # noqa: S603 - our own text
                 [sys.executable, "-W", "ignore", "-c", _SERVER],
@@ -97,12 +94,10 @@ class MotoServer:
         """
         name = name or f"test-{uuid.uuid4().hex}"
         connection = http.client.HTTPConnection(_HOST, self.port, timeout=30)
-        try:
+        with contextlib.closing(connection):
             connection.request("PUT", f"/{name}")
             answer = connection.getresponse()
             body = answer.read()
-        finally:
-            connection.close()
         if answer.status != 200:
             raise RuntimeError(f"bucket {name!r}: {answer.status} {body.decode()}")
         return MotoBucket(name, self.endpoint_url)
@@ -129,10 +124,3 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
-
-
-def _check_installed() -> None:
-    for name in ("moto", "flask", "flask_cors"):
-        if importlib.util.find_spec(name) is None:
-            fix = "run: pip install 'torch-s3cache[testing]'"
-            raise ConfigError("moto's S3 server", f"{name} is not installed", fix)

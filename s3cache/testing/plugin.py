@@ -1,10 +1,7 @@
 """pytest fixtures for programs that use s3cache; pytest finds them where it is installed.
 
-=======================  ============================================================
-``s3cache_machine``      makes fresh machines: :class:`~s3cache.testing.Machine`
-``s3cache_moto``         an empty bucket: :class:`~s3cache.testing.MotoBucket`
-``s3cache_moto_server``  the server that it is on: :class:`~s3cache.testing.MotoServer`
-=======================  ============================================================
+``s3cache_machine`` makes fresh machines, ``s3cache_moto`` is an empty bucket, and
+``s3cache_moto_server`` the server that it is on.
 
 Every run of pytest there loads this module, whatever it tests: it imports nothing of weight, and
 what a fixture needs is imported by the first test that asks for it.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Call
+from tests.support.gate import Gate, refusing
 from tests.support.marks import slow
-from tests.support.refusing import Refusing
 from tests.support.shelves import Shelf
 
 
@@ -29,7 +29,8 @@ def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
     assert found["removed"] == sum(
         len(found["storage"][name]["seconds"]) for name in ("small_put", "large_put")
     )
-    with Refusing(moto_port, "DELETE") as narrow:
+    with Gate(moto_port) as narrow:
+        narrow.rule = refusing("DELETE")
         done = call(*arguments, "--url", at(narrow.port))
     assert done.code == 0
     assert "left below s3cache-bench-" in done.out

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from s3cache import Cache, frame
 from tests.cli.commands import Call
-from tests.support.refusing import Refusing
+from tests.support.gate import Gate, refusing
 from tests.support.shelves import Shelf
 
 
@@ -22,7 +22,8 @@ def test_from_a_directory_to_a_bucket_and_back_to_nothing(
     assert len(call("ls", "--url", remote, "--kind", "other", "--json").lines) == 3
     assert call("verify", "--url", remote, "--json").json["done"] == 12
     assert call("rm", "key1", "--url", remote).code == 0
-    with Refusing(moto_port, "DELETE") as narrow:
+    with Gate(moto_port) as narrow:
+        narrow.rule = refusing("DELETE")
         done = call("clear", "--url", at(narrow.port), "--yes")
     assert (done.code, done.out) == (3, "")
     assert "takes the operator's role" in done.err

@@ -39,7 +39,7 @@ def test_a_fault_is_the_exit_code(
     checks = call("doctor", "--no-programs", "--json").lines
     assert [each["code"] for each in checks if each["verdict"] == "fault"] == ["ConfigError"]
     assert {each["code"] for each in checks if each["verdict"] == "ok"} == {""}
-    for section in (each["section"] for each in checks):
+    for section in (each["name"] for each in checks):
         assert call("explain", section).out.startswith(f"{section}: What the doctor checks\n")
 
 

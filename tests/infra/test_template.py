@@ -167,7 +167,7 @@ def in_plain(deployed: Deployed) -> Iterator[str]:
 def endpoint(deployed: Deployed, *, is_secure: bool) -> Iterator[str]:
     """S3 with what was deployed in force, as behind a proxy that ends TLS, or does not."""
     with Gate(deployed.server.port) as gate:
-        gate.judge = lambda method, target, headers: deployed.judge(
+        gate.rule = lambda method, target, headers: deployed.judge(
             method, target, headers, is_secure=is_secure
         )
         yield f"http://127.0.0.1:{gate.port}"

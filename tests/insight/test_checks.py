@@ -60,18 +60,15 @@ def test_the_origin_of_each_setting_is_shown_and_no_secret(monkeypatch: pytest.M
     assert "bucket/prefix" in second.found
 
 
-def test_a_misspelt_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_no_remote_and_mode_off_are_warnings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT", "5")
-    check = settings("memory://x")[1]
-    assert check.verdict == "warning"
-    assert "S3CACHE_LOOKUP_TIMEOUT is not known" in check.found
-    assert "S3CACHE_LOOKUP_TIMEOUT_S" in check.fix
-
-
-def test_no_remote_and_mode_off_are_warnings() -> None:
-    checks = named(settings(mode="off"))
-    assert checks["remote"].verdict == checks["mode"].verdict == "warning"
-    assert checks["remote"].fix == "set S3CACHE_URL"
+    _, misspelt, mode, remote = settings(mode="off")
+    assert misspelt.verdict == mode.verdict == remote.verdict == "warning"
+    assert "S3CACHE_LOOKUP_TIMEOUT is not known" in misspelt.found
+    assert "S3CACHE_LOOKUP_TIMEOUT_S" in misspelt.fix
+    assert (mode.name, remote.name, remote.fix) == ("mode", "remote", "set S3CACHE_URL")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,7 @@ def test_a_bad_url_is_a_fault_that_shows_no_password(url: str) -> None:
         ({"trusted_keys": OTHER.public_text(), "signing_key": SECRET}, "signing", "fault",
          "not trusted"),
         ({"trusted_keys": f"pulls={PUBLIC}", "signing_key": SECRET}, "signing", "fault",
-         "not trusted for that"),
+         "other-audience"),
         ({"trusted_keys": "nonsense"}, "trust", "fault", "trusted key"),
         ({"trust": "require"}, "trust", "fault", "no key is trusted"),
         ({"signing_key": "/nowhere/ci.key"}, "trust", "fault", "cannot be opened"),
@@ -102,20 +99,16 @@ def test_a_bad_url_is_a_fault_that_shows_no_password(url: str) -> None:
 )  # fmt: skip
 def test_trust(options: dict[str, Any], name: str, verdict: str, found: str) -> None:
     check = trust(**options)[name]
-    assert check.verdict == verdict
+    assert (check.verdict, check.fix == "") == (verdict, verdict == "ok")
     assert found in check.found
-    assert (verdict == "ok") == (check.fix == "")
 
 
-def test_a_key_that_others_may_read_is_a_fault(tmp_path: Path) -> None:
+def test_a_key_that_others_may_read_is_a_fault_and_a_reader_needs_none(tmp_path: Path) -> None:
     path = tmp_path / "ci.key"
     path.write_text(SECRET)
     path.chmod(0o644)
     check = trust(signing_key=str(path))["trust"]
     assert (check.verdict, check.fix) == ("fault", f"chmod 600 {path}")
-
-
-def test_a_reader_need_not_sign() -> None:
     assert [*trust(trusted_keys=PUBLIC, mode="read-only")] == ["trust"]
 
 
@@ -123,7 +116,7 @@ def test_a_reader_need_not_sign() -> None:
 
 
 def local(path: Path, **more: Any) -> Check:
-    return named(check_local_dir(Settings(local_dir=str(path), **more)))["local directory"]
+    return named(check_local_dir(Settings(local_dir=str(path), **more)))["local-directory"]
 
 
 def disk(**changes: int) -> Callable[[str], os.statvfs_result]:
@@ -136,7 +129,7 @@ def disk(**changes: int) -> Callable[[str], os.statvfs_result]:
 
 def test_a_private_directory_is_well(tmp_path: Path) -> None:
     found = named(check_local_dir(Settings(local_dir=str(tmp_path / "cache"))))
-    assert found["local directory"].verdict == "ok"
+    assert found["local-directory"].verdict == "ok"
     assert {"space", "inodes"} <= set(found)
     assert local(tmp_path, local=False).verdict == "skipped"
 
@@ -177,7 +170,6 @@ def test_a_disk_that_hangs_is_a_fault_in_bounded_time(
     with dead_mount(tmp_path):
         check = local(tmp_path)
         assert check.verdict == "fault"
-        assert "hangs" in check.found
         assert "a disk that works" in check.fix
 
 
@@ -193,16 +185,12 @@ def test_a_disk_that_hangs_is_a_fault_in_bounded_time(
 )
 def test_room_on_the_disk(tmp_path: Path, changes: dict[str, int], name: str, verdict: str) -> None:
     check = named(check_disk(str(tmp_path), 10 << 30, disk(**changes)))[name]
-    assert check.verdict == verdict
-    assert (verdict == "ok") == (check.fix == "")
+    assert (check.verdict, check.fix == "") == (verdict, verdict == "ok")
 
 
-def test_a_disk_with_errors_is_a_fault(tmp_path: Path) -> None:
-    def fails(_: str) -> os.statvfs_result:
-        raise OSError(5, "Input/output error")
-
-    check = named(check_disk(str(tmp_path), 1, fails))["disk"]
-    assert (check.verdict, "Input/output error" in check.found) == ("fault", True)
+def test_a_disk_with_errors_is_a_fault() -> None:
+    check = named(check_disk("/nowhere", 1))["disk"]
+    assert (check.verdict, "No such file" in check.found) == ("fault", True)
 
 
 def test_a_system_that_loads_no_code_is_a_fault(
@@ -214,11 +202,11 @@ def test_a_system_that_loads_no_code_is_a_fault(
         sysctl.write_text(text)
         found = named(check_execution(disk(), str(sysctl)))
         assert found["execution"].verdict == verdict
-        assert "torch's directory" not in found
+        assert "torch-directory" not in found
     found = named(check_execution(disk(f_flag=os.ST_NOEXEC), str(tmp_path / "none")))
     assert found["execution"].verdict == "ok"
-    assert found["torch's directory"].verdict == "fault"
-    assert "noexec" in found["torch's directory"].found
+    assert found["torch-directory"].verdict == "fault"
+    assert "noexec" in found["torch-directory"].found
 
 
 @pytest.mark.parametrize(
@@ -233,7 +221,7 @@ def test_a_system_that_loads_no_code_is_a_fault(
 def test_instructions_of_the_cpu(tmp_path: Path, text: str, verdict: str, found: str) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(text)
-    [check] = check_cpu(str(path))
+    check = check_cpu(str(path))
     assert check.verdict == verdict
     assert found in check.found
 
@@ -258,10 +246,9 @@ def prints(text: str, code: int = 0) -> list[str]:
     ],
 )  # fmt: skip
 def test_each_fault_of_torch(command: list[str], verdict: str, found: str) -> None:
-    [check] = check_torch(0.5 if "sleep" in command[-1] else LONG_S, command)
-    assert check.verdict == verdict
+    check = check_torch(0.5 if "sleep" in command[-1] else LONG_S, command)
+    assert (check.verdict, check.fix == "") == (verdict, verdict == "ok")
     assert found in check.found
-    assert (verdict == "ok") == (check.fix == "")
 
 
 @pytest.mark.timeout(300)
@@ -270,7 +257,7 @@ def test_torch_is_well_where_the_environment_turns_the_cache_on(
 ) -> None:
     """Our own hooks in torch are no fault of torch's."""
     monkeypatch.setenv("S3CACHE_URL", f"file://{tmp_path}")
-    [check] = check_torch()
+    check = check_torch()
     assert (check.verdict, check.fix) == ("ok", "")
 
 
@@ -291,9 +278,9 @@ def test_each_fault_of_the_compiler(
     if script is not None:
         (tmp_path / "g++").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "g++").chmod(0o700)
-    [check] = check_compiler(0.5 if script and "sleep" in script else LONG_S)
+    check = check_compiler(0.5 if script and "sleep" in script else LONG_S)
     assert check.verdict == verdict
     assert found in check.found
     monkeypatch.setenv("CXX", "no-such-compiler")
-    [check] = check_compiler()
+    check = check_compiler()
     assert "no-such-compiler" in check.found

@@ -13,7 +13,6 @@ from s3cache.errors import (
     MissingContainerError,
     PermanentError,
     PreconditionError,
-    StoreError,
     TransientError,
 )
 from s3cache.insight import Check, examine
@@ -28,58 +27,32 @@ if TYPE_CHECKING:
 # -- the remote
 
 
-class Failing(WrapperStore):
-    """Raises ``error`` from one verb."""
+class Odd(WrapperStore):
+    """Answers some verbs in its own way: an error is raised, and a function is called."""
 
-    def __init__(self, verb: str, error: StoreError) -> None:
+    def __init__(self, **answers: Any) -> None:
         super().__init__(MemoryStore())
-        self._verb, self._error = verb, error
+        self._answers = answers
 
     async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        if verb == self._verb:
-            raise self._error
-        return await call()
+        answer = self._answers.get(verb, call)
+        if isinstance(answer, Exception):
+            raise answer
+        return await answer() if callable(answer) else answer
 
     async def put(self, key: str, data: Any, *, mode: Any = "overwrite", **more: Any) -> None:
-        if self._verb == "create" and mode == "create":
-            raise self._error
-        await super().put(key, data, mode=mode, **more)
-
-
-class Overwriting(MemoryStore):
-    """Treats ``create`` as ``overwrite``."""
-
-    async def put(self, key: str, data: Any, *, mode: Any = "overwrite", **more: Any) -> None:
-        await super().put(key, data)
-
-
-class Racing(MemoryStore):
-    """Ignores If-None-Match."""
-
-    async def atomic_create(self) -> bool:
-        return False
-
-
-class Garbling(MemoryStore):
-    async def get(self, key: str, admit: Any = None) -> Any:
-        found = await super().get(key, admit)
-        return None if found is None else b"something else"
-
-
-class Hanging(MemoryStore):
-    async def get(self, key: str, admit: Any = None) -> Any:
-        await asyncio.Event().wait()
+        if mode == "create" and "create" in self._answers:
+            await self._around("create", key, super().atomic_create)
+        else:
+            await super().put(key, data, mode=mode, **more)
 
 
 def checks_of(store: Store, **how: Any) -> dict[str, Check]:
-    async def run() -> dict[str, Check]:
-        return {check.name: check async for check in check_remote(store, **how)}
-
-    return asyncio.run(run())
+    return {check.name: check for check in check_remote(store, **how)}
 
 
 READING = ["list", "get"]
-ALL = [*READING, "put", "conditional put", "read back", "clock", "latency", "delete"]
+ALL = [*READING, "put", "conditional-put", "read-back", "clock", "latency", "delete"]
 DENIED = AccessDeniedError("not allowed to")
 MISSING = MissingContainerError("no bucket")
 
@@ -99,19 +72,25 @@ def test_a_sound_store_is_ok_and_left_empty() -> None:
 @pytest.mark.parametrize(
     ("store", "name", "verdict", "found", "fix"),
     [
-        (Failing("list", DENIED), "list", "fault", "not allowed", "s3cache-policy.json"),
-        (Failing("get", DENIED), "get", "fault", "not allowed", "credentials"),
-        (Failing("put", DENIED), "put", "fault", "not allowed", "s3cache-policy.json"),
-        (Failing("create", DENIED), "conditional put", "fault", "not allowed", "credentials"),
-        (Failing("head", DENIED), "clock", "fault", "not allowed", "credentials"),
-        (Failing("delete", DENIED), "delete", "ok", "as it should be", ""),
-        (Failing("delete", PermanentError("no")), "delete", "fault", "no", "configuration"),
+        (Odd(list=DENIED), "list", "fault", "not allowed", "s3cache-policy.json"),
+        (Odd(get=DENIED), "get", "fault", "not allowed", "credentials"),
+        (Odd(put=DENIED), "put", "fault", "not allowed", "s3cache-policy.json"),
+        (Odd(create=DENIED), "conditional-put", "fault", "not allowed", "credentials"),
+        (Odd(head=DENIED), "clock", "fault", "not allowed", "credentials"),
+        (Odd(delete=DENIED), "delete", "ok", "as it should be", ""),
+        (Odd(delete=PermanentError("no")), "delete", "fault", "no", "configuration"),
         (MemoryStore(), "delete", "warning", "can empty the cache", "s3:DeleteObject"),
-        (Failing("list", MISSING), "list", "fault", "no bucket", "make"),
-        (Failing("list", TransientError("no route")), "list", "fault", "no route", "network"),
-        (Overwriting(), "conditional put", "fault", "was overwritten", "another server"),
-        (Racing(), "conditional put", "warning", "ignores If-None-Match", "newer server"),
-        (Garbling(), "read back", "fault", "not what was written", "in between"),
+        (Odd(list=MISSING), "list", "fault", "no bucket", "make"),
+        (Odd(list=TransientError("no route")), "list", "fault", "no route", "network"),
+        (Odd(create=None), "conditional-put", "fault", "was overwritten", "another server"),
+        (
+            Odd(atomic_create=False),
+            "conditional-put",
+            "warning",
+            "ignores If-None-Match",
+            "newer server",
+        ),
+        (Odd(get=b"something else"), "read-back", "fault", "not what was written", "in between"),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Store) else None,
 )
@@ -125,9 +104,9 @@ def test_each_fault_is_named(store: Store, name: str, verdict: str, found: str, 
 @pytest.mark.parametrize(
     ("store", "names"),
     [
-        (Failing("list", MISSING), ["list"]),
-        (Failing("put", DENIED), [*READING, "put"]),
-        (Failing("list", DENIED), ALL),
+        (Odd(list=MISSING), ["list"]),
+        (Odd(put=DENIED), [*READING, "put"]),
+        (Odd(list=DENIED), ALL),
     ],
 )
 def test_checks_end_where_a_fault_explains_the_rest(store: Store, names: list[str]) -> None:
@@ -135,13 +114,13 @@ def test_checks_end_where_a_fault_explains_the_rest(store: Store, names: list[st
 
 
 def test_each_request_has_a_deadline() -> None:
-    found = checks_of(Hanging(), timeout_s=0.05)
-    assert found["get"].verdict == found["read back"].verdict == "fault"
+    found = checks_of(Odd(get=asyncio.Event().wait), timeout_s=0.05)
+    assert found["get"].verdict == found["read-back"].verdict == "fault"
     assert "no answer within 0.05 s" in found["get"].found
 
 
 def test_nothing_is_written_without_may_write() -> None:
-    found = checks_of(Failing("put", PreconditionError("was tried")), may_write=False)
+    found = checks_of(Odd(put=PreconditionError("was tried")), may_write=False)
     verdicts = [(check.name, check.verdict) for check in found.values()]
     assert verdicts == [("list", "ok"), ("get", "ok"), ("put", "skipped")]
 

@@ -18,7 +18,7 @@ from s3cache import Cache, Graph, GraphBreak, Report, Saved, explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
 from s3cache.graph import BypassReason
-from s3cache.insight._nearest import EntrySource
+from s3cache.insight._sources import EntrySource
 from s3cache.manage import Place
 from s3cache.records import Record, Recorder
 from s3cache.store import MemoryStore, WrapperStore
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
+    from s3cache import Explanation
     from s3cache.store import ObjectInfo
 
 
@@ -52,9 +53,8 @@ def write(root: Path, *records: Record) -> str:
     return recorder.run
 
 
-def nearest(root: Path) -> str:
-    (last,) = explain(local_dir=str(root)).explanations[-1:]
-    return last.entry
+def last(root: Path, **options: Any) -> Explanation:
+    return explain(local_dir=str(root), **options).explanations[-1]
 
 
 def code(text: str) -> dict[str, Any]:
@@ -96,10 +96,10 @@ NO_GRAD = {"grad_enabled": "False"}
 )  # fmt: skip
 def test_the_nearest_entry(tmp_path: Path, expected: str, records: list[Record]) -> None:
     write(tmp_path, *records)
-    assert nearest(tmp_path) == expected
+    assert last(tmp_path).entry == expected
 
 
-# -- entries of the local tier
+# -- entries of the local tier and of the remote
 
 
 def entry(like: Record, *, parts: Mapping[str, Mapping[str, str]] | None = None) -> bytes:
@@ -114,14 +114,15 @@ def entry(like: Record, *, parts: Mapping[str, Mapping[str, str]] | None = None)
     )
 
 
-def keep(root: Path, like: Record, *, parts: Mapping[str, Mapping[str, str]]) -> None:
+def keep(root: Path, like: Record, **more: Any) -> None:
     """Put an entry into the local tier, under the key that was looked up."""
     with Cache.open(local_dir=str(root)) as cache:
-        assert isinstance(cache.save(like.key, entry(like, parts=parts)), Saved)
+        assert isinstance(cache.save(like.key, entry(like, **more)), Saved)
 
 
-MAX = {"max_autotune": "False → True"}
+PARTS = {"inductor_config": {"max_autotune": "False → True"}}
 TUNED = lookup("ab", 1, "hit", reason="local", of={"inductor_config": "tuned"})
+MISSED = lookup("c", 2, of={"inductor_config": "as ever"})
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "unrecorded"])
@@ -130,12 +131,11 @@ def test_an_entry_is_compared_by_its_details(tmp_path: Path, place: str, recorde
     """Records of hits have none; an entry counts whether or not its lookup was recorded."""
     remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
     if place == "the remote":
-        remote.put(first_name(TUNED.key), entry(TUNED, parts={"inductor_config": MAX}))
+        remote.put(first_name(TUNED.key), entry(TUNED, parts=PARTS))
     else:
-        keep(local, TUNED, parts={"inductor_config": MAX})
+        keep(local, TUNED, parts=PARTS)
     other = lookup("b", 1, of={"inductor_config": "x", "grad_enabled": "False"})
-    missed = lookup("c", 2, of={"inductor_config": "as ever"})
-    write(local, TUNED if recorded else other, missed)
+    write(local, TUNED if recorded else other, MISSED)
     found = explain(url=remote.url, local_dir=str(local))
     one = found.explanations[-1]
     assert (one.entry, found.unasked) == ("ab", "")
@@ -143,28 +143,26 @@ def test_an_entry_is_compared_by_its_details(tmp_path: Path, place: str, recorde
     assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
     # Neither place is read where the caller says so.
     if not recorded:
-        without = explain(url=remote.url, local_dir=str(local), remote=False, local=False)
-        assert without.explanations[-1].entry == "b"
+        assert last(local, url=remote.url, remote=False, local=False).entry == "b"
 
 
-def test_a_damaged_untrusted_or_newer_entry_is_skipped(tmp_path: Path) -> None:
-    keep(tmp_path, TUNED, parts={})
-    miss = lookup("c", 2, of={"inductor_config": "as ever"})
-    write(tmp_path, miss)
-    signer = generate("mine")
-    trusted = explain(
-        local_dir=str(tmp_path), trust="require", trusted_keys=f"team={signer.public_text()}"
-    )
-    assert trusted.explanations[0].entry == ""
-    assert explain(local_dir=str(tmp_path)).explanations[0].entry == "ab"
-    (file,) = (path for path in tmp_path.glob("objects/**/ab*") if path.is_file())
+def test_an_entry_that_is_damaged_newer_or_not_trusted_is_skipped(tmp_path: Path) -> None:
+    remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
+    keys = {"trust": "require", "trusted_keys": f"team={generate('mine').public_text()}"}
+    keep(local, TUNED)
+    write(local, MISSED)
+    assert last(local).entry == "ab"
+    assert last(local, **keys).entry == ""
+    (file,) = (path for path in local.glob("objects/**/ab*") if path.is_file())
     data = bytearray(file.read_bytes())
     data[70] ^= 1
     file.write_bytes(data)
-    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
+    assert last(local).entry == ""
     file.unlink()
-    keep(tmp_path, replace(TUNED, time=3.0), parts={})
-    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
+    keep(local, replace(TUNED, time=3.0))
+    assert last(local).entry == ""
+    remote.put(first_name(TUNED.key), entry(TUNED))
+    assert last(local, url=remote.url, **keys).entry == ""
 
 
 def test_only_the_256_entries_used_last_are_read(tmp_path: Path) -> None:
@@ -172,24 +170,12 @@ def test_only_the_256_entries_used_last_are_read(tmp_path: Path) -> None:
         for number in range(256):
             key = f"e{number:03x}"
             cache.save(key, frame.encode(kind="other", key=key, sections={}))
-    keep(tmp_path, TUNED, parts={})
-    write(tmp_path, lookup("c", 2, of={"inductor_config": "as ever"}))
-    assert explain(local_dir=str(tmp_path)).explanations[0].entry == "ab"
+    keep(tmp_path, TUNED)
+    write(tmp_path, MISSED)
+    assert last(tmp_path).entry == "ab"
     (file,) = (path for path in tmp_path.glob("objects/**/ab*") if path.is_file())
     os.utime(file, (1.0, 1.0))
-    assert explain(local_dir=str(tmp_path)).explanations[0].entry == ""
-
-
-# -- entries of the remote
-
-
-def test_untrusted_entries_of_the_remote_are_skipped(tmp_path: Path) -> None:
-    remote, local = Shelf(tmp_path / "remote"), str(tmp_path / "local")
-    write(tmp_path / "local", lookup("c", 2, of={"inductor_config": "as ever"}))
-    remote.put(first_name(TUNED.key), entry(TUNED))
-    keys = f"team={generate('mine').public_text()}"
-    signed = explain(url=remote.url, local_dir=local, trust="require", trusted_keys=keys)
-    assert signed.explanations[0].entry == ""
+    assert last(tmp_path).entry == ""
 
 
 async def test_a_large_remote_takes_few_requests() -> None:
@@ -202,17 +188,9 @@ async def test_a_large_remote_takes_few_requests() -> None:
     place = Place(store, False, policy_of(None, "", "", audience=""))
     source = EntrySource("the remote", lambda: place)
     neighbors = await asyncio.to_thread(lambda: source.neighbors)
-    assert [each.key for each in neighbors] == [TUNED.key]
+    assert [each.record.key for each in neighbors] == [TUNED.key]
     assert source.problem == ""
     assert store.counts == {"list": 8, "get_range": 256}
-
-
-def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
-    write(tmp_path / "local", lookup("c", 2))
-    found = explain(url=f"file://{tmp_path}/absent", local_dir=str(tmp_path / "local"))
-    assert found.explanations[0].entry == ""
-    assert found.unasked
-    assert f"the remote could not be read: {found.unasked}" in str(found)
 
 
 class CountingStore(WrapperStore):
@@ -234,70 +212,33 @@ class CountingStore(WrapperStore):
             yield info
 
 
+def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    write(tmp_path / "local", lookup("c", 2))
+    found = explain(url=f"file://{tmp_path}/absent", local_dir=str(tmp_path / "local"))
+    assert found.explanations[0].entry == ""
+    assert found.unasked
+    assert f"the remote could not be read: {found.unasked}" in str(found)
+
+
 # -- a run
 
 
 def test_other_runs_of_the_machine_are_compared(tmp_path: Path) -> None:
-    first = write(tmp_path, lookup("a", 1, of={"torch.version": "2.11.0"}))
+    first = write(tmp_path, lookup("a", 1, of=OLD))
     second = write(tmp_path, lookup("b", 2))
-    for run in (second, None):
-        found = (
-            explain(run, local_dir=str(tmp_path))
-            if run
-            else explain(key="b", local_dir=str(tmp_path))
-        )
-        (one,) = found.explanations
+    for asked in ({"run": second}, {"key": "b"}):
+        one = last(tmp_path, **asked)
         assert (one.entry, one.known_from) == ("a", f"run {first}")
         assert [each.text for each in one.differences] == ["torch 2.11.0 → 2.12.1"]
-    (one,) = explain(first, local_dir=str(tmp_path)).explanations
-    assert one.entry == ""
+    assert last(tmp_path, run=first).entry == ""
 
 
-def test_fx_graphs_of_a_graph_that_missed_are_not_explained_again(tmp_path: Path) -> None:
-    write(tmp_path, lookup("a", 1), lookup("b", 2, level="fx", of_whole=True))
-    assert [each.record.key for each in explain(local_dir=str(tmp_path)).explanations] == ["a"]
-
-
-def test_a_notebook_shows_what_print_does(tmp_path: Path) -> None:
-    write(tmp_path, lookup("a", 1))
+def test_hits_are_counted_and_others_explained(tmp_path: Path) -> None:
+    """FX graphs of a whole graph that missed were looked up because of that: not again."""
+    hit, half = lookup("a", 1, "hit", reason="local"), lookup("c", 3, level="fx", of_whole=True)
+    write(tmp_path, hit, lookup("b", 2), half)
     found = explain(local_dir=str(tmp_path))
-    for each in (found, *found.explanations, Report((), ())):
-        shown: list[str] = []
-        methodcaller("_repr_pretty_", SimpleNamespace(text=shown.append), False)(each)  # IPython
-        assert shown == [str(each)]
-
-
-def test_a_notebook_shows_a_table_with_everything_escaped(tmp_path: Path) -> None:
-    hostile = "<script>alert(1)</script>"
-    where = (hostile, 3, "step")
-    write(
-        tmp_path,
-        lookup("a", 1, of={"gm": hostile}),
-        lookup("b", 2, where=where, rejected=(hostile,)),
-        lookup("c", 3, "bypass", reasons=({"message": hostile, "code": "x", "fix": hostile},)),
-    )
-    found = explain(local_dir=str(tmp_path))
-    page: str = methodcaller("_repr_html_")(found)
-    assert page.count("<tr>") == 1 + len(found.explanations) == 4
-    assert str(found).splitlines()[0] in page.replace("&gt;", ">")
-    assert hostile not in page
-    assert page.count("&lt;script&gt;") >= 5
-    for each in found.explanations:
-        assert methodcaller("_repr_html_")(each).count("<tr>") == 2
-
-
-def test_a_notebook_shows_what_can_be_cached_as_a_table() -> None:
-    unsafe = BypassReason("function", "calls <b>", fix="import x")
-    graphs = (Graph(3, "abc", {}, (), "local"), Graph(2, None, {}, (unsafe,)))
-    page: str = methodcaller("_repr_html_")(Report(graphs, (GraphBreak("print", "x.py:1"),)))
-    for shown in ("1 of 2 graphs", "key abc, local", "calls &lt;b&gt;", "import x", "x.py:1"):
-        assert shown in page
-    assert "<b>" not in page
-
-
-def test_hits_are_counted(tmp_path: Path) -> None:
-    write(tmp_path, lookup("a", 1, "hit", reason="local"), lookup("b", 2))
-    found = explain(local_dir=str(tmp_path))
+    assert [each.record.key for each in found.explanations] == ["b"]
     assert found.hits == 1
     assert str(found).splitlines()[0].endswith(": 1 hit, 1 missed, 0 bypassed")
     assert explain(key="a", local_dir=str(tmp_path)).explanations == ()
@@ -306,40 +247,57 @@ def test_hits_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reason", ["guard", "timeout", "untrusted"])
 def test_only_absent_entries_are_compared(tmp_path: Path, reason: str) -> None:
     write(tmp_path, lookup("a", 1, of={"gm": "h"}), lookup("b", 2, reason=reason))
-    one = explain(local_dir=str(tmp_path)).explanations[-1]
-    assert one.why
-    assert not one.differences
+    assert last(tmp_path).why
+    assert not last(tmp_path).differences
 
 
 def test_a_bypass_has_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
-    reason = {
-        "code": "function",
-        "message": "calls mine",
-        "fix": "vouch",
-        "node": "mine",
-        "line": "m.py:3",
-    }
-    write(
-        tmp_path,
-        Record(
-            "aot",
-            "bypass",
-            reason="function",
-            time=1.0,
-            where=("t.py", 7, "main"),
-            reasons=(reason,),
-        ),
-    )
+    said = {"message": "calls mine", "fix": "vouch", "node": "mine", "line": "m.py:3"}
+    where = ("t.py", 7, "main")
+    reasons = ({"code": "function", **said},)
+    write(tmp_path, lookup("", 1, "bypass", reason="function", where=where, reasons=reasons))
     text = str(explain(local_dir=str(tmp_path)))
     for words in ("t.py:7 in main", "mine: calls mine (function)", "m.py:3", "fix: vouch"):
         assert words in text
+
+
+def test_foreign_text_is_shown_as_printable_text(tmp_path: Path) -> None:
+    """Also where an object is shown by its ``repr``, as IPython does."""
+    hostile = "\x1b[31m"
+    write(
+        tmp_path,
+        lookup("a", 1, of={"gm": hostile}),
+        lookup("b", 2, where=(hostile, 3, "step"), rejected=(hostile,)),
+        lookup("c", 3, "bypass", reasons=({"message": hostile, "code": "x", "fix": hostile},)),
+    )
+    found = explain(local_dir=str(tmp_path))
+    for each in (found, *found.explanations):
+        assert repr(each) == str(each)
+        assert hostile not in str(each)
+    assert str(found).count("\\x1b[31m") >= 5
 
 
 def test_without_records_the_error_names_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run a program"):
         explain(local_dir=str(tmp_path))
     write(tmp_path, lookup("a", 1))
-    with pytest.raises(ConfigError, match="no"):
+    with pytest.raises(ConfigError, match="none of that name"):
         explain("19990101", local_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="records"):
         explain(key="b", local_dir=str(tmp_path))
+
+
+# -- what can be cached, in a notebook
+
+
+def test_a_notebook_shows_what_can_be_cached_as_a_table() -> None:
+    unsafe = BypassReason("function", "calls <b>", fix="import x")
+    graphs = (Graph(3, "abc", {}, (), "local"), Graph(2, None, {}, (unsafe,)))
+    report = Report(graphs, (GraphBreak("print", "x.py:1"),))
+    shown_by: list[str] = []
+    methodcaller("_repr_pretty_", SimpleNamespace(text=shown_by.append), False)(report)  # IPython
+    assert shown_by == [str(report)]
+    page: str = methodcaller("_repr_html_")(report)
+    for shown in ("1 of 2 graphs", "key abc, local", "calls &lt;b&gt;", "import x", "x.py:1"):
+        assert shown in page
+    assert "<b>" not in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import defaultdict
 from typing import Any
 
 from s3cache.insight import trace
@@ -27,17 +28,14 @@ def shown() -> list[dict[str, Any]]:
     return found
 
 
-def test_each_process_is_named_by_its_rank() -> None:
+def test_names_and_times_are_those_of_the_records() -> None:
     names = {
         each["pid"]: each["args"]["name"] for each in shown() if each["name"] == "process_name"
     }
     assert names == {1: "/job/train.py (rank 0), s3cache", 2: "/job/train.py (rank 1), s3cache"}
-
-
-def test_times_are_those_of_the_records_in_microseconds() -> None:
     spans = {each["name"]: each for each in shown() if each["ph"] == "X"}
     hit = spans["hit: remote"]
-    assert (hit["pid"], hit["dur"]) == (2, 400_000)
+    assert (hit["pid"], hit["dur"]) == (2, 400_000)  # microseconds
     assert abs(hit["ts"] - (BEGAN + 2.6) * 1e6) < 1
     assert hit["args"]["where"] == "train.py:3 in step"
     assert spans["compile"]["dur"] == 5_000_000
@@ -46,18 +44,15 @@ def test_times_are_those_of_the_records_in_microseconds() -> None:
 
 
 def test_spans_at_once_are_in_lanes_of_their_own() -> None:
-    spans = [each for each in shown() if each["ph"] == "X"]
-    for lane in {(each["pid"], each["tid"]) for each in spans}:
-        inside = sorted(
-            (each["ts"], each["ts"] + each["dur"])
-            for each in spans
-            if (each["pid"], each["tid"]) == lane
-        )
-        assert all(end <= start + 1 for (_, end), (start, _) in itertools.pairwise(inside))
-    uploads = [each["tid"] for each in spans if each["name"] == "upload"]
-    assert len(set(uploads)) == 2
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for each in shown():
+        if each["ph"] == "X":
+            lanes[each["pid"], each["tid"]].append((each["ts"], each["ts"] + each["dur"]))
+    for spans in map(sorted, lanes.values()):
+        assert all(end <= start + 1 for (_, end), (start, _) in itertools.pairwise(spans))
+    assert len({each["tid"] for each in shown() if each["name"] == "upload"}) == 2
     named = {(each["pid"], each["tid"]) for each in shown() if each["name"] == "thread_name"}
-    assert {(each["pid"], each["tid"]) for each in spans} <= named
+    assert lanes.keys() <= named
 
 
 def test_hostile_text_stays_text() -> None:

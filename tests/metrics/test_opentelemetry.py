@@ -17,7 +17,7 @@ from opentelemetry.trace import StatusCode
 from s3cache import Cache, Hit
 from s3cache.cache import set_current
 from s3cache.errors import ConfigError
-from s3cache.metrics import FAMILIES, families, observe
+from s3cache.metrics import FAMILIES, Observation, families, observe
 from tests.support.caching import entry
 
 
@@ -53,12 +53,20 @@ def open_cache(tmp_path: Path, machine: str) -> Cache:
     return Cache.open(f"file://{tmp_path / 'remote'}?create=1", local_dir=tmp_path / machine)
 
 
+def observed(cache: Cache | None, telemetry: Telemetry) -> Observation:
+    return observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+
+
+def save(cache: Cache, key: str) -> None:
+    cache.save(key, entry(key))
+    assert cache.flush(60).complete
+
+
 def test_every_family_is_exported(tmp_path: Path, telemetry: Telemetry) -> None:
     with open_cache(tmp_path, "one") as cache:
-        observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+        observed(cache, telemetry)
         cache.lookup("key-1")
-        cache.save("key-1", entry("key-1"))
-        assert cache.flush(60).complete
+        save(cache, "key-1")
         assert isinstance(cache.lookup("key-1"), Hit)
         there = telemetry.metrics()
         for family, samples in families(cache.stats()):
@@ -85,11 +93,10 @@ def test_every_family_is_exported(tmp_path: Path, telemetry: Telemetry) -> None:
 
 def test_a_transfer_is_a_span(tmp_path: Path, telemetry: Telemetry) -> None:
     with open_cache(tmp_path, "one") as cache:
-        observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
-        cache.save("key-1", entry("key-1"))
-        assert cache.flush(60).complete
+        observed(cache, telemetry)
+        save(cache, "key-1")
     with open_cache(tmp_path, "two") as cache:
-        observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+        observed(cache, telemetry)
         assert isinstance(cache.lookup("key-1"), Hit)
         cache.lookup("key-2")
     ended = [(span.name, span.attributes["s3cache.outcome"]) for span in telemetry.spans()]
@@ -104,13 +111,12 @@ def test_a_transfer_is_a_span(tmp_path: Path, telemetry: Telemetry) -> None:
 
 def test_a_transfer_that_fails_says_why(tmp_path: Path, telemetry: Telemetry) -> None:
     with open_cache(tmp_path, "one") as cache:
-        cache.save("key-1", entry("key-1"))
-        assert cache.flush(60).complete
+        save(cache, "key-1")
     for path in (tmp_path / "remote" / "objects").rglob("*"):
         if path.is_file():
             path.write_bytes(b"damaged")
     with open_cache(tmp_path, "two") as cache:
-        observe(cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+        observed(cache, telemetry)
         cache.lookup("key-1")
     first = telemetry.spans()[0]
     assert first.status.status_code is StatusCode.ERROR
@@ -119,30 +125,26 @@ def test_a_transfer_that_fails_says_why(tmp_path: Path, telemetry: Telemetry) ->
 
 def test_stop_ends_counts_and_spans(tmp_path: Path, telemetry: Telemetry) -> None:
     with open_cache(tmp_path, "one") as cache:
-        observation = observe(
-            cache, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers
-        )
+        observation = observed(cache, telemetry)
         assert telemetry.metrics()
         observation.stop()
-        cache.save("key-1", entry("key-1"))
-        assert cache.flush(60).complete
+        save(cache, "key-1")
         assert not telemetry.metrics()
     assert not telemetry.spans()
 
 
 def test_without_the_api_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
     with pytest.raises(ConfigError, match=r"opentelemetry-api is not installed.*pip install"):
         observe()
 
 
 def test_a_cache_enabled_later_is_observed_too(tmp_path: Path, telemetry: Telemetry) -> None:
-    observation = observe(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+    observation = observed(None, telemetry)
     for number in range(2):
         with open_cache(tmp_path, str(number)) as cache:
             set_current(cache)
-            cache.save(f"key-{number}", entry(f"key-{number}"))
-            assert cache.flush(60).complete
+            save(cache, f"key-{number}")
             first, _ = telemetry.metrics()["s3cache.saved"].data.data_points
             assert (first.attributes, first.value) == ({"level": "aot"}, 1)
     seen = telemetry.spans()
@@ -150,6 +152,5 @@ def test_a_cache_enabled_later_is_observed_too(tmp_path: Path, telemetry: Teleme
     observation.stop()
     with open_cache(tmp_path, "more") as cache:
         set_current(cache)
-        cache.save("more", entry("more"))
-        assert cache.flush(60).complete
+        save(cache, "more")
     assert telemetry.spans() == seen

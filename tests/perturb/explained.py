@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from s3cache import Difference, Graph, Report
-from s3cache.insight import KeyDescription, differences
+from s3cache.insight import differences
+from s3cache.records import Record
 from tests.perturb.changes import all_bases, all_changes
 from tests.perturb.program import Change, Program, report_of
 
@@ -29,7 +30,7 @@ _WHERE = {
 }
 
 # What says that something differs, and not what.
-_VAGUE = re.compile(r"words do not show|whose defaults are|graph: the same code")
+_VAGUE = re.compile(r"words do not show|graph: the same code")
 
 
 def explained(bases: Mapping[str, Program], changes: Iterable[Change]) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def sample(count: int) -> dict[str, Any]:
     return explained(all_bases(), chosen)
 
 
-def _nearest(base: Report, graph: Graph) -> KeyDescription:
+def _nearest(base: Report, graph: Graph) -> Record:
     def common(of: Graph) -> int:
         mine = graph.components
         return sum(name in mine and mine[name] == one for name, one in of.components.items())
@@ -90,10 +91,13 @@ def _nearest(base: Report, graph: Graph) -> KeyDescription:
     return _described(max((each for each in base.graphs if each.key), key=common))
 
 
-def _described(graph: Graph) -> KeyDescription:
-    return KeyDescription(
-        {name: (one.digest, one.value) for name, one in graph.components.items()},
-        {name: one.parts for name, one in graph.components.items() if one.parts},
+def _described(graph: Graph) -> Record:
+    of = graph.components.items()
+    return Record(
+        "aot",
+        "miss",
+        components={name: (one.digest, one.value) for name, one in of},
+        parts={name: one.parts for name, one in of if one.parts},
     )
 
 

@@ -21,7 +21,6 @@
 * :mod:`~tests.support.users`: other users of the machine;
 * :mod:`~tests.support.hanging`: file systems that hang;
 * :mod:`~tests.support.proxy`: a bad link to a server, :mod:`~tests.support.gate`: a gate before it;
-* :mod:`~tests.support.refusing`: a server with narrow rights before another one;
 * :mod:`~tests.support.scripted`: an S3 server that answers what it is told to;
 * :mod:`~tests.support.buckets`: buckets, which s3cache itself never makes;
 * :mod:`~tests.support.clock`: a clock that moves when it is told to;

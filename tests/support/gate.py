@@ -10,10 +10,11 @@ from typing import Any, TypeAlias
 
 from tests.support.waiting import LONG_S
 
-__all__ = ["Answer", "Gate", "refusal"]
+__all__ = ["Answer", "Gate", "refusal", "refusing"]
 
 #: Status, headers and body.
 Answer: TypeAlias = "tuple[int, dict[str, str], bytes]"
+Rule: TypeAlias = "Callable[[str, str, Mapping[str, str]], Answer | None]"
 
 _HOP = {"connection", "content-length", "transfer-encoding", "date", "server"}
 
@@ -24,22 +25,22 @@ def refusal(status: int, code: str) -> Answer:
     return status, {"Content-Type": "application/xml"}, text.encode()
 
 
+def refusing(*methods: str) -> Rule:
+    """A rule that refuses some methods, as narrow rights do."""
+    return lambda method, *_: refusal(403, "AccessDenied") if method in methods else None
+
+
 class Gate:
     """Runs on threads of its own, between clients and the server on ``server_port``.
 
     Attributes:
-        rule: asked with the method, the target and who signed each request; gives the answer, or
-            ``None`` to have the server give it.
-        judge: asked first, with the method, the target and the headers.
+        rule: asked with the method, the target and the headers of each request; gives the answer,
+            or ``None`` to have the server give it.
         change: what becomes of each body that comes from the server.
     """
 
     def __init__(self, server_port: int) -> None:
-        self.rule: Callable[[str, str, str], Answer | None] = lambda method, target, who: None
-        self.judge: Callable[[str, str, Mapping[str, str]], Answer | None] = (
-            lambda method, target, headers: None
-        )
-        self.change: Callable[[bytes], bytes] = lambda body: body
+        self.open()
         gate = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -53,11 +54,8 @@ class Gate:
 
             def _serve(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                signed = self.headers.get("Authorization", "").partition("Credential=")[2]
-                answer = gate.judge(self.command, self.path, dict(self.headers.items()))
-                answer = answer or gate.rule(self.command, self.path, signed.partition("/")[0])
-                if answer is None:
-                    answer = self._ask(body)
+                headers = dict(self.headers.items())
+                answer = gate.rule(self.command, self.path, headers) or self._ask(body)
                 status, headers, said = answer
                 self.send_response(status)
                 for name, value in headers.items():
@@ -103,7 +101,6 @@ class Gate:
         return int(self._server.server_address[1])
 
     def open(self) -> None:
-        """Let everything through again."""
-        self.rule = lambda method, target, who: None
-        self.judge = lambda method, target, headers: None
-        self.change = lambda body: body
+        """Let everything through."""
+        self.rule: Rule = lambda method, target, headers: None
+        self.change: Callable[[bytes], bytes] = lambda body: body

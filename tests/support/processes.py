@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,8 @@ KEYS: dict[str, Any] = {
     "secret_key": "testing-secret",
     "region": "us-east-1",
 }
+
+_numbers = itertools.count()
 
 
 class Machine:
@@ -57,7 +58,8 @@ class Machine:
 
     def start(self, *steps: list[Any], events: bool = False, **options: Any) -> Process:
         config = {"options": {**self.options, **options}, "steps": steps, "events": events}
-        process = Process(config, self.environment)
+        output = self.root / f"process-{next(_numbers)}"
+        process = Process(config, self.environment, output)
         self.processes.append(process)
         return process
 
@@ -87,65 +89,47 @@ class Machine:
 class Process:
     """A running worker. ``lines`` are what it has said so far."""
 
-    def __init__(self, config: dict[str, Any], environment: dict[str, str]) -> None:
-        self.lines: list[str] = []
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.worker", json.dumps(config)],
-            cwd=environment["HOME"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # so that forked children can be ended with it
-        )
-        self._errors: list[str] = []
-        self._heard: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._readers = [
-            threading.Thread(target=self._read, args=(pipe, lines), daemon=True)
-            for pipe, lines in (
-                (self._popen.stdout, self.lines),
-                (self._popen.stderr, self._errors),
+    def __init__(self, config: dict[str, Any], environment: dict[str, str], output: Path) -> None:
+        self._output = output
+        with open(f"{output}.out", "wb") as stdout, open(f"{output}.err", "wb") as stderr:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.worker", json.dumps(config)],
+                cwd=environment["HOME"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,  # so that forked children can be ended with it
             )
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, pipe: Any, lines: list[str]) -> None:
-        for line in pipe:
-            lines.append(line.rstrip("\n"))
-            self._heard.put(None)
-        self._heard.put(None)
 
     @property
     def pid(self) -> int:
         return self._popen.pid
 
     @property
+    def lines(self) -> list[str]:
+        return Path(f"{self._output}.out").read_text().split("\n")[:-1]
+
+    @property
     def errors(self) -> str:
-        return "\n".join(self._errors)
+        return Path(f"{self._output}.err").read_text()
 
     def acknowledged(self) -> list[str]:
-        """Keys of which ``save`` has returned, once the process is dead."""
-        self._join()
+        """Keys of which ``save`` has returned."""
         return [line.split()[1] for line in self.said("saved ")]
 
     def said(self, start: str) -> list[str]:
-        return [line for line in list(self.lines) if line.startswith(start)]
+        return [line for line in self.lines if line.startswith(start)]
 
     def until(self, start: str, count: int = 1) -> None:
         """Wait until it has said ``count`` lines that start so."""
         end = time.monotonic() + LONG_S
         while len(self.said(start)) < count:
-            assert self._popen.poll() is None or self._alive(), self._story(start)
+            is_over = self._popen.poll() is not None and len(self.said(start)) < count
+            assert not is_over, self._story(start)
             assert time.monotonic() < end, self._story(start)
-            try:
-                self._heard.get(timeout=0.5)
-            except queue.Empty:
-                continue
-
-    def _alive(self) -> bool:
-        return any(reader.is_alive() for reader in self._readers)
+            time.sleep(0.001)
 
     def _story(self, start: str) -> str:
         return f"did not say {start!r}: {self.lines} {self.errors}"
@@ -171,9 +155,7 @@ class Process:
 
     def finish(self) -> list[str]:
         """Wait for a good end; what it said."""
-        status = self.wait()
-        self._join()
-        assert status == 0, f"{self.lines} {self.errors}"
+        assert self.wait() == 0, f"{self.lines} {self.errors}"
         return self.lines
 
     def end(self) -> None:
@@ -181,10 +163,4 @@ class Process:
         with suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
-        self._join()
-        for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
-            pipe.close()  # type: ignore[union-attr]
-
-    def _join(self) -> None:
-        for reader in self._readers:
-            reader.join(5)
+        self._popen.stdin.close()  # type: ignore[union-attr]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,35 +61,21 @@ class ScriptedServer:
         self.requests: list[Request] = []
         self.answer: Callable[[Request], Reply] = lambda request: Reply()
         self.url = ""
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[Any]] = set()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> ScriptedServer:
+        self.url = await self._stack.enter_async_context(_listening(self._serve))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
     def made(self, method: str, part: str = "") -> list[Request]:
         return [r for r in self.requests if r.method == method and part in r.target]
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            while await self._one(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        while await self._one(reader, writer):
             pass
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -112,10 +98,8 @@ class ScriptedServer:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ScriptedServer]:
-    server = ScriptedServer()
-    await server.start()
-    yield server
-    await server.stop()
+    async with ScriptedServer() as server:
+        yield server
 
 
 @pytest.fixture
@@ -141,21 +125,34 @@ async def raw_server(
     serve: Callable[[bytes, asyncio.StreamWriter], Any],
 ) -> AsyncIterator[str]:
     """The URL of a server that answers as ``serve`` does, given the head of a request."""
-    serving: set[asyncio.Task[Any]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await serve(await reader.readuntil(b"\r\n\r\n"), writer)
+
+    async with _listening(answer) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """The URL of a server that hands connections to ``serve``, which may be cut off."""
+    serving: set[asyncio.Task[Any]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         serving.add(task)
         try:
-            await serve(await reader.readuntil(b"\r\n\r\n"), writer)
+            await serve(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             serving.discard(task)
             writer.close()
 
-    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     finally:

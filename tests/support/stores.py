@@ -51,23 +51,14 @@ class GatedStore(WrapperStore):
             self.waiting -= 1
 
 
-class FailingStore(MemoryStore):
+class FailingStore(WrapperStore):
     """Raises ``error`` from every call."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__()
+        super().__init__(MemoryStore())
         self.error = error
 
-    async def get(self, key: str, admit: Any = None) -> Any:
-        raise self.error
-
-    async def get_range(self, key: str, start: int, length: int) -> Any:
-        raise self.error
-
-    async def put(self, *args: Any, **more: Any) -> None:
-        raise self.error
-
-    async def atomic_create(self) -> bool:
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
         raise self.error
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,17 @@ class Trial:
     lowered: int
     compilers: int
     losses: tuple[str, ...]
-    cached: int
-    hits: int
-    misses: Mapping[str, int]
-    saved: int
-    uploaded: int
-    bypassed: int
-    reasons: Mapping[str, int]
-    half_hits: int
-    halves: int
-    half_reasons: Mapping[str, int]
     seconds: float
+    cached: int
+    hits: int = 0
+    misses: Mapping[str, int] = field(default_factory=dict)
+    saved: int = 0
+    uploaded: int = 0
+    bypassed: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    half_hits: int = 0
+    halves: int = 0
+    half_reasons: Mapping[str, int] = field(default_factory=dict)
 
     def told(self) -> str:
         """It in a line, but for the losses."""
@@ -145,29 +145,19 @@ def _sum(told: Path, losses: Sequence[str], seconds: float) -> Trial:
     compilers = len(log.read_text().splitlines()) if log.exists() else 0
     processes = [json.loads(path.read_text()) for path in told.glob("*.json")]
     counted = [each["stats"] for each in processes if each["stats"]]
-
-    def total(name: str) -> int:
-        return sum(stats[name] for stats in counted)
-
-    def by_reason(name: str) -> dict[str, int]:
-        counts: Counter[str] = Counter()
-        for stats in counted:
-            counts.update(stats[name])
-        return dict(counts)
-
+    sums: dict[str, Any] = {}
+    for name, value in (pair for stats in counted for pair in stats.items()):
+        if isinstance(value, int):
+            sums[name] = sums.get(name, 0) + value
+        else:
+            counts: Counter[str] = Counter(sums.get(name))
+            counts.update(value)
+            sums[name] = dict(counts)
     return Trial(
         lowered=sum(each["lowered"] for each in processes),
         compilers=compilers,
         losses=tuple(losses),
-        cached=len(counted),
-        hits=total("hits"),
-        misses=by_reason("misses"),
-        saved=total("saved"),
-        uploaded=total("uploaded"),
-        bypassed=total("bypassed"),
-        reasons=by_reason("reasons"),
-        half_hits=total("half_hits"),
-        halves=total("halves"),
-        half_reasons=by_reason("half_reasons"),
         seconds=seconds,
+        cached=len(counted),
+        **sums,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from s3cache.stats import HistogramSnapshot, Reason, Usage, VerbStats
+from s3cache.stats import Reason, Usage
 from s3cache.testing import Machine, Outcome, ProgramError
 from tests.support.marks import slow
 from tests.support.waiting import eventually
@@ -57,13 +57,8 @@ def test_what_a_program_finds_is_a_fresh_machine(
     found = shown(machine.run(script(tmp_path, SHOW), environment={"GIVEN_TOO": "to one"}))
     assert "the developer's own" not in found["environ"].values()
     assert (found["home"], found["tmp"]) == ([".cache"], [])
-    for name in (
-        "HOME",
-        "TMPDIR",
-        "XDG_CACHE_HOME",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "S3CACHE_LOCAL_DIR",
-    ):
+    places = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "S3CACHE_LOCAL_DIR")
+    for name in places:
         assert Path(found["environ"][name]).is_relative_to(machine.root), name
     assert (found["environ"]["GIVEN"], found["environ"]["GIVEN_TOO"]) == ("to all", "to one")
 
@@ -148,19 +143,14 @@ def refuse(why: str) -> None:
     raise LookupError(why)
 
 
-def test_a_function_is_called_in_another_process(machine: Machine) -> None:
-    outcomes = [
-        machine.call(double, [1, 2]).result,
-        machine.call("tests.testing.test_machines:double", [1, 2], 3).result,
-    ]
-    assert [each["doubled"] for each in outcomes] == [[2, 4], [3, 6]]
-    assert len({os.getpid(), *(each["in"] for each in outcomes)}) == 3
-
-
-def test_a_module_that_only_the_test_finds_is_found_there_too(
+def test_a_function_is_called_in_another_process(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As pytest puts the directory of a test on the path."""
+    """Also one of a module that the test alone finds, as pytest puts its directory on the path."""
+    first = machine.call(double, [1, 2]).result
+    second = machine.call("tests.testing.test_machines:double", [1, 2], 3).result
+    assert (first["doubled"], second["doubled"]) == ([2, 4], [3, 6])
+    assert len({os.getpid(), first["in"], second["in"]}) == 3
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "only_here.py").write_text("def answer():\n    return 42\n")
     monkeypatch.syspath_prepend(tmp_path / "project")
@@ -172,9 +162,6 @@ def test_what_a_function_raises_is_in_the_error(machine: Machine) -> None:
         machine.call(refuse, "not today")
     with pytest.raises(ProgramError, match="not JSON serializable"):
         machine.call(give_a_set)
-
-
-def test_a_function_that_no_other_process_can_import_is_refused(machine: Machine) -> None:
     for function in (lambda: None, "no_function", "module:<lambda>"):
         with pytest.raises(ValueError, match="cannot be imported elsewhere"):
             machine.call(function)
@@ -214,12 +201,7 @@ def test_stats_are_those_of_the_cache_with_their_types(machine: Machine, tmp_pat
     assert dict(stats.misses) == {Reason.ABSENT: 1}
     assert all(type(reason) is Reason for reason in stats.misses)
     assert isinstance(stats.local, Usage)
-    assert stats.local.files == 1
-    assert isinstance(stats.remote["put"], VerbStats)
-    assert stats.remote["put"].calls == 1
-    assert isinstance(stats.hit_latency["local"], HistogramSnapshot)
-    assert stats.hit_latency["local"].count == 1
-    assert isinstance(stats.miss_latency.buckets, tuple)
+    assert stats.local.files == stats.remote["put"].calls == stats.hit_latency["local"].count == 1
 
 
 def test_no_cache_is_no_stats_and_not_a_lack_of_misses(machine: Machine, tmp_path: Path) -> None:

@@ -21,23 +21,19 @@ def test_the_warm_start_is_that_of_the_example() -> None:
     assert set(FILES) == {name, "test_my_store.py"}
 
 
-@pytest.mark.timeout(900)
-def test_the_store_keeps_the_contract(tmp_path: Path) -> None:
+def test_the_store_is_held_to_the_contract(tmp_path: Path) -> None:
+    """A part of it: ``tests/contract`` has all of it, for the same store."""
     (tmp_path / "test_my_store.py").write_text(FILES["test_my_store.py"], encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(
-        "from s3cache.store import DeadlineExecutor\nDeadlineExecutor.limit_s = 3600.0\n"
-    )
+    chosen = "test_round_trip or lies_there or disturbs_nothing"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen],
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " skipped" not in done.stdout
-    passed = int(done.stdout.split(" passed")[0].split()[-1])
-    assert passed > 100
+    assert int(done.stdout.split(" passed")[0].split()[-1]) == 9
 
 
 @slow

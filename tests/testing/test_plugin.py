@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.imports import modules_after
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
     from s3cache.testing import MotoBucket
 
 HEAVY = ("torch", "numpy", "boto3", "botocore", "aioboto3", "moto", "flask", "hypothesis", "http")
-
-
-def test_loading_the_plugin_imports_next_to_nothing() -> None:
-    before = modules_after("import pytest, typing")
-    ours = modules_after("import pytest, typing, s3cache.testing.plugin") - before
-    assert ours == {"s3cache"}
 
 
 def pytest_in(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

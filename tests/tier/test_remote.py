@@ -16,7 +16,7 @@ from s3cache.store import MemoryStore, Store
 from s3cache.tier import DiskTier, LocalTier, RemoteTier, background
 from s3cache.tier import _tiers as module
 from s3cache.util.logs import Problems
-from tests.support.caching import broken, entry, open_cache, payload, settings
+from tests.support.caching import broken, entry, payload, settings
 from tests.support.stores import GatedStore
 from tests.support.stores import put as damage
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on

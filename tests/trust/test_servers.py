@@ -53,9 +53,7 @@ async def test_nothing_is_sent_elsewhere(
     server: ScriptedServer, open_scripted: Open, status: int, verb: str
 ) -> None:
     """Neither the session token nor a signature, to anybody that a server names."""
-    elsewhere = ScriptedServer()
-    await elsewhere.start()
-    try:
+    async with ScriptedServer() as elsewhere:
         location = {"location": f"{elsewhere.url}/bucket/p/k"}
         server.answer = lambda request: Reply(status, location)
         store = open_scripted(session_token="token")
@@ -69,8 +67,6 @@ async def test_nothing_is_sent_elsewhere(
             await calls[verb]()
         assert elsewhere.requests == []
         assert server.requests
-    finally:
-        await elsewhere.stop()
 
 
 async def test_a_redirect_to_another_region_stays_at_the_endpoint(
@@ -283,9 +279,7 @@ async def test_a_token_for_credentials_is_sent_nowhere_else(
         "AWS_ENDPOINT_URL_STS": server.url,
         "AWS_MAX_ATTEMPTS": "1",
     }
-    elsewhere = ScriptedServer()
-    await elsewhere.start()
-    try:
+    async with ScriptedServer() as elsewhere:
         server.answer = lambda request: Reply(status, {"location": f"{elsewhere.url}/sts"})
         # In a process of its own: botocore reads its description of STS on the event loop.
         asking = await asyncio.create_subprocess_exec(
@@ -298,5 +292,3 @@ async def test_a_token_for_credentials_is_sent_nowhere_else(
         assert said == b"refused\n"
         assert b"web-identity-token" in server.requests[0].body
         assert elsewhere.requests == []
-    finally:
-        await elsewhere.stop()

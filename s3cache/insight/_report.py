@@ -6,9 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-from s3cache.records import Lanes, Record, Run
+from s3cache.records import Event, Lanes, Record, Run
 from s3cache.stats import Reason
 from s3cache.util.words import counted
 
@@ -16,9 +15,6 @@ from s3cache.util.words import counted
 EXPECTED = frozenset(
     map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
 )
-
-#: The outcomes that have a colour each.
-Kind: TypeAlias = Literal["local", "remote", "miss", "bypass"]
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,15 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     """Return the sums of ``runs`` together."""
     records = [record for run in runs for record in run.records]
     outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
-
-    def total(wanted: str) -> int:
-        return sum(count for (outcome, _), count in outcomes.items() if outcome == wanted)
-
+    hits, misses, bypasses = (
+        sum(count for (outcome, _), count in outcomes.items() if outcome == wanted)
+        for wanted in ("hit", "miss", "bypass")
+    )
     return Totals(
-        outcomes=dict(outcomes.most_common()),
-        hits=total("hit"),
-        misses=total("miss"),
-        bypasses=total("bypass"),
+        dict(outcomes.most_common()),
+        hits,
+        misses,
+        bypasses,
         spared_s=sum(record.saved_s for record in records),
         waited_s=sum(record.elapsed_s for record in records),
         complete=all(run.complete for run in runs),
@@ -84,8 +80,8 @@ def name_of(outcome: str, reason: str) -> str:
     return f"{outcome}: {reason}" if reason else outcome
 
 
-def kind_of(outcome: str, reason: str) -> Kind:
-    """Return the kind of an outcome: an unknown one is a bypass."""
+def kind_of(outcome: str, reason: str) -> str:
+    """Return ``local``, ``remote``, ``miss`` or ``bypass``, as which an unknown outcome counts."""
     if outcome == "hit":
         return "local" if reason == "local" else "remote"
     return "miss" if outcome == "miss" else "bypass"
@@ -116,7 +112,6 @@ def manifest(runs: Sequence[Run]) -> str:
 
 
 _LOOKUPS, _COMPILES, _TRANSFERS = 1, 2, 3
-_MICROSECONDS = 1e6
 
 
 def trace(runs: Sequence[Run]) -> str:
@@ -125,31 +120,15 @@ def trace(runs: Sequence[Run]) -> str:
     Each process has its own section, by rank, with a lane for lookups, one for compiles and saves,
     and as many for transfers as were under way at once.
     """
-    events = [each for number, run in enumerate(runs, 1) for each in _events(number, run)]
+    events = [
+        {"pid": process, **event} for process, run in enumerate(runs, 1) for event in _events(run)
+    ]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _events(process: int, run: Run) -> Iterator[dict[str, object]]:
-    def named(what: str, lane: int, **args: object) -> dict[str, object]:
-        return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": args}
-
-    def span(
-        lane: int, end: float, elapsed_s: float, name: str, **args: object
-    ) -> dict[str, object]:
-        return {
-            "ph": "X",
-            "cat": "s3cache",
-            "name": name,
-            "pid": process,
-            "tid": lane,
-            "ts": (end - elapsed_s) * _MICROSECONDS,
-            "dur": elapsed_s * _MICROSECONDS,
-            "args": args,
-        }
-
+def _events(run: Run) -> Iterator[dict[str, object]]:
     of = f"rank {run.rank}" if run.rank else run.name
-    yield named("process_name", 0, name=f"{run.program} ({of}), s3cache")
-    yield named("process_sort_index", 0, sort_index=process)
+    yield _named("process_name", 0, f"{run.program} ({of}), s3cache")
     lanes = {_LOOKUPS: "lookups", _COMPILES: "compiles and saves", _TRANSFERS: "transfers"}
     for each in run.records:
         args = {
@@ -161,7 +140,7 @@ def _events(process: int, run: Run) -> Iterator[dict[str, object]]:
             "reasons": [reason.get("message", "") for reason in each.reasons],
         }
         shown = {name: value for name, value in args.items() if value}
-        yield span(_LOOKUPS, each.time, each.elapsed_s, f"{each.outcome}: {each.reason}", **shown)
+        yield _span(_LOOKUPS, each, f"{each.outcome}: {each.reason}", shown)
     transfers = Lanes()
     for event in sorted(run.events, key=lambda each: each.time - each.elapsed_s):
         lane = _COMPILES
@@ -169,7 +148,16 @@ def _events(process: int, run: Run) -> Iterator[dict[str, object]]:
             lane = _TRANSFERS + transfers.take(event.time - event.elapsed_s, event.time)
             lanes[lane] = "transfers"
         name = event.event if event.ended == "done" else f"{event.event}: {event.ended}"
-        about = {"name": event.name, "bytes": event.size}
-        yield {**span(lane, event.time, event.elapsed_s, name), "args": about}
+        yield _span(lane, event, name, {"name": event.name, "bytes": event.size})
     for lane, name in lanes.items():
-        yield named("thread_name", lane, name=name)
+        yield _named("thread_name", lane, name)
+
+
+def _named(what: str, lane: int, name: str) -> dict[str, object]:
+    return {"ph": "M", "name": what, "tid": lane, "args": {"name": name}}
+
+
+def _span(lane: int, of: Record | Event, name: str, args: object) -> dict[str, object]:
+    begin, took = (of.time - of.elapsed_s) * 1e6, of.elapsed_s * 1e6
+    what = {"cat": "s3cache", "name": name, "args": args}
+    return {"ph": "X", "tid": lane, "ts": begin, "dur": took, **what}

@@ -8,7 +8,7 @@ import difflib
 import functools
 import heapq
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from s3cache import entries, frame
 from s3cache.artifact import Artifact
 from s3cache.errors import CorruptError, S3CacheError, UntrustedError
 from s3cache.frame import Header
-from s3cache.insight._differences import GRAPH, KeyDescription, likeness, unlikeness
+from s3cache.insight._differences import GRAPH, likeness, unlikeness
 from s3cache.manage import Place, concurrently, read_head
 from s3cache.records import Record, Run
 from s3cache.store import ObjectInfo, listing
@@ -41,18 +41,10 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Neighbor:
-    """An entry that a missed lookup is compared with.
+    """An entry that a miss is compared with, as a record of it, and where it is known from."""
 
-    Attributes:
-        where: how it is known, in words.
-        time: Unix time at which it was saved or looked up.
-    """
-
-    key: str
-    level: str
-    described: KeyDescription
+    record: Record
     where: str
-    time: float
 
 
 def nearest(
@@ -66,12 +58,13 @@ def nearest(
     Args:
         complete: adds the details of a neighbor's components, where they can be read.
     """
-    wanted = KeyDescription(missed.components, missed.parts)
     ranked = sorted(
         (
-            (likeness(each.described, wanted), each.time, index, each)
+            (likeness(each.record, missed), each.record.time, index, each)
             for index, each in enumerate(neighbors)
-            if each.level == missed.level and each.key != missed.key and each.time < missed.time
+            if each.record.level == missed.level
+            and each.record.key != missed.key
+            and each.record.time < missed.time
         ),
         reverse=True,
     )
@@ -81,21 +74,21 @@ def nearest(
     # The code of another graph says more than components: let near ones compete by their code.
     least = common if is_same else common - 2
     equals = [each for near, *_, each in ranked if near >= (is_same, least)][:_COMPARED]
-    code = "" if is_same else _code_of(wanted)
 
-    def nearness(each: Neighbor) -> tuple[object, ...]:
+    def nearness(neighbor: Neighbor) -> tuple[object, ...]:
+        each = neighbor.record
         alike = 0.0
         if not is_same:
-            lines = _code_of(each.described).splitlines(), code.splitlines()
-            alike = difflib.SequenceMatcher(None, *lines, autojunk=False).ratio()
-        is_unknown, count = unlikeness(each.described, wanted)
-        return alike, likeness(each.described, wanted), not is_unknown, -count, each.time
+            codes = _code_of(each), _code_of(missed)
+            alike = difflib.SequenceMatcher(None, *codes, autojunk=False).ratio()
+        is_unknown, count = unlikeness(each, missed)
+        return alike, likeness(each, missed), not is_unknown, -count, each.time
 
     return max(map(complete, equals), key=nearness)
 
 
-def _code_of(described: KeyDescription) -> str:
-    return described.details(GRAPH).get("code", "")[:_COMPARED_CHARACTERS]
+def _code_of(record: Record) -> list[str]:
+    return record.parts.get(GRAPH, {}).get("code", "")[:_COMPARED_CHARACTERS].splitlines()
 
 
 def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
@@ -103,18 +96,11 @@ def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
     found: dict[tuple[str, str], Neighbor] = {}
     for run in runs:
         where = f"run {run.name}" if run.name else "this process"
-        for record in run.records:
-            if not record.components:
-                continue
-            old = found.get((record.level, record.key))
-            parts = (old.described.parts if old else None) or record.parts
-            found[record.level, record.key] = Neighbor(
-                key=record.key,
-                level=record.level,
-                described=KeyDescription(record.components, parts),
-                where=old.where if old else where,
-                time=min(old.time, record.time) if old else record.time,
-            )
+        for record in filter(lambda each: each.components, run.records):
+            first = found.setdefault((record.level, record.key), Neighbor(record, where))
+            parts = first.record.parts or record.parts
+            both = replace(record, parts=parts, time=min(first.record.time, record.time))
+            found[record.level, record.key] = replace(first, record=both)
     return list(found.values())
 
 
@@ -122,14 +108,8 @@ class EntrySource:
     """Find neighbors among the entries of the local tier or of the remote, by their headers.
 
     Nothing is read before it is needed, reading does not count as use, and nothing more is read
-    after the first failure. Entries that are damaged or not trusted are skipped.
-
-    Args:
-        where: the place, in words.
-        open_place: opens it; None if there is nothing to read.
-
-    Attributes:
-        problem: why the place could not be read, or not completely.
+    after the first failure, which :attr:`problem` says. Entries that are damaged or not trusted are
+    skipped.
     """
 
     def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
@@ -147,29 +127,28 @@ class EntrySource:
             self._place.close()
 
     @functools.cached_property
-    def neighbors(self) -> Sequence[Neighbor]:
+    def neighbors(self) -> list[Neighbor]:
         """Return the latest entries, without details."""
         found: list[Neighbor] = []
         if self._open is not None:
             self._deadline = time.monotonic() + _TIMEOUT_S
             try:
                 self._place = self._open()
-                self._wait(self._look(self._place, found))
             except S3CacheError as exc:
                 self.problem = str(exc)
+            else:
+                self._wait(self._look(self._place, found))
         return found
 
     def complete(self, neighbor: Neighbor) -> Neighbor:
         """Return ``neighbor`` with the details of its components, if its entry is here."""
-        name = self._names.get(neighbor.key)
-        if neighbor.described.parts or name is None or self._place is None:
+        record = neighbor.record
+        name = self._names.get(record.key)
+        if record.parts or name is None or self._place is None:
             return neighbor
         if name not in self._parts and len(self._parts) < _MAX_WHOLE and not self.problem:
-            self._parts[name] = {}
-            with contextlib.suppress(CorruptError, UntrustedError):
-                self._parts[name] = self._wait(self._read(self._place, name)) or {}
-        described = replace(neighbor.described, parts=self._parts.get(name, {}))
-        return replace(neighbor, described=described)
+            self._parts[name] = self._wait(self._read(self._place, name)) or {}
+        return replace(neighbor, record=replace(record, parts=self._parts.get(name, {})))
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """Return its result, or None with :attr:`problem` set if it fails or time is over."""
@@ -177,8 +156,6 @@ class EntrySource:
             return background().wait(work, max(0.0, self._deadline - time.monotonic()))
         except concurrent.futures.TimeoutError:
             self.problem = f"not all of it was read within {_TIMEOUT_S:g} s"
-        except (CorruptError, UntrustedError):
-            raise
         except S3CacheError as exc:
             self.problem = str(exc)
         return None
@@ -196,20 +173,21 @@ class EntrySource:
         async def read(info: ObjectInfo) -> None:
             with contextlib.suppress(CorruptError, UntrustedError):
                 head = await read_head(place.store, info.key, place.policy.check)
-                if head is not None and (one := _neighbor(head.header, self._where)):
-                    found.append(one)
+                if head is not None and (record := _record_of(head.header)):
+                    found.append(Neighbor(record, self._where))
 
         await concurrently(read, heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified")))
 
     async def _read(self, place: Place, name: str) -> Mapping[str, Mapping[str, str]]:
         data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            return {}
-        return Artifact.parts_of(frame.decode(data, admit=place.policy.check))
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            with contextlib.suppress(CorruptError, UntrustedError):
+                return Artifact.parts_of(frame.decode(data, admit=place.policy.check))
+        return {}
 
 
-def _neighbor(header: Header, where: str) -> Neighbor | None:
-    """Return the entry of a header, if its key is made of components."""
+def _record_of(header: Header) -> Record | None:
+    """Return an entry as a record, if its key is made of components."""
     pairs = header.meta.get("components")
     components = {
         str(name): (str(pair[0]), str(pair[1]))
@@ -219,4 +197,4 @@ def _neighbor(header: Header, where: str) -> Neighbor | None:
     if not components:
         return None
     created = header.created_ns / 1e9
-    return Neighbor(header.key, header.kind, KeyDescription(components), where, created)
+    return Record(header.kind, "hit", header.key, time=created, components=components)

@@ -1,0 +1,404 @@
+"""Export the counts of a process's cache to Prometheus and OpenTelemetry.
+
+:func:`families` gives them as plain data, :class:`PrometheusCollector` and :func:`write_textfile`
+to Prometheus, :func:`observe` to OpenTelemetry. Their own libraries are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from s3cache.cache import current_cache, on_each_cache
+from s3cache.errors import ConfigError
+from s3cache.util.logs import logger_of
+from s3cache.util.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client.metrics_core import Metric
+
+    from s3cache.cache import Cache
+    from s3cache.stats import CacheStats, HistogramSnapshot, TransferEvent
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Observation",
+    "PrometheusCollector",
+    "Sample",
+    "Source",
+    "families",
+    "leave_textfile",
+    "observe",
+    "write_textfile",
+]
+
+#: Gives the counts of a moment; ``None`` where no cache has been enabled yet.
+Source: TypeAlias = "Callable[[], CacheStats | None]"
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+# Of the power-of-two buckets, those from 64 µs to about a minute; the next one has the others.
+_FIRST_BUCKET, _LAST_BUCKET, _BUCKET_S = 6, 26, 1e-6
+
+logger = logger_of("metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of a family.
+
+    Attributes:
+        value: the count or the amount; of a histogram the sum of what was recorded, in seconds.
+        buckets: of a histogram, how many were at most so many seconds long, for rising bounds; the
+            last bound is infinite.
+    """
+
+    labels: Mapping[str, str]
+    value: float
+    buckets: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric.
+
+    Attributes:
+        name: in the words of OpenTelemetry, with dots and without unit.
+        unit: by UCUM, as OpenTelemetry has it: ``s``, ``By``, or ``{entry}`` for what is counted.
+        text: what it counts, for people.
+        labels: the names of its samples' labels.
+        read: returns its samples at a moment.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    text: str
+    labels: tuple[str, ...]
+    read: Callable[[CacheStats], Iterable[Sample]]
+
+    @property
+    def prometheus_name(self) -> str:
+        """Return the name with underscores and the unit; a counter's samples also get ``_total``.
+
+        See https://prometheus.io/docs/practices/naming/.
+        """
+        name = self.name.replace(".", "_")
+        unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
+        return name if name.endswith(unit) else name + unit
+
+
+def _latest_counts() -> CacheStats | None:
+    """Return the counts of the cache that was enabled last, also where it is off again."""
+    cache = current_cache()
+    return None if cache is None else cache.stats()
+
+
+def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
+    """Return every metric, with its samples in ``stats``."""
+    return [(family, [*family.read(stats)]) for family in FAMILIES]
+
+
+# -- the metrics, each read from the statistics
+
+
+def _family(
+    name: str, kind: Kind, unit: str, labels: str, of: Callable[[Any], object], text: str
+) -> Family:
+    """Return a family.
+
+    Args:
+        labels: their names; the values are the keys of the mappings that ``of`` returns.
+        of: returns a value of the statistics; of those of each level or verb where that is the
+            first label.
+    """
+    names = tuple(labels.split())
+
+    def read(stats: CacheStats) -> Iterator[Sample]:
+        roots: dict[str, Mapping[Any, object]] = {
+            "level": {"aot": stats, "fx": stats.fx},
+            "verb": stats.remote,
+        }
+        parts = roots.get(names[0]) if names else None
+        found = of(stats) if parts is None else {name: of(part) for name, part in parts.items()}
+        for keys, value in _leaves(found):
+            given = dict(zip(names, keys, strict=True))
+            yield _histogram(given, value) if kind == "histogram" else Sample(given, value)
+
+    return Family(f"s3cache.{name}", kind, unit, text, names, read)
+
+
+def _leaves(found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the values within mappings, each with its keys."""
+    if isinstance(found, Mapping):
+        for key, value in found.items():
+            yield from _leaves(value, (*keys, str(key)))
+    elif found is not None:
+        yield keys, found
+
+
+def _histogram(labels: Mapping[str, str], recorded: HistogramSnapshot) -> Sample:
+    buckets: list[tuple[float, int]] = []
+    below = 0
+    for index, count in enumerate(recorded.buckets):
+        below += count
+        if _FIRST_BUCKET <= index <= _LAST_BUCKET:
+            buckets.append((math.ldexp(_BUCKET_S, index), below))
+    return Sample(labels, recorded.total_s, (*buckets, (math.inf, recorded.count)))
+
+
+#: All metrics there are.
+FAMILIES: tuple[Family, ...] = (
+    _family("hits", "counter", "{lookup}", "level tier", lambda s: s.hits,
+            "Lookups that hit: whole graphs (aot), and halves of graphs (fx)."),
+    _family("misses", "counter", "{lookup}", "level reason", lambda s: s.misses,
+            "Lookups that missed, by reason."),
+    _family("bypassed", "counter", "{graph}", "level", lambda s: s.bypassed,
+            "Graphs that were not looked up because they cannot be cached."),
+    _family("bypass.reasons", "counter", "{graph}", "level reason", lambda s: s.bypass_reasons,
+            "Graphs that cannot be cached, by reason; one may have several."),
+    _family("refused", "counter", "{entry}", "level cause", lambda s: s.refused,
+            "Entries that were not trusted, by cause."),
+    _family("compile.saved", "counter", "s", "", lambda s: s.time_saved_s,
+            "Seconds that compiling what was hit took where it was compiled."),
+    _family("saved", "counter", "{entry}", "level", lambda s: s.saved,
+            "Entries accepted to be kept and shared."),
+    _family("not_saved", "counter", "{entry}", "reason", lambda s: s.not_saved,
+            "Entries that could not be saved, by reason."),
+    _family("uploads", "counter", "{object}", "", lambda s: s.uploaded,
+            "Uploads that finished."),
+    _family("upload.failures", "counter", "{attempt}", "", lambda s: s.upload_failures,
+            "Attempts to upload that failed; what failed is tried again."),
+    _family("uploads.pending", "gauge", "{object}", "", lambda s: s.pending,
+            "Uploads queued or under way."),
+    _family("downloads", "counter", "{object}", "", lambda s: s.downloaded,
+            "Objects fetched from the remote."),
+    _family("hit.size", "counter", "By", "tier", lambda s: s.hit_bytes,
+            "Sizes of the entries that were hit."),
+    _family("upload.size", "counter", "By", "", lambda s: s.uploaded_bytes,
+            "What was uploaded."),
+    _family("download.size", "counter", "By", "", lambda s: s.downloaded_bytes,
+            "What was downloaded."),
+    _family("set_aside", "counter", "{entry}", "tier", lambda s: s.set_aside,
+            "Corrupt entries that were found, by tier."),
+    _family("local.size", "gauge", "By", "", lambda s: s.local and s.local.bytes,
+            "What the local tier holds, for all processes of this machine."),
+    _family("local.files", "gauge", "{file}", "", lambda s: s.local and s.local.files,
+            "Files that the local tier holds, for all processes of this machine."),
+    _family("breaker", "gauge", "{state}", "state",
+            lambda s: {each: float(s.breaker == each) for each in ("closed", "half-open", "open")},
+            "1 for the state that the circuit breaker before the remote is in."),
+    _family("hit.duration", "histogram", "s", "tier", lambda s: s.hit_latency,
+            "How long the compiling thread waited for a lookup that hit."),
+    _family("miss.duration", "histogram", "s", "", lambda s: s.miss_latency,
+            "How long the compiling thread waited for a lookup that missed."),
+    _family("save.duration", "histogram", "s", "", lambda s: s.save_latency,
+            "How long the compiling thread waited for a save."),
+    _family("request.duration", "histogram", "s", "verb", lambda s: s.latency,
+            "Single requests to the remote, by verb."),
+    _family("request.errors", "counter", "{request}", "verb error", lambda s: s.errors,
+            "Requests to the remote that failed, by verb and kind of error."),
+    _family("request.size", "counter", "By", "verb direction",
+            lambda s: {"in": s.bytes_in, "out": s.bytes_out},
+            "What requests to the remote carried, by verb and direction."),
+)  # fmt: skip
+
+
+# -- Prometheus: a collector for its client, and a file for node exporter
+
+
+class PrometheusCollector:
+    """Give Prometheus a process's counts whenever it asks.
+
+    ::
+
+        prometheus_client.REGISTRY.register(s3cache.metrics.PrometheusCollector())
+        prometheus_client.start_http_server(9464)
+
+    Args:
+        source: gives the counts; left out, those of the cache that was enabled last.
+
+    Raises:
+        ConfigError: ``prometheus-client`` is not installed.
+    """
+
+    def __init__(self, source: Source | None = None) -> None:
+        _client()
+        self._source = source or _latest_counts
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing, so that registering the collector does not ask for the counts."""
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric; none where no cache was enabled yet."""
+        stats = self._source()
+        if stats is not None:
+            for family, samples in families(stats):
+                yield _metric(family, samples)
+
+
+def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -> None:
+    """Write all metrics to ``path``, in one step, for node exporter's textfile collector.
+
+    A process that ends before it is scraped leaves its counts there. Each process of a machine
+    needs a file of its own.
+
+    Raises:
+        ConfigError: ``prometheus-client`` is not installed, or ``path`` is not a regular file: a
+            device or a pipe would be replaced by one.
+        OSError: the file cannot be written.
+    """
+    client = _client()
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"metrics file {os.fspath(path)}", "is no regular file", "name another")
+    registry = client.CollectorRegistry()
+    registry.register(PrometheusCollector(source))
+    client.write_to_textfile(os.fspath(path), registry)
+
+
+def leave_textfile(path: str, source: Source) -> None:
+    """Call :func:`write_textfile` at the end of a process, for the setting ``metrics_file``.
+
+    ``{pid}`` and ``{rank}`` in the path become this process's. An error is logged as one warning.
+    """
+    rank = os.environ.get("RANK", "0")
+    here = path.replace("{pid}", str(os.getpid())).replace("{rank}", rank)
+    try:
+        write_textfile(here, source)
+    except Exception as exc:  # noqa: BLE001 - the program has ended, and well
+        logger.warning("no metrics are left in %s: %s", here, exc)
+
+
+def _library(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        problem = f"the package {package} is not installed"
+        raise ConfigError("metrics", problem, f"pip install {package}") from exc
+
+
+def _client() -> Any:
+    return _library("prometheus_client", "prometheus-client")
+
+
+def _metric(family: Family, samples: list[Sample]) -> Metric:
+    from prometheus_client import core
+
+    kind = getattr(core, f"{family.kind.title()}MetricFamily")
+    metric = kind(family.prometheus_name, family.text, labels=family.labels)
+    for sample in samples:
+        buckets = [("+Inf" if math.isinf(at) else repr(at), count) for at, count in sample.buckets]
+        value = (buckets, sample.value) if buckets else (sample.value,)
+        metric.add_metric([sample.labels[label] for label in family.labels], *value)
+    return metric  # type: ignore[no-any-return]
+
+
+# -- OpenTelemetry: instruments that its SDK reads, and a span for each transfer
+#
+# Its API has no histogram that is read later, so durations become a count and a sum.
+
+
+_NAME = "s3cache"
+# Transfers under way that are remembered at most: an end may never be reported.
+_OPEN_AT_MOST = 10_000
+
+
+def observe(
+    cache: Cache | None = None,
+    *,
+    meter_provider: MeterProvider | None = None,
+    tracer_provider: TracerProvider | None = None,
+) -> Observation:
+    """Have OpenTelemetry read the counts, and see each upload and download as a span.
+
+    Args:
+        cache: the cache to observe; left out, the one that was enabled last and all later ones.
+        meter_provider, tracer_provider: left out, the global ones.
+
+    Raises:
+        ConfigError: ``opentelemetry-api`` is not installed.
+    """
+    metrics, trace = (
+        _library(f"opentelemetry.{each}", "opentelemetry-api") for each in ("metrics", "trace")
+    )
+    meter = metrics.get_meter(_NAME, __version__, meter_provider)
+    observation = Observation(_latest_counts if cache is None else cache.stats)
+    for family in FAMILIES:
+        observation._instrument(meter, metrics.Observation, family)
+    note = _spans(trace, trace.get_tracer(_NAME, __version__, tracer_provider))
+
+    def watch(cache: Cache) -> None:
+        observation._ends.callback(cache.subscribe(note))
+
+    if cache is None:
+        observation._ends.callback(on_each_cache(watch))
+    else:
+        watch(cache)
+    return observation
+
+
+class Observation:
+    """What :func:`observe` began; :meth:`stop` ends it.
+
+    OpenTelemetry keeps its instruments for as long as it lives: after that they give nothing.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._ends = ExitStack()
+
+    def stop(self) -> None:
+        """Give no more counts and no more spans."""
+        self._source = lambda: None
+        self._ends.close()
+
+    def _instrument(self, meter: Any, observation: Any, family: Family) -> None:
+        """Create the instruments that read ``family``."""
+
+        def reader(value: Callable[[Sample], float]) -> Callable[[object], list[Any]]:
+            def read(_: object) -> list[Any]:
+                stats = self._source()
+                samples = () if stats is None else family.read(stats)
+                return [observation(value(each), dict(each.labels)) for each in samples]
+
+            return read
+
+        is_gauge = family.kind == "gauge"
+        create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
+        create(family.name, [reader(lambda each: each.value)], family.unit, family.text)
+        if family.kind == "histogram":
+            count = reader(lambda each: each.buckets[-1][1])
+            create(f"{family.name}.count", [count], "{call}", f"How many: {family.text}")
+
+
+def _spans(trace: Any, tracer: Any) -> Callable[[TransferEvent], None]:
+    """Return a listener that makes a span of each attempt of a transfer."""
+    began: dict[tuple[str, str], int] = {}
+
+    def note(event: TransferEvent) -> None:
+        at, now = (event.direction, event.name), time.time_ns()
+        if event.step == "started" and len(began) < _OPEN_AT_MOST:
+            began[at] = now
+        if event.step in ("queued", "started"):
+            return
+        outcome = {"object": event.name, "size": event.size, "outcome": event.step}
+        span = tracer.start_span(
+            f"{_NAME}.{event.direction}",
+            attributes={f"{_NAME}.{name}": value for name, value in outcome.items()},
+            start_time=began.pop(at, now),
+        )
+        if event.error is not None:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, str(event.error)))
+            span.set_attribute("error.type", type(event.error).__name__)
+        span.end(now)
+
+    return note
