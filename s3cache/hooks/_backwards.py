@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from s3cache.graph import settings_digest
-from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
 
@@ -31,49 +30,36 @@ if TYPE_CHECKING:
 logger = logger_of("lookups")
 
 
-class Backwards:
-    """Reads backwards of hits, and has those lowered again that do not fit.
+def deserialize_backward(original: Function[object], module: BackwardModule) -> object:
+    """Make the graph of a backward from its text by a tracer that sees every operator.
 
-    Args:
-        registered_version: gives the version of a function or operator that the user registered.
+    Compiled autograd asks a hit for that graph. torch traces the text by plain tracing, which sees
+    an operator only by a proxy among its arguments, right there: of ``expand(x, [6, s0])`` it makes
+    an error, and it runs what has no arguments of the graph, so that a backward which draws random
+    numbers would have the same ones in every step.
     """
-
-    def __init__(
-        self, state: CompileState, registered_version: Callable[[object], str | None]
-    ) -> None:
-        self._state = state
-        self._registered_version = registered_version
-
-    def install(self, patches: Patches) -> None:
-        """Have the graph of a backward made from its text by a tracer that sees every operator.
-
-        Compiled autograd asks a hit for that graph. torch traces the text by plain tracing, which
-        sees an operator only by a proxy among its arguments, right there: of ``expand(x, [6, s0])``
-        it makes an error, and it runs what has no arguments of the graph, so that a backward which
-        draws random numbers would have the same ones in every step.
-        """
-        patches.wrap(internals.deserialize_backward, _deserialize)
-
-    def attach(self, entry: AOTResult, conditions: Conditions) -> None:
-        """Have the callable that ``entry`` is about to become compare at its first backward."""
-        compiled = entry.compiled_bw
-        if compiled is None or conditions["lowered"] is None:
-            return
-        deferred = _DeferredBackward(entry, conditions, self._state, self._registered_version)
-        load = compiled.post_compile
-
-        def post_compile(*args: object, **kwargs: object) -> Function[object]:
-            return deferred.over(load(*args, **kwargs))
-
-        compiled.post_compile = post_compile
-
-
-def _deserialize(original: Function[object], module: BackwardModule) -> object:
-    body, *rest = module.args
-    if body.get("_tracer_cls") is not None:
+    if module.args[0].get("_tracer_cls") is not None:
         return original(module)  # not AOTAutograd's: its own tracer knows how
-    # In a copy: the program may ask for it more than once.
-    return module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
+    return _traced(module)
+
+
+def attach_backward(
+    entry: AOTResult,
+    conditions: Conditions,
+    state: CompileState,
+    registered_version: Callable[[object], str | None],
+) -> None:
+    """Have the callable that ``entry`` is about to become compare at its first backward."""
+    compiled = entry.compiled_bw
+    if compiled is None or conditions["lowered"] is None:
+        return
+    deferred = _DeferredBackward(entry, conditions, state, registered_version)
+    load = compiled.post_compile
+
+    def post_compile(*args: object, **kwargs: object) -> Function[object]:
+        return deferred.over(load(*args, **kwargs))
+
+    compiled.post_compile = post_compile
 
 
 class _DeferredBackward:
@@ -135,9 +121,9 @@ class _DeferredBackward:
             stack.enter_context(inductor.patch(**self._options))
             if inductor.cpp_wrapper:
                 stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
-            of_threads = self._conditions["of_threads"]
             return settings_digest(
-                of_threads=of_threads, registered_version=self._registered_version
+                of_threads=self._conditions["of_threads"],
+                registered_version=self._registered_version,
             )
 
     def _lowered_now(self, args: Sequence[object]) -> Function[object]:
@@ -148,15 +134,15 @@ class _DeferredBackward:
 
 
 def _as_serialized(module: BackwardModule) -> GraphModule:
-    """Return the graph with all its nodes.
-
-    torch makes it by tracing its code, and what has no inputs (a tensor of zeros, a seed) is then
-    called once, there, and its result put in as a constant.
-    """
-    body, imports = module.args
-    found = module.fn({**body, "_tracer_cls": _every_operator()}, imports)
-    found.graph._tracer_cls = cast("type | None", body.get("_tracer_cls"))
+    found = _traced(module)
+    found.graph._tracer_cls = cast("type | None", module.args[0].get("_tracer_cls"))
     return found
+
+
+def _traced(module: BackwardModule) -> GraphModule:
+    body, *rest = module.args
+    # In a copy: the program may ask for it more than once.
+    return module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
 
 
 @functools.cache

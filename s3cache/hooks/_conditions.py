@@ -14,7 +14,6 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import (
         AOTConfig,
         AOTResult,
-        CompiledGraph,
         Function,
         TracingContext,
     )
 
-_FX_INFO = "s3cache_fx_info"
+#: The attribute of a compiled graph that has what was noted of it, an :class:`FxInfo`.
+FX_INFO = "s3cache_fx_info"
 _MIN_OR_MAX = re.compile(r"\b(min|max)\(")
 
 
@@ -81,63 +80,45 @@ def _unrecorded(what: str) -> NotSharableError:
 # -- while a graph is compiled
 
 
-@dataclass
 class Compile:
     """One compile that is to end in an entry, from the lookup that missed to the next lookup."""
 
-    key: str
-    of_threads: bool  # whether code is made for the number of threads
-    sources: Sequence[object]  # where Dynamo takes each input from
-    symbols: frozenset[object]  # of sizes that are inputs: guards on these are in torch's entry
-    places: str  # see :class:`Conditions`
-    guards: int  # how many of AOTAutograd's there were before,
-    shapes: int  # on sizes,
-    dynamos: int  # and of Dynamo's own
-    until: tuple[int, int] | None = None  # how many of the first two in the end, if it has ended
-    strays: bool = False  # whether guards of Dynamo's own were added
-
-    @classmethod
-    def begun(
-        cls,
+    def __init__(
+        self,
         context: TracingContext,
         key: str,
         config: AOTConfig,
         inputs: Sequence[object],
         *,
         of_threads: bool,
-    ) -> Compile:
-        """Return the compile that begins now."""
-        guards, shapes = _counts(context)
-        return cls(
-            key=key,
-            of_threads=of_threads,
-            sources=config.aot_autograd_arg_pos_to_source or (),
-            symbols=internals.symbols_of(inputs),
-            places=storage_offsets(inputs),
-            guards=guards,
-            shapes=shapes,
-            dynamos=len(context.guards_context.dynamo_guards),
-        )
+    ) -> None:
+        self.key = key
+        self.of_threads = of_threads  # whether code is made for the number of threads
+        self.places = storage_offsets(inputs)
+        self._sources = config.aot_autograd_arg_pos_to_source or ()
+        # Sizes that are inputs: guards on these are in torch's entry.
+        self._symbols = internals.symbols_of(inputs)
+        # How many of AOTAutograd's guards there are before, and on sizes; the same in the end.
+        self._before = _counts(context)
+        self._until: tuple[int, int] | None = None
+        self._dynamos = len(context.guards_context.dynamo_guards)
+        self._strays = False  # whether guards of Dynamo's own were added
 
     def end(self, context: TracingContext) -> None:
         """Leave what is added from now on to another graph."""
-        self.until = self.until or _counts(context)
+        self._until = self._until or _counts(context)
 
     def look(self, context: TracingContext) -> None:
         """Count Dynamo's own guards, as long as it still has them."""
-        if self.until is None:
-            self.strays |= len(context.guards_context.dynamo_guards) != self.dynamos
+        if self._until is None:
+            self._strays |= len(context.guards_context.dynamo_guards) != self._dynamos
 
     def added_guards(self, context: TracingContext) -> Iterator[tuple[str, list[int], list[int]]]:
-        """Yield the guards that compiling it has added, by index of the inputs.
-
-        Raises:
-            NotSharableError: there are some that plain data cannot express.
-        """
-        if self.strays:
+        """Yield the guards that compiling it has added, by index of the inputs."""
+        if self._strays:
             raise _unrecorded("guards of Dynamo's own")
-        until, _ = self.until or _counts(context)
-        for guard in context.guards_context.aotautograd_guards[self.guards : until]:
+        until, _ = self._until or _counts(context)
+        for guard in context.guards_context.aotautograd_guards[self._before[0] : until]:
             known = internals.sources_of_guard(guard)
             if known is None:
                 raise _unrecorded(f"a guard of an unknown kind ({type(guard).__name__})")
@@ -145,14 +126,10 @@ class Compile:
             yield kind, self._indices(some), self._indices(others)
 
     def added_sizes(self, context: TracingContext) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yield the guards on sizes that it has added and that torch's entry leaves out.
-
-        Raises:
-            NotSharableError: one is on a size without a source.
-        """
-        _, until = self.until or _counts(context)
-        for guard in internals.shape_guards(context)[self.shapes : until]:
-            if internals.symbols_in(guard) <= self.symbols:
+        """Yield the guards on sizes that it has added and that torch's entry leaves out."""
+        _, until = self._until or _counts(context)
+        for guard in internals.shape_guards(context)[self._before[1] : until]:
+            if internals.symbols_in(guard) <= self._symbols:
                 continue
             named = internals.named_symbols(context, guard)
             if named is None:
@@ -161,7 +138,7 @@ class Compile:
 
     def _indices(self, sources: Sequence[object]) -> list[int]:
         try:
-            return [self.sources.index(source) for source in sources]
+            return [self._sources.index(source) for source in sources]
         except ValueError:
             raise _unrecorded("a guard on something that is no input") from None
 
@@ -170,24 +147,15 @@ def _counts(context: TracingContext) -> tuple[int, int]:
     return len(context.guards_context.aotautograd_guards), len(internals.shape_guards(context))
 
 
-def attach_fx_info(graph: CompiledGraph, info: FxInfo) -> None:
-    """Keep what was noted of an FX graph with what it was compiled to."""
-    setattr(graph, _FX_INFO, info)
-
-
 def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
-    """Put what the code in ``entry`` relies on into it, before it is pickled.
-
-    Raises:
-        NotSharableError: that cannot be noted, so the entry must not be used.
-    """
+    """Put what the code in ``entry`` relies on into it, before it is pickled."""
     context = internals.current_tracing_context.get()()
     if compile_ is None or context is None:
         raise _unrecorded("its compile was not observed")
     infos: list[FxInfo] = []
     for compiled in (entry.compiled_fw, entry.compiled_bw):
         if compiled is not None:
-            info: FxInfo | None = getattr(compiled.result, _FX_INFO, None)
+            info: FxInfo | None = getattr(compiled.result, FX_INFO, None)
             if info is None:
                 raise _unrecorded("the compile of its forward or backward was not observed")
             infos.append(info)
@@ -208,11 +176,7 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
 
 
 def conditions_of(entry: AOTResult) -> Conditions | None:
-    """Return what the code in ``entry`` relies on; ``None`` if nothing was noted.
-
-    Raises:
-        CorruptError: what is noted is something else.
-    """
+    """Return what the code in ``entry`` relies on; ``None`` if nothing was noted."""
     noted: object = getattr(entry, CONDITIONS, None)
     if noted is None:
         return None
@@ -251,14 +215,7 @@ def conditions_hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
 
 
 def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
-    """Have Dynamo guard what it guarded when the entry was compiled.
-
-    Args:
-        sources: where Dynamo takes each input from.
-
-    Raises:
-        CorruptError: the entry has guards that cannot be made here.
-    """
+    """Have Dynamo guard what it guarded when the entry was compiled, of inputs from ``sources``."""
     if not conditions["guards"] and not conditions["sizes"]:
         return
     context = internals.current_tracing_context.get()()

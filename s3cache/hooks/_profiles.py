@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from s3cache.artifact import Changing, ShapeProfile
 from s3cache.cache import Engine
 from s3cache.graph import code_fingerprint
-from s3cache.hooks._state import Patches
+from s3cache.hooks._state import around
 from s3cache.torch_api import installed_version, internals
 from s3cache.util.logs import logger_of
 
@@ -59,11 +59,7 @@ class ShapeProfiles:
         self._saves = 0
         self._warned = False
 
-    def install(self, patches: Patches) -> None:
-        """Replace where Dynamo notes the sizes of an input, and where it is done with a compile."""
-        patches.wrap(internals.update_automatic_dynamic, self._update_automatic_dynamic)
-        patches.wrap(internals.put_code_state, self._put_code_state)
-
+    @around(internals.update_automatic_dynamic)
     def _update_automatic_dynamic(
         self,
         original: Function[ShapeState],
@@ -105,6 +101,7 @@ class ShapeProfiles:
             changing = Changing(sizes, strides, (begun,) if begun else ())
             self._unsaved |= self._learned.add(code, name, changing)
 
+    @around(internals.put_code_state)
     def _put_code_state(self, original: Callable[[], None]) -> None:
         original()
         if self._unsaved and self._saves < _MAX_SAVES:

@@ -1,16 +1,8 @@
-"""What people learn of lookups: records, torch's traces, logs, and how far a process is.
-
-Lookups, saves and transfers are among torch's own events of a compile: in the log that
-``TORCH_TRACE`` asks for, which tlparse shows, and, those of the thread that compiles, in what
-``torch.profiler`` records. Transfers run on threads that know nothing of torch, and in its log all
-events are of one thread, where the end of one ends the last one begun: a transfer among them would
-end a compile. So transfers are noted when they have ended, and written with lanes of their own by
-the thread that compiles, when it comes by next; the last ones at the exit.
-"""
+"""What people learn of lookups: records, warnings, torch's traces, and why an entry did not fit."""
 
 from __future__ import annotations
 
-import atexit
+import ast
 import contextlib
 import functools
 import logging
@@ -19,23 +11,22 @@ import re
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from s3cache import entries
 from s3cache.cache import Engine, Hit, Miss
-from s3cache.graph import BypassReason
+from s3cache.graph import BypassReason, storage_offsets
 from s3cache.hooks._keys import KeyHook
-from s3cache.records import Event, Lanes, Record, Transfers
-from s3cache.stats import Level, Listener, Reason
+from s3cache.records import Event, Record
+from s3cache.stats import Level, Reason
 from s3cache.torch_api import internals
-from s3cache.util.forks import call_in_child
 from s3cache.util.logs import logger_of
 from s3cache.util.pages import command
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+
+    from s3cache.hooks._conditions import Conditions
 
 logger, bypasses, records = logger_of("lookups"), logger_of("bypasses"), logger_of("records")
 
@@ -47,85 +38,44 @@ _MAX_REJECTED = 16
 # Between two lookups a prefetch may end any number of transfers.
 _MAX_TRANSFERS = 1024
 _FIRST_LANE = 1  # torch's own events are in lane 0
-_MICROSECONDS = 1e6
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LEVELS = {"aot": "", "fx": ", second level"}
 
 
-class Bypasses:
-    """Counts the graphs of one session that are not cached, and warns of each reason once.
+class Recorder:
+    """Records lookups, saves and bypasses of one session, and shows them. Any thread may use it.
 
-    A reason is a warning, with the way out, when it first occurs. After that, and once there were
-    as many warnings as a log can bear, it is a line at level INFO. Any thread may use it.
+    A failure to record is logged once.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._mutex = threading.Lock()
-        self._warned: set[tuple[str, str]] = set()
-
-    def warn(
-        self,
-        reasons: Sequence[BypassReason],
-        error: Exception | None = None,
-        *,
-        what: str = "a graph is not cached as a whole",
-    ) -> None:
-        """Count a graph that is not cached for ``reasons``, and log them.
-
-        Args:
-            error: what led to reason ``error``: a mistake of ours needs its traceback.
-        """
-        self._engine.count_bypass({reason.code for reason in reasons})
-        shown = reasons[:_MAX_SHOWN]
-        with self._mutex:
-            room = len(self._warned) < _MAX_WARNED
-            new = {(each.code, each.target) for each in shown} - self._warned if room else set()
-            self._warned |= new
-        if self._engine.settings.strict:  # it is raised instead
-            new = set()
-        lines = [f"{what} ({shown[0].code}): {shown[0]}"]
-        for index, reason in enumerate(shown):
-            if index:
-                lines.append(f"  and ({reason.code}): {reason}")
-            if reason.fix:  # on a line of its own, to be pasted
-                lines.append(f"    {reason.fix}")
-        if len(reasons) > len(shown):
-            lines.append(f"  and {len(reasons) - len(shown)} more")
-        codes = dict.fromkeys(each.code for each in shown if (each.code, each.target) in new)
-        if codes:
-            lines.append(f"    read on: {command(*codes)}")
-        bypasses.log(
-            logging.WARNING if new else logging.INFO,
-            "%s",
-            "\n".join(lines),
-            exc_info=error if "error" in codes else None,
-        )
-
-
-class LookupLog:
-    """Gives the engine a record of each lookup. A failure to do so is logged once."""
-
     def __init__(self, engine: Engine, keys: KeyHook) -> None:
-        self._events: TraceEvents | None = None
         self._engine = engine
         self._keys = keys
-        self._failed = False
-        self._has_hit = False
-        self._has_hinted = False
+        self._mutex = threading.Lock()
+        self._warned: set[tuple[str, str]] = set()
+        self._is_shown = self._failed = self._has_hit = self._has_hinted = False
 
-    def show(self, events: TraceEvents) -> None:
+    def show(self) -> None:
         """Show lookups and saves in torch's traces from now on."""
-        self._events = events
+        self._is_shown = True
 
     @contextlib.contextmanager
     def shown(self, name: str) -> Iterator[dict[str, object]]:
-        """Show the block in torch's traces, if it makes any, with what is put into the mapping."""
-        if self._events is None or not internals.is_traced():
-            yield {}
-            return
-        with self._events.shown(name) as about:
+        """Show the block in torch's traces, if it makes any, with what is put into the mapping.
+
+        That is the log of ``TORCH_TRACE``, and ``torch.profiler``. An error ends no program.
+        """
+        about: dict[str, object] = {}
+        end = None
+        if self._is_shown and internals.is_traced():
+            with contextlib.suppress(Exception):
+                end = internals.begin_event(name, time.time_ns())
+        try:
             yield about
+        finally:
+            if end is not None:
+                with contextlib.suppress(Exception):
+                    end(time.time_ns(), about)
 
     def ended(
         self,
@@ -139,9 +89,7 @@ class LookupLog:
     ) -> dict[str, str]:
         """Record how a lookup under ``key`` ended; return that in words.
 
-        Args:
-            saved_s, of_whole: see :class:`Record`.
-            rejected: functions that say why each entry was not used: called on a miss alone.
+        ``rejected`` are functions that say why each entry was not used: called on a miss alone.
         """
         is_hit = isinstance(outcome, Hit)
         if isinstance(outcome, Hit):
@@ -153,7 +101,7 @@ class LookupLog:
             return ending
         if level == "aot":
             self._hint(outcome)
-        with self._failing_once():
+        with self._recording():
             known = self._keys.known(key)
             self._engine.record(
                 Record(
@@ -185,14 +133,14 @@ class LookupLog:
         self,
         level: Level,
         reasons: Sequence[BypassReason],
-        gm: GraphModule | None,
+        gm: GraphModule | None = None,
         *,
         key: str = "",
     ) -> None:
         """Record a graph that was not looked up, or not saved under the key that missed."""
         if not self._engine.settings.record:
             return
-        with self._failing_once():
+        with self._recording():
             self._engine.record(
                 Record(
                     level=level,
@@ -208,6 +156,45 @@ class LookupLog:
                 )
             )
 
+    def warn(
+        self,
+        reasons: Sequence[BypassReason],
+        error: Exception | None = None,
+        *,
+        what: str = "a graph is not cached as a whole",
+    ) -> None:
+        """Count a graph that is not cached for ``reasons``, and log them.
+
+        A reason is a warning, with the way out, when it first occurs. After that, and once there
+        were as many warnings as a log can bear, it is a line at level INFO. ``error`` is what led
+        to the reason of that name: a mistake of ours needs its traceback.
+        """
+        self._engine.count_bypass({reason.code for reason in reasons})
+        shown = reasons[:_MAX_SHOWN]
+        with self._mutex:
+            room = len(self._warned) < _MAX_WARNED
+            new = {(each.code, each.target) for each in shown} - self._warned if room else set()
+            self._warned |= new
+        if self._engine.settings.strict:  # it is raised instead
+            new = set()
+        lines = [f"{what} ({shown[0].code}): {shown[0]}"]
+        for index, reason in enumerate(shown):
+            if index:
+                lines.append(f"  and ({reason.code}): {reason}")
+            if reason.fix:  # on a line of its own, to be pasted
+                lines.append(f"    {reason.fix}")
+        if len(reasons) > len(shown):
+            lines.append(f"  and {len(reasons) - len(shown)} more")
+        codes = dict.fromkeys(each.code for each in shown if (each.code, each.target) in new)
+        if codes:
+            lines.append(f"    read on: {command(*codes)}")
+        bypasses.log(
+            logging.WARNING if new else logging.INFO,
+            "%s",
+            "\n".join(lines),
+            exc_info=error if "error" in codes else None,
+        )
+
     def _hint(self, outcome: Hit | Miss) -> None:
         """Point to ``explain`` once, for the first graph that is absent where others hit."""
         if isinstance(outcome, Hit):
@@ -217,7 +204,7 @@ class LookupLog:
             logger.info("a graph missed where others hit; `s3cache explain` says why")
 
     @contextlib.contextmanager
-    def _failing_once(self) -> Iterator[None]:
+    def _recording(self) -> Iterator[None]:
         try:
             yield
         except Exception as exc:  # noqa: BLE001 - no training run ends for a record
@@ -245,7 +232,7 @@ def users_line() -> tuple[str, int, str] | None:
         name = frame.f_code.co_filename
         if name.startswith(compiler):
             found = None
-        elif found is None and not name.startswith(torchs) and not _has_no_file(name):
+        elif found is None and not name.startswith(torchs) and _has_file(name):
             found = name, frame.f_lineno, frame.f_code.co_name
         if frame.f_back is None:
             break
@@ -253,8 +240,8 @@ def users_line() -> tuple[str, int, str] | None:
     return found
 
 
-def _has_no_file(name: str) -> bool:
-    return name.startswith("<") and name not in ("<stdin>", "<string>")
+def _has_file(name: str) -> bool:
+    return not name.startswith("<") or name in ("<stdin>", "<string>")
 
 
 @functools.cache
@@ -281,84 +268,114 @@ def line_of(gm: GraphModule, reason: BypassReason) -> str:
     return ""
 
 
-class TraceEvents:
-    """Shows lookups, saves and transfers in torch's traces until :meth:`close`.
+# -- why an entry under the right key did not fit
 
-    Errors while writing a trace never reach the program.
+# How torch names the sizes that are inputs, in the guards of its entries, by number.
+_NUMBERED = re.compile(r"L\['t(\d+)'\]")
+# A variable of the function that is compiled.
+_LOCAL = re.compile(r"L\['(\w+)'\]")
 
-    Args:
-        subscribe: registers a listener for each step of a transfer; returns what unregisters it.
-    """
 
-    def __init__(self, subscribe: Callable[[Listener], Callable[[], None]]) -> None:
-        self._subscribe = subscribe
-        self._begin()
-        call_in_child(self._begin)
-        atexit.register(self.catch_up)
+def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
+    """Return which of torch's guards on sizes, joined by ``and``, do not hold for ``inputs``."""
+    sizes = internals.sizes_among(inputs)
+    names = [
+        _as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
+    ]
+    values = [internals.value_of_size(size) for size in sizes]
+    tree = ast.parse(expression.strip(), mode="eval").body
+    guards = (
+        tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+    )
+    failures = []
+    for guard in map(ast.unparse, guards):
+        if not internals.holds_of_sizes(guard, sizes, values):
+            numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
+            text = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
+            failures.append(_failure(text, {names[number]: values[number] for number in numbers}))
+    return failures
 
-    def _begin(self) -> None:
-        """Begin to note transfers, in this process."""
-        self._mutex = threading.Lock()
-        self._ended: deque[Event] = deque(maxlen=_MAX_TRANSFERS)
-        self._lanes = Lanes()
-        self._named = 0
-        self._forget = self._subscribe(Transfers(self._ended.append).note)
 
-    @contextlib.contextmanager
-    def shown(self, name: str) -> Iterator[dict[str, object]]:
-        """Show the block as an event ``name``, with what is put into the mapping.
+def failing_conditions(
+    conditions: Conditions, inputs: Sequence[object], sources: Sequence[object]
+) -> list[str]:
+    """Return which conditions of an entry do not hold for ``inputs``, from these sources."""
+    return [
+        *_failing_places(conditions["places"], inputs, sources),
+        *_failing_sizes(conditions["sizes"]),
+        *_failing_overlaps(conditions["guards"], inputs, sources),
+    ]
 
-        Transfers that ended meanwhile, and before, are shown too.
-        """
-        about: dict[str, object] = {}
-        end = None
-        with contextlib.suppress(Exception):
-            end = internals.begin_event(name, time.time_ns())
-        try:
-            yield about
-        finally:
-            if end is not None:
-                with contextlib.suppress(Exception):
-                    end(time.time_ns(), about)
-            self.catch_up()
 
-    def catch_up(self) -> None:
-        """Write the transfers that have ended by now, if torch writes a trace."""
-        if not self._ended:
-            return
-        with contextlib.suppress(Exception), self._mutex:
-            ended = [self._ended.popleft() for _ in range(len(self._ended))]
-            if internals.writes_trace():
-                for event in sorted(ended, key=lambda each: each.time - each.elapsed_s):
-                    self._write(event)
+def _failure(guard: str, values: Mapping[str, object]) -> str:
+    here = ", ".join(f"{name} is {value}" for name, value in values.items())
+    return f"guard `{guard}` does not hold{f': {here}' if here else ''}"
 
-    def _write(self, event: Event) -> None:
-        began = event.time - event.elapsed_s
-        lane = self._lanes.take(began, event.time)
-        if lane >= self._named:
-            self._named = lane + 1
-            internals.trace_event(
-                {"ph": "M", "name": "thread_name", "args": {"name": "s3cache transfers"}},
-                lane=_FIRST_LANE + lane,
-            )
-        internals.trace_event(
-            {
-                "ph": "X",
-                "name": f"s3cache.{event.event}",
-                "ts": began * _MICROSECONDS,
-                "dur": event.elapsed_s * _MICROSECONDS,
-                "args": {
-                    "key": entries.key_of(event.name),
-                    "name": event.name,
-                    "bytes": event.size,
-                    "ended": event.ended,
-                },
-            },
-            lane=_FIRST_LANE + lane,
-        )
 
-    def close(self) -> None:
-        """Write what has ended, and note no more."""
-        self._forget()
-        self.catch_up()
-        atexit.unregister(self.catch_up)
+def _as_written(source: str) -> str:
+    """Return ``L['x'].size()[0]`` as the compiled function would have it: ``x.size()[0]``."""
+    return _LOCAL.sub(r"\1", source)
+
+
+def _input_name(number: int, sources: Sequence[object]) -> str:
+    name = internals.name_of_source(sources[number]) if number < len(sources) else None
+    return f"input {number}" + (f" ({_as_written(name)})" if name else "")
+
+
+def _failing_places(
+    expected: str | None, inputs: Sequence[object], sources: Sequence[object]
+) -> Iterator[str]:
+    """Compare ``2@8/48``: where input 2 begins, in elements, and its storage's size in bytes."""
+    if expected is None:
+        return
+    texts = expected, storage_offsets(inputs)
+    before, now = (dict(each.split("@") for each in text.split()) for text in texts)
+    for name in dict.fromkeys([*before, *now]):
+        if before.get(name) != now.get(name):
+            number = name.partition(".")[0]
+            called = _input_name(int(number), sources) if number.isdigit() else f"input {name}"
+            there, here = _begins(before.get(name)), _begins(now.get(name))
+            yield f"{called} begins {there} in the entry, {here} here"
+
+
+def _begins(place: str | None) -> str:
+    if place is None:
+        return "in no storage"
+    start, _, size = place.partition("/")
+    return f"at element {start} of a storage of {size} bytes"
+
+
+def _failing_sizes(sizes: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    context = internals.current_tracing_context.get()()
+    for expression, named in sizes:
+        text = re.sub(r"\w+", lambda match: _as_written(named.get(match[0], match[0])), expression)  # noqa: B023
+        if context is None or not internals.are_named(context, named):
+            yield f"guard `{text}` is on sizes that are others here, or not dynamic"
+        elif not internals.size_guard_holds(context, expression, named):
+            values = {
+                _as_written(source): internals.value_of_symbol(context, symbol)
+                for symbol, source in named.items()
+            }
+            yield _failure(text, values)
+
+
+def _failing_overlaps(
+    guards: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+    inputs: Sequence[object],
+    sources: Sequence[object],
+) -> Iterator[str]:
+    context = internals.current_tracing_context.get()()
+    for kind, some, others in guards:
+        if context is not None and internals.guard_holds(
+            context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
+        ):
+            continue
+        one, other = (", ".join(_input_name(i, sources) for i in of) for of in (some, others))
+        if kind == "DuplicateInputs":
+            yield f"{one} and {other} are one tensor in the entry, and two here"
+        elif one and other:
+            yield f"{one} overlap in the entry, and not with {other}; here it is otherwise"
+        elif one:
+            yield f"{one} overlap in memory in the entry; here they do not"
+        else:
+            yield f"{other} do not overlap in memory in the entry; here they do"

@@ -55,29 +55,6 @@ class _Checkpointed:
         return Checkpointed()
 
 
-def _attending() -> Any:
-    """A network whose graphs return pieces of one storage to each other and to their backwards."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    class Attending(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = (
-                torch.nn.Linear(WIDTH, 3 * WIDTH),
-                torch.nn.Linear(WIDTH, WIDTH),
-            )
-
-        def forward(self, x: Any) -> Any:
-            heads = (piece.unflatten(-1, (2, -1)) for piece in self.inner(x).split(WIDTH, -1))
-            query, key, value = (piece.transpose(0, 1) for piece in heads)
-            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
-            return x + self.outer(mixed.transpose(0, 1).flatten(1))
-
-    torch.manual_seed(0)
-    return torch.nn.Sequential(Attending(), Attending())
-
-
 # What each way of training is, beside the plain one.
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -86,7 +63,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "unused parameters": {"ddp": {"find_unused_parameters": True}},
     "checkpointing": {"make": _Checkpointed.make},
     "compiled inside": {"inside": True},
-    "pieces of storages, of sizes that change": {"make": _attending, "sizes": (3, 5, 7)},
 }
 
 
@@ -109,11 +85,7 @@ def _train(way: dict[str, Any]) -> list[Any]:
         seen.append(loss.item())
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    return [*seen, [_numbers(parameter.grad) for parameter in run.parameters()]]
-
-
-def _numbers(tensor: Any) -> Any:
-    return tensor.tolist()
+    return [*seen, [each.grad.tolist() for each in run.parameters() if each.grad is not None]]
 
 
 def _small_buckets() -> None:

@@ -107,6 +107,11 @@ def train(url: str) -> dict[str, Any]:
         }
 
 
+def at_both_levels(url: str, names: list[str]) -> dict[str, Any]:
+    """Train, and compile what only the second level serves."""
+    return {"trained": train(url), "ways": each_way(url, names)}
+
+
 def die_after_a_forward(url: str) -> None:
     """Compile a forward, and be killed before anything can be uploaded at leisure."""
     s3cache.enable(url)
@@ -258,31 +263,12 @@ class Counter:
         return self.function(*args, **kwargs)
 
 
-def timed(function: Any) -> Any:
-    """The same of how long it took."""
-    import time
-
-    took = 0.0
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        nonlocal took
-        began = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            took += time.perf_counter() - began
-
-    return wrapper
-
-
-def observed(url: str, kind: str) -> dict[str, Any]:
+def observed(url: str) -> dict[str, Any]:
     """Two graphs, in a program that watches what traces them, on two machines."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     lowered, found = lowerings(), []
-    FakeTensorMode.dispatch = (  # type: ignore[method-assign]
-        Counter if kind == "Counter" else timed
-    )(FakeTensorMode.dispatch)
+    FakeTensorMode.dispatch = Counter(FakeTensorMode.dispatch)  # type: ignore[method-assign]
     for name in ("writer", "reader"):
         lowered.clear()
         with machine_here(url, name) as cache:

@@ -244,57 +244,39 @@ def _moved(url: str) -> dict[str, Any]:
     return found
 
 
-def hot_save(url: str, path: str) -> dict[str, Any]:
-    """Two graphs, of which the first was shared by somebody else, as torch's artifacts."""
+def artifacts(url: str) -> list[dict[str, Any]]:
+    """Two graphs, of which the first is shared by another machine, as torch's artifacts.
+
+    They are loaded where nobody has shared anything.
+    """
     import torch
 
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, "first") as cache:
+        assert compiled(8)
+        cache.flush()
+    with machine_here(url, "second") as cache:
         assert compiled(8)
         assert compiled(9)
         saved = torch.compiler.save_cache_artifacts()
         assert saved is not None
-        with open(path, "wb") as file:
-            file.write(saved[0])
-        return {**account(cache), "artifacts": len(saved[1].aot_autograd_artifacts)}
-
-
-def hot_load(url: str, path: str) -> dict[str, Any]:
-    """Load them; nobody has shared anything."""
-    import torch
-
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
-        with open(path, "rb") as file:
-            loaded = torch.compiler.load_cache_artifacts(file.read())
+        told = {**account(cache), "artifacts": len(saved[1].aot_autograd_artifacts)}
+    with machine_here("memory://empty", "third") as cache:
+        loaded = torch.compiler.load_cache_artifacts(saved[0])
         assert loaded is not None
         assert compiled(8)
         assert compiled(9)
-        return {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}
+        return [told, {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}]
 
 
-def tagged(url: str) -> dict[str, Any]:
-    """One graph, with whatever ``TORCH_COMPILE_CACHE_KEY_TAG`` is in the environment."""
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
-        assert compiled(8)
-        return account(cache)
-
-
-def guarded(url: str, sizes: list[int]) -> list[dict[str, int]]:
+def guarded(url: str, name: str, sizes: list[int]) -> list[dict[str, int]]:
     """One dynamic graph under guards that differ, for each size; counts of each compile."""
     import torch
-
-    import s3cache
 
     def function(x: Any, y: Any) -> Any:
         # Two branches with one graph: only the guard tells them apart.
         return x @ y if x.shape[0] % 2 else x @ y  # noqa: RUF034
 
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, name) as cache:
         counted = Counted(cache)
         for number, size in enumerate(sizes):
             torch._dynamo.reset()
@@ -305,3 +287,8 @@ def guarded(url: str, sizes: list[int]) -> list[dict[str, int]]:
             counted.step(str(number))
         cache.flush()
     return list(counted.steps.values())
+
+
+def guarded_on_two(url: str) -> list[list[dict[str, int]]]:
+    """That on two machines."""
+    return [guarded(url, "first", [20, 5, 30, 7]), guarded(url, "second", [9, 24])]

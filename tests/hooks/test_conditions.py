@@ -11,16 +11,16 @@ import pytest
 from s3cache.artifact import variant_of
 from s3cache.errors import CorruptError
 from s3cache.hooks._conditions import (
+    FX_INFO,
     Compile,
     NotSharableError,
     add_guards,
-    attach_fx_info,
     conditions_hold,
     conditions_of,
     described,
     note_conditions,
 )
-from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
+from s3cache.torch_api.protocols import AOTConfig, AOTResult
 from tests.hooks.conditions import NOTHING
 
 
@@ -37,7 +37,7 @@ class Compiling:
 
     def begin(self) -> None:
         config = cast("AOTConfig", SimpleNamespace(aot_autograd_arg_pos_to_source=self.sources))
-        self.begun = Compile.begun(self.context, "key", config, self.inputs, of_threads=True)
+        self.begun = Compile(self.context, "key", config, self.inputs, of_threads=True)
 
     def noted(self) -> Any:
         return note_conditions(self.entry, self.begun)
@@ -75,9 +75,8 @@ def compiling() -> Any:
 def _note(
     graph: object, *, sees_places: bool = False, late: bool = False, lowered: str | None = None
 ) -> None:
-    attach_fx_info(
-        cast("CompiledGraph", graph), {"sees_places": sees_places, "late": late, "lowered": lowered}
-    )
+    noted = {"sees_places": sees_places, "late": late, "lowered": lowered}
+    setattr(graph, FX_INFO, noted)
 
 
 def _overlap(compiling: Compiling, some: list[int], others: list[int]) -> Any:

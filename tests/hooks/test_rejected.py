@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.hooks._misfits import failing_conditions, failing_guards
+from s3cache.hooks._recorder import failing_conditions, failing_guards
 from tests.hooks.conditions import NOTHING
 from tests.support.marks import slow
 

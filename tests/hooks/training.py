@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import http.server
 import os
 import resource
@@ -68,13 +67,6 @@ def _listening(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 
 def _at(port: int) -> dict[str, Any]:
     return {"url": "s3://bucket/x", "endpoint_url": f"http://127.0.0.1:{port}", **KEYS}
-
-
-@contextlib.contextmanager
-def _refuses(_: str) -> Iterator[dict[str, Any]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    yield _at(port)
 
 
 @contextlib.contextmanager
@@ -170,18 +162,6 @@ def _no_room(remote: str) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _no_directory(remote: str) -> Iterator[dict[str, Any]]:
-    """Its place is taken by a file while it is in use."""
-    place = Path(f"{remote}-place")
-    yield {"url": f"file://{remote}", "local_dir": str(place), "before": lambda: _taken(place)}
-
-
-def _taken(place: Path) -> None:
-    shutil.rmtree(place)
-    place.write_bytes(b"")
-
-
-@contextlib.contextmanager
 def _no_memory(remote: str) -> Iterator[dict[str, Any]]:
     """Enough to compile in, but not for the entry, which has grown to 600 MiB."""
     copy = Path(f"{remote}-grown")
@@ -206,24 +186,6 @@ def _no_memory(remote: str) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _no_descriptors(_: str) -> Iterator[dict[str, Any]]:
-    """None for a connection."""
-
-    def make(self: socket.socket, *_: object, **__: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    class Socket(socket.socket):
-        __init__ = make
-
-    with _listening(lambda _: None) as port:
-        before, socket.socket = socket.socket, Socket  # type: ignore[misc]
-        try:
-            yield _at(port)
-        finally:
-            socket.socket = before  # type: ignore[misc]
-
-
-@contextlib.contextmanager
 def _no_threads(remote: str) -> Iterator[dict[str, Any]]:
     """As where the number of processes is limited."""
 
@@ -239,18 +201,13 @@ def _no_threads(remote: str) -> Iterator[dict[str, Any]]:
 
 
 FAULTS: dict[str, Fault] = {
-    "nobody listens": _refuses,
     "the server hangs": _hangs,
-    "the server fails": _answering(500, _says("InternalError")),
     "the server refuses": _answering(403, _says("AccessDenied")),
-    "the server leads elsewhere": _answering(301, b"", Location="http://127.0.0.1:9/x"),
     "a portal answers": _answering(200, b"<html>Please log in</html>", Content_Type="text/html"),
     "a bit of an entry is another": _entries(_flipped),
     "an entry lacks its kernels": _entries(_without_kernels),
     "the disk is full": _no_room,
-    "the directory is gone": _no_directory,
     "there is no memory for the entry": _no_memory,
-    "no connection can be opened": _no_descriptors,
     "no thread can start": _no_threads,
 }
 
