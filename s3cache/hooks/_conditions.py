@@ -9,30 +9,40 @@ into ours, into torch's directory, into the artifacts of ``torch.compiler.save_c
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS
 from s3cache.errors import CorruptError
-from s3cache.graph import Code, storage_offsets
+from s3cache.graph import Code, settings_digest, storage_offsets
 from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
-    from s3cache.hooks._state import Patches
+    from torch.fx import Graph, GraphModule, Tracer
+    from torch.fx.node import Argument, Target
+    from torch.nn import Module
+
+    from s3cache.hooks._state import CompileState
     from s3cache.torch_api.protocols import (
         AOTConfig,
         AOTResult,
+        BackwardModule,
         Function,
+        RuntimeMetadata,
         TracingContext,
     )
 
+logger = logger_of("lookups")
+
 #: The attribute of a compiled graph that has what was noted of it, an :class:`FxInfo`.
 FX_INFO = "s3cache_fx_info"
-_MIN_OR_MAX = re.compile(r"\b(min|max)\(")
+_SYMBOL = re.compile(r"\w+")
+_LOCAL = re.compile(r"L\['(\w+)'\]")  # a variable of the function that is compiled
 
 
 class Conditions(TypedDict):
@@ -191,27 +201,54 @@ def described(conditions: Conditions) -> str | None:
     return json.dumps(relied) if any(relied.values()) else None
 
 
-def conditions_hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
-    """Return whether the code may be called with ``inputs``, for which a graph is looked up."""
-    expected = conditions["places"]
-    if expected is not None and expected != storage_offsets(inputs):
-        return False
-    if not conditions["guards"] and not conditions["sizes"]:
-        return True
+def misfits(
+    conditions: Conditions, inputs: Sequence[object], sources: Sequence[object]
+) -> Iterator[str]:
+    """Yield why the code may not be called with ``inputs``, for which a graph is looked up."""
     context = internals.current_tracing_context.get()()
-    return (
-        context is not None
-        and all(
-            internals.size_guard_holds(context, expression, named)
-            for expression, named in conditions["sizes"]
-        )
-        and all(
-            internals.guard_holds(
-                context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
-            )
-            for kind, some, others in conditions["guards"]
-        )
-    )
+    places = conditions["places"]
+    if places is not None and places != (here := storage_offsets(inputs)):
+        # As 2@8/48: the input, its first element, the bytes of the storage.
+        yield f"inputs begin in storages at {places} in the entry, at {here} here"
+    for expression, named in conditions["sizes"]:
+        text = _SYMBOL.sub(lambda match: as_written(named.get(match[0], match[0])), expression)  # noqa: B023
+        if context is None or not internals.are_named(context, named):
+            yield f"guard `{text}` is on sizes that are others here, or not dynamic"
+        elif not internals.size_guard_holds(context, expression, named):
+            values = {
+                as_written(source): internals.value_of_symbol(context, symbol)
+                for symbol, source in named.items()
+            }
+            yield failure(text, values)
+    for kind, some, others in conditions["guards"]:
+        if context is not None and internals.guard_holds(
+            context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
+        ):
+            continue
+        one, other = (", ".join(_input_name(i, sources) for i in of) for of in (some, others))
+        if kind == "DuplicateInputs":
+            yield f"{one} and {other} are one tensor in the entry, and two here"
+        elif one:
+            apart = f", and not with {other}" if other else ""
+            yield f"{one} overlap in memory in the entry{apart}; here it is otherwise"
+        else:
+            yield f"{other} do not overlap in memory in the entry; here they do"
+
+
+def failure(guard: str, values: Mapping[str, object]) -> str:
+    """Say that a guard does not hold for these values, by their names."""
+    here = ", ".join(f"{name} is {value}" for name, value in values.items())
+    return f"guard `{guard}` does not hold{f': {here}' if here else ''}"
+
+
+def as_written(source: str) -> str:
+    """Return ``L['x'].size()[0]`` as the compiled function would have it: ``x.size()[0]``."""
+    return _LOCAL.sub(r"\1", source)
+
+
+def _input_name(number: int, sources: Sequence[object]) -> str:
+    name = internals.name_of_source(sources[number]) if number < len(sources) else None
+    return f"input {number}" + (f" ({as_written(name)})" if name else "")
 
 
 def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
@@ -227,52 +264,184 @@ def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
             for kind, some, others in conditions["guards"]
         ]
         for expression, _ in conditions["sizes"]:
-            internals.guard_on_sizes(context, rewrite_min_max(expression))
+            internals.guard_on_sizes(context, expression)
     except (IndexError, TypeError, NameError, ValueError, AssertionError) as exc:
         raise CorruptError("entry", f"has guards that fit no input ({exc})") from exc
     context.guards_context.aotautograd_guards.extend(guards)
 
 
-# -- guards on sizes
+# -- backwards: those that are lowered late, and those that compiled autograd asks for
+#
+# torch lowers most backwards when they are first called, under the settings of that moment: a
+# program whose settings are strict at ``.backward()`` gets a strict backward, whatever they were at
+# the forward. A key is made at the forward. So an entry says what its backward was lowered under. A
+# hit compares that at the first call of its own backward. If it differs, the backward is lowered
+# here and now, from the graph that torch keeps in the entry.
 
 
-def install_guard_expressions(patches: Patches) -> None:
-    """Have the guards of an entry evaluated without branches, so that a hit adds none.
+def deserialize_backward(original: Function[object], module: BackwardModule) -> object:
+    """Make the graph of a backward from its text by a tracer that sees every operator.
 
-    torch writes a guard such as ``Max(8, s0) <= s1`` as ``max(8, s0) <= s1`` and has Python
-    evaluate it for the sizes of a hit. Python's own ``max`` takes a branch: ``s0 > 8`` is guarded
-    too, and calls that the compiled code is right for are compiled again, as they are after hits of
-    torch's own. torch has functions for both that take no branch.
+    Compiled autograd asks a hit for that graph. torch traces the text by plain tracing, which sees
+    an operator only by a proxy among its arguments, right there: of ``expand(x, [6, s0])`` it makes
+    an error, and it runs what has no arguments of the graph, so that a backward which draws random
+    numbers would have the same ones in every step.
     """
-
-    def evaluate(
-        original: Function[bool], shapes: object, code: str, args: Sequence[object]
-    ) -> bool:
-        return original(shapes, rewrite_min_max(code), args)
-
-    patches.wrap(internals.evaluate_guards_expression, evaluate)
+    if module.args[0].get("_tracer_cls") is not None:
+        return original(module)  # not AOTAutograd's: its own tracer knows how
+    return _traced(module)
 
 
-def rewrite_min_max(expression: str) -> str:
-    """Return the same condition on sizes, with torch's functions in place of ``min`` and ``max``.
+def attach_backward(
+    entry: AOTResult,
+    conditions: Conditions,
+    state: CompileState,
+    registered_version: Callable[[object], str | None],
+) -> None:
+    """Have the callable that ``entry`` is about to become compare at its first backward."""
+    compiled = entry.compiled_bw
+    if compiled is None or conditions["lowered"] is None:
+        return
+    deferred = _DeferredBackward(entry, conditions, state, registered_version)
+    load = compiled.post_compile
 
-    What cannot be parsed is returned as it is: evaluating it raises.
-    """
-    if _MIN_OR_MAX.search(expression) is None:
-        return expression
-    try:
-        return ast.unparse(_MinMaxRewriter().visit(ast.parse(expression.strip(), mode="eval")))
-    except SyntaxError:
-        return expression
+    def post_compile(*args: object, **kwargs: object) -> Function[object]:
+        return deferred.over(load(*args, **kwargs))
+
+    compiled.post_compile = post_compile
 
 
-class _MinMaxRewriter(ast.NodeTransformer):
-    """Turn ``max(a, b, c)`` into ``torch.sym_max(torch.sym_max(a, b), c)``."""
+class _DeferredBackward:
+    """The backward of one hit, until its first call."""
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name not in ("min", "max") or node.keywords or len(node.args) < 2:
-            return node
-        function = ast.parse(f"torch.sym_{name}", mode="eval").body
-        return functools.reduce(lambda one, other: ast.Call(function, [one, other], []), node.args)
+    def __init__(
+        self,
+        entry: AOTResult,
+        conditions: Conditions,
+        state: CompileState,
+        registered_version: Callable[[object], str | None],
+    ) -> None:
+        self._registered_version = registered_version
+        self._module = entry.serialized_bw_module
+        self._metadata = entry.runtime_metadata
+        self._conditions = conditions
+        self._options = dict(state.options)  # of the forward's compile
+        self._compiler = state.backward_compiler
+        # Memory of inputs that the code reuses, which torch refuses to do where a graph is kept
+        # for another backward: it asks before the first call.
+        self._donated = self._metadata.bw_donated_idxs
+        if self._donated:
+            self._metadata.bw_donated_idxs = []
+
+    def over(self, lowered: Function[object]) -> Function[object]:
+        """Return a function that calls ``lowered``, or what is lowered in its place."""
+        chosen: Function[object] | None = None
+
+        def backward(args: list[object]) -> object:
+            nonlocal chosen
+            if chosen is None:
+                chosen = self._chosen(lowered, args)
+            return chosen(args)
+
+        return internals.disable_dynamo.get()(
+            internals.boxed(backward), reason="do not trace generated backwards pass"
+        )
+
+    def _chosen(self, lowered: Function[object], args: Sequence[object]) -> Function[object]:
+        kept = bool(self._donated) and internals.keeps_graph.get()()
+        if not kept:
+            self._metadata.bw_donated_idxs = self._donated
+        try:
+            if not kept and self._settings() == self._conditions["lowered"]:
+                return lowered
+            logger.info("a backward of a hit is lowered again, under the settings of now")
+            return self._lowered_now(args)
+        except Exception:  # the user's program goes on
+            logger.warning(
+                "a backward of a hit cannot be lowered again; it runs uncompiled",
+                exc_info=True,
+            )
+            return internals.interpreted(_as_serialized(self._module))
+
+    def _settings(self) -> str | None:
+        """Return a digest of the settings that torch would lower it under now."""
+        inductor = internals.inductor_config.get()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(inductor.patch(**self._options))
+            if inductor.cpp_wrapper:
+                stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
+            return settings_digest(
+                of_threads=self._conditions["of_threads"],
+                registered_version=self._registered_version,
+            )
+
+    def _lowered_now(self, args: Sequence[object]) -> Function[object]:
+        assert self._compiler is not None
+        with _new_trace(self._metadata) as fake:
+            inputs = [fake(value) for value in args]
+            return self._compiler(_as_serialized(self._module), inputs)
+
+
+def _as_serialized(module: BackwardModule) -> GraphModule:
+    found = _traced(module)
+    found.graph._tracer_cls = cast("type | None", module.args[0].get("_tracer_cls"))
+    return found
+
+
+def _traced(module: BackwardModule) -> GraphModule:
+    body, *rest = module.args
+    # In a copy: the program may ask for it more than once.
+    return module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
+
+
+@functools.cache
+def _every_operator() -> type[Tracer]:
+    from torch.fx import Tracer
+    from torch.overrides import TorchFunctionMode
+
+    class Recording(TorchFunctionMode):
+        def __init__(self, tracer: Tracer) -> None:
+            super().__init__()
+            self._tracer = tracer
+
+        def __torch_function__(
+            self,
+            func: object,
+            types: object,
+            args: tuple[Argument, ...] = (),
+            kwargs: Mapping[str, Argument] | None = None,
+        ) -> object:
+            if isinstance(func, internals.operator.get()):
+                return self._tracer.create_proxy(
+                    "call_function", cast("Target", func), args, {**(kwargs or {})}
+                )
+            return cast("Function[object]", func)(*args, **(kwargs or {}))
+
+    class EveryOperator(Tracer):
+        def trace(
+            self,
+            root: Module | Function[object],
+            concrete_args: dict[str, object] | None = None,
+        ) -> Graph:
+            with Recording(self):
+                return super().trace(root, concrete_args)
+
+    return EveryOperator
+
+
+@contextlib.contextmanager
+def _new_trace(metadata: RuntimeMetadata) -> Iterator[Function[object]]:
+    """Set up a compile; yield a function that makes fakes of real values. Sizes are numbers."""
+    import torch
+
+    mode = internals.fake_mode.get()(shape_env=internals.shape_env.get()())
+    context = internals.tracing_context.get()(mode)
+    context.fw_metadata = metadata
+
+    def fake(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return mode.from_tensor(value, static_shapes=True)
+
+    with internals.tracing.get()(context):
+        yield fake

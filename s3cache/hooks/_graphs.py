@@ -26,18 +26,18 @@ from s3cache.artifact import Artifact, describe, packed, variant_of
 from s3cache.cache import Saved
 from s3cache.errors import CorruptError
 from s3cache.graph import FIRST_CALL, BypassReason, Code
-from s3cache.hooks._backwards import attach_backward
 from s3cache.hooks._conditions import (
     NotSharableError,
     add_guards,
-    conditions_hold,
+    attach_backward,
     conditions_of,
     described,
+    misfits,
     note_conditions,
 )
 from s3cache.hooks._keys import FxKeying, is_made_for_threads
 from s3cache.hooks._level import Level, Lookup, Save, Shared, saves
-from s3cache.hooks._recorder import bypasses, failing_conditions
+from s3cache.hooks._recorder import bypasses
 from s3cache.hooks._state import around
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
@@ -76,9 +76,10 @@ class AOTGraphs(Level["AOTResult"]):
             if lookup.hit is not None:  # an entry of ours
                 raise CorruptError("entry", "does not say what its code relies on")
             return None
-        if conditions_hold(conditions, lookup.inputs):
+        about = conditions, lookup.inputs, lookup.sources
+        if next(misfits(*about), None) is None:
             return None
-        return partial(failing_conditions, conditions, lookup.inputs, lookup.sources)
+        return lambda: list(misfits(*about))
 
     # -- lookups
 

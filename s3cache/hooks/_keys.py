@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -99,8 +98,7 @@ class KeyHook:
         self._registry = registry
         self.version_of = registry.version_of
         self._calls = calls
-        self._keys: OrderedDict[str, Key] = OrderedDict()
-        self._with_details: OrderedDict[str, None] = OrderedDict()
+        self._keys: dict[str, Key] = {}  # the latest last
         self._directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
 
     def install_fx(self, patches: Patches) -> None:
@@ -252,14 +250,14 @@ class KeyHook:
             raise internals.bypass_error.get()("; ".join(map(str, reasons)))
 
     def _remember(self, name: str, key: Key) -> None:
+        self._keys.pop(name, None)
         self._keys[name] = key
-        self._with_details[name] = None
-        while len(self._with_details) > _MAX_WITH_DETAILS:
-            old, _ = self._with_details.popitem(last=False)
-            if old in self._keys:
-                self._keys[old] = self._keys[old].without_parts()
-        while len(self._keys) > _MAX_KEYS:
-            self._keys.popitem(last=False)
+        names = [*self._keys]
+        if len(names) > _MAX_WITH_DETAILS:
+            old = names[-1 - _MAX_WITH_DETAILS]
+            self._keys[old] = self._keys[old].without_parts()
+        if len(names) > _MAX_KEYS:
+            del self._keys[names[0]]
 
 
 def is_made_for_threads(key: Key) -> bool:
@@ -282,11 +280,8 @@ def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
 def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], None]:
     """Record kernels, and note what torch has by itself, from the end of ``import torch`` or now.
 
-    Args:
-        failed: called with what keeps it from that: keys cannot be trusted then.
-
-    Returns:
-        A function that puts torch back as it was, and forgets them.
+    ``failed`` is called with what keeps it from that: keys cannot be trusted then. Returns a
+    function that puts torch back as it was, and forgets them.
     """
     patches = Patches()
     early = internals.TORCH not in sys.modules

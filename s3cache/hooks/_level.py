@@ -114,6 +114,7 @@ class Shared(NamedTuple):
     uses_torchs_remote: Internal[Function[bool]]  # as torch's own options have it
 
 
+@dataclass(eq=False)
 class Level(ABC, Generic[_Result]):
     """Puts a cache before torch's own directory of entries; each hook names what it replaces."""
 
@@ -121,22 +122,13 @@ class Level(ABC, Generic[_Result]):
     label: ClassVar[str] = ""
     shared: ClassVar[Shared]
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: CompileState,
-        keys: KeyHook,
-        kernels: Kernels,
-        compiles: PendingCompiles,
-        recorder: Recorder,
-    ) -> None:
-        self._engine = engine
-        self._state = state
-        self._keys = keys
-        self._kernels = kernels
-        self._compiles = compiles
-        self._recorder = recorder
-        self._warned: set[str] = set()
+    _engine: Engine
+    _state: CompileState
+    _keys: KeyHook
+    _kernels: Kernels
+    _compiles: PendingCompiles
+    _recorder: Recorder
+    _warned: set[str] = field(default_factory=set, init=False)
 
     # -- what differs from level to level
 

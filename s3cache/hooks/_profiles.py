@@ -1,13 +1,9 @@
 """Share Dynamo's automatic dynamic shapes: what one machine learned, the next one starts with.
 
-Dynamo takes each size for a constant until it sees another one, and compiles again then. The next
-machine starts over: a first batch of another size than any before misses the graph of constants,
-which takes a whole compile, before it would hit the one for every size.
-
-So what turned out to change is shared as one entry for a program, under a key made of the code that
-it compiled first. It is fetched when that code is compiled, and says for each piece of code which
-sizes of which inputs change. It decides nothing but what Dynamo traces as a symbol; guards and keys
-are what they would be if Dynamo had found out by itself.
+Dynamo takes each size for a constant until it sees another one, and compiles again then. So a first
+batch of another size than any before would miss on the next machine. What turned out to change is
+shared as one entry for a program, under a key made of the code that it compiled first. It only
+decides what Dynamo traces as a symbol; guards and keys are as if Dynamo had found out by itself.
 
 A program can need its sizes to be constants: ``math.gcd(x.shape[0], 4)`` does not compile with
 ``fullgraph=True`` where the size is a symbol. So profiles are off unless a user turns them on, and

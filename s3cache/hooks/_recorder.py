@@ -11,11 +11,12 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine, Hit, Miss
-from s3cache.graph import BypassReason, storage_offsets
+from s3cache.graph import BypassReason
+from s3cache.hooks._conditions import as_written, failure
 from s3cache.hooks._keys import KeyHook
 from s3cache.records import Event, Record
 from s3cache.stats import Level, Reason
@@ -26,13 +27,12 @@ from s3cache.util.pages import command
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from s3cache.hooks._conditions import Conditions
-
 logger, bypasses, records = logger_of("lookups"), logger_of("bypasses"), logger_of("records")
 
 _MAX_SHOWN = 10  # reasons of one graph
 _MAX_WARNED = 50  # reasons of one session
 _MAX_FRAMES = 1000
+_NO_FILE = re.compile(r"<(?!stdin>|string>)")
 # Under one key there may be any number of entries, of which these say enough.
 _MAX_REJECTED = 16
 # Between two lookups a prefetch may end any number of transfers.
@@ -97,30 +97,27 @@ class Recorder:
         else:
             ending = {"outcome": "miss", "reason": str(outcome.reason)}
             logger.debug("miss %s (%s%s)", key, ending["reason"], _LEVELS.get(level, ""))
-        if not self._engine.settings.record:
-            return ending
         if level == "aot":
             self._hint(outcome)
-        with self._recording():
-            known = self._keys.known(key)
-            self._engine.record(
-                Record(
-                    level=level,
-                    outcome=ending["outcome"],
-                    reason=ending["reason"],
-                    key=key,
-                    time=time.time(),
-                    elapsed_s=outcome.elapsed_s,
-                    saved_s=saved_s,
-                    where=users_line(),
-                    of_whole=of_whole,
-                    rejected=() if is_hit else tuple(map(_in_words, rejected[:_MAX_REJECTED])),
-                    components={
-                        name: (each.digest, each.value) for name, each in known.components.items()
-                    },
-                    parts={} if is_hit else known.parts,
-                )
+        known = self._keys.known(key)
+        self._record(
+            lambda: Record(
+                level=level,
+                outcome=ending["outcome"],
+                reason=ending["reason"],
+                key=key,
+                time=time.time(),
+                elapsed_s=outcome.elapsed_s,
+                saved_s=saved_s,
+                where=users_line(),
+                of_whole=of_whole,
+                rejected=() if is_hit else tuple(map(_in_words, rejected[:_MAX_REJECTED])),
+                components={
+                    name: (each.digest, each.value) for name, each in known.components.items()
+                },
+                parts={} if is_hit else known.parts,
             )
+        )
         return ending
 
     def saved(self, key: str, size: int, elapsed_s: float, compile_s: float) -> None:
@@ -138,23 +135,20 @@ class Recorder:
         key: str = "",
     ) -> None:
         """Record a graph that was not looked up, or not saved under the key that missed."""
-        if not self._engine.settings.record:
-            return
-        with self._recording():
-            self._engine.record(
-                Record(
-                    level=level,
-                    outcome="bypass",
-                    key=key,
-                    reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
-                    time=time.time(),
-                    where=users_line(),
-                    reasons=tuple(
-                        {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
-                        for reason in reasons
-                    ),
-                )
+        self._record(
+            lambda: Record(
+                level=level,
+                outcome="bypass",
+                key=key,
+                reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
+                time=time.time(),
+                where=users_line(),
+                reasons=tuple(
+                    {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
+                    for reason in reasons
+                ),
             )
+        )
 
     def warn(
         self,
@@ -203,14 +197,14 @@ class Recorder:
             self._has_hinted = True
             logger.info("a graph missed where others hit; `s3cache explain` says why")
 
-    @contextlib.contextmanager
-    def _recording(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as exc:  # noqa: BLE001 - no training run ends for a record
-            if not self._failed:
-                self._failed = True
-                records.warning("lookups are not recorded", exc_info=exc)
+    def _record(self, make: Callable[[], Record]) -> None:
+        if self._engine.settings.record:
+            try:
+                self._engine.record(make())
+            except Exception as exc:  # noqa: BLE001 - no training run ends for a record
+                if not self._failed:
+                    self._failed = True
+                    records.warning("lookups are not recorded", exc_info=exc)
 
 
 def _in_words(why: Callable[[], list[str]]) -> str:
@@ -232,16 +226,12 @@ def users_line() -> tuple[str, int, str] | None:
         name = frame.f_code.co_filename
         if name.startswith(compiler):
             found = None
-        elif found is None and not name.startswith(torchs) and _has_file(name):
+        elif found is None and not name.startswith(torchs) and not _NO_FILE.match(name):
             found = name, frame.f_lineno, frame.f_code.co_name
         if frame.f_back is None:
             break
         frame = frame.f_back
     return found
-
-
-def _has_file(name: str) -> bool:
-    return not name.startswith("<") or name in ("<stdin>", "<string>")
 
 
 @functools.cache
@@ -272,15 +262,13 @@ def line_of(gm: GraphModule, reason: BypassReason) -> str:
 
 # How torch names the sizes that are inputs, in the guards of its entries, by number.
 _NUMBERED = re.compile(r"L\['t(\d+)'\]")
-# A variable of the function that is compiled.
-_LOCAL = re.compile(r"L\['(\w+)'\]")
 
 
 def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
     """Return which of torch's guards on sizes, joined by ``and``, do not hold for ``inputs``."""
     sizes = internals.sizes_among(inputs)
     names = [
-        _as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
+        as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
     ]
     values = [internals.value_of_size(size) for size in sizes]
     tree = ast.parse(expression.strip(), mode="eval").body
@@ -292,90 +280,5 @@ def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
         if not internals.holds_of_sizes(guard, sizes, values):
             numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
             text = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
-            failures.append(_failure(text, {names[number]: values[number] for number in numbers}))
+            failures.append(failure(text, {names[number]: values[number] for number in numbers}))
     return failures
-
-
-def failing_conditions(
-    conditions: Conditions, inputs: Sequence[object], sources: Sequence[object]
-) -> list[str]:
-    """Return which conditions of an entry do not hold for ``inputs``, from these sources."""
-    return [
-        *_failing_places(conditions["places"], inputs, sources),
-        *_failing_sizes(conditions["sizes"]),
-        *_failing_overlaps(conditions["guards"], inputs, sources),
-    ]
-
-
-def _failure(guard: str, values: Mapping[str, object]) -> str:
-    here = ", ".join(f"{name} is {value}" for name, value in values.items())
-    return f"guard `{guard}` does not hold{f': {here}' if here else ''}"
-
-
-def _as_written(source: str) -> str:
-    """Return ``L['x'].size()[0]`` as the compiled function would have it: ``x.size()[0]``."""
-    return _LOCAL.sub(r"\1", source)
-
-
-def _input_name(number: int, sources: Sequence[object]) -> str:
-    name = internals.name_of_source(sources[number]) if number < len(sources) else None
-    return f"input {number}" + (f" ({_as_written(name)})" if name else "")
-
-
-def _failing_places(
-    expected: str | None, inputs: Sequence[object], sources: Sequence[object]
-) -> Iterator[str]:
-    """Compare ``2@8/48``: where input 2 begins, in elements, and its storage's size in bytes."""
-    if expected is None:
-        return
-    texts = expected, storage_offsets(inputs)
-    before, now = (dict(each.split("@") for each in text.split()) for text in texts)
-    for name in dict.fromkeys([*before, *now]):
-        if before.get(name) != now.get(name):
-            number = name.partition(".")[0]
-            called = _input_name(int(number), sources) if number.isdigit() else f"input {name}"
-            there, here = _begins(before.get(name)), _begins(now.get(name))
-            yield f"{called} begins {there} in the entry, {here} here"
-
-
-def _begins(place: str | None) -> str:
-    if place is None:
-        return "in no storage"
-    start, _, size = place.partition("/")
-    return f"at element {start} of a storage of {size} bytes"
-
-
-def _failing_sizes(sizes: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
-    context = internals.current_tracing_context.get()()
-    for expression, named in sizes:
-        text = re.sub(r"\w+", lambda match: _as_written(named.get(match[0], match[0])), expression)  # noqa: B023
-        if context is None or not internals.are_named(context, named):
-            yield f"guard `{text}` is on sizes that are others here, or not dynamic"
-        elif not internals.size_guard_holds(context, expression, named):
-            values = {
-                _as_written(source): internals.value_of_symbol(context, symbol)
-                for symbol, source in named.items()
-            }
-            yield _failure(text, values)
-
-
-def _failing_overlaps(
-    guards: Sequence[tuple[str, Sequence[int], Sequence[int]]],
-    inputs: Sequence[object],
-    sources: Sequence[object],
-) -> Iterator[str]:
-    context = internals.current_tracing_context.get()()
-    for kind, some, others in guards:
-        if context is not None and internals.guard_holds(
-            context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
-        ):
-            continue
-        one, other = (", ".join(_input_name(i, sources) for i in of) for of in (some, others))
-        if kind == "DuplicateInputs":
-            yield f"{one} and {other} are one tensor in the entry, and two here"
-        elif one and other:
-            yield f"{one} overlap in the entry, and not with {other}; here it is otherwise"
-        elif one:
-            yield f"{one} overlap in memory in the entry; here they do not"
-        else:
-            yield f"{other} do not overlap in memory in the entry; here they do"

@@ -17,8 +17,7 @@ from s3cache._problems import code_of
 from s3cache.cache import Cache, Engine, announce, latest
 from s3cache.errors import S3CacheError
 from s3cache.graph import Report
-from s3cache.hooks._backwards import deserialize_backward
-from s3cache.hooks._conditions import install_guard_expressions
+from s3cache.hooks._conditions import deserialize_backward
 from s3cache.hooks._graphs import AOTGraphs, FxGraphs
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
@@ -55,11 +54,8 @@ class Session:
 
     torch's compiler is not imported here: the hooks go in when the program first needs it. Those
     that carry the cache go in together, or not at all. Any other can fail alone: one warning says
-    which feature is off.
-
-    Args:
-        supported: whether this torch is; else no hook is installed, and torch has no caches of its
-            own where only what is signed may be used. The engine then looks nothing up.
+    which feature is off. Where torch is not supported no hook is installed, and torch has no caches
+    of its own where only what is signed may be used.
     """
 
     def __init__(self, engine: Engine, *, supported: bool = True) -> None:
@@ -131,7 +127,6 @@ class Session:
         # What can fail alone.
         feature, directory = self._try, engine.settings.local_dir
         feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
-        feature(internals.GUARD_EXPRESSIONS, install_guard_expressions)
         feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
         feature(internals.TRACES, lambda _: recorder.show())
         if engine.settings.shape_profile:

@@ -91,22 +91,23 @@ class _Watch:
     def installed(self) -> Iterator[None]:
         patches = Patches()
         try:
-            patches.install(self._state)
-            patches.install(self._keys)
+            for hooks in (self._state, self._keys):
+                patches.install(hooks)
             # Asked even where torch's caches are off: that is one of the reasons to report.
             patches.wrap(internals.should_use_local_cache, lambda _: True)
-            patches.replace(internals.try_load, lambda _: self._load)
+            patches.wrap(internals.try_load, self._load)
             yield
         finally:
             patches.undo()
 
     def _load(
         self,
+        _: Function[object],
         mod: Module,
         args: Sequence[object],
         aot_config: AOTConfig,
         *others: object,
-        **_: object,
+        **__: object,
     ) -> object:
         nodes = len(internals.graph_module_of(mod).graph.nodes)
         internals.stand_in_for_metadata()

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 # Features that fail alone: what they need of torch is declared with their names.
 
-#: Evaluate guards on sizes as a compile would, without the branches of Python's ``min``.
-GUARD_EXPRESSIONS = "evaluating guards on sizes without adding guards"
 PROFILES = "sharing which sizes change (shape_profile)"
 WATCHING = "watching a program for s3cache check and warm"
 TRACES = "showing lookups in torch's traces"
@@ -86,9 +84,6 @@ def name_of_source(source: object) -> str | None:
 
 # -- sizes, and guards on them
 
-evaluate_guards_expression = Predicate(
-    f"{_SHAPES}:ShapeEnv.evaluate_guards_expression", feature=GUARD_EXPRESSIONS
-)
 unbacked_symbols = AnyFunction(f"{_SHAPES}:free_unbacked_symbols")
 _expression_printer = AnyClass(f"{_SHAPES}:SymExprPrinter")
 #: What guards on sizes call, by the names that they are printed with.

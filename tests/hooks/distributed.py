@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.sites import Machine
+
 WIDTH = 16
 
 
@@ -176,6 +178,17 @@ def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
 
 # -- two processes under torchrun: python -m tests.hooks.distributed NAME URL DIRECTORY
 # OPTIONS, which are set to true: "torch._functorch.config:name"
+
+
+def two_ranks(machine: Machine, kind: str, url: str, *options: str) -> list[dict[str, Any]]:
+    """What both say who run this module, with a time-out."""
+    told = machine.root / "told"
+    told.mkdir(parents=True, exist_ok=True)
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    job = ("tests.hooks.distributed", kind, url, str(told), *options)
+    done = machine.start("-m", *torchrun, "-m", *job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def _data_parallel() -> Callable[[Any], Any]:

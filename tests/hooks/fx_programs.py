@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 
 import s3cache
-from s3cache import frame
-from tests.hooks.graphs import encoded
+from tests.hooks.graphs import damage
 from tests.hooks.jobs import account, machine_here, watch_processes
 from tests.hooks.switches import compiled
 from tests.support.watch import lowerings
@@ -127,20 +125,6 @@ def upload_what_others_left(url: str) -> bool:
 DAMAGE = ("no kernel", "no pickle", "another type", "bad code", "bad guards")
 
 
-def _damaged(name: str, content: bytes) -> bytes:
-    if name == "no pickle":
-        return b"\x80\x04 is no pickle"
-    if name == "another type":
-        return pickle.dumps({"current_callable": None})
-    graph = pickle.loads(content)
-    if name == "bad guards":
-        graph.guards_expr = "L['nothing'"
-    else:
-        graph.cache_key = "c" + "0" * 51
-        graph.source_code = "raise RuntimeError('this is no graph')"
-    return pickle.dumps(graph)
-
-
 def damaged_and_replaced(url: str) -> list[dict[str, Any]]:
     """What a writer comes to, a reader of damaged entries, and one of what replaced those."""
     remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
@@ -162,21 +146,9 @@ def damaged_and_replaced(url: str) -> list[dict[str, Any]]:
             }
         )
         if name == "writer":
-            for path, kind in zip(paths, DAMAGE, strict=True):
-                _damage(path, kind)
+            damage(dict(zip(map(str, paths), DAMAGE, strict=True)))
             found[0]["files"] = {str(path): path.read_bytes().hex() for path in paths}
     return found
-
-
-def _damage(path: Path, kind: str) -> None:
-    """Damage an entry inside; the frame stays sound."""
-    frame_ = frame.decode(path.read_bytes())
-    sections = {each: bytes(frame_.section(each)) for each in frame_.names}
-    if kind == "no kernel":
-        del sections[next(each for each in sections if each.startswith("kernel/"))]
-    else:
-        sections["entry"] = _damaged(kind, sections["entry"])
-    path.write_bytes(encoded(frame_, sections))
 
 
 def without_room(url: str, number: int, torchs: bool) -> dict[str, Any]:

@@ -70,13 +70,13 @@ def _step(
     import torch
     import torch._inductor.config as inductor
 
-    from s3cache.hooks import _backwards
+    from s3cache.hooks import _conditions
 
     given = {"options": {"max_fusion_size": 3}} if options else {}
     compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
     x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
     broken = (
-        patch.object(_backwards, fault, side_effect=OSError("injected"))
+        patch.object(_conditions, fault, side_effect=OSError("injected"))
         if fault
         else contextlib.nullcontext()
     )

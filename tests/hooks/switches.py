@@ -126,16 +126,16 @@ def _alone_here(url: str) -> dict[str, Any]:
             functorch.patch(enable_remote_autograd_cache=False),
             inductor.patch(fx_graph_remote_cache=False),
         ):
-            tiers.step("both out", 8)  # the remote has it
-            tiers.step("both out again", 8)
-            tiers.step("both out, a half", 8, function=unknown)  # the same
+            tiers.compile("both out", 8)  # the remote has it
+            tiers.compile("both out again", 8)
+            tiers.compile("both out, a half", 8, function=unknown)  # the same
         cache.flush()
         uploaded = [cache.stats().uploaded]
         with functorch.patch(enable_remote_autograd_cache=False):
-            tiers.step("whole graphs out", 11)
+            tiers.compile("whole graphs out", 11)
         cache.flush()
         uploaded.append(cache.stats().uploaded)
-        tiers.step("neither", 12)
+        tiers.compile("neither", 12)
         cache.flush()
         uploaded.append(cache.stats().uploaded)
         with (
@@ -143,8 +143,8 @@ def _alone_here(url: str) -> dict[str, Any]:
             inductor.patch(fx_graph_remote_cache=False),
         ):
             damage(cache.settings.local_dir)
-            tiers.step("damaged", 12)
-            tiers.step("replaced", 12)
+            tiers.compile("damaged", 12)
+            tiers.compile("replaced", 12)
     return {"steps": tiers.steps, "uploaded": uploaded}
 
 
@@ -162,12 +162,12 @@ def _remote_alone(url: str) -> dict[str, Any]:
             inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=True),
         ):
             for name, options in {"": {}, ", a half": {"function": unknown}}.items():
-                tiers.step(f"there{name}", 8, **options)
-                tiers.step(f"there again{name}", 8, **options)
-                tiers.step(f"not there{name}", 13, **options)
+                tiers.compile(f"there{name}", 8, **options)
+                tiers.compile(f"there again{name}", 8, **options)
+                tiers.compile(f"not there{name}", 13, **options)
                 cache.flush()
-                tiers.step(f"uploaded{name}", 13, **options)
-        tiers.step("local too", 8)
+                tiers.compile(f"uploaded{name}", 13, **options)
+        tiers.compile("local too", 8)
     kept = os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], "fxgraph")
     return {"steps": tiers.steps, "by torch": os.path.exists(kept)}
 
@@ -177,8 +177,8 @@ def _shared(url: str) -> dict[str, Any]:
 
     with machine_here(url, "writer") as cache:
         tiers = Tiers(cache)
-        tiers.step("whole", 8)
-        tiers.step("half", 8, function=unknown)
+        tiers.compile("whole", 8)
+        tiers.compile("half", 8, function=unknown)
     return {"steps": tiers.steps}
 
 
@@ -197,13 +197,8 @@ def damage(local_dir: str) -> None:
             path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-class Tiers:
-    """Which tiers each step hits at which level, and what it saves."""
-
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
-        self.steps: dict[str, dict[str, int]] = {}
-        self._before = self._now()
+class Tiers(Counted):
+    """Which tiers each compile hits at which level, and what it saves."""
 
     def _now(self) -> dict[str, int]:
         stats = self.cache.stats()
@@ -213,12 +208,9 @@ class Tiers:
             found |= {f"{reason}{level}": n for reason, n in counts.misses.items()}
         return found
 
-    def step(self, name: str, size: int, **options: Any) -> None:
+    def compile(self, name: str, size: int, **options: Any) -> None:
         assert compiled(size, **options), name
-        now = self._now()
-        added = {each: n - self._before.get(each, 0) for each, n in now.items()}
-        self.steps[name] = {each: n for each, n in added.items() if n}
-        self._before = now
+        self.step(name)
 
 
 def _moved(url: str) -> dict[str, Any]:

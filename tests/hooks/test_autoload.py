@@ -203,38 +203,26 @@ def work(rank):
     with open(f"{os.environ['HOME']}/{rank}.json", "w") as out:
         json.dump(counters["aot_autograd"], out)
 
-def spawn():
-    mp.spawn(work, nprocs=2)
-
-def fork():
-    child = os.fork()
-    if not child:
-        work(1)
-        os._exit(0)
-    work(0)
-    assert os.waitpid(child, 0)[1] == 0
-
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    mp.spawn(work, nprocs=2)
 """
 
 
-def _start(machine: Machine, how: str, *before: str, **variables: str) -> list[dict[str, int]]:
+def _start(machine: Machine) -> list[dict[str, int]]:
     """The counts of both processes."""
     script = machine.root / "program.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(_STARTS)
-    done = machine.start(*before, str(script), how, **variables)
+    done = machine.start(str(script))
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((machine.root / "home" / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @slow
-@pytest.mark.parametrize("how", ["spawn", "fork"])
-def test_processes_that_the_program_starts_are_warm(site: Site, how: str) -> None:
-    _start(site.machine("one", S3CACHE_URL=site.url), how)
+def test_processes_that_the_program_starts_are_warm(site: Site) -> None:
+    _start(site.machine("one", S3CACHE_URL=site.url))
     assert len(site.entries()) == 1
-    for counts in _start(site.machine("two", S3CACHE_URL=site.url), how):
+    for counts in _start(site.machine("two", S3CACHE_URL=site.url)):
         assert counts == {"total": 1, "autograd_cache_hit": 1, "ok": 1}
 
 

@@ -15,9 +15,9 @@ from s3cache.hooks._conditions import (
     Compile,
     NotSharableError,
     add_guards,
-    conditions_hold,
     conditions_of,
     described,
+    misfits,
     note_conditions,
 )
 from s3cache.torch_api.protocols import AOTConfig, AOTResult
@@ -109,30 +109,13 @@ def test_guards_of_graphs_before_and_after_are_not_its_own(compiling: Compiling)
     assert compiling.noted()["guards"] == []
 
 
-@pytest.mark.parametrize(
-    ("some", "others", "holds"),
-    [([0, 1], [2], True), ([0, 1, 2], [], False), ([], [0, 2], True), ([], [0, 1], False)],
-)
-def test_an_entry_is_for_inputs_that_overlap_as_its_own_did(
-    compiling: Compiling, some: list[int], others: list[int], holds: bool
-) -> None:
-    conditions: Any = {**NOTHING, "guards": [("StorageOverlap", some, others)]}
-    assert conditions_hold(conditions, compiling.inputs) is holds
-
-
-def test_an_entry_for_one_input_twice_is_for_nothing_else(compiling: Compiling) -> None:
-    conditions: Any = {**NOTHING, "guards": [("DuplicateInputs", [0], [1])]}
-    assert not conditions_hold(conditions, compiling.inputs)
-    assert conditions_hold(conditions, [compiling.inputs[0]] * 2)
-
-
 def test_places_are_noted_if_code_depends_on_them_and_must_be_equal(compiling: Compiling) -> None:
     assert compiling.noted()["places"] is None
     _note(compiling.graphs[0], sees_places=True)
     noted: Any = compiling.noted()
     assert noted["places"] == "0@0/48 1@2/48 2@8/48"
-    assert conditions_hold(noted, compiling.inputs)
-    assert not conditions_hold(noted, compiling.inputs[::-1])
+    assert not list(misfits(noted, compiling.inputs, compiling.sources))
+    assert list(misfits(noted, compiling.inputs[::-1], compiling.sources))
     other: Any = {**noted, "places": "0@1/48"}
     assert described(noted) != described(other)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import random
 import threading
 import time
@@ -18,13 +17,14 @@ from torch._C._distributed_c10d import HashStore
 
 from s3cache.hooks._distributed import RankConsensus
 from s3cache.torch_api import internals
+from tests.hooks.distributed import two_ranks
 from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from s3cache.torch_api.protocols import SharedStore
-    from tests.support.sites import Machine, Site
+    from tests.support.sites import Site
 
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
@@ -164,16 +164,6 @@ TOGETHER = (
 )
 
 
-def _two_ranks(machine: Machine, url: str, *options: str) -> list[dict[str, Any]]:
-    told = machine.root / "told"
-    told.mkdir(parents=True, exist_ok=True)
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    job = ("tests.hooks.distributed", "tp", url, str(told), *options)
-    done = machine.start("-m", *torchrun, "-m", *job)  # it has a time-out
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
-
-
 AGREE = (
     TOGETHER[0],
     "torch._inductor.config:reorder_for_compute_comm_overlap",
@@ -206,15 +196,15 @@ def test_ranks_decide_together_under_each_option(
 @slow
 def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(site: Site) -> None:
     """torch's partitioner asks all ranks what to save for the backward: one would hang."""
-    cold = _two_ranks(site.machine("first"), site.url, *TOGETHER)
-    warm = _two_ranks(site.machine("second"), site.url, *TOGETHER)
+    cold = two_ranks(site.machine("first"), "tp", site.url, *TOGETHER)
+    warm = two_ranks(site.machine("second"), "tp", site.url, *TOGETHER)
     for rank in warm:
         assert rank["misses"] == {}
         assert sum(rank["hits"].values()) == 1
     entries = site.entries()
     assert len(entries) == 2  # one for each rank: its place in the mesh is in the key
     entries[0].unlink()
-    mixed = _two_ranks(site.machine("third"), site.url, *TOGETHER)
+    mixed = two_ranks(site.machine("third"), "tp", site.url, *TOGETHER)
     assert sorted(next(iter(rank["misses"])) for rank in mixed) == ["absent", "ranks"]
     for rank in mixed:
         assert sum(rank["hits"].values()) == 0

@@ -53,31 +53,21 @@ class Betrayal:
 # -- ways around
 
 
-def plant(machine: Machine, kinds: str, trace: Path, place: Path) -> int:
-    """Put what makes ``trace`` into all that torch has left of these kinds; says how many."""
-    evil: dict[str, bytes] = {
-        "code": f"open({str(trace)!r}, 'w').close()\n".encode(),
-        "pickles": plain_betrayal(trace),
-    }
-    if "libraries" in kinds:
-        evil["libraries"] = _betraying_library(place, trace)
-    files = [path for path in (machine.root / "inductor").rglob("*") if path.is_file()]
-    planted = 0
-    for path in files:
-        kind = {".py": "code", ".so": "libraries"}.get(path.suffix, "")
-        if {"aotautograd", "fxgraph", "dynamo"} & set(path.parts):
-            kind = "pickles"
-        if kind and kind in kinds.split():
-            path.write_bytes(evil[kind])
-            planted += 1
-    return planted
-
-
-def planted(site: Site, tmp_path: Path, kinds: str, job: str, trace: Path) -> Machine:
-    """A machine that has compiled before, and what it left is exchanged."""
-    machine = site.machine(f"victim-{trace.name}", S3CACHE_LOCAL="no", **JOB)
-    machine.run(f"trusted:{job}", site.url)
-    assert plant(machine, kinds, trace, tmp_path)
+def planted(site: Site, tmp_path: Path, trace: Path) -> Machine:
+    """A machine that has compiled before; all that torch has left there makes ``trace``."""
+    machine = site.machine("victim", S3CACHE_LOCAL="no", **JOB)
+    machine.run("trusted:waving", site.url)
+    code = f"open({str(trace)!r}, 'w').close()\n".encode()
+    library = _betraying_library(tmp_path, trace)
+    kinds = set()
+    for path in (machine.root / "inductor").rglob("*"):
+        if {"aotautograd", "fxgraph", "dynamo"} & set(path.parts) and path.is_file():
+            path.write_bytes(plain_betrayal(trace))
+            kinds.add("pickle")
+        elif path.suffix in (".py", ".so"):
+            path.write_bytes(code if path.suffix == ".py" else library)
+            kinds.add(path.suffix)
+    assert kinds == {"pickle", ".py", ".so"}
     return machine
 
 
@@ -90,7 +80,7 @@ def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
 @slow
 def test_no_kind_of_what_an_earlier_run_has_left_is_run(site: Site, tmp_path: Path) -> None:
     trace = tmp_path / "betrayed"
-    machine = planted(site, tmp_path, "code pickles libraries", "waving", trace)
+    machine = planted(site, tmp_path, trace)
     machine.environment.update(TRUSTING)
     found = machine.run("trusted:waving", f"file://{tmp_path}/nothing?create=1")
     assert not trace.exists()
@@ -178,7 +168,7 @@ def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
         "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
     }
-    machine = planted(site, tmp_path, "code pickles libraries", "waving", trace)
+    machine = planted(site, tmp_path, trace)
     arguments = (f"file://{tmp_path}/nothing?create=1", content)
     found = machine.run(f"trusted:{job}", *arguments, **remote, **TRUSTING)
     assert not trace.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import os
 import resource
 import shutil
@@ -15,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-from s3cache import frame
 
 Fault = Callable[[str], contextlib.AbstractContextManager[dict[str, Any]]]
 
@@ -75,36 +72,17 @@ def _hangs(_: str) -> Iterator[dict[str, Any]]:
         yield {**_at(port), "lookup_timeout_s": 1, "attempt_timeout_s": 1}
 
 
-def _answering(status: int, body: bytes, **headers: str) -> Fault:
-    class Answer(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+@contextlib.contextmanager
+def _refuses(_: str) -> Iterator[dict[str, Any]]:
+    answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
-        def _answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(answer)
+        connection.close()
 
-        do_GET = do_PUT = do_HEAD = do_POST = _answer  # noqa: N815 - as http.server asks for
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    @contextlib.contextmanager
-    def fault(_: str) -> Iterator[dict[str, Any]]:
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield _at(server.server_address[1])
-            server.shutdown()
-
-    return fault
-
-
-def _says(code: str) -> bytes:
-    return f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+    with _listening(refuse) as port:
+        yield _at(port)
 
 
 # -- entries that are not what they should be
@@ -128,19 +106,6 @@ def _entries(of: Callable[[bytes], bytes]) -> Fault:
 
 def _flipped(data: bytes) -> bytes:
     return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
-
-
-def _without_kernels(data: bytes) -> bytes:
-    """A frame with digests that are right."""
-    old = frame.decode(data)
-    return frame.encode(
-        kind=old.header.kind,
-        key=old.header.key,
-        variant=old.header.variant,
-        schema=old.header.schema,
-        sections={"entry": bytes(old.section("entry"))},
-        meta=old.header.meta,
-    )
 
 
 # -- what the machine lacks
@@ -202,10 +167,8 @@ def _no_threads(remote: str) -> Iterator[dict[str, Any]]:
 
 FAULTS: dict[str, Fault] = {
     "the server hangs": _hangs,
-    "the server refuses": _answering(403, _says("AccessDenied")),
-    "a portal answers": _answering(200, b"<html>Please log in</html>", Content_Type="text/html"),
+    "the server refuses": _refuses,
     "a bit of an entry is another": _entries(_flipped),
-    "an entry lacks its kernels": _entries(_without_kernels),
     "the disk is full": _no_room,
     "there is no memory for the entry": _no_memory,
     "no thread can start": _no_threads,
