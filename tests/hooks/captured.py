@@ -10,8 +10,9 @@ import s3cache
 from tests.hooks.jobs import account
 from tests.support.watch import lowerings
 
-#: An operator whose backward is a node in C++: the gradient is thrice the cube of the input.
+#: An operator whose backward is a node in C++: the gradient is $BY times the cube of the input.
 NODE = """
+#include <cstdlib>
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -26,7 +27,7 @@ struct Scaled : public Function<Scaled> {
   }
   static variable_list backward(AutogradContext* context, variable_list given) {
     auto x = context->get_saved_variables()[0];
-    return {given[0] * x * x * x * 3};
+    return {given[0] * x * x * x * std::atoi(std::getenv("BY"))};
   }
 };
 at::Tensor scaled(const at::Tensor& x) { return Scaled::apply(x); }

@@ -91,7 +91,7 @@ def reduce(url: str, threads: list[int], dynamic: bool) -> list[dict[str, Any]]:
     for count in threads:
         torch.set_num_threads(count)
         with (
-            machine_here(url, f"{dynamic} {count}", local_dir=None) as cache,
+            machine_here(url, f"{dynamic}-{count}") as cache,
             torch._inductor.config.patch({"cpp.dynamic_threads": dynamic}),
         ):
             got = [each.clone() for each in torch.compile(work)(x, torch.zeros(1))]

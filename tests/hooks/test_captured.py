@@ -39,12 +39,10 @@ def extension(tmp_path: Path) -> Path:
 def test_a_node_in_cpp_is_bypassed_as_a_whole_and_hits_at_the_second_level(
     site: Site, extension: Path
 ) -> None:
-    """Another build of the extension has other keys: here by a byte that nobody reads."""
-    another = extension.with_name("another.so")
-    another.write_bytes(extension.read_bytes() + b"x")
+    """Another formula of the node's has other keys and gradients."""
     first, second, other = (
-        site.machine(name).run("captured:through_a_node", site.url, str(library))
-        for name, library in (("first", extension), ("second", extension), ("other", another))
+        site.machine(name, BY=by).run("captured:through_a_node", site.url, str(extension))
+        for name, by in (("first", "3"), ("second", "3"), ("other", "5"))
     )
     for found in (first, second, other):
         assert found["right"]
