@@ -99,22 +99,6 @@ class Engine(Cache):
             if is_removed:
                 self._counters_of["fx"].superseded()
 
-    def clear_local(self, beginning: str) -> int:
-        """Remove entries from the local tier by the beginning of their keys; return how many.
-
-        What is not uploaded within ``exit_timeout_s`` stays.
-        """
-        disk = self._local.disk
-        if self._closed or disk is None:
-            return 0
-        self.flush(self.settings.exit_timeout_s)
-        pending = disk.recorded()
-
-        def stays(name: str) -> bool:
-            return name in pending or not entries.key_of(name).startswith(beginning)
-
-        return len(self._local.remove_all(entries.NAMES, but=stays))
-
     def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
         """Count something that cannot be cached, and why, by short names of the reasons."""
         self._counters_of[level].bypassed(reasons)

@@ -9,31 +9,40 @@ into ours, into torch's directory, into the artifacts of ``torch.compiler.save_c
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS
 from s3cache.errors import CorruptError
-from s3cache.graph import Code, storage_offsets
+from s3cache.graph import Code, settings_digest, storage_offsets
 from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
-    from s3cache.hooks._state import Patches
+    from torch.fx import Graph, GraphModule, Tracer
+    from torch.fx.node import Argument, Target
+    from torch.nn import Module
+
+    from s3cache.hooks._state import CompileState
     from s3cache.torch_api.protocols import (
         AOTConfig,
         AOTResult,
-        CompiledGraph,
+        BackwardModule,
         Function,
+        RuntimeMetadata,
         TracingContext,
     )
 
-_FX_INFO = "s3cache_fx_info"
-_MIN_OR_MAX = re.compile(r"\b(min|max)\(")
+logger = logger_of("lookups")
+
+#: The attribute of a compiled graph that has what was noted of it, an :class:`FxInfo`.
+FX_INFO = "s3cache_fx_info"
+_SYMBOL = re.compile(r"\w+")
+_LOCAL = re.compile(r"L\['(\w+)'\]")  # a variable of the function that is compiled
 
 
 class Conditions(TypedDict):
@@ -81,63 +90,45 @@ def _unrecorded(what: str) -> NotSharableError:
 # -- while a graph is compiled
 
 
-@dataclass
 class Compile:
     """One compile that is to end in an entry, from the lookup that missed to the next lookup."""
 
-    key: str
-    of_threads: bool  # whether code is made for the number of threads
-    sources: Sequence[object]  # where Dynamo takes each input from
-    symbols: frozenset[object]  # of sizes that are inputs: guards on these are in torch's entry
-    places: str  # see :class:`Conditions`
-    guards: int  # how many of AOTAutograd's there were before,
-    shapes: int  # on sizes,
-    dynamos: int  # and of Dynamo's own
-    until: tuple[int, int] | None = None  # how many of the first two in the end, if it has ended
-    strays: bool = False  # whether guards of Dynamo's own were added
-
-    @classmethod
-    def begun(
-        cls,
+    def __init__(
+        self,
         context: TracingContext,
         key: str,
         config: AOTConfig,
         inputs: Sequence[object],
         *,
         of_threads: bool,
-    ) -> Compile:
-        """Return the compile that begins now."""
-        guards, shapes = _counts(context)
-        return cls(
-            key=key,
-            of_threads=of_threads,
-            sources=config.aot_autograd_arg_pos_to_source or (),
-            symbols=internals.symbols_of(inputs),
-            places=storage_offsets(inputs),
-            guards=guards,
-            shapes=shapes,
-            dynamos=len(context.guards_context.dynamo_guards),
-        )
+    ) -> None:
+        self.key = key
+        self.of_threads = of_threads  # whether code is made for the number of threads
+        self.places = storage_offsets(inputs)
+        self._sources = config.aot_autograd_arg_pos_to_source or ()
+        # Sizes that are inputs: guards on these are in torch's entry.
+        self._symbols = internals.symbols_of(inputs)
+        # How many of AOTAutograd's guards there are before, and on sizes; the same in the end.
+        self._before = _counts(context)
+        self._until: tuple[int, int] | None = None
+        self._dynamos = len(context.guards_context.dynamo_guards)
+        self._strays = False  # whether guards of Dynamo's own were added
 
     def end(self, context: TracingContext) -> None:
         """Leave what is added from now on to another graph."""
-        self.until = self.until or _counts(context)
+        self._until = self._until or _counts(context)
 
     def look(self, context: TracingContext) -> None:
         """Count Dynamo's own guards, as long as it still has them."""
-        if self.until is None:
-            self.strays |= len(context.guards_context.dynamo_guards) != self.dynamos
+        if self._until is None:
+            self._strays |= len(context.guards_context.dynamo_guards) != self._dynamos
 
     def added_guards(self, context: TracingContext) -> Iterator[tuple[str, list[int], list[int]]]:
-        """Yield the guards that compiling it has added, by index of the inputs.
-
-        Raises:
-            NotSharableError: there are some that plain data cannot express.
-        """
-        if self.strays:
+        """Yield the guards that compiling it has added, by index of the inputs."""
+        if self._strays:
             raise _unrecorded("guards of Dynamo's own")
-        until, _ = self.until or _counts(context)
-        for guard in context.guards_context.aotautograd_guards[self.guards : until]:
+        until, _ = self._until or _counts(context)
+        for guard in context.guards_context.aotautograd_guards[self._before[0] : until]:
             known = internals.sources_of_guard(guard)
             if known is None:
                 raise _unrecorded(f"a guard of an unknown kind ({type(guard).__name__})")
@@ -145,14 +136,10 @@ class Compile:
             yield kind, self._indices(some), self._indices(others)
 
     def added_sizes(self, context: TracingContext) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yield the guards on sizes that it has added and that torch's entry leaves out.
-
-        Raises:
-            NotSharableError: one is on a size without a source.
-        """
-        _, until = self.until or _counts(context)
-        for guard in internals.shape_guards(context)[self.shapes : until]:
-            if internals.symbols_in(guard) <= self.symbols:
+        """Yield the guards on sizes that it has added and that torch's entry leaves out."""
+        _, until = self._until or _counts(context)
+        for guard in internals.shape_guards(context)[self._before[1] : until]:
+            if internals.symbols_in(guard) <= self._symbols:
                 continue
             named = internals.named_symbols(context, guard)
             if named is None:
@@ -161,7 +148,7 @@ class Compile:
 
     def _indices(self, sources: Sequence[object]) -> list[int]:
         try:
-            return [self.sources.index(source) for source in sources]
+            return [self._sources.index(source) for source in sources]
         except ValueError:
             raise _unrecorded("a guard on something that is no input") from None
 
@@ -170,24 +157,15 @@ def _counts(context: TracingContext) -> tuple[int, int]:
     return len(context.guards_context.aotautograd_guards), len(internals.shape_guards(context))
 
 
-def attach_fx_info(graph: CompiledGraph, info: FxInfo) -> None:
-    """Keep what was noted of an FX graph with what it was compiled to."""
-    setattr(graph, _FX_INFO, info)
-
-
 def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
-    """Put what the code in ``entry`` relies on into it, before it is pickled.
-
-    Raises:
-        NotSharableError: that cannot be noted, so the entry must not be used.
-    """
+    """Put what the code in ``entry`` relies on into it, before it is pickled."""
     context = internals.current_tracing_context.get()()
     if compile_ is None or context is None:
         raise _unrecorded("its compile was not observed")
     infos: list[FxInfo] = []
     for compiled in (entry.compiled_fw, entry.compiled_bw):
         if compiled is not None:
-            info: FxInfo | None = getattr(compiled.result, _FX_INFO, None)
+            info: FxInfo | None = getattr(compiled.result, FX_INFO, None)
             if info is None:
                 raise _unrecorded("the compile of its forward or backward was not observed")
             infos.append(info)
@@ -208,11 +186,7 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
 
 
 def conditions_of(entry: AOTResult) -> Conditions | None:
-    """Return what the code in ``entry`` relies on; ``None`` if nothing was noted.
-
-    Raises:
-        CorruptError: what is noted is something else.
-    """
+    """Return what the code in ``entry`` relies on; ``None`` if nothing was noted."""
     noted: object = getattr(entry, CONDITIONS, None)
     if noted is None:
         return None
@@ -227,38 +201,58 @@ def described(conditions: Conditions) -> str | None:
     return json.dumps(relied) if any(relied.values()) else None
 
 
-def conditions_hold(conditions: Conditions, inputs: Sequence[object]) -> bool:
-    """Return whether the code may be called with ``inputs``, for which a graph is looked up."""
-    expected = conditions["places"]
-    if expected is not None and expected != storage_offsets(inputs):
-        return False
-    if not conditions["guards"] and not conditions["sizes"]:
-        return True
+def misfits(
+    conditions: Conditions, inputs: Sequence[object], sources: Sequence[object]
+) -> Iterator[str]:
+    """Yield why the code may not be called with ``inputs``, for which a graph is looked up."""
     context = internals.current_tracing_context.get()()
-    return (
-        context is not None
-        and all(
-            internals.size_guard_holds(context, expression, named)
-            for expression, named in conditions["sizes"]
-        )
-        and all(
-            internals.guard_holds(
-                context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
-            )
-            for kind, some, others in conditions["guards"]
-        )
-    )
+    places = conditions["places"]
+    if places is not None and places != (here := storage_offsets(inputs)):
+        # As 2@8/48: the input, its first element, the bytes of the storage.
+        yield f"inputs begin in storages at {places} in the entry, at {here} here"
+    for expression, named in conditions["sizes"]:
+        text = _SYMBOL.sub(lambda match: as_written(named.get(match[0], match[0])), expression)  # noqa: B023
+        if context is None or not internals.are_named(context, named):
+            yield f"guard `{text}` is on sizes that are others here, or not dynamic"
+        elif not internals.size_guard_holds(context, expression, named):
+            values = {
+                as_written(source): internals.value_of_symbol(context, symbol)
+                for symbol, source in named.items()
+            }
+            yield failure(text, values)
+    for kind, some, others in conditions["guards"]:
+        if context is not None and internals.guard_holds(
+            context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
+        ):
+            continue
+        one, other = (", ".join(_input_name(i, sources) for i in of) for of in (some, others))
+        if kind == "DuplicateInputs":
+            yield f"{one} and {other} are one tensor in the entry, and two here"
+        elif one:
+            apart = f", and not with {other}" if other else ""
+            yield f"{one} overlap in memory in the entry{apart}; here it is otherwise"
+        else:
+            yield f"{other} do not overlap in memory in the entry; here they do"
+
+
+def failure(guard: str, values: Mapping[str, object]) -> str:
+    """Say that a guard does not hold for these values, by their names."""
+    here = ", ".join(f"{name} is {value}" for name, value in values.items())
+    return f"guard `{guard}` does not hold{f': {here}' if here else ''}"
+
+
+def as_written(source: str) -> str:
+    """Return ``L['x'].size()[0]`` as the compiled function would have it: ``x.size()[0]``."""
+    return _LOCAL.sub(r"\1", source)
+
+
+def _input_name(number: int, sources: Sequence[object]) -> str:
+    name = internals.name_of_source(sources[number]) if number < len(sources) else None
+    return f"input {number}" + (f" ({as_written(name)})" if name else "")
 
 
 def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
-    """Have Dynamo guard what it guarded when the entry was compiled.
-
-    Args:
-        sources: where Dynamo takes each input from.
-
-    Raises:
-        CorruptError: the entry has guards that cannot be made here.
-    """
+    """Have Dynamo guard what it guarded when the entry was compiled, of inputs from ``sources``."""
     if not conditions["guards"] and not conditions["sizes"]:
         return
     context = internals.current_tracing_context.get()()
@@ -270,52 +264,184 @@ def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
             for kind, some, others in conditions["guards"]
         ]
         for expression, _ in conditions["sizes"]:
-            internals.guard_on_sizes(context, rewrite_min_max(expression))
+            internals.guard_on_sizes(context, expression)
     except (IndexError, TypeError, NameError, ValueError, AssertionError) as exc:
         raise CorruptError("entry", f"has guards that fit no input ({exc})") from exc
     context.guards_context.aotautograd_guards.extend(guards)
 
 
-# -- guards on sizes
+# -- backwards: those that are lowered late, and those that compiled autograd asks for
+#
+# torch lowers most backwards when they are first called, under the settings of that moment: a
+# program whose settings are strict at ``.backward()`` gets a strict backward, whatever they were at
+# the forward. A key is made at the forward. So an entry says what its backward was lowered under. A
+# hit compares that at the first call of its own backward. If it differs, the backward is lowered
+# here and now, from the graph that torch keeps in the entry.
 
 
-def install_guard_expressions(patches: Patches) -> None:
-    """Have the guards of an entry evaluated without branches, so that a hit adds none.
+def deserialize_backward(original: Function[object], module: BackwardModule) -> object:
+    """Make the graph of a backward from its text by a tracer that sees every operator.
 
-    torch writes a guard such as ``Max(8, s0) <= s1`` as ``max(8, s0) <= s1`` and has Python
-    evaluate it for the sizes of a hit. Python's own ``max`` takes a branch: ``s0 > 8`` is guarded
-    too, and calls that the compiled code is right for are compiled again, as they are after hits of
-    torch's own. torch has functions for both that take no branch.
+    Compiled autograd asks a hit for that graph. torch traces the text by plain tracing, which sees
+    an operator only by a proxy among its arguments, right there: of ``expand(x, [6, s0])`` it makes
+    an error, and it runs what has no arguments of the graph, so that a backward which draws random
+    numbers would have the same ones in every step.
     """
-
-    def evaluate(
-        original: Function[bool], shapes: object, code: str, args: Sequence[object]
-    ) -> bool:
-        return original(shapes, rewrite_min_max(code), args)
-
-    patches.wrap(internals.evaluate_guards_expression, evaluate)
+    if module.args[0].get("_tracer_cls") is not None:
+        return original(module)  # not AOTAutograd's: its own tracer knows how
+    return _traced(module)
 
 
-def rewrite_min_max(expression: str) -> str:
-    """Return the same condition on sizes, with torch's functions in place of ``min`` and ``max``.
+def attach_backward(
+    entry: AOTResult,
+    conditions: Conditions,
+    state: CompileState,
+    registered_version: Callable[[object], str | None],
+) -> None:
+    """Have the callable that ``entry`` is about to become compare at its first backward."""
+    compiled = entry.compiled_bw
+    if compiled is None or conditions["lowered"] is None:
+        return
+    deferred = _DeferredBackward(entry, conditions, state, registered_version)
+    load = compiled.post_compile
 
-    What cannot be parsed is returned as it is: evaluating it raises.
-    """
-    if _MIN_OR_MAX.search(expression) is None:
-        return expression
-    try:
-        return ast.unparse(_MinMaxRewriter().visit(ast.parse(expression.strip(), mode="eval")))
-    except SyntaxError:
-        return expression
+    def post_compile(*args: object, **kwargs: object) -> Function[object]:
+        return deferred.over(load(*args, **kwargs))
+
+    compiled.post_compile = post_compile
 
 
-class _MinMaxRewriter(ast.NodeTransformer):
-    """Turn ``max(a, b, c)`` into ``torch.sym_max(torch.sym_max(a, b), c)``."""
+class _DeferredBackward:
+    """The backward of one hit, until its first call."""
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name not in ("min", "max") or node.keywords or len(node.args) < 2:
-            return node
-        function = ast.parse(f"torch.sym_{name}", mode="eval").body
-        return functools.reduce(lambda one, other: ast.Call(function, [one, other], []), node.args)
+    def __init__(
+        self,
+        entry: AOTResult,
+        conditions: Conditions,
+        state: CompileState,
+        registered_version: Callable[[object], str | None],
+    ) -> None:
+        self._registered_version = registered_version
+        self._module = entry.serialized_bw_module
+        self._metadata = entry.runtime_metadata
+        self._conditions = conditions
+        self._options = dict(state.options)  # of the forward's compile
+        self._compiler = state.backward_compiler
+        # Memory of inputs that the code reuses, which torch refuses to do where a graph is kept
+        # for another backward: it asks before the first call.
+        self._donated = self._metadata.bw_donated_idxs
+        if self._donated:
+            self._metadata.bw_donated_idxs = []
+
+    def over(self, lowered: Function[object]) -> Function[object]:
+        """Return a function that calls ``lowered``, or what is lowered in its place."""
+        chosen: Function[object] | None = None
+
+        def backward(args: list[object]) -> object:
+            nonlocal chosen
+            if chosen is None:
+                chosen = self._chosen(lowered, args)
+            return chosen(args)
+
+        return internals.disable_dynamo.get()(
+            internals.boxed(backward), reason="do not trace generated backwards pass"
+        )
+
+    def _chosen(self, lowered: Function[object], args: Sequence[object]) -> Function[object]:
+        kept = bool(self._donated) and internals.keeps_graph.get()()
+        if not kept:
+            self._metadata.bw_donated_idxs = self._donated
+        try:
+            if not kept and self._settings() == self._conditions["lowered"]:
+                return lowered
+            logger.info("a backward of a hit is lowered again, under the settings of now")
+            return self._lowered_now(args)
+        except Exception:  # the user's program goes on
+            logger.warning(
+                "a backward of a hit cannot be lowered again; it runs uncompiled",
+                exc_info=True,
+            )
+            return internals.interpreted(_as_serialized(self._module))
+
+    def _settings(self) -> str | None:
+        """Return a digest of the settings that torch would lower it under now."""
+        inductor = internals.inductor_config.get()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(inductor.patch(**self._options))
+            if inductor.cpp_wrapper:
+                stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
+            return settings_digest(
+                of_threads=self._conditions["of_threads"],
+                registered_version=self._registered_version,
+            )
+
+    def _lowered_now(self, args: Sequence[object]) -> Function[object]:
+        assert self._compiler is not None
+        with _new_trace(self._metadata) as fake:
+            inputs = [fake(value) for value in args]
+            return self._compiler(_as_serialized(self._module), inputs)
+
+
+def _as_serialized(module: BackwardModule) -> GraphModule:
+    found = _traced(module)
+    found.graph._tracer_cls = cast("type | None", module.args[0].get("_tracer_cls"))
+    return found
+
+
+def _traced(module: BackwardModule) -> GraphModule:
+    body, *rest = module.args
+    # In a copy: the program may ask for it more than once.
+    return module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
+
+
+@functools.cache
+def _every_operator() -> type[Tracer]:
+    from torch.fx import Tracer
+    from torch.overrides import TorchFunctionMode
+
+    class Recording(TorchFunctionMode):
+        def __init__(self, tracer: Tracer) -> None:
+            super().__init__()
+            self._tracer = tracer
+
+        def __torch_function__(
+            self,
+            func: object,
+            types: object,
+            args: tuple[Argument, ...] = (),
+            kwargs: Mapping[str, Argument] | None = None,
+        ) -> object:
+            if isinstance(func, internals.operator.get()):
+                return self._tracer.create_proxy(
+                    "call_function", cast("Target", func), args, {**(kwargs or {})}
+                )
+            return cast("Function[object]", func)(*args, **(kwargs or {}))
+
+    class EveryOperator(Tracer):
+        def trace(
+            self,
+            root: Module | Function[object],
+            concrete_args: dict[str, object] | None = None,
+        ) -> Graph:
+            with Recording(self):
+                return super().trace(root, concrete_args)
+
+    return EveryOperator
+
+
+@contextlib.contextmanager
+def _new_trace(metadata: RuntimeMetadata) -> Iterator[Function[object]]:
+    """Set up a compile; yield a function that makes fakes of real values. Sizes are numbers."""
+    import torch
+
+    mode = internals.fake_mode.get()(shape_env=internals.shape_env.get()())
+    context = internals.tracing_context.get()(mode)
+    context.fw_metadata = metadata
+
+    def fake(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return mode.from_tensor(value, static_shapes=True)
+
+    with internals.tracing.get()(context):
+        yield fake

@@ -74,14 +74,13 @@ def _undescribed(what: str) -> NotSharableError:
 def describe_outputs(
     outputs: Sequence[object], metadata: RuntimeMetadata
 ) -> list[OutputDescription]:
-    """Return each output as plain data.
-
-    Raises:
-        NotSharableError: there is one that data cannot express.
-    """
+    """Return each output as plain data; raise NotSharableError if data cannot express one."""
     import torch
 
-    if metadata.tokens or metadata.is_rng_op_functionalized or _wraps_subclasses(metadata):
+    plain = internals.plain_tensor_meta.get()
+    metas = *(metadata.subclass_inp_meta or ()), *(metadata.subclass_fw_graph_out_meta or ())
+    is_wrapped = any(not isinstance(meta, plain) for meta in metas)
+    if metadata.tokens or metadata.is_rng_op_functionalized or is_wrapped:
         raise _undescribed("what the graph returns is changed before its caller sees it")
     described: list[OutputDescription] = []
     storages: dict[object, int] = {}  # the first output in each
@@ -98,12 +97,6 @@ def describe_outputs(
         else:
             described.append(_describe_tensor(index, output, storages))
     return described
-
-
-def _wraps_subclasses(metadata: RuntimeMetadata) -> bool:
-    plain = internals.plain_tensor_meta.get()
-    infos = (metadata.subclass_inp_meta, metadata.subclass_fw_graph_out_meta)
-    return any(not isinstance(meta, plain) for metas in infos for meta in metas or ())
 
 
 def _describe_tensor(index: int, output: Tensor, storages: dict[object, int]) -> OutputDescription:
@@ -143,8 +136,7 @@ def _expression(number: object) -> str:
 def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] | None) -> None:
     """Have the callable that ``entry`` is about to become answer its first call with fake outputs.
 
-    Raises:
-        CorruptError: they are not described.
+    Raises CorruptError if they are not described.
     """
     context = internals.current_tracing_context.get()()
     assert context is not None
@@ -160,26 +152,20 @@ def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] 
         real = load(*args, **kwargs)
 
         def forward(inputs: list[object]) -> object:
-            if answers:
-                _drop_backward_metadata(context)
-                return answers.pop()
-            return real(inputs)
+            if not answers:
+                return real(inputs)
+            # Right before this first call torch has put the graph on its list of graphs to compile
+            # a backward for, last first. A hit brings its backward along; were it left there, the
+            # backward of a graph that missed would be compiled with its metadata.
+            split = context.ddp_optimizer_ctx
+            if split is not None and split.metadata_per_bucket:
+                split.metadata_per_bucket.pop()
+                split.curr_bucket -= 1
+            return answers.pop()
 
         return internals.boxed(forward)
 
     compiled.post_compile = post_compile
-
-
-def _drop_backward_metadata(context: TracingContext) -> None:
-    """Take the graph off the list of graphs for which torch will compile a backward, last first.
-
-    torch has put it there right before this first call. A hit brings its backward along; were it
-    left on the list, the backward of a graph that missed would be compiled with its metadata.
-    """
-    split = context.ddp_optimizer_ctx
-    if split is not None and split.metadata_per_bucket:
-        split.metadata_per_bucket.pop()
-        split.curr_bucket -= 1
 
 
 # What a wrong description ends in; torch 2.15 asserts that it knows a symbol.
@@ -188,11 +174,11 @@ _MALFORMED = (AssertionError, AttributeError, LookupError, NameError, TypeError,
 
 def _fake_outputs(context: TracingContext, described: Sequence[OutputDescription]) -> list[object]:
     outputs: list[object] = []
-    for one in described:
-        try:
+    try:
+        for one in described:
             outputs.append(_fake_output(context, one, outputs))
-        except _MALFORMED as exc:
-            raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
+    except _MALFORMED as exc:
+        raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
     return outputs
 
 
@@ -219,12 +205,8 @@ def _fake_output(
             holder = cast("Tensor", earlier[described["within"]])
         else:
             holder = torch.empty(number(described["bytes"]), dtype=torch.uint8, device=device)
-        output.set_(
-            holder.untyped_storage(),
-            number(described["offset"]),
-            [number(size) for size in described["size"]],
-            [number(stride) for stride in described["stride"]],
-        )
+        size, stride = (list(map(number, described[name])) for name in ("size", "stride"))
+        output.set_(holder.untyped_storage(), number(described["offset"]), size, stride)
     return output.requires_grad_(described["requires_grad"])
 
 
@@ -247,16 +229,11 @@ _timed_out: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
 
 class RankConsensus:
-    """What all ranks say about one graph.
+    """What all ranks say about one graph, in a ``store`` that they share; without it, always no.
 
     The outcome is the same on all ranks, whichever of them is late, and each rank knows it in
     bounded time: the first to write a round's outcome decides it, and a rank only writes "hit" once
-    all have said so.
-
-    Args:
-        store: one that all ranks share; without it, the answer is always no.
-        name: the same on all ranks for the same graph, and for no other one.
-        ranks: how many there are.
+    all have said so. ``name`` is the same on all of them for the same graph, and for no other one.
     """
 
     def __init__(
@@ -269,10 +246,7 @@ class RankConsensus:
         self._rounds = [] if store is None else list(_ROUNDS)
 
     def all_hit(self) -> bool:
-        """Say that this rank hits so far; return whether all others do. To be called twice.
-
-        After a "no" there is nothing more to say.
-        """
+        """Say that this rank hits so far; return whether all others do. To be called twice."""
         if not self._rounds:
             return False
         place = f"{self._name}/{self._rounds.pop(0)}"

@@ -32,7 +32,7 @@ from s3cache.artifact import check_image, without_places
 from s3cache.errors import CorruptError
 from s3cache.hooks._conditions import NotSharableError
 from s3cache.hooks._portable import check_triton_directory, installed_in, restore_kernel
-from s3cache.hooks._state import CompileState, Patches
+from s3cache.hooks._state import CompileState, around
 from s3cache.store import Buffer
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -59,22 +59,8 @@ class Kernels:
         self._images: dict[str, Buffer | str] = {}  # image or path of every kernel loaded
         self._modules: dict[str, set[str]] = {}  # kernels that a generated module asked for
 
-    def install(self, patches: Patches) -> None:
-        """Route the loading of kernels, and of the modules that ask for them, through here."""
-        patches.wrap(internals.load_library, self._load_async)
-        patches.wrap(internals.load_module, self._load_by_key_path)
-        patches.wrap(internals.rebuild_module, self._after_deserialization)
-        patches.wrap(internals.run_module, self._reload_python_module)
-        patches.wrap(internals.emit_triton_bundle, self._read_and_emit)
-        patches.wrap(internals.collect_triton_bundle, _collect)
-
     def images_of(self, graphs: Iterable[object]) -> dict[str, Buffer]:
-        """Return images of the kernels that the code of compiled graphs loads, by id.
-
-        Raises:
-            NotSharableError: there is one that an entry cannot carry.
-            OSError: a library that was loaded is gone from the disk.
-        """
+        """Return images of the kernels that the code of compiled graphs loads, by id."""
         images: dict[str, Buffer] = {}
         for graph in graphs:
             if not isinstance(graph, internals.compiled_graph.get()):
@@ -109,6 +95,7 @@ class Kernels:
             return image
         return without_places(image, *installed_in())
 
+    @around(internals.load_module)
     def _load_by_key_path(
         self,
         original: Function[object],
@@ -135,6 +122,7 @@ class Kernels:
         call = self._state.rebuilding
         return None if call is None else call.modules.get(path)
 
+    @around(internals.rebuild_module)
     def _after_deserialization(
         self, original: Function[str], graph: CompiledGraph, *args: object, **kwargs: object
     ) -> str:
@@ -149,6 +137,7 @@ class Kernels:
             # torch would go on as if there were no entry, and not say why.
             raise UnusableKernelError(f"its code does not load: {exc}") from exc
 
+    @around(internals.run_module)
     def _reload_python_module(
         self, original: Function[ModuleType], key: str, path: str, *args: object, **kwargs: object
     ) -> ModuleType:
@@ -164,6 +153,7 @@ class Kernels:
             sys.modules[module.__name__] = module
         return module
 
+    @around(internals.load_library)
     def _load_async(
         self,
         original: Function[Callable[[], object]],
@@ -210,6 +200,7 @@ class Kernels:
         self._images[name] = image
         return self._loaded.setdefault(identity, library)
 
+    @around(internals.emit_triton_bundle)
     def _read_and_emit(
         self, original: Function[object], bundle: TritonBundle, *args: object, **kwargs: object
     ) -> object:
@@ -221,12 +212,12 @@ class Kernels:
             restore_kernel(static.kernel)
         return original(bundle, *args, **kwargs)
 
-
-def _collect(
-    original: Function[object], bundler: object, *args: object, **kwargs: object
-) -> object:
-    internals.keep_launched_kernels(bundler)
-    return original(bundler, *args, **kwargs)
+    @around(internals.collect_triton_bundle)
+    def _collect(
+        self, original: Function[object], bundler: object, *args: object, **kwargs: object
+    ) -> object:
+        internals.keep_launched_kernels(bundler)
+        return original(bundler, *args, **kwargs)
 
 
 def _unsharable(why: str) -> NotSharableError:
@@ -252,9 +243,6 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
     and being loaded, and a ``noexec`` temporary directory, which only gets a link to them, does
     not matter. Where the system has no such files, a private temporary one is used. The directory
     is reached by its descriptor, as others may rename it. Nothing is left behind.
-
-    Raises:
-        OSError: neither can be made, or another user interferes.
     """
     with tempfile.TemporaryDirectory(prefix="s3cache-") as directory, _held(directory) as held:
         inside = f"/proc/self/fd/{held}" if os.path.isdir("/proc/self/fd") else directory

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import OrderedDict
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,19 +21,23 @@ from s3cache.graph import (
     context_hashes,
     described_passes,
     extra_cacheable_functions,
+    forget_kernels,
     fx_bypass_reasons,
     is_custom_function,
     key_of,
+    record_kernel,
+    take_baseline,
     unpicklable_options,
 )
-from s3cache.hooks._state import CacheCall, CompileState, Patches
+from s3cache.hooks._state import CacheCall, CompileState, Patches, around
 from s3cache.torch_api import internals
+from s3cache.util.importing import when_imported
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
     from torch.nn import Module
 
-    from s3cache.torch_api.protocols import Function, KeyPickler
+    from s3cache.torch_api.protocols import Function, KeyPickler, OperatorLibrary
 
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
@@ -53,11 +57,7 @@ class Registry:
         self._versions: dict[str, str] = {}
 
     def add(self, function: Function[object], version: str) -> None:
-        """Register ``function``; a new ``version`` makes old entries miss.
-
-        Raises:
-            ConfigError: it has no importable name, or the version is empty.
-        """
+        """Register ``function``; a new ``version`` makes old entries miss."""
         name = internals.name_of(function)
         if not name or "<" in name:
             raise ConfigError(
@@ -96,40 +96,15 @@ class KeyHook:
 
     def __init__(self, registry: Registry, calls: CompileState) -> None:
         self._registry = registry
+        self.version_of = registry.version_of
         self._calls = calls
-        self._keys: OrderedDict[str, Key] = OrderedDict()
-        self._with_details: OrderedDict[str, None] = OrderedDict()
+        self._keys: dict[str, Key] = {}  # the latest last
         self._directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-
-    def install(self, patches: Patches) -> None:
-        """Replace what makes keys."""
-        patches.wrap(internals.autograd_cache_key, self._autograd_cache_key)
-        patches.wrap(internals.check_cacheable, self._check_cacheable)
-        patches.wrap(internals.get_hash, self._get_hash)
-        patches.wrap(internals.operator_cacheable, _is_cacheable)
-        patches.wrap(internals.context_hashes, self._context_hashes)
-        patches.wrap(internals.init_backends, _init_backends)
 
     def install_fx(self, patches: Patches) -> None:
         """Replace what makes keys of FX graphs."""
         patches.wrap(internals.fx_check_cacheable, self._fx_check_cacheable)
         patches.wrap(internals.fx_key(), self._fx_get_key)
-
-    def install_logs(self, patches: Patches) -> None:
-        """Have torch log the components of a key that was made here."""
-        details = internals.fx_key_details.get()  # those of whole graphs are of a subclass
-
-        def debug_lines(
-            original: Function[list[str]], pickler: KeyPickler, value: object
-        ) -> list[str]:
-            call = self._calls.current
-            key = None if call is None else self._keys.get(call.key or "")
-            if key is None or not isinstance(value, details):
-                return original(pickler, value)
-            components = key.components.items()
-            return [f"[{each.digest}] {name}: {each.value}" for name, each in components]
-
-        patches.wrap(internals.fx_debug_lines, debug_lines)
 
     def is_shared(self, key: str | None) -> bool:
         """Return whether entries under ``key`` are shared.
@@ -148,12 +123,13 @@ class KeyHook:
     def described_passes(self) -> contextlib.AbstractContextManager[None]:
         """Let torch ask users' passes for a description while the block runs."""
         traced = isinstance(self._calls.current, FxKeying)
-        return described_passes(self._registry.version_of, traced=traced)
+        return described_passes(self.version_of, traced=traced)
 
     def known(self, key: str) -> Key:
         """Return what a key is made of, as far as that is remembered."""
         return self._keys.get(key, Key({}))
 
+    @around(internals.autograd_cache_key)
     def _autograd_cache_key(
         self,
         original: Function[tuple[str, list[str]]],
@@ -176,10 +152,11 @@ class KeyHook:
             call.key, call.reasons = made[0], ()
             return made
 
+    @around(internals.check_cacheable)
     def _check_cacheable(self, original: Callable[[GraphModule], None], gm: GraphModule) -> None:
         call = self._calls.current
         inputs = () if call is None else call.inputs
-        self._refuse(bypass_reasons(gm, inputs, self._registry.version_of))
+        self._refuse(bypass_reasons(gm, inputs, self.version_of))
         # torch refuses first calls on fake tensors; an entry here has room for those.
         with (
             self._registry.accepted(extra_cacheable_functions(gm)),
@@ -188,18 +165,27 @@ class KeyHook:
         ):
             original(gm)
 
-    def _context_hashes(self, _: object, gm: GraphModule) -> list[object]:
-        return context_hashes(gm, self._registry.version_of)
+    @around(internals.operator_cacheable)
+    def _operator_cacheable(self, original: Callable[[object], bool], operator: object) -> bool:
+        # Keys here hold all of a custom autograd function. torch has an option to accept them,
+        # which would be in the key of every graph.
+        return is_custom_function(operator) or original(operator)
 
+    @around(internals.init_backends)
+    def _init_backends(self, original: Function[None]) -> None:
+        if not internals.are_backends_unasked():
+            original()
+
+    @around(internals.context_hashes)
+    def _context_hashes(self, _: object, gm: GraphModule) -> list[object]:
+        return context_hashes(gm, self.version_of)
+
+    @around(internals.get_hash)
     def _get_hash(self, original: Function[str], pickler: KeyPickler, value: object) -> str:
         if not isinstance(value, internals.key_details.get()):
             return original(pickler, value)
-        key = key_of(
-            value,
-            pickler,
-            self._registry.version_of,
-            compilers=self._calls.user_compilers,
-        )
+        compilers = self._calls.user_compilers
+        key = key_of(value, pickler, self.version_of, compilers=compilers)
         if not isinstance(key, Key):
             self._refuse(key)
             raise AssertionError("no key, and no reason")
@@ -219,7 +205,7 @@ class KeyHook:
             return
         original(gm, *internals.without_carried(args), **kwargs)
         try:
-            call.reasons = tuple(fx_bypass_reasons(gm, self._registry.version_of))
+            call.reasons = tuple(fx_bypass_reasons(gm, self.version_of))
         except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
             call.reasons = (BypassReason("error", repr(exc)),)
             call.record_error(exc)
@@ -230,17 +216,32 @@ class KeyHook:
         if type(value) is not details or not isinstance(call, FxKeying) or call.reasons:
             return original(pickler, value)
         try:
-            key = key_of(value, pickler, self._registry.version_of, traced=True)
+            key = key_of(value, pickler, self.version_of, traced=True)
         except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever
             key = [BypassReason("error", repr(exc))]
             call.record_error(exc)
         if not isinstance(key, Key):
             call.reasons = tuple(key)
-            _restore(pickler)
+            # Without our reducer, torch's own key is made as it would be without us.
+            vars(pickler).pop("reducer_override", None)
+            pickler.fast = False
+            pickler.clear_memo()
             return original(pickler, value)
         call.key = internals.FX_PREFIX + key.digest
         self._remember(call.key, key)
         return internals.fx_prefix() + key.digest
+
+    def debug_lines(
+        self, original: Function[list[str]], pickler: KeyPickler, value: object
+    ) -> list[str]:
+        """Have torch log the components of a key that was made here."""
+        call = self._calls.current
+        key = None if call is None else self._keys.get(call.key or "")
+        # Those of whole graphs are of a subclass.
+        if key is None or not isinstance(value, internals.fx_key_details.get()):
+            return original(pickler, value)
+        components = key.components.items()
+        return [f"[{each.digest}] {name}: {each.value}" for name, each in components]
 
     def _refuse(self, reasons: Sequence[BypassReason]) -> None:
         if reasons:
@@ -249,39 +250,19 @@ class KeyHook:
             raise internals.bypass_error.get()("; ".join(map(str, reasons)))
 
     def _remember(self, name: str, key: Key) -> None:
+        self._keys.pop(name, None)
         self._keys[name] = key
-        self._with_details[name] = None
-        while len(self._with_details) > _MAX_WITH_DETAILS:
-            old, _ = self._with_details.popitem(last=False)
-            if old in self._keys:
-                self._keys[old] = self._keys[old].without_parts()
-        while len(self._keys) > _MAX_KEYS:
-            self._keys.popitem(last=False)
-
-
-def _restore(pickler: KeyPickler) -> None:
-    """Take our reducer from the pickler: torch's own key is made as it would be without us."""
-    vars(pickler).pop("reducer_override", None)
-    pickler.fast = False
-    pickler.clear_memo()
+        names = [*self._keys]
+        if len(names) > _MAX_WITH_DETAILS:
+            old = names[-1 - _MAX_WITH_DETAILS]
+            self._keys[old] = self._keys[old].without_parts()
+        if len(names) > _MAX_KEYS:
+            del self._keys[names[0]]
 
 
 def is_made_for_threads(key: Key) -> bool:
     """Return whether code under this key is made for the number of threads."""
     return bool({"cpp_runtime_thread_count", "torch.num_threads"} & set(key.components))
-
-
-def _init_backends(original: Function[None]) -> None:
-    if not internals.are_backends_unasked():
-        original()
-
-
-def _is_cacheable(original: Callable[[object], bool], operator: object) -> bool:
-    """Have all of torch's checks accept custom autograd functions: keys here hold all of them.
-
-    torch has an option for it, which would be in the key of every graph.
-    """
-    return is_custom_function(operator) or original(operator)
 
 
 def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
@@ -291,3 +272,44 @@ def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
     if isinstance(error, internals.bypass_error.get()):
         return (BypassReason("torch", str(error)),)
     return (BypassReason("error", repr(error)),)
+
+
+# -- kernels of torch's dispatcher, which does not say later what replaced one of torch's
+
+
+def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], None]:
+    """Record kernels, and note what torch has by itself, from the end of ``import torch`` or now.
+
+    ``failed`` is called with what keeps it from that: keys cannot be trusted then. Returns a
+    function that puts torch back as it was, and forgets them.
+    """
+    patches = Patches()
+    early = internals.TORCH not in sys.modules
+
+    def begin() -> None:
+        try:
+            patches.at_undo(take_baseline(early=early))
+            if internals.is_supported():
+                patches.replace(internals.register_kernel, _recorder)
+        except Exception as exc:  # noqa: BLE001 - the program that imports torch goes on
+            failed(exc)
+
+    withdraw = when_imported(internals.TORCH, begin)
+
+    def stop() -> None:
+        withdraw()
+        patches.undo()
+        forget_kernels()
+
+    return stop
+
+
+def _recorder(original: Function[object]) -> Function[object]:
+    def impl(
+        library: OperatorLibrary, name: object, function: object, *args: str, **kwargs: str
+    ) -> object:
+        result = original(library, name, function, *args, **kwargs)
+        record_kernel(*internals.registered_kernel(library, name, function, *args, **kwargs))
+        return result
+
+    return impl

@@ -23,21 +23,20 @@ from s3cache.artifact import Artifact, UnreadableError, check_readable, unpickle
 from s3cache.cache import CandidateLookup, Engine, Hit, Saved
 from s3cache.errors import CorruptError, code_of
 from s3cache.graph import Code
-from s3cache.hooks._backwards import Backwards
 from s3cache.hooks._conditions import NotSharableError
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import KeyHook
-from s3cache.hooks._misfits import failing_guards
-from s3cache.hooks._portable import portable, without_sources
-from s3cache.hooks._recorder import Bypasses, LookupLog
+from s3cache.hooks._portable import portable
+from s3cache.hooks._recorder import Recorder, failing_guards
 from s3cache.hooks._state import CacheCall, CompileState, Patches, PendingCompiles
 from s3cache.stats import Level as LevelName
 from s3cache.torch_api import Internal, internals
+from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 from s3cache.util.pages import pointer
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import Function
+    from s3cache.hooks._distributed import RankConsensus
 
 lookups, saves = logger_of("lookups"), logger_of("saves")
 
@@ -60,6 +59,8 @@ class Lookup(CacheCall):
     """One lookup of torch's."""
 
     level: LevelName
+    sources: Sequence[object] = ()  # where Dynamo takes each input from
+    consensus: RankConsensus | None = None  # where ranks have to agree on hits
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
     result: object = None  # what was unpickled of it
@@ -103,47 +104,32 @@ class Save(CacheCall, Generic[_Result]):
 
 
 class Shared(NamedTuple):
-    """What both levels of a session share."""
+    """What both levels of torch's caches have, each at a place of its own."""
 
-    engine: Engine
-    state: CompileState
-    keys: KeyHook
-    kernels: Kernels
-    compiles: PendingCompiles
-    backwards: Backwards
-    bypasses: Bypasses
-    log: LookupLog
+    candidates: Internal[Function[Iterator[Candidate]]]
+    write: Internal[Function[None]]
+    asks_remote: Internal[Function[bool]]
+    remote_cache: Internal[Function[object]]
+    uses_torchs_remote: Internal[Function[bool]]  # as torch's own options have it
 
 
+@dataclass(eq=False)
 class Level(ABC, Generic[_Result]):
-    """Puts a cache before torch's own directory of entries.
-
-    Attributes:
-        name: what statistics and records call it.
-        label: what logs add for it.
-    """
+    """Puts a cache before torch's own directory of entries; each hook names what it replaces."""
 
     name: ClassVar[LevelName]
     label: ClassVar[str] = ""
+    shared: ClassVar[Shared]
 
-    def __init__(self, shared: Shared) -> None:
-        (
-            self._engine,
-            self._state,
-            self._keys,
-            self._kernels,
-            self._compiles,
-            self._backwards,
-            self._bypasses,
-            self._log,
-        ) = shared
-        self._warned: set[str] = set()
+    _engine: Engine
+    _state: CompileState
+    _keys: KeyHook
+    _kernels: Kernels
+    _compiles: PendingCompiles
+    _recorder: Recorder
+    _warned: set[str] = field(default_factory=set, init=False)
 
     # -- what differs from level to level
-
-    @abstractmethod
-    def install(self, patches: Patches) -> None:
-        """Replace the functions of torch's that look up, rebuild and save."""
 
     @abstractmethod
     def _type(self) -> type[_Result]:
@@ -162,10 +148,9 @@ class Level(ABC, Generic[_Result]):
         """Count and log something that was compiled and cannot be shared."""
 
     def _misfit(self, result: _Result, lookup: Lookup) -> Callable[[], list[str]] | None:
-        """Return what says why ``result`` does not fit beside torch's guards; ``None`` if it fits.
+        """Return what says why ``result`` does not fit torch's inputs; ``None`` if it fits.
 
-        Raises:
-            CorruptError: it cannot be used anywhere.
+        torch checks its own guards. A CorruptError says that it can be used nowhere.
         """
 
     def _artifact(self, saving: Save[_Result], content: bytes) -> Artifact:
@@ -188,11 +173,7 @@ class Level(ABC, Generic[_Result]):
         )
 
     def _prepare(self, saving: Save[_Result]) -> None:
-        """Note with a result what its entry must have.
-
-        Raises:
-            NotSharableError: it cannot be saved.
-        """
+        """Note with a result what its entry must have."""
 
     def _is_provisional(self) -> bool:
         """Return whether a better entry may soon replace one that is saved now."""
@@ -201,19 +182,9 @@ class Level(ABC, Generic[_Result]):
     def _saved(self, saving: Save[_Result], saved: Saved, size: int) -> None:
         """Act on an entry that was saved."""
 
-    # -- installing
-
-    def _install(
-        self,
-        patches: Patches,
-        *,
-        candidates: Internal[Function[Iterator[Candidate]]],
-        write: Internal[Callable[[str, bytes], None]],
-        asks_remote: Internal[Callable[[], bool]],
-        remote_cache: Internal[Callable[[], object]],
-        uses_torchs_remote: Internal[Callable[[], bool]],
-    ) -> None:
-        """Replace what both levels have, where this one has it."""
+    def install_shared(self, patches: Patches) -> None:
+        """Replace what both levels have."""
+        candidates, write, asks_remote, remote_cache, uses_torchs_remote = self.shared
 
         def ask_remote(original: Callable[[], bool]) -> bool:  # torch logs it, too
             ours = self._engine.has_remote and internals.tiers_asked(self.name).remote
@@ -239,7 +210,7 @@ class Level(ABC, Generic[_Result]):
     @contextlib.contextmanager
     def _looking_up(self, lookup: Lookup) -> Iterator[dict[str, object]]:
         """Make ``lookup`` the current call, and show it in torch's traces."""
-        with self._state.entered(lookup), self._log.shown("s3cache.lookup") as event:
+        with self._state.entered(lookup), self._recorder.shown("s3cache.lookup") as event:
             yield event
 
     def _candidates(
@@ -298,48 +269,28 @@ class Level(ABC, Generic[_Result]):
         if lookup.entries is None:
             return
         outcome, key = lookup.entries.close(), str(lookup.key)
-        event.update(key=key, level=self.name)
-        event.update(
-            self._log.ended(
-                self.name,
-                key,
-                outcome,
-                saved_s=lookup.saved_s,
-                of_whole=of_whole,
-                rejected=lookup.rejected,
-            )
+        saved_s, rejected = lookup.saved_s, lookup.rejected
+        ending = self._recorder.ended(
+            self.name, key, outcome, saved_s=saved_s, of_whole=of_whole, rejected=rejected
         )
+        event.update(key=key, level=self.name, **ending)
 
     # -- saves
 
     def _run(self, saving: Save[_Result], save: Callable[[], None], *others: object) -> None:
-        """Have torch save what is made portable before, unless that fails.
-
-        Args:
-            others: what else of the result may name the program's files.
-        """
+        """Have torch save what is made portable before, ``others`` with it, unless that fails."""
         with self._state.entered(saving), contextlib.ExitStack() as stack:
-            if not saving.is_shared or self._is_ready(saving, stack, others):
+            is_ready = not saving.is_shared
+            if saving.is_shared:
+                with self._refusing(saving):
+                    self._prepare(saving)
+                    results = *others, *self._graphs(saving.result)
+                    share_sources = self._engine.settings.share_sources
+                    stack.enter_context(portable(*results, share_sources=share_sources))
+                    is_ready = True
+            if is_ready:
                 save()
             self._raise_if_strict(saving)
-
-    def _is_ready(
-        self, saving: Save[_Result], stack: contextlib.ExitStack, others: Sequence[object]
-    ) -> bool:
-        try:
-            self._prepare(saving)
-            graphs = self._graphs(saving.result)
-            shares_sources = self._engine.settings.share_sources
-            if with_triton := internals.with_triton_kernels(graphs):
-                stack.enter_context(portable(with_triton, share_sources=shares_sources))
-            if not shares_sources:
-                stack.enter_context(without_sources(*others, *graphs))
-            return True
-        except NotSharableError as exc:
-            self._refused(exc.code, exc)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._failed(saving, exc)
-        return False
 
     def _write(self, original: Callable[[str, bytes], None], key: str, content: bytes) -> None:
         saving: Save[_Result] | None = self._current(Save)
@@ -351,10 +302,10 @@ class Level(ABC, Generic[_Result]):
 
     def _share(self, saving: Save[_Result], content: bytes) -> bool:
         """Save what torch has pickled; return whether it is shared."""
-        key = saving.key
-        try:
+        key, is_saved = saving.key, False
+        with self._refusing(saving):
             check_readable(content)
-            with self._log.shown("s3cache.save") as event:
+            with self._recorder.shown("s3cache.save") as event:
                 frame = self._artifact(saving, content).encode(key)
                 saved = self._engine.save(
                     key,
@@ -368,18 +319,20 @@ class Level(ABC, Generic[_Result]):
             if isinstance(saved, Saved):
                 saves.debug("saved %s (%d bytes%s)", key, len(frame), self.label)
                 self._saved(saving, saved, len(frame))
-            return is_saved
+        return is_saved
+
+    @contextlib.contextmanager
+    def _refusing(self, saving: CacheCall) -> Iterator[None]:
+        """Leave what fails in the block unshared: the user's program goes on."""
+        try:
+            yield
         except UnreadableError as exc:
             self._refused("entry", exc)
         except NotSharableError as exc:
             self._refused(exc.code, exc)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._failed(saving, exc)
-        return False
-
-    def _failed(self, saving: CacheCall, error: Exception) -> None:
-        saving.record_error(error)
-        self._warn(saves, "a compiled graph is not shared", error)
+        except Exception as exc:  # noqa: BLE001 - whatever it is
+            saving.record_error(exc)
+            self._warn(saves, "a compiled graph is not shared", exc)
 
     def _warn(self, logger: logging.Logger, what: str, error: Exception) -> None:
         """Warn once of each kind of failure; strict mode raises it instead."""

@@ -29,11 +29,7 @@ logger = logger_of("trust")
 
 
 def lock_down(engine: Engine, patches: Patches) -> None:
-    """Keep torch from using what is not signed; where that fails, it has no caches.
-
-    Raises:
-        Exception: it fails, and the settings are strict.
-    """
+    """Keep torch from using what is not signed; where that fails, it has no caches."""
     try:
         install_lockdown(engine.policy_digest, patches)
     except Exception:
@@ -47,11 +43,7 @@ def lock_down(engine: Engine, patches: Patches) -> None:
 
 
 def without_torch_caches(engine: Engine, patches: Patches) -> None:
-    """Disable torch's caches, with a warning where that fails.
-
-    Raises:
-        Exception: it fails, and the settings are strict.
-    """
+    """Disable torch's caches, with a warning where that fails."""
     try:
         disable_torch_caches(patches)
     except Exception:
@@ -61,11 +53,7 @@ def without_torch_caches(engine: Engine, patches: Patches) -> None:
 
 
 def install_lockdown(policy: str, patches: Patches) -> None:
-    """Give torch directories of its own for this ``policy``, and nothing from elsewhere.
-
-    Args:
-        policy: a digest that differs from policy to policy.
-    """
+    """Give torch directories of its own for this ``policy``, and nothing from elsewhere."""
     name = f"s3cache-{policy}"
     with contextlib.suppress(OSError):  # others may sit where it is to be
         internals.cache_dir.get()()  # sets the variable first, unless it is set
@@ -95,9 +83,6 @@ def disable_torch_caches(patches: Patches) -> None:
 
     What torch writes on its way goes to a directory that is removed in the end. Processes that this
     one starts inherit the environment.
-
-    Raises:
-        UnsupportedTorchError: this torch does not even have that option.
     """
     for variable in internals.DIRECTORIES:
         place, forget = private_directory()
@@ -109,24 +94,17 @@ def disable_torch_caches(patches: Patches) -> None:
 
 def _set_variable(variable: str, value: str, patches: Patches) -> None:
     before = os.environ.get(variable)
-
-    def put_back() -> None:
-        if before is None:
-            os.environ.pop(variable, None)
-        else:
-            os.environ[variable] = before
-
     os.environ[variable] = value
-    patches.at_undo(put_back)
+    if before is None:
+        patches.at_undo(lambda: os.environ.pop(variable, None))
+    else:
+        patches.at_undo(lambda: os.environ.update({variable: before}))
 
 
 def own_directory(path: str) -> tuple[str, Callable[[], None]]:
     """Return a directory that no other user can write to or exchange, and a clean-up function.
 
     It is ``path``, which stays, unless other users can change it.
-
-    Raises:
-        ConfigError: there is no place for one.
     """
     try:
         make_parents(os.path.abspath(path))

@@ -21,7 +21,7 @@ import re
 import stat
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -60,20 +60,26 @@ _KERNEL_PATH = re.compile(r"(?<=# kernel path: ).*/")
 
 
 @contextlib.contextmanager
-def without_sources(*results: object) -> Iterator[None]:
-    """Hide where code is from in torch's entries and compiled graphs while the block runs.
+def portable(*results: object, share_sources: bool = False) -> Iterator[None]:
+    """Hide in torch's entries and compiled graphs what is of this machine while the block runs.
 
-    What is set on them meanwhile stays.
+    That is where code is from, unless ``share_sources`` is set, and what kernels of Triton name.
+    What is set on them meanwhile stays. torch alone can use such kernels as well, but does not
+    remember the fastest configuration then.
     """
     changed: list[tuple[dict[str, object], str, object, object]] = []
-    for result in results:
-        fields = vars(result)
-        for name, value in [*fields.items()]:
-            hidden = _hidden(name, value)
-            if hidden is not value:
-                fields[name] = hidden
-                changed.append((fields, name, value, hidden))
     try:
+        for result in results:
+            fields = vars(result)
+            for name, value in [*fields.items()]:
+                hidden = value
+                if name == internals.TRITON_BUNDLE:
+                    hidden = _bundle(cast("TritonBundle | None", value), share_sources)
+                elif not share_sources:
+                    hidden = _hidden(name, value)
+                if hidden is not value:
+                    fields[name] = hidden
+                    changed.append((fields, name, value, hidden))
         yield
     finally:
         for fields, name, value, hidden in changed:
@@ -130,35 +136,17 @@ _GROUP = "__grp__"  # begins the name of the file that lists the others
 _CONFIGS = "s3cache_configs"
 
 
-@contextlib.contextmanager
-def portable(graphs: Iterable[object], *, share_sources: bool) -> Iterator[None]:
-    """Reduce Triton kernels of compiled graphs to what any machine can use while the block runs.
-
-    torch alone can use them as well, but does not remember the fastest configuration then.
-
-    Args:
-        share_sources: whether messages of a kernel may name the file that it is from.
-    """
+def _bundle(bundle: TritonBundle | None, share_sources: bool) -> TritonBundle | None:
+    """Reduce kernels to what any machine can use."""
+    if not bundle or not bundle.kernel_artifacts:
+        return bundle
     places = () if share_sources else (*installed_in(), internals.cache_dir.get()())
-    changed = []
-    try:
-        for graph in graphs:
-            fields = vars(graph)
-            bundle: TritonBundle | None = fields.get(internals.TRITON_BUNDLE)
-            if bundle:
-                changed.append((fields, bundle))
-                fields[internals.TRITON_BUNDLE] = dataclasses.replace(
-                    bundle,
-                    kernel_artifacts=[_binary(each, places) for each in bundle.kernel_artifacts],
-                    static_autotuners=[
-                        dataclasses.replace(each, kernel=_without_process(each.kernel))
-                        for each in bundle.static_autotuners
-                    ],
-                )
-        yield
-    finally:
-        for fields, bundle in changed:
-            fields[internals.TRITON_BUNDLE] = bundle
+    autotuners = [
+        dataclasses.replace(each, kernel=_without_process(each.kernel))
+        for each in bundle.static_autotuners
+    ]
+    kernels = [_binary(each, places) for each in bundle.kernel_artifacts]
+    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
 
 
 def _binary(kernel: TritonKernel, places: Sequence[str]) -> TritonKernel:
@@ -215,12 +203,7 @@ def restore_kernel(kernel: CachingAutotuner) -> None:
 
 
 def check_triton_directory(base: str, kernel: str) -> None:
-    """Make ``base`` for this user alone, unless it is there; check the files of a kernel in it.
-
-    Raises:
-        PermissionError: others may write in it, or what is there is not this user's alone. That
-            says nothing of the entry.
-    """
+    """Make ``base`` for this user alone, unless it is there; check the files of a kernel in it."""
     try:
         make_parents(os.path.abspath(base))
         check_way(base)  # before it is opened: from then on the name leads there

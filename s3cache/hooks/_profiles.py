@@ -1,13 +1,9 @@
 """Share Dynamo's automatic dynamic shapes: what one machine learned, the next one starts with.
 
-Dynamo takes each size for a constant until it sees another one, and compiles again then. The next
-machine starts over: a first batch of another size than any before misses the graph of constants,
-which takes a whole compile, before it would hit the one for every size.
-
-So what turned out to change is shared as one entry for a program, under a key made of the code that
-it compiled first. It is fetched when that code is compiled, and says for each piece of code which
-sizes of which inputs change. It decides nothing but what Dynamo traces as a symbol; guards and keys
-are what they would be if Dynamo had found out by itself.
+Dynamo takes each size for a constant until it sees another one, and compiles again then. So a first
+batch of another size than any before would miss on the next machine. What turned out to change is
+shared as one entry for a program, under a key made of the code that it compiled first. It only
+decides what Dynamo traces as a symbol; guards and keys are as if Dynamo had found out by itself.
 
 A program can need its sizes to be constants: ``math.gcd(x.shape[0], 4)`` does not compile with
 ``fullgraph=True`` where the size is a symbol. So profiles are off unless a user turns them on, and
@@ -29,7 +25,7 @@ from typing import TYPE_CHECKING
 from s3cache.artifact import Changing, ShapeProfile
 from s3cache.cache import Engine
 from s3cache.graph import code_fingerprint
-from s3cache.hooks._state import Patches
+from s3cache.hooks._state import around
 from s3cache.torch_api import installed_version, internals
 from s3cache.util.logs import logger_of
 
@@ -59,11 +55,7 @@ class ShapeProfiles:
         self._saves = 0
         self._warned = False
 
-    def install(self, patches: Patches) -> None:
-        """Replace where Dynamo notes the sizes of an input, and where it is done with a compile."""
-        patches.wrap(internals.update_automatic_dynamic, self._update_automatic_dynamic)
-        patches.wrap(internals.put_code_state, self._put_code_state)
-
+    @around(internals.update_automatic_dynamic)
     def _update_automatic_dynamic(
         self,
         original: Function[ShapeState],
@@ -105,6 +97,7 @@ class ShapeProfiles:
             changing = Changing(sizes, strides, (begun,) if begun else ())
             self._unsaved |= self._learned.add(code, name, changing)
 
+    @around(internals.put_code_state)
     def _put_code_state(self, original: Callable[[], None]) -> None:
         original()
         if self._unsaved and self._saves < _MAX_SAVES:

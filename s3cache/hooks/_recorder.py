@@ -1,16 +1,8 @@
-"""What people learn of lookups: records, torch's traces, logs, and how far a process is.
-
-Lookups, saves and transfers are among torch's own events of a compile: in the log that
-``TORCH_TRACE`` asks for, which tlparse shows, and, those of the thread that compiles, in what
-``torch.profiler`` records. Transfers run on threads that know nothing of torch, and in its log all
-events are of one thread, where the end of one ends the last one begun: a transfer among them would
-end a compile. So transfers are noted when they have ended, and written with lanes of their own by
-the thread that compiles, when it comes by next; the last ones at the exit.
-"""
+"""What people learn of lookups: records, warnings, torch's traces, and why an entry did not fit."""
 
 from __future__ import annotations
 
-import atexit
+import ast
 import contextlib
 import functools
 import logging
@@ -19,18 +11,16 @@ import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from s3cache import entries
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.graph import BypassReason
+from s3cache.hooks._conditions import as_written, failure
 from s3cache.hooks._keys import KeyHook
-from s3cache.records import Event, Lanes, Record, Transfers
-from s3cache.stats import Level, Listener, Reason
+from s3cache.records import Event, Record
+from s3cache.stats import Level, Reason
 from s3cache.torch_api import internals
-from s3cache.util.forks import call_in_child
 from s3cache.util.logs import logger_of
 from s3cache.util.pages import command
 
@@ -42,27 +32,123 @@ logger, bypasses, records = logger_of("lookups"), logger_of("bypasses"), logger_
 _MAX_SHOWN = 10  # reasons of one graph
 _MAX_WARNED = 50  # reasons of one session
 _MAX_FRAMES = 1000
+_NO_FILE = re.compile(r"<(?!stdin>|string>)")
 # Under one key there may be any number of entries, of which these say enough.
 _MAX_REJECTED = 16
 # Between two lookups a prefetch may end any number of transfers.
 _MAX_TRANSFERS = 1024
 _FIRST_LANE = 1  # torch's own events are in lane 0
-_MICROSECONDS = 1e6
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LEVELS = {"aot": "", "fx": ", second level"}
 
 
-class Bypasses:
-    """Counts the graphs of one session that are not cached, and warns of each reason once.
+class Recorder:
+    """Records lookups, saves and bypasses of one session, and shows them. Any thread may use it.
 
-    A reason is a warning, with the way out, when it first occurs. After that, and once there were
-    as many warnings as a log can bear, it is a line at level INFO. Any thread may use it.
+    A failure to record is logged once.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, keys: KeyHook) -> None:
         self._engine = engine
+        self._keys = keys
         self._mutex = threading.Lock()
         self._warned: set[tuple[str, str]] = set()
+        self._is_shown = self._failed = self._has_hit = self._has_hinted = False
+
+    def show(self) -> None:
+        """Show lookups and saves in torch's traces from now on."""
+        self._is_shown = True
+
+    @contextlib.contextmanager
+    def shown(self, name: str) -> Iterator[dict[str, object]]:
+        """Show the block in torch's traces, if it makes any, with what is put into the mapping.
+
+        That is the log of ``TORCH_TRACE``, and ``torch.profiler``. An error ends no program.
+        """
+        about: dict[str, object] = {}
+        end = None
+        if self._is_shown and internals.is_traced():
+            with contextlib.suppress(Exception):
+                end = internals.begin_event(name, time.time_ns())
+        try:
+            yield about
+        finally:
+            if end is not None:
+                with contextlib.suppress(Exception):
+                    end(time.time_ns(), about)
+
+    def ended(
+        self,
+        level: Level,
+        key: str,
+        outcome: Hit | Miss,
+        *,
+        saved_s: float = 0.0,
+        of_whole: bool = False,
+        rejected: Sequence[Callable[[], list[str]]] = (),
+    ) -> dict[str, str]:
+        """Record how a lookup under ``key`` ended; return that in words.
+
+        ``rejected`` are functions that say why each entry was not used: called on a miss alone.
+        """
+        is_hit = isinstance(outcome, Hit)
+        if isinstance(outcome, Hit):
+            ending = {"outcome": "hit", "reason": str(outcome.tier)}
+        else:
+            ending = {"outcome": "miss", "reason": str(outcome.reason)}
+            logger.debug("miss %s (%s%s)", key, ending["reason"], _LEVELS.get(level, ""))
+        if level == "aot":
+            self._hint(outcome)
+        known = self._keys.known(key)
+        self._record(
+            lambda: Record(
+                level=level,
+                outcome=ending["outcome"],
+                reason=ending["reason"],
+                key=key,
+                time=time.time(),
+                elapsed_s=outcome.elapsed_s,
+                saved_s=saved_s,
+                where=users_line(),
+                of_whole=of_whole,
+                rejected=() if is_hit else tuple(map(_in_words, rejected[:_MAX_REJECTED])),
+                components={
+                    name: (each.digest, each.value) for name, each in known.components.items()
+                },
+                parts={} if is_hit else known.parts,
+            )
+        )
+        return ending
+
+    def saved(self, key: str, size: int, elapsed_s: float, compile_s: float) -> None:
+        """Record a save that took ``elapsed_s``, of what took ``compile_s`` to compile."""
+        now = time.time()
+        self._engine.record(Event("compile", now - elapsed_s, compile_s, key))
+        self._engine.record(Event("save", now, elapsed_s, key, size))
+
+    def bypassed(
+        self,
+        level: Level,
+        reasons: Sequence[BypassReason],
+        gm: GraphModule | None = None,
+        *,
+        key: str = "",
+    ) -> None:
+        """Record a graph that was not looked up, or not saved under the key that missed."""
+        self._record(
+            lambda: Record(
+                level=level,
+                outcome="bypass",
+                key=key,
+                reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
+                time=time.time(),
+                where=users_line(),
+                reasons=tuple(
+                    {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
+                    for reason in reasons
+                ),
+            )
+        )
 
     def warn(
         self,
@@ -73,8 +159,9 @@ class Bypasses:
     ) -> None:
         """Count a graph that is not cached for ``reasons``, and log them.
 
-        Args:
-            error: what led to reason ``error``: a mistake of ours needs its traceback.
+        A reason is a warning, with the way out, when it first occurs. After that, and once there
+        were as many warnings as a log can bear, it is a line at level INFO. ``error`` is what led
+        to the reason of that name: a mistake of ours needs its traceback.
         """
         self._engine.count_bypass({reason.code for reason in reasons})
         shown = reasons[:_MAX_SHOWN]
@@ -102,112 +189,6 @@ class Bypasses:
             exc_info=error if "error" in codes else None,
         )
 
-
-class LookupLog:
-    """Gives the engine a record of each lookup. A failure to do so is logged once."""
-
-    def __init__(self, engine: Engine, keys: KeyHook) -> None:
-        self._events: TraceEvents | None = None
-        self._engine = engine
-        self._keys = keys
-        self._failed = False
-        self._has_hit = False
-        self._has_hinted = False
-
-    def show(self, events: TraceEvents) -> None:
-        """Show lookups and saves in torch's traces from now on."""
-        self._events = events
-
-    @contextlib.contextmanager
-    def shown(self, name: str) -> Iterator[dict[str, object]]:
-        """Show the block in torch's traces, if it makes any, with what is put into the mapping."""
-        if self._events is None or not internals.is_traced():
-            yield {}
-            return
-        with self._events.shown(name) as about:
-            yield about
-
-    def ended(
-        self,
-        level: Level,
-        key: str,
-        outcome: Hit | Miss,
-        *,
-        saved_s: float = 0.0,
-        of_whole: bool = False,
-        rejected: Sequence[Callable[[], list[str]]] = (),
-    ) -> dict[str, str]:
-        """Record how a lookup under ``key`` ended; return that in words.
-
-        Args:
-            saved_s, of_whole: see :class:`Record`.
-            rejected: functions that say why each entry was not used: called on a miss alone.
-        """
-        is_hit = isinstance(outcome, Hit)
-        if isinstance(outcome, Hit):
-            ending = {"outcome": "hit", "reason": str(outcome.tier)}
-        else:
-            ending = {"outcome": "miss", "reason": str(outcome.reason)}
-            logger.debug("miss %s (%s%s)", key, ending["reason"], _LEVELS.get(level, ""))
-        if not self._engine.settings.record:
-            return ending
-        if level == "aot":
-            self._hint(outcome)
-        with self._failing_once():
-            known = self._keys.known(key)
-            self._engine.record(
-                Record(
-                    level=level,
-                    outcome=ending["outcome"],
-                    reason=ending["reason"],
-                    key=key,
-                    time=time.time(),
-                    elapsed_s=outcome.elapsed_s,
-                    saved_s=saved_s,
-                    where=users_line(),
-                    of_whole=of_whole,
-                    rejected=() if is_hit else tuple(map(_in_words, rejected[:_MAX_REJECTED])),
-                    components={
-                        name: (each.digest, each.value) for name, each in known.components.items()
-                    },
-                    parts={} if is_hit else known.parts,
-                )
-            )
-        return ending
-
-    def saved(self, key: str, size: int, elapsed_s: float, compile_s: float) -> None:
-        """Record a save that took ``elapsed_s``, of what took ``compile_s`` to compile."""
-        now = time.time()
-        self._engine.record(Event("compile", now - elapsed_s, compile_s, key))
-        self._engine.record(Event("save", now, elapsed_s, key, size))
-
-    def bypassed(
-        self,
-        level: Level,
-        reasons: Sequence[BypassReason],
-        gm: GraphModule | None,
-        *,
-        key: str = "",
-    ) -> None:
-        """Record a graph that was not looked up, or not saved under the key that missed."""
-        if not self._engine.settings.record:
-            return
-        with self._failing_once():
-            self._engine.record(
-                Record(
-                    level=level,
-                    outcome="bypass",
-                    key=key,
-                    reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
-                    time=time.time(),
-                    where=users_line(),
-                    reasons=tuple(
-                        {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
-                        for reason in reasons
-                    ),
-                )
-            )
-
     def _hint(self, outcome: Hit | Miss) -> None:
         """Point to ``explain`` once, for the first graph that is absent where others hit."""
         if isinstance(outcome, Hit):
@@ -216,14 +197,14 @@ class LookupLog:
             self._has_hinted = True
             logger.info("a graph missed where others hit; `s3cache explain` says why")
 
-    @contextlib.contextmanager
-    def _failing_once(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as exc:  # noqa: BLE001 - no training run ends for a record
-            if not self._failed:
-                self._failed = True
-                records.warning("lookups are not recorded", exc_info=exc)
+    def _record(self, make: Callable[[], Record]) -> None:
+        if self._engine.settings.record:
+            try:
+                self._engine.record(make())
+            except Exception as exc:  # noqa: BLE001 - no training run ends for a record
+                if not self._failed:
+                    self._failed = True
+                    records.warning("lookups are not recorded", exc_info=exc)
 
 
 def _in_words(why: Callable[[], list[str]]) -> str:
@@ -245,16 +226,12 @@ def users_line() -> tuple[str, int, str] | None:
         name = frame.f_code.co_filename
         if name.startswith(compiler):
             found = None
-        elif found is None and not name.startswith(torchs) and not _has_no_file(name):
+        elif found is None and not name.startswith(torchs) and not _NO_FILE.match(name):
             found = name, frame.f_lineno, frame.f_code.co_name
         if frame.f_back is None:
             break
         frame = frame.f_back
     return found
-
-
-def _has_no_file(name: str) -> bool:
-    return name.startswith("<") and name not in ("<stdin>", "<string>")
 
 
 @functools.cache
@@ -281,84 +258,27 @@ def line_of(gm: GraphModule, reason: BypassReason) -> str:
     return ""
 
 
-class TraceEvents:
-    """Shows lookups, saves and transfers in torch's traces until :meth:`close`.
+# -- why an entry under the right key did not fit
 
-    Errors while writing a trace never reach the program.
+# How torch names the sizes that are inputs, in the guards of its entries, by number.
+_NUMBERED = re.compile(r"L\['t(\d+)'\]")
 
-    Args:
-        subscribe: registers a listener for each step of a transfer; returns what unregisters it.
-    """
 
-    def __init__(self, subscribe: Callable[[Listener], Callable[[], None]]) -> None:
-        self._subscribe = subscribe
-        self._begin()
-        call_in_child(self._begin)
-        atexit.register(self.catch_up)
-
-    def _begin(self) -> None:
-        """Begin to note transfers, in this process."""
-        self._mutex = threading.Lock()
-        self._ended: deque[Event] = deque(maxlen=_MAX_TRANSFERS)
-        self._lanes = Lanes()
-        self._named = 0
-        self._forget = self._subscribe(Transfers(self._ended.append).note)
-
-    @contextlib.contextmanager
-    def shown(self, name: str) -> Iterator[dict[str, object]]:
-        """Show the block as an event ``name``, with what is put into the mapping.
-
-        Transfers that ended meanwhile, and before, are shown too.
-        """
-        about: dict[str, object] = {}
-        end = None
-        with contextlib.suppress(Exception):
-            end = internals.begin_event(name, time.time_ns())
-        try:
-            yield about
-        finally:
-            if end is not None:
-                with contextlib.suppress(Exception):
-                    end(time.time_ns(), about)
-            self.catch_up()
-
-    def catch_up(self) -> None:
-        """Write the transfers that have ended by now, if torch writes a trace."""
-        if not self._ended:
-            return
-        with contextlib.suppress(Exception), self._mutex:
-            ended = [self._ended.popleft() for _ in range(len(self._ended))]
-            if internals.writes_trace():
-                for event in sorted(ended, key=lambda each: each.time - each.elapsed_s):
-                    self._write(event)
-
-    def _write(self, event: Event) -> None:
-        began = event.time - event.elapsed_s
-        lane = self._lanes.take(began, event.time)
-        if lane >= self._named:
-            self._named = lane + 1
-            internals.trace_event(
-                {"ph": "M", "name": "thread_name", "args": {"name": "s3cache transfers"}},
-                lane=_FIRST_LANE + lane,
-            )
-        internals.trace_event(
-            {
-                "ph": "X",
-                "name": f"s3cache.{event.event}",
-                "ts": began * _MICROSECONDS,
-                "dur": event.elapsed_s * _MICROSECONDS,
-                "args": {
-                    "key": entries.key_of(event.name),
-                    "name": event.name,
-                    "bytes": event.size,
-                    "ended": event.ended,
-                },
-            },
-            lane=_FIRST_LANE + lane,
-        )
-
-    def close(self) -> None:
-        """Write what has ended, and note no more."""
-        self._forget()
-        self.catch_up()
-        atexit.unregister(self.catch_up)
+def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
+    """Return which of torch's guards on sizes, joined by ``and``, do not hold for ``inputs``."""
+    sizes = internals.sizes_among(inputs)
+    names = [
+        as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
+    ]
+    values = [internals.value_of_size(size) for size in sizes]
+    tree = ast.parse(expression.strip(), mode="eval").body
+    guards = (
+        tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+    )
+    failures = []
+    for guard in map(ast.unparse, guards):
+        if not internals.holds_of_sizes(guard, sizes, values):
+            numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
+            text = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
+            failures.append(failure(text, {names[number]: values[number] for number in numbers}))
+    return failures

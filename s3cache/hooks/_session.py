@@ -16,16 +16,12 @@ from s3cache import metrics
 from s3cache.cache import Cache, Engine, current_cache, set_current
 from s3cache.errors import S3CacheError, code_of
 from s3cache.graph import Report
-from s3cache.hooks._aot_graphs import AOTGraphs
-from s3cache.hooks._backwards import Backwards
-from s3cache.hooks._conditions import install_guard_expressions
-from s3cache.hooks._fx_graphs import FxGraphs
+from s3cache.hooks._conditions import deserialize_backward
+from s3cache.hooks._graphs import AOTGraphs, FxGraphs
 from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import KeyHook, Registry
-from s3cache.hooks._level import Shared
-from s3cache.hooks._recorder import Bypasses, LookupLog, TraceEvents
-from s3cache.hooks._registrations import watch_registrations
+from s3cache.hooks._keys import KeyHook, Registry, watch_registrations
+from s3cache.hooks._recorder import Recorder
 from s3cache.hooks._state import CompileState, Patches, PendingCompiles
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import (
@@ -57,37 +53,30 @@ class Session:
 
     torch's compiler is not imported here: the hooks go in when the program first needs it. Those
     that carry the cache go in together, or not at all. Any other can fail alone: one warning says
-    which feature is off.
-
-    Args:
-        supported: whether this torch is; else no hook is installed, and torch has no caches of its
-            own where only what is signed may be used. The engine then looks nothing up.
+    which feature is off. Where torch is not supported no hook is installed, and torch has no caches
+    of its own where only what is signed may be used.
     """
 
     def __init__(self, engine: Engine, *, supported: bool = True) -> None:
-        self._engine = engine
-        self.cache: Cache = engine
-        self.probe = engine.probe
+        self.engine = engine
+        self.supported = supported
         self._patches = Patches()
         self._locked = Patches()  # apart, as they stay where no hook can be installed
         self._early_failures: list[Exception] = []
-        self._undo = contextlib.ExitStack()
+        self._undo = undo = contextlib.ExitStack()
+        undo.callback(engine.close)
+        undo.callback(self._locked.undo)
         if supported:
-            self._events = TraceEvents(engine.subscribe)
-            self._undo.callback(self._events.close)
-        self._undo.callback(engine.close)
-        self._undo.callback(self._locked.undo)
-        if supported:
-            self._undo.callback(self._patches.undo)
-            self._undo.callback(watch_registrations(self._early_failures.append))
+            undo.callback(self._patches.undo)
+            undo.callback(watch_registrations(self._early_failures.append))
         if engine.uses_trusted_only:
             from s3cache.hooks import _lockdown
 
             lock = _lockdown.lock_down if supported else _lockdown.without_torch_caches
             lock_down = functools.partial(lock, engine, self._locked)
-            self._undo.callback(when_imported(internals.CODE_CACHES, lock_down))
+            undo.callback(when_imported(internals.CODE_CACHES, lock_down))
         if supported:
-            self._undo.callback(when_imported(internals.COMPILER, self._install))
+            undo.callback(when_imported(internals.COMPILER, self._install))
 
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""
@@ -100,15 +89,14 @@ class Session:
             bind_declarations()
             if internals.is_untested():
                 check_names()
-            self._install_required()
-            self._install_features()
+            self._install_hooks()
         except Exception:
             self._patches.undo()
-            if self._engine.uses_trusted_only:
+            if self.engine.uses_trusted_only:
                 from s3cache.hooks._lockdown import without_torch_caches
 
-                without_torch_caches(self._engine, self._locked)
-            if self._engine.settings.strict:
+                without_torch_caches(self.engine, self._locked)
+            if self.engine.settings.strict:
                 raise
             logger.warning(
                 "this torch is not as expected; it compiles without a cache %s",
@@ -119,42 +107,35 @@ class Session:
             if internals.is_untested():
                 _warn_untested()
 
-    def _install_required(self) -> None:
-        """Install the hooks that carry the cache, in the order in which torch calls them."""
-        engine, state = self._engine, CompileState()
-        self._keys = keys = KeyHook(registry, state)
-        self._log = LookupLog(engine, keys)
-        shared = Shared(
-            engine,
-            state,
-            keys,
-            kernels=Kernels(state, share_sources=engine.settings.share_sources),
-            compiles=PendingCompiles(state, registry.version_of),
-            backwards=Backwards(state, registry.version_of),
-            bypasses=Bypasses(engine),
-            log=self._log,
-        )
+    def _install_hooks(self) -> None:
+        engine, state = self.engine, CompileState()
+        keys = KeyHook(registry, state)
+        recorder = Recorder(engine, keys)
+        kernels = Kernels(state, share_sources=engine.settings.share_sources)
+        compiles = PendingCompiles(state, registry.version_of)
+        shared = engine, state, keys, kernels, compiles, recorder
+        levels = AOTGraphs(*shared), FxGraphs(*shared)
+        # What carries the cache: this all goes in, or nothing.
+        for hooks in (state, keys, kernels, compiles, *levels):
+            self._patches.install(hooks)
         keys.install_fx(self._patches)
-        levels = AOTGraphs(shared), FxGraphs(shared)
-        for hook in (state, shared.backwards, keys, shared.kernels, shared.compiles, *levels):
-            hook.install(self._patches)
+        for level in levels:
+            level.install_shared(self._patches)
+        self._patches.wrap(internals.deserialize_backward, deserialize_backward)
 
-    def _install_features(self) -> None:
-        """Install what can fail alone."""
-        engine = self._engine
-        self._try(internals.TORCH_KEY, lambda _: remember_installation(engine.settings.local_dir))
-        self._try(internals.CLEARING, functools.partial(install_clearing, engine))
-        self._try(internals.GUARD_EXPRESSIONS, install_guard_expressions)
-        self._try(internals.KEY_LOGS, self._keys.install_logs)
-        self._try(internals.TRACES, lambda _: self._log.show(self._events))
+        # What can fail alone.
+        feature, directory = self._try, engine.settings.local_dir
+        feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
+        feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
+        feature(internals.TRACES, lambda _: recorder.show())
         if engine.settings.shape_profile:
             from s3cache.hooks._profiles import ShapeProfiles
 
-            self._try(internals.PROFILES, ShapeProfiles(engine).install)
+            feature(internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine)))
         if os.environ.get(WATCHED):
-            from s3cache.hooks._progress import Progress
+            from s3cache.hooks._watching import Progress
 
-            self._try(internals.WATCHING, Progress(engine, self._log).install)
+            feature(internals.WATCHING, Progress(engine, recorder).install)
 
     def _try(self, feature: str, install: Callable[[Patches], object]) -> None:
         patches = Patches()
@@ -163,7 +144,7 @@ class Session:
             install(patches)
         except Exception as exc:
             patches.undo()
-            if self._engine.settings.strict:
+            if self.engine.settings.strict:
                 raise
             logger.warning("%s is off: %s", feature, exc)
         else:
@@ -183,41 +164,9 @@ def _warn_untested() -> None:
     )
 
 
-def install_clearing(engine: Engine, patches: Patches) -> None:
-    """Clear a level of the local tier when a program has torch clear that level.
-
-    torch empties its directory, and leaves its remote caches as they are. So entries of the level
-    go from the local tier, and those in the remote stay, where the next compile finds them.
-    """
-    storage = logger_of("storage")
-
-    def clear(level: str, prefix: str, original: Callable[[], None]) -> None:
-        original()
-        try:
-            count = engine.clear_local(prefix)
-        except Exception:
-            if engine.settings.strict:
-                raise
-            storage.warning("%s were not removed from the local tier", level, exc_info=True)
-            return
-        storage.info(
-            "%d %s removed from the local tier; a remote keeps them: Cache.clear() "
-            "removes them there, and recache=True compiles again",
-            count,
-            level,
-        )
-
-    for internal, level, prefix in (
-        (internals.clear_autograd_cache, "AOT graphs", internals.key_prefix()),
-        (internals.clear_fx_cache, "FX graphs", internals.FX_PREFIX),
-    ):
-        patches.wrap(internal, functools.partial(clear, level, prefix))
-
-
 _mutex = threading.Lock()
 _environment_mutex = threading.Lock()  # taken before the other one
 _session: Session | None = None
-_disabled: Session | None = None  # instead, where this torch is not supported
 _tried_environment = False
 registry = Registry()
 
@@ -228,7 +177,7 @@ def active() -> Cache | None:
     Enables the one that the environment asks for, which otherwise waits for the first compile.
     """
     autoload.ask_environment()
-    return None if _session is None else _session.cache
+    return _session.engine if _session is not None and _session.supported else None
 
 
 def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
@@ -245,26 +194,25 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
     Raises:
         ConfigError: the URL or a setting cannot be used.
     """
-    global _session, _disabled
+    global _session
     autoload.cancel()
     with _mutex:
         _close()
         if not internals.is_supported():
             inert: Options = {**options, "mode": "off"}
-            _disabled = Session(Engine.open(url, **inert), supported=False)
-            return _disabled.cache
+            _session = Session(Engine.open(url, **inert), supported=False)
+            return _session.engine
         engine = Engine.open(url, **options)
         try:
             _session = Session(engine)
         except Exception:  # strict
             engine.close()
             raise
-        cache = _session.cache
-        set_current(cache)
+        set_current(engine)
         if engine.settings.summary or engine.settings.metrics_file:
             atexit.unregister(_print_summary)  # once, however often this is called
             atexit.register(_print_summary)
-        return cache
+        return engine
 
 
 def enable_by_environment() -> None:
@@ -330,18 +278,18 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     Raises:
         Exception: what ``function`` raises.
     """
-    from s3cache.hooks._check import checked
+    from s3cache.hooks._watching import checked
 
-    probe = None if _session is None else _session.probe
+    session = _session
+    probe = session.engine.probe if session is not None and session.supported else None
     return checked(function, registry, args, kwargs, probe)
 
 
 def _close() -> None:
-    global _session, _disabled
-    sessions, _session, _disabled = (_session, _disabled), None, None
-    for session in sessions:
-        if session is not None:
-            session.close()
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session.close()
 
 
 def _print_summary() -> None:

@@ -1,4 +1,4 @@
-"""State of the compile under way on each thread, compiles that end in an entry, and patches.
+"""Replaced functions, the compile under way on each thread, and compiles that end in an entry.
 
 Between a lookup that misses and the save, torch compiles the graph's forward and backward. With
 ``bundled_autograd_cache`` one entry holds a whole graph, which must be so for the graphs that
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from s3cache.errors import code_of
 from s3cache.graph import ORIGINAL_ATTR, BypassReason, reads_storage_offsets, settings_digest
-from s3cache.hooks._conditions import Compile, FxInfo, NotSharableError, attach_fx_info
+from s3cache.hooks._conditions import FX_INFO, Compile, FxInfo, NotSharableError
 from s3cache.store import Buffer
 from s3cache.torch_api import Internal, internals
 from s3cache.torch_api.protocols import Function
@@ -46,27 +46,56 @@ logger = logger_of("saves")
 
 F = TypeVar("F", bound=Function[object])
 T = TypeVar("T")
+_Method = TypeVar("_Method", bound=Function[object])
 
 _ABSENT = object()
+_MARK = "s3cache_around"
 # As many keys as there may be between a lookup that misses and the save.
 _MAX_REMEMBERED = 1024
 # Arguments by which AOTAutograd compiles a graph other than by Inductor.
 _COMPILERS = ("bw_compiler", "decompositions", "fw_compiler", "inference_compiler", "partition_fn")
 
 
+def around(*functions: Internal[F]) -> Callable[[_Method], _Method]:
+    """Mark a method as a hook: :meth:`Patches.install` puts it in the place of these functions.
+
+    It is called with the original function, and then with what that is called with.
+    """
+
+    def mark(method: _Method) -> _Method:
+        vars(method)[_MARK] = functions
+        return method
+
+    return mark
+
+
 class Patches:
     """Stack of replaced functions."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
+
+    def install(self, hooks: object) -> None:
+        """Install every hook of an object, see :func:`around`."""
+        for name in dir(type(hooks)):
+            for function in getattr(getattr(type(hooks), name), _MARK, ()):
+                self.wrap(function, getattr(hooks, name))
+
+    def wrap(self, internal: Internal[F], around: Function[object]) -> None:
+        """Have ``around(original, *args, **kwargs)`` called in the place of a function."""
+
+        def make(original: F) -> F:
+            def replacement(*args: object, **kwargs: object) -> object:
+                return around(original, *args, **kwargs)
+
+            return cast("F", replacement)
+
+        self.replace(internal, make)
 
     def replace(self, internal: Internal[F], make: Callable[[F], F]) -> None:
         """Replace a function by what ``make`` returns for it.
 
         ``make`` gets and returns the plain function. A static or class method stays one.
-
-        Raises:
-            UnsupportedTorchError: this torch lacks it.
         """
         owner, name = internal.owner()
         present = inspect.getattr_static(owner, name)
@@ -81,32 +110,13 @@ class Patches:
             partial(delattr, owner, name) if old is _ABSENT else partial(setattr, owner, name, old)
         )
 
-    def wrap(self, internal: Internal[F], around: Function[object]) -> None:
-        """Have ``around(original, *args, **kwargs)`` called in the place of a function.
-
-        Raises:
-            UnsupportedTorchError: this torch lacks it.
-        """
-
-        def make(original: F) -> F:
-            def replacement(*args: object, **kwargs: object) -> object:
-                return around(original, *args, **kwargs)
-
-            return cast("F", replacement)
-
-        self.replace(internal, make)
-
     def set(self, internal: Internal[T], value: T) -> None:
-        """Set an option.
-
-        Raises:
-            UnsupportedTorchError: this torch lacks it.
-        """
+        """Set an option of torch's."""
         owner, name = internal.owner()
         self._undo.append(partial(setattr, owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    def at_undo(self, call: Callable[[], None]) -> None:
+    def at_undo(self, call: Callable[[], object]) -> None:
         """Call ``call`` in :meth:`undo`, in its turn."""
         self._undo.append(call)
 
@@ -178,61 +188,40 @@ class CompileState(threading.local):
         with self.changed(current=call):
             yield call
 
-    def install(self, patches: Patches) -> None:
-        """See what Inductor and AOTAutograd are called with.
-
-        A user's backend may call ``compile_fx`` or AOTAutograd with compilers or decompositions of
-        its own, which the graph does not show. Programs may have imported ``compile_fx`` before, so
-        AOTAutograd itself is watched.
-        """
-        patches.wrap(internals.compile_fx, self._compile_fx)
-        patches.wrap(internals.aot_module, self._aot_module)
-
+    @around(internals.compile_fx)
     def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:
         asked = cast("Mapping[str, object] | None", kwargs.get("config_patches"))
         with self.changed(options={**self.options, **(asked or {})}):
             return original(*args, **kwargs)
 
+    # A user's backend may call compile_fx or AOTAutograd with compilers or decompositions of its
+    # own, which the graph does not show. Programs may have imported compile_fx before.
+    @around(internals.aot_module)
     def _aot_module(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        inner = internals.inner_compiler(kwargs.get("fw_compiler"))
+        if inner is None:
+            given = {name: kwargs.get(name) for name in _COMPILERS}
+        else:
+            given = {"inner_compile": inner, "decompositions": kwargs.get("decompositions")}
         with self.changed(
             depth=self.depth + 1,
             backward_compiler=kwargs.get("bw_compiler"),
-            user_compilers=_user_compilers(kwargs),
+            user_compilers=given,
         ):
             return original(*args, **kwargs)
 
 
-def _user_compilers(kwargs: Mapping[str, object]) -> Mapping[str, object]:
-    inner = internals.inner_compiler(kwargs.get("fw_compiler"))
-    if inner is None:
-        return {name: kwargs.get(name) for name in _COMPILERS}
-    return {"inner_compile": inner, "decompositions": kwargs.get("decompositions")}
-
-
 class PendingCompiles:
-    """Compiles that end in an entry, each known by its tracing context.
+    """Compiles that end in an entry, each known by its tracing context."""
 
-    Args:
-        registered_version: gives the version of a function or operator that the user registered.
-    """
-
-    def __init__(
-        self, state: CompileState, registered_version: Callable[[object], str | None]
-    ) -> None:
+    def __init__(self, state: CompileState, version_of: Callable[[object], str | None]) -> None:
         self._state = state
-        self._registered_version = registered_version
+        self._version_of = version_of
         # DDPOptimizer compiles several graphs in one context, one after the other.
         self._compiles: weakref.WeakKeyDictionary[TracingContext, list[Compile]] = (
             weakref.WeakKeyDictionary()
         )
         self._outputs: OrderedDict[str, list[OutputDescription] | NotSharableError] = OrderedDict()
-
-    def install(self, patches: Patches) -> None:
-        """Have torch bundle where :meth:`begin` was called, as if the option were set."""
-        patches.wrap(internals.should_bundle, self._should_bundle)
-        patches.wrap(internals.should_bundle_compiled, self._should_bundle)
-        patches.wrap(internals.compile_fx_inner, self._compile_graph)
-        patches.wrap(internals.answer_first_call, self._answer_first_call)
 
     def end(self) -> None:
         """End the current compile: another graph is about to be looked up."""
@@ -243,14 +232,10 @@ class PendingCompiles:
     def begin(
         self, key: str, config: AOTConfig, inputs: Sequence[object], *, of_threads: bool
     ) -> None:
-        """Note that the graph that is being traced will be saved under ``key``.
-
-        Args:
-            of_threads: whether its code is made for the number of threads.
-        """
+        """Note that the graph that is being traced will be saved under ``key``."""
         context = internals.current_tracing_context.get()()
         if context is not None:
-            compile_ = Compile.begun(context, key, config, inputs, of_threads=of_threads)
+            compile_ = Compile(context, key, config, inputs, of_threads=of_threads)
             self._compiles.setdefault(context, []).append(compile_)
 
     def compile_of(self, key: str) -> Compile | None:
@@ -272,11 +257,7 @@ class PendingCompiles:
         return options is not None
 
     def outputs(self, key: str) -> list[OutputDescription] | None:
-        """Return what the graph answers a fake first call with; ``None`` if there is none.
-
-        Raises:
-            NotSharableError: it cannot be described.
-        """
+        """Return what the graph answers a fake first call with; ``None`` if there is none."""
         outputs = self._outputs.get(key)
         if isinstance(outputs, NotSharableError):
             raise outputs
@@ -287,9 +268,11 @@ class PendingCompiles:
         compiles = None if context is None else self._compiles.get(context)
         return context, compiles[-1] if compiles else None
 
+    @around(internals.should_bundle, internals.should_bundle_compiled)
     def _should_bundle(self, asked: Callable[[], bool]) -> bool:
         return self.is_compiling_entry() or asked()
 
+    @around(internals.compile_fx_inner)
     def _compile_graph(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
@@ -306,7 +289,7 @@ class PendingCompiles:
         if info is not None:
             if not info["late"]:
                 compile_.look(context)
-            attach_fx_info(graph, info)
+            setattr(graph, FX_INFO, info)
         # torch notes it only where it does not bundle, and takes a backward's from here.
         if graph._time_taken_ns is None:
             graph._time_taken_ns = time.monotonic_ns() - started
@@ -316,21 +299,19 @@ class PendingCompiles:
         """Return what to note of an FX graph that will be lowered; ``None`` if it cannot be."""
         late = is_backward and not self._state.depth
         try:
-            return {
-                "sees_places": reads_storage_offsets(gm),
-                "late": late,
-                "lowered": settings_digest(
-                    of_threads=compile_.of_threads, registered_version=self._registered_version
+            lowered = None
+            if late:
+                lowered = settings_digest(
+                    of_threads=compile_.of_threads, registered_version=self._version_of
                 )
-                if late
-                else None,
-            }
+            return {"sees_places": reads_storage_offsets(gm), "late": late, "lowered": lowered}
         except Exception as exc:  # the user's program goes on
             logger.warning(
                 "a graph will not be cached as a whole %s", pointer(code_of(exc)), exc_info=True
             )
             return None
 
+    @around(internals.answer_first_call)
     def _answer_first_call(
         self,
         original: Function[object],
@@ -342,16 +323,15 @@ class PendingCompiles:
         function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
         compile_ = self._current()[1]
         if wrapper.needs_post_compile and compile_ is not None:
+            from s3cache.hooks._distributed import describe_outputs
+
             # In the strides that Inductor chose: the original has put them there.
-            self._remember(compile_.key, wrapper, runtime_metadata)
+            outputs: list[OutputDescription] | NotSharableError
+            try:
+                outputs = describe_outputs(wrapper.out_metas, runtime_metadata)
+            except NotSharableError as exc:
+                outputs = exc
+            self._outputs[compile_.key] = outputs
+            while len(self._outputs) > _MAX_REMEMBERED:
+                self._outputs.popitem(last=False)
         return function
-
-    def _remember(self, key: str, wrapper: FirstCallWrapper, metadata: RuntimeMetadata) -> None:
-        from s3cache.hooks._distributed import describe_outputs
-
-        try:
-            self._outputs[key] = describe_outputs(wrapper.out_metas, metadata)
-        except NotSharableError as exc:
-            self._outputs[key] = exc
-        while len(self._outputs) > _MAX_REMEMBERED:
-            self._outputs.popitem(last=False)

@@ -23,7 +23,6 @@ from s3cache.torch_api._declare import (
 from s3cache.torch_api.dynamo import WATCHING
 from s3cache.torch_api.inductor import (
     CACHING_OPTIONS_OF_INDUCTOR,
-    CLEARING,
     force_disable_caches,
     inductor_config,
 )
@@ -272,8 +271,6 @@ save = AnyFunction(f"{_ENTRIES}.save")
 write_to_local_cache = AnyFunction(f"{_ENTRIES}._write_to_local_cache")
 pickle_entry: Internal[Function[bytes | None]] = Internal(f"{_ENTRIES}._pickle_entry")
 find_unpicklable_field = AnyFunction(f"{_ENTRIES}._find_unpicklable_field")
-#: What empties torch's directory of entries; its remote cache stays as it is.
-clear_autograd_cache = AnyFunction(f"{_ENTRIES}.clear", feature=CLEARING)
 #: torch's own remote cache, for those that have one.
 remote_cache = AnyFunction(f"{_ENTRIES}.get_remote_cache")
 aot_result: Internal[type[AOTResult]] = Internal(_RESULT)

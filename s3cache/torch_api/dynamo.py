@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 # Features that fail alone: what they need of torch is declared with their names.
 
-#: Evaluate guards on sizes as a compile would, without the branches of Python's ``min``.
-GUARD_EXPRESSIONS = "evaluating guards on sizes without adding guards"
 PROFILES = "sharing which sizes change (shape_profile)"
 WATCHING = "watching a program for s3cache check and warm"
 TRACES = "showing lookups in torch's traces"
@@ -87,9 +84,6 @@ def name_of_source(source: object) -> str | None:
 
 # -- sizes, and guards on them
 
-evaluate_guards_expression = Predicate(
-    f"{_SHAPES}:ShapeEnv.evaluate_guards_expression", feature=GUARD_EXPRESSIONS
-)
 unbacked_symbols = AnyFunction(f"{_SHAPES}:free_unbacked_symbols")
 _expression_printer = AnyClass(f"{_SHAPES}:SymExprPrinter")
 #: What guards on sizes call, by the names that they are printed with.
@@ -336,7 +330,6 @@ def with_changing(
 
 _event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
 _trace_log: Internal[Logger] = Internal("torch._logging._internal:trace_log", feature=TRACES)
-_trace = AnyFunction("torch._logging:trace_structured", feature=TRACES)
 _profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
 Fields(
     "torch._dynamo.utils:ChromiumEventLogger",
@@ -363,25 +356,9 @@ def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], No
     return end
 
 
-def writes_trace() -> bool:
-    """Return whether torch writes the log that ``TORCH_TRACE`` asks for. Imports nothing."""
-    return "torch" in sys.modules and bool(_trace_log.get().handlers)
-
-
 def is_traced() -> bool:
-    """Return whether torch shows events: in that log, or in a profiler's."""
-    return writes_trace() or bool(_profiler_runs.get())
-
-
-def trace_event(event: dict[str, object], *, lane: int) -> None:
-    """Write an event that is of no compile to torch's log, beside those of compiles.
-
-    Args:
-        event: in the JSON of ``chrome://tracing``.
-        lane: where it is drawn; those of compiles are in 0.
-    """
-    whole = {"cat": "s3cache", "pid": 0, "tid": lane, **event}
-    _trace.get()("chromium_event", payload_fn=lambda: whole, suppress_context=True)
+    """Return whether torch shows events: in the log of ``TORCH_TRACE``, or in a profiler's."""
+    return bool(_trace_log.get().handlers) or bool(_profiler_runs.get())
 
 
 # -- process groups

@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, cast
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 # Features that fail alone: what they need of torch is declared with their names.
 
-#: Remove local entries when torch clears its caches.
-CLEARING = "removing local entries when torch clears its caches"
 KEY_LOGS = "showing key components in torch's logs"
 #: These have a fallback of their own where they are used.
 BACKEND = 'backend="s3cache"'
@@ -164,8 +162,6 @@ fx_candidates = AnyFunction(f"{_FX}.iterate_over_candidates")
 fx_save = AnyFunction(f"{_FX}._save_graph")
 fx_write_to_local_cache = AnyFunction(f"{_FX}._write_to_local_cache")
 fx_remote_cache = AnyFunction(f"{_FX}.get_remote_cache")
-#: What empties torch's directory of entries; its remote cache stays as it is.
-clear_fx_cache = AnyFunction(f"{_FX}.clear", feature=CLEARING)
 should_use_remote_fx_here = Predicate("torch._inductor.compile_fx:should_use_remote_fx_graph_cache")
 should_use_remote_fx_cache = Predicate("torch._inductor.utils:should_use_remote_fx_graph_cache")
 fx_key_details: Internal[type[KeyDetails]] = Internal(_FX_DETAILS)
@@ -479,12 +475,6 @@ def keep_launched_kernels(bundler: object) -> None:
         for static in getattr(bundler, _AUTOTUNERS) or ()
         for result in static.kernel.compile_results
     )
-
-
-def with_triton_kernels(graphs: Iterable[object]) -> list[object]:
-    """Return those of compiled graphs that have some."""
-    bundles = ((graph, getattr(graph, TRITON_BUNDLE, None)) for graph in graphs)
-    return [graph for graph, bundle in bundles if bundle and bundle.kernel_artifacts]
 
 
 def triton_environment() -> dict[str, str]:

@@ -97,23 +97,3 @@ def ways_out(url: str) -> dict[str, Any]:
             "after": [dict(after.bypass_reasons), after.saved],
         }
     return found
-
-
-def caches_off() -> str:
-    """The way out that ``check`` knows, for torch does not look anything up then; done."""
-    import torch
-    import torch._functorch.config
-
-    import s3cache
-
-    torch._functorch.config.enable_autograd_cache = False
-    torch.compiler.config.force_disable_caches = True
-
-    def reasons() -> list[Any]:
-        (graph,) = s3cache.check(lambda x: x + 1, torch.ones(3)).graphs
-        return list(graph.reasons)
-
-    (reason,) = reasons()
-    exec(reason.fix, {"torch": torch})
-    assert reasons() == []
-    return str(reason.code)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.sites import Machine
+
 WIDTH = 16
 
 
@@ -55,29 +57,6 @@ class _Checkpointed:
         return Checkpointed()
 
 
-def _attending() -> Any:
-    """A network whose graphs return pieces of one storage to each other and to their backwards."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    class Attending(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = (
-                torch.nn.Linear(WIDTH, 3 * WIDTH),
-                torch.nn.Linear(WIDTH, WIDTH),
-            )
-
-        def forward(self, x: Any) -> Any:
-            heads = (piece.unflatten(-1, (2, -1)) for piece in self.inner(x).split(WIDTH, -1))
-            query, key, value = (piece.transpose(0, 1) for piece in heads)
-            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
-            return x + self.outer(mixed.transpose(0, 1).flatten(1))
-
-    torch.manual_seed(0)
-    return torch.nn.Sequential(Attending(), Attending())
-
-
 # What each way of training is, beside the plain one.
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -86,7 +65,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "unused parameters": {"ddp": {"find_unused_parameters": True}},
     "checkpointing": {"make": _Checkpointed.make},
     "compiled inside": {"inside": True},
-    "pieces of storages, of sizes that change": {"make": _attending, "sizes": (3, 5, 7)},
 }
 
 
@@ -109,11 +87,7 @@ def _train(way: dict[str, Any]) -> list[Any]:
         seen.append(loss.item())
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    return [*seen, [_numbers(parameter.grad) for parameter in run.parameters()]]
-
-
-def _numbers(tensor: Any) -> Any:
-    return tensor.tolist()
+    return [*seen, [each.grad.tolist() for each in run.parameters() if each.grad is not None]]
 
 
 def _small_buckets() -> None:
@@ -206,6 +180,17 @@ def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
 # OPTIONS, which are set to true: "torch._functorch.config:name"
 
 
+def two_ranks(machine: Machine, kind: str, url: str, *options: str) -> list[dict[str, Any]]:
+    """What both say who run this module, with a time-out."""
+    told = machine.root / "told"
+    told.mkdir(parents=True, exist_ok=True)
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    job = ("tests.hooks.distributed", kind, url, str(told), *options)
+    done = machine.start("-m", *torchrun, "-m", *job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
+
+
 def _data_parallel() -> Callable[[Any], Any]:
     import torch
 
@@ -266,7 +251,7 @@ def _without_its_deadlock() -> None:
             return ask(*arguments)
 
     partitioners.__dict__["_sync_decision_cross_ranks"] = freely
-    s3cache.register_cacheable(freely, version="1")  # or graphs stay at the second level
+    s3cache.register_cacheable(freely, version="1")  # else it keeps graphs from being cached
 
 
 def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:

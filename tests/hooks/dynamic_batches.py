@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.hooks.jobs import machine_here
 from tests.support.watch import lowerings
 
 
@@ -47,13 +48,28 @@ def _difference(model: Any, compiled: Any, batch: int) -> float:
     return max(float((eager - ours).abs().max()) for eager, ours in pairs)
 
 
-def steps(url: str, batches: list[int], options: dict[str, Any]) -> dict[str, Any]:
-    """Train on batches of these sizes, one after the other."""
+def machines(url: str, told: list[tuple[str, list[int], dict[str, Any]]]) -> dict[str, Any]:
+    """Train on batches of these sizes, one after the other, on fresh machines by name."""
     import torch
 
-    model = _model()
-    compiled = torch.compile(model, **options)
-    return _watched(url, [lambda b=batch: _difference(model, compiled, b) for batch in batches])
+    found, counted = {}, _Counted()
+    for name, batches, options in told:
+        with machine_here(url, name, shape_profile=options.pop("profile", True)) as cache:
+            lowered, started = counted.lowered, counted.started
+            model = _model()
+            compiled = torch.compile(model, **options)
+            worst = max(_difference(model, compiled, batch) for batch in batches)
+            cache.flush()
+            stats = cache.stats()
+        found[name] = {
+            "worst": worst,
+            "lowered": counted.lowered - lowered,
+            "started": counted.started - started,
+            "hits": sum(stats.hits.values()),
+            "misses": sum(stats.misses.values()),
+            "saved": stats.saved,
+        }
+    return found
 
 
 def needs_constants(
@@ -98,22 +114,3 @@ def needs_constants(
                         failed[f"{name} of {of}"] = repr(error)[:200]
         cache.flush()
     return {"failed": failed}
-
-
-def _watched(url: str, steps: list[Any]) -> dict[str, Any]:
-    """Take the steps, each of which says how far from eager it was."""
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
-        counted = _Counted()
-        worst = [step() for step in steps]
-        cache.flush()
-        stats = cache.stats()
-    return {
-        "worst": max(worst),
-        "lowered": counted.lowered,
-        "started": counted.started,
-        "hits": sum(stats.hits.values()),
-        "misses": sum(stats.misses.values()),
-        "saved": stats.saved,
-    }

@@ -33,7 +33,7 @@ def _hooks() -> dict[str, tuple[Any, str]]:
     """What to break in each hook."""
     from s3cache.artifact import Artifact
     from s3cache.cache import Engine
-    from s3cache.hooks import _aot_graphs, _conditions, _keys, _state
+    from s3cache.hooks import _conditions, _graphs, _keys, _state
 
     return {
         "key": (_keys, "bypass_reasons"),
@@ -42,10 +42,10 @@ def _hooks() -> dict[str, tuple[Any, str]]:
         "candidate": (Artifact, "entry_of"),
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),
-        "describe": (_aot_graphs, "describe"),
-        "begin": (_conditions.Compile, "begun"),
+        "describe": (_graphs, "describe"),
+        "begin": (_conditions.Compile, "__init__"),
         "note fx": (_state, "reads_storage_offsets"),
-        "note": (_aot_graphs, "note_conditions"),
+        "note": (_graphs, "note_conditions"),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 
 import s3cache
-from s3cache import frame
-from tests.hooks.graphs import encoded
+from tests.hooks.graphs import damage
 from tests.hooks.jobs import account, machine_here, watch_processes
 from tests.hooks.switches import compiled
 from tests.support.watch import lowerings
@@ -107,6 +105,11 @@ def train(url: str) -> dict[str, Any]:
         }
 
 
+def at_both_levels(url: str, names: list[str]) -> dict[str, Any]:
+    """Train, and compile what only the second level serves."""
+    return {"trained": train(url), "ways": each_way(url, names)}
+
+
 def die_after_a_forward(url: str) -> None:
     """Compile a forward, and be killed before anything can be uploaded at leisure."""
     s3cache.enable(url)
@@ -120,20 +123,6 @@ def upload_what_others_left(url: str) -> bool:
 
 
 DAMAGE = ("no kernel", "no pickle", "another type", "bad code", "bad guards")
-
-
-def _damaged(name: str, content: bytes) -> bytes:
-    if name == "no pickle":
-        return b"\x80\x04 is no pickle"
-    if name == "another type":
-        return pickle.dumps({"current_callable": None})
-    graph = pickle.loads(content)
-    if name == "bad guards":
-        graph.guards_expr = "L['nothing'"
-    else:
-        graph.cache_key = "c" + "0" * 51
-        graph.source_code = "raise RuntimeError('this is no graph')"
-    return pickle.dumps(graph)
 
 
 def damaged_and_replaced(url: str) -> list[dict[str, Any]]:
@@ -157,21 +146,9 @@ def damaged_and_replaced(url: str) -> list[dict[str, Any]]:
             }
         )
         if name == "writer":
-            for path, kind in zip(paths, DAMAGE, strict=True):
-                _damage(path, kind)
+            damage(dict(zip(map(str, paths), DAMAGE, strict=True)))
             found[0]["files"] = {str(path): path.read_bytes().hex() for path in paths}
     return found
-
-
-def _damage(path: Path, kind: str) -> None:
-    """Damage an entry inside; the frame stays sound."""
-    frame_ = frame.decode(path.read_bytes())
-    sections = {each: bytes(frame_.section(each)) for each in frame_.names}
-    if kind == "no kernel":
-        del sections[next(each for each in sections if each.startswith("kernel/"))]
-    else:
-        sections["entry"] = _damaged(kind, sections["entry"])
-    path.write_bytes(encoded(frame_, sections))
 
 
 def without_room(url: str, number: int, torchs: bool) -> dict[str, Any]:
@@ -258,31 +235,12 @@ class Counter:
         return self.function(*args, **kwargs)
 
 
-def timed(function: Any) -> Any:
-    """The same of how long it took."""
-    import time
-
-    took = 0.0
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        nonlocal took
-        began = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            took += time.perf_counter() - began
-
-    return wrapper
-
-
-def observed(url: str, kind: str) -> dict[str, Any]:
+def observed(url: str) -> dict[str, Any]:
     """Two graphs, in a program that watches what traces them, on two machines."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     lowered, found = lowerings(), []
-    FakeTensorMode.dispatch = (  # type: ignore[method-assign]
-        Counter if kind == "Counter" else timed
-    )(FakeTensorMode.dispatch)
+    FakeTensorMode.dispatch = Counter(FakeTensorMode.dispatch)  # type: ignore[method-assign]
     for name in ("writer", "reader"):
         lowered.clear()
         with machine_here(url, name) as cache:

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 from unittest.mock import patch
 
-from tests.hooks.jobs import account
+from tests.hooks.jobs import account, machine_here
 
 
 def cubed(x: Any) -> Any:
@@ -27,65 +27,81 @@ def sliced(x: Any) -> Any:
 PROGRAMS = {each.__name__: each for each in (cubed, times, sliced)}
 
 
-def backward(
-    url: str,
-    casts: bool = False,
-    kept: bool = False,
-    fault: str = "",
-    options: bool = False,
-    program: str = "cubed",
-) -> dict[str, Any]:
-    """One training step; ``casts`` is a setting at its backward, and ``fault`` what fails then.
+def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take training steps, each on a fresh machine, with the remote at ``remote/SITE``.
 
-    ``kept`` is for two backwards, and ``options`` for some of ``torch.compile``'s.
+    Of a step, ``casts`` is a setting at its backward, ``fault`` what fails then, ``kept`` is for
+    two backwards, and ``options`` for some of ``torch.compile``'s.
     """
-    import torch
-    import torch._inductor.config as inductor
-
-    import s3cache
-    from s3cache.hooks import _backwards
-
     told: list[str] = []
     logger = logging.getLogger("s3cache")
     logger.setLevel(logging.INFO)
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
-    with s3cache.enabled(url) as cache:
-        given = {"options": {"max_fusion_size": 3}} if options else {}
-        compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
-        x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
-        broken = (
-            patch.object(_backwards, fault, side_effect=OSError("injected"))
-            if fault
-            else contextlib.nullcontext()
+    found = []
+    for number, step in enumerate(steps):
+        told.clear()
+        site = step.pop("site")
+        with machine_here(f"{remote}/{site}?create=1", f"{number}") as cache:
+            grad = _step(**step)
+            cache.flush()
+            counts = account(cache)
+        found.append(
+            {
+                "grad": grad,
+                "anew": sum("lowered again, under" in line for line in told),
+                "uncompiled": sum("runs uncompiled" in line for line in told),
+                "hits": sum(counts["hits"].values()),
+                "second level hits": counts["inductor"].get("fxgraph_cache_hit", 0),
+                "saved": counts["saved"],
+            }
         )
-        out = compiled(x)
-        with inductor.patch(emulate_precision_casts=casts), broken:
-            out.sum().backward(retain_graph=kept)
-            if kept:
-                out.sum().backward()
-        counts = account(cache)
+    return found
+
+
+def _step(
+    casts: bool = False,
+    kept: bool = False,
+    fault: str = "",
+    options: bool = False,
+    program: str = "cubed",
+) -> Any:
+    import torch
+    import torch._inductor.config as inductor
+
+    from s3cache.hooks import _conditions
+
+    given = {"options": {"max_fusion_size": 3}} if options else {}
+    compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
+    x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
+    broken = (
+        patch.object(_conditions, fault, side_effect=OSError("injected"))
+        if fault
+        else contextlib.nullcontext()
+    )
+    out = compiled(x)
+    with inductor.patch(emulate_precision_casts=casts), broken:
+        out.sum().backward(retain_graph=kept)
+        if kept:
+            out.sum().backward()
     assert x.grad is not None
-    return {
-        "grad": x.grad.tolist(),
-        "anew": sum("lowered again, under" in line for line in told),
-        "uncompiled": sum("runs uncompiled" in line for line in told),
-        "hits": sum(counts["hits"].values()),
-        "second level hits": counts["inductor"].get("fxgraph_cache_hit", 0),
-        "saved": counts["saved"],
-    }
+    return x.grad.tolist()
 
 
-def overlapping(url: str, blind: bool = False) -> dict[str, Any]:
-    """Inputs apart from each other in one storage, then some that overlap.
+def overlapping(url: str, machines: list[bool]) -> list[dict[str, Any]]:
+    """Inputs apart from each other in one storage, then some that overlap, on fresh machines.
 
-    ``blind`` if a hit relies on its key and on nothing else.
+    A machine is blind if a hit relies on its key and on nothing else.
     """
+    return [_overlapping(url, str(number), blind) for number, blind in enumerate(machines)]
+
+
+def _overlapping(url: str, name: str, blind: bool) -> dict[str, Any]:
     import torch
 
-    import s3cache
-    from s3cache.hooks import _aot_graphs
+    from s3cache.hooks import _graphs
+    from tests.hooks.conditions import NOTHING
 
     def function(a: Any, b: Any) -> Any:
         a.mul_(2)
@@ -97,18 +113,13 @@ def overlapping(url: str, blind: bool = False) -> dict[str, Any]:
         found: list[float] = which(a, b).tolist()
         return found
 
-    nothing: dict[str, Any] = {
-        "guards": [],
-        "sizes": [],
-        "places": None,
-        "lowered": None,
-        "of_threads": True,
-    }
-    only_the_key = patch.object(_aot_graphs, "conditions_of", lambda _: nothing)
-    with s3cache.enabled(url) as cache, only_the_key if blind else contextlib.nullcontext():
+    only_the_key = patch.object(_graphs, "conditions_of", lambda _: NOTHING)
+    blindly = only_the_key if blind else contextlib.nullcontext()
+    with machine_here(url, name) as cache, blindly:
         compiled = torch.compile(function, dynamic=True)
         calls = [(1, 12), (1, 1), (1, 12), (2, 14)]
         found = [called(compiled, *call) for call in calls]
+        cache.flush()
         counts = account(cache)
     return {
         "right": found == [called(function, *call) for call in calls],

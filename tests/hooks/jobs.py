@@ -74,13 +74,12 @@ def model() -> Any:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
 
 
-def reduce(url: str, threads: int) -> dict[str, Any]:
-    """Code with loops and reductions over several threads, and with what one alone has to do."""
+def reduce(url: str, threads: list[int], dynamic: bool) -> list[dict[str, Any]]:
+    """Code with loops and reductions over several threads, and with what one alone has to do.
+
+    On machines with these numbers of threads.
+    """
     import torch
-
-    import s3cache
-
-    torch.set_num_threads(threads)
 
     def work(x: Any, total: Any) -> Any:
         normed = torch.nn.functional.layer_norm(x.cos(), (x.shape[-1],))
@@ -88,12 +87,19 @@ def reduce(url: str, threads: int) -> dict[str, Any]:
         return (normed * x.square().mean()).softmax(-1), total + 1, x.amax(0)
 
     x = torch.linspace(-1, 1, 300_000).reshape(100, 3000)
-    with s3cache.enabled(url, local_dir=None) as cache:
-        found = [each.clone() for each in torch.compile(work)(x, torch.zeros(1))]
-        assert cache.flush(30)
-        expected = work(x, torch.zeros(1))
-        error = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
-        return {**account(cache), "error": error}
+    found = []
+    for count in threads:
+        torch.set_num_threads(count)
+        with (
+            machine_here(url, f"{dynamic}-{count}") as cache,
+            torch._inductor.config.patch({"cpp.dynamic_threads": dynamic}),
+        ):
+            got = [each.clone() for each in torch.compile(work)(x, torch.zeros(1))]
+            assert cache.flush(30)
+            pairs = zip(got, work(x, torch.zeros(1)), strict=True)
+            error = max(float((a - b).abs().max()) for a, b in pairs)
+            found.append({**account(cache), "error": error})
+    return found
 
 
 def train(url: str) -> dict[str, Any]:

@@ -56,25 +56,19 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def compiled(url: str, size: int) -> None:
-    """Compile the function for that many numbers."""
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
-        torch.compile(function)(torch.ones(size))
-        cache.flush(60)
-
-
-def refused(url: str) -> list[dict[str, Any]]:
+def refused() -> list[dict[str, Any]]:
     """The records of a graph that torch cannot pickle once it is compiled."""
     import s3cache
     from s3cache.cache import recorded
     from s3cache.torch_api import internals
 
     owner, name = internals.pickle_entry.owner()
+    original = vars(owner)[name]
     setattr(owner, name, staticmethod(lambda *_, **__: None))
-    with s3cache.enabled(url):
+    with s3cache.enabled("memory://refused", local=False):
         torch.compile(function)(torch.ones(4))
+    setattr(owner, name, original)
+    torch._dynamo.reset()
     run = recorded()
     assert run is not None
     return [record.as_dict() for record in run.records if record.level == "aot"]
@@ -85,6 +79,11 @@ class Restoring:
 
     def __setstate__(self, state: object) -> None:
         raise AssertionError("an entry is read without it")
+
+
+def unshared(url: str) -> dict[str, Any]:
+    """Both kinds of compiled graphs that no entry can hold."""
+    return {"refused": refused(), "unreadable": unreadable(url)}
 
 
 def unreadable(url: str) -> dict[str, Any]:

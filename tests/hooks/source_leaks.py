@@ -9,12 +9,8 @@ import torch
 WORD = "confidential"
 
 
-def share(url: str, kinds: str) -> dict[str, Any]:
-    """Compile graphs, and say what hits of them.
-
-    Args:
-        kinds: "all" of them, or "some", which come to one kernel.
-    """
+def share(url: str) -> dict[str, Any]:
+    """Compile graphs, and say what hits of them."""
     from torch.utils.checkpoint import checkpoint
 
     import s3cache
@@ -47,14 +43,13 @@ def share(url: str, kinds: str) -> dict[str, Any]:
     x = torch.linspace(-1, 1, 32).view(4, 8)
     with s3cache.enabled(url, local=False) as cache:
         torch.compile(trained)(x.clone().requires_grad_()).backward()
-        if kinds == "all":
-            torch.compile(recomputed)(x.clone().requires_grad_()).backward()
-            torch.compile(trained, dynamic=True)(x.clone().requires_grad_()).backward()
-            compiled = torch.compile(mutated)
-            for size in (4, 3):  # of which another process need not know the first
-                compiled(x[:size].clone())
-            for function in (called, chosen, mutated):
-                torch.compile(function)(x.clone())
+        torch.compile(recomputed)(x.clone().requires_grad_()).backward()
+        torch.compile(trained, dynamic=True)(x.clone().requires_grad_()).backward()
+        compiled = torch.compile(mutated)
+        for size in (4, 3):  # of which another process need not know the first
+            compiled(x[:size].clone())
+        for function in (called, chosen, mutated):
+            torch.compile(function)(x.clone())
         # The backward never comes: its forward is shared alone.
         torch.compile(lambda x: x.exp().sum())(x.clone().requires_grad_())  # confidential
         assert not cache.flush(60).remaining

@@ -126,16 +126,16 @@ def _alone_here(url: str) -> dict[str, Any]:
             functorch.patch(enable_remote_autograd_cache=False),
             inductor.patch(fx_graph_remote_cache=False),
         ):
-            tiers.step("both out", 8)  # the remote has it
-            tiers.step("both out again", 8)
-            tiers.step("both out, a half", 8, function=unknown)  # the same
+            tiers.compile("both out", 8)  # the remote has it
+            tiers.compile("both out again", 8)
+            tiers.compile("both out, a half", 8, function=unknown)  # the same
         cache.flush()
         uploaded = [cache.stats().uploaded]
         with functorch.patch(enable_remote_autograd_cache=False):
-            tiers.step("whole graphs out", 11)
+            tiers.compile("whole graphs out", 11)
         cache.flush()
         uploaded.append(cache.stats().uploaded)
-        tiers.step("neither", 12)
+        tiers.compile("neither", 12)
         cache.flush()
         uploaded.append(cache.stats().uploaded)
         with (
@@ -143,8 +143,8 @@ def _alone_here(url: str) -> dict[str, Any]:
             inductor.patch(fx_graph_remote_cache=False),
         ):
             damage(cache.settings.local_dir)
-            tiers.step("damaged", 12)
-            tiers.step("replaced", 12)
+            tiers.compile("damaged", 12)
+            tiers.compile("replaced", 12)
     return {"steps": tiers.steps, "uploaded": uploaded}
 
 
@@ -162,12 +162,12 @@ def _remote_alone(url: str) -> dict[str, Any]:
             inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=True),
         ):
             for name, options in {"": {}, ", a half": {"function": unknown}}.items():
-                tiers.step(f"there{name}", 8, **options)
-                tiers.step(f"there again{name}", 8, **options)
-                tiers.step(f"not there{name}", 13, **options)
+                tiers.compile(f"there{name}", 8, **options)
+                tiers.compile(f"there again{name}", 8, **options)
+                tiers.compile(f"not there{name}", 13, **options)
                 cache.flush()
-                tiers.step(f"uploaded{name}", 13, **options)
-        tiers.step("local too", 8)
+                tiers.compile(f"uploaded{name}", 13, **options)
+        tiers.compile("local too", 8)
     kept = os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], "fxgraph")
     return {"steps": tiers.steps, "by torch": os.path.exists(kept)}
 
@@ -177,8 +177,8 @@ def _shared(url: str) -> dict[str, Any]:
 
     with machine_here(url, "writer") as cache:
         tiers = Tiers(cache)
-        tiers.step("whole", 8)
-        tiers.step("half", 8, function=unknown)
+        tiers.compile("whole", 8)
+        tiers.compile("half", 8, function=unknown)
     return {"steps": tiers.steps}
 
 
@@ -197,13 +197,8 @@ def damage(local_dir: str) -> None:
             path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-class Tiers:
-    """Which tiers each step hits at which level, and what it saves."""
-
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
-        self.steps: dict[str, dict[str, int]] = {}
-        self._before = self._now()
+class Tiers(Counted):
+    """Which tiers each compile hits at which level, and what it saves."""
 
     def _now(self) -> dict[str, int]:
         stats = self.cache.stats()
@@ -213,12 +208,9 @@ class Tiers:
             found |= {f"{reason}{level}": n for reason, n in counts.misses.items()}
         return found
 
-    def step(self, name: str, size: int, **options: Any) -> None:
+    def compile(self, name: str, size: int, **options: Any) -> None:
         assert compiled(size, **options), name
-        now = self._now()
-        added = {each: n - self._before.get(each, 0) for each, n in now.items()}
-        self.steps[name] = {each: n for each, n in added.items() if n}
-        self._before = now
+        self.step(name)
 
 
 def _moved(url: str) -> dict[str, Any]:
@@ -244,57 +236,39 @@ def _moved(url: str) -> dict[str, Any]:
     return found
 
 
-def hot_save(url: str, path: str) -> dict[str, Any]:
-    """Two graphs, of which the first was shared by somebody else, as torch's artifacts."""
+def artifacts(url: str) -> list[dict[str, Any]]:
+    """Two graphs, of which the first is shared by another machine, as torch's artifacts.
+
+    They are loaded where nobody has shared anything.
+    """
     import torch
 
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, "first") as cache:
+        assert compiled(8)
+        cache.flush()
+    with machine_here(url, "second") as cache:
         assert compiled(8)
         assert compiled(9)
         saved = torch.compiler.save_cache_artifacts()
         assert saved is not None
-        with open(path, "wb") as file:
-            file.write(saved[0])
-        return {**account(cache), "artifacts": len(saved[1].aot_autograd_artifacts)}
-
-
-def hot_load(url: str, path: str) -> dict[str, Any]:
-    """Load them; nobody has shared anything."""
-    import torch
-
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
-        with open(path, "rb") as file:
-            loaded = torch.compiler.load_cache_artifacts(file.read())
+        told = {**account(cache), "artifacts": len(saved[1].aot_autograd_artifacts)}
+    with machine_here("memory://empty", "third") as cache:
+        loaded = torch.compiler.load_cache_artifacts(saved[0])
         assert loaded is not None
         assert compiled(8)
         assert compiled(9)
-        return {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}
+        return [told, {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}]
 
 
-def tagged(url: str) -> dict[str, Any]:
-    """One graph, with whatever ``TORCH_COMPILE_CACHE_KEY_TAG`` is in the environment."""
-    import s3cache
-
-    with s3cache.enabled(url) as cache:
-        assert compiled(8)
-        return account(cache)
-
-
-def guarded(url: str, sizes: list[int]) -> list[dict[str, int]]:
+def guarded(url: str, name: str, sizes: list[int]) -> list[dict[str, int]]:
     """One dynamic graph under guards that differ, for each size; counts of each compile."""
     import torch
-
-    import s3cache
 
     def function(x: Any, y: Any) -> Any:
         # Two branches with one graph: only the guard tells them apart.
         return x @ y if x.shape[0] % 2 else x @ y  # noqa: RUF034
 
-    with s3cache.enabled(url) as cache:
+    with machine_here(url, name) as cache:
         counted = Counted(cache)
         for number, size in enumerate(sizes):
             torch._dynamo.reset()
@@ -305,3 +279,8 @@ def guarded(url: str, sizes: list[int]) -> list[dict[str, int]]:
             counted.step(str(number))
         cache.flush()
     return list(counted.steps.values())
+
+
+def guarded_on_two(url: str) -> list[list[dict[str, int]]]:
+    """That on two machines."""
+    return [guarded(url, "first", [20, 5, 30, 7]), guarded(url, "second", [9, 24])]

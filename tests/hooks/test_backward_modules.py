@@ -9,8 +9,9 @@ import torch
 from torch._functorch._aot_autograd.aot_autograd_result import serialize_graph_module
 from torch.fx import Graph, GraphModule
 
-from s3cache.hooks._backwards import Backwards
-from s3cache.hooks._state import CompileState, Patches
+from s3cache.hooks._conditions import deserialize_backward
+from s3cache.hooks._state import Patches
+from s3cache.torch_api import internals
 
 aten = torch.ops.aten
 
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def _installed() -> Iterator[None]:
     patches = Patches()
-    Backwards(CompileState(), lambda _: None).install(patches)
+    patches.wrap(internals.deserialize_backward, deserialize_backward)
     yield
     patches.undo()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,82 +15,70 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @slow
-def test_a_backward_under_other_settings_is_lowered_again(site: Site) -> None:
-    """Once for all machines: the second level keeps it."""
-    strict = site.machine("alone").run("guard_programs:backward", "memory://alone", True)
-    first = site.machine("first").run("guard_programs:backward", site.url)
-    assert strict["grad"] != first["grad"]
-    assert first["saved"] == 1
+def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site) -> None:
+    """Again, where those are not the entry's: once for all machines, as the second level keeps it.
 
-    same = site.machine("same").run("guard_programs:backward", site.url)
-    assert (same["hits"], same["anew"], same["grad"]) == (1, 0, first["grad"])
-
-    for name, second_hits in (("other", 0), ("another", 1)):
-        found = site.machine(name).run("guard_programs:backward", site.url, True)
-        assert (found["hits"], found["anew"], found["uncompiled"]) == (1, 1, 0)
-        assert found["grad"] == strict["grad"]
-        assert found["second level hits"] == second_hits
-
-
-@slow
-def test_a_backward_hits_where_settings_are_those_of_the_entry(site: Site) -> None:
-    first = site.machine("first").run("guard_programs:backward", site.url, True)
-    same = site.machine("same").run("guard_programs:backward", site.url, True)
-    assert (same["hits"], same["anew"], same["grad"]) == (1, 0, first["grad"])
-    other = site.machine("other").run("guard_programs:backward", site.url)
-    assert (other["hits"], other["anew"]) == (1, 1)
-    assert other["grad"] != first["grad"]
-
-
-@slow
-def test_a_graph_that_is_kept_may_be_hit(site: Site) -> None:
-    """torch refuses to keep a graph whose code reuses the memory of what was saved for it."""
-    reusing = ("", False, "times")
-    freed = site.machine("first").run("guard_programs:backward", site.url, False, False, *reusing)
-    kept = site.machine("second").run("guard_programs:backward", site.url, False, True, *reusing)
-    assert (kept["hits"], kept["anew"]) == (1, 1)
-    assert kept["grad"] == [
-        pytest.approx([2 * each for each in row], rel=1e-4) for row in freed["grad"]
+    Not where options of ``torch.compile`` alone differ from what is set: they hold for the backward
+    too. One that is lowered again keeps nodes without inputs (zeros, a seed), and one that cannot
+    be runs uncompiled. A graph that is kept for a second backward may be hit, although torch
+    refuses to keep one that reuses the memory of what was saved for it.
+    """
+    names = [
+        *("strict", "first", "same", "other", "another", "broken settings", "broken trace"),
+        *("first strict", "same strict", "other plain", "options", "same options"),
+        *("freed", "kept", "sliced strict", "sliced", "sliced other"),
     ]
+    strict, sliced, times = {"casts": True}, {"program": "sliced"}, {"program": "times"}
+    steps: list[dict[str, Any]] = [
+        {"site": "alone", **strict},
+        *({"site": "a"}, {"site": "a"}, {"site": "a", **strict}, {"site": "a", **strict}),
+        {"site": "a", **strict, "fault": "settings_digest"},
+        {"site": "a", **strict, "fault": "_new_trace"},
+        *({"site": "b", **strict}, {"site": "b", **strict}, {"site": "b"}),
+        *({"site": "c", "options": True}, {"site": "c", "options": True}),
+        *({"site": "d", **times}, {"site": "d", **times, "kept": True}),
+        {"site": "sliced alone", **sliced, **strict},
+        *({"site": "e", **sliced}, {"site": "e", **sliced, **strict}),
+    ]
+    remote = f"file://{site.root}/remotes"
+    ran = site.machine("one").run("guard_programs:backwards", remote, steps)
+    found: dict[str, Any] = dict(zip(names, ran, strict=True))
 
+    def came_to(name: str) -> tuple[int, int, int]:
+        return found[name]["hits"], found[name]["anew"], found[name]["uncompiled"]
 
-@slow
-def test_a_backward_that_is_lowered_again_keeps_nodes_without_inputs(site: Site) -> None:
-    """Zeros, a seed: not once, when the graph is read, and put in as constants."""
-    sliced = (False, "", False, "sliced")
-    strict = site.machine("alone").run("guard_programs:backward", "memory://alone", True, *sliced)
-    site.machine("first").run("guard_programs:backward", site.url, False, *sliced)
-    other = site.machine("other").run("guard_programs:backward", site.url, True, *sliced)
-    assert (other["hits"], other["anew"], other["uncompiled"]) == (1, 1, 0)
-    assert other["grad"] == strict["grad"]
-
-
-@slow
-def test_options_of_compile_are_no_other_settings(site: Site) -> None:
-    """They hold for the backward, which is called outside of them."""
-    arguments = (False, False, "", True)
-    first = site.machine("first").run("guard_programs:backward", site.url, *arguments)
-    second = site.machine("second").run("guard_programs:backward", site.url, *arguments)
-    assert (second["hits"], second["anew"], second["grad"]) == (1, 0, first["grad"])
-
-
-@slow
-@pytest.mark.parametrize("fault", ["settings_digest", "_new_trace"])
-def test_a_backward_that_cannot_be_lowered_again_runs_uncompiled(site: Site, fault: str) -> None:
-    site.machine("first").run("guard_programs:backward", site.url)
-    strict = site.machine("alone").run("guard_programs:backward", "memory://alone", True)
-    found = site.machine("second").run("guard_programs:backward", site.url, True, False, fault)
-    assert (found["hits"], found["uncompiled"]) == (1, 1)
-    for row, expected in zip(found["grad"], strict["grad"], strict=True):
-        assert row == pytest.approx(expected, rel=1e-2, abs=5e-3)
+    assert found["strict"]["grad"] != found["first"]["grad"]
+    assert found["first"]["saved"] == 1
+    for name, first in (
+        ("same", "first"),
+        ("same strict", "first strict"),
+        ("same options", "options"),
+    ):
+        assert came_to(name) == (1, 0, 0), name
+        assert found[name]["grad"] == found[first]["grad"]
+    for name, second_hits in (("other", 0), ("another", 1)):
+        assert came_to(name) == (1, 1, 0), name
+        assert found[name]["grad"] == found["strict"]["grad"]
+        assert found[name]["second level hits"] == second_hits
+    assert came_to("other plain") == (1, 1, 0)
+    assert found["other plain"]["grad"] != found["first strict"]["grad"]
+    assert came_to("kept") == (1, 1, 0)
+    twice = [pytest.approx([2 * each for each in row], rel=1e-4) for row in found["freed"]["grad"]]
+    assert found["kept"]["grad"] == twice
+    assert came_to("sliced other") == (1, 1, 0)
+    assert found["sliced other"]["grad"] == found["sliced strict"]["grad"]
+    for name in ("broken settings", "broken trace"):
+        assert (found[name]["hits"], found[name]["uncompiled"]) == (1, 1), name
+        for row, expected in zip(found[name]["grad"], found["strict"]["grad"], strict=True):
+            assert row == pytest.approx(expected, rel=1e-2, abs=5e-3)
 
 
 @slow
 def test_inputs_that_overlap_later_are_compiled_again(site: Site) -> None:
-    """As without a cache: and the next machine hits both."""
-    first = site.machine("first").run("guard_programs:overlapping", site.url)
+    """As without a cache, and the next machine hits both. Blind to conditions it would be wrong."""
+    machine = site.machine("one")
+    ran = machine.run("guard_programs:overlapping", site.url, [False, False, True])
+    first, second, third = ran
     assert (first["right"], first["hits"], first["saved"]) == (True, 0, 2)
-    second = site.machine("second").run("guard_programs:overlapping", site.url)
     assert (second["right"], second["hits"], second["saved"]) == (True, 2, 0)
-    # And without what an entry notes this would be wrong.
-    assert not site.machine("third").run("guard_programs:overlapping", site.url, True)["right"]
+    assert not third["right"]

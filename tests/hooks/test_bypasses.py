@@ -11,7 +11,9 @@ import s3cache
 import tests.support.compiler  # noqa: F401
 from s3cache.cache import Engine
 from s3cache.graph import BypassReason
-from s3cache.hooks._recorder import Bypasses
+from s3cache.hooks._keys import KeyHook, Registry
+from s3cache.hooks._recorder import Recorder
+from s3cache.hooks._state import CompileState
 from tests.support.marks import slow
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def test_of_several_reasons_those_that_are_new_are_pointed_to(
 ) -> None:
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
-    bypasses = Bypasses(engine)
+    bypasses = Recorder(engine, KeyHook(Registry(), CompileState()))
     function, kernel = (
         BypassReason("function", "calls f", "vouch for f"),
         BypassReason("kernel", "is foreign"),
@@ -58,7 +60,7 @@ def test_each_function_is_named_with_its_fix_and_no_message_is_long(
     """Who does what one warning says is not to learn in the next run that it was one of many."""
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
-    bypasses = Bypasses(engine)
+    bypasses = Recorder(engine, KeyHook(Registry(), CompileState()))
     reasons = [
         BypassReason("function", f"calls f{n}", f"f{n}()", target=f"f{n}") for n in range(200)
     ]
@@ -75,11 +77,6 @@ def test_each_function_is_named_with_its_fix_and_no_message_is_long(
     assert len(many.getMessage().splitlines()) < 30
     assert "190 more" in many.getMessage()
     assert sum(each.levelname == "WARNING" for each in others) < 60
-
-
-@slow
-def test_where_torch_looks_nothing_up_check_tells_the_way_out(site: Site) -> None:
-    assert site.machine("one").run("bypasses:caches_off") == "caches-off"
 
 
 def test_a_program_that_gives_its_own_decompositions_compiles() -> None:

@@ -14,7 +14,6 @@ from tests.hooks.captured import NODE
 from tests.support.marks import slow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.sites import Site
@@ -23,35 +22,28 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture
-def extension(tmp_path: Path) -> Callable[[int], str]:
-    """Compile the node, with a number that is in its code alone."""
-
-    def build(by: int) -> str:
-        source, library = tmp_path / "node.cpp", tmp_path / f"node{by}.so"
-        source.write_text(NODE)
-        command = [os.environ.get("CXX", "g++"), "-O0", "-std=c++20", "-fPIC", "-shared"]
-        command += [
-            f"-DBY={by}",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        ]
-        command += [f"-I{path}" for path in cpp_extension.include_paths()]
-        command += [str(source), "-o", str(library)]
-        command += [f"-L{path}" for path in cpp_extension.library_paths()]
-        subprocess.run([*command, "-ltorch_cpu", "-ltorch", "-lc10"], check=True)
-        return str(library)
-
-    return build
+def extension(tmp_path: Path) -> Path:
+    """The node, compiled."""
+    source, library = tmp_path / "node.cpp", tmp_path / "node.so"
+    source.write_text(NODE)
+    command = [os.environ.get("CXX", "g++"), "-O0", "-std=c++20", "-fPIC", "-shared"]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    command += [f"-I{path}" for path in cpp_extension.include_paths()]
+    command += [str(source), "-o", str(library)]
+    command += [f"-L{path}" for path in cpp_extension.library_paths()]
+    subprocess.run([*command, "-ltorch_cpu", "-ltorch", "-lc10"], check=True)
+    return library
 
 
 @slow
 def test_a_node_in_cpp_is_bypassed_as_a_whole_and_hits_at_the_second_level(
-    site: Site, extension: Callable[[int], str]
+    site: Site, extension: Path
 ) -> None:
-    """A build of the extension with another formula has other keys and gradients."""
-    library = extension(3)
-    first = site.machine("first").run("captured:through_a_node", site.url, library)
-    second = site.machine("second").run("captured:through_a_node", site.url, library)
-    other = site.machine("other").run("captured:through_a_node", site.url, extension(5))
+    """Another formula of the node's has other keys and gradients."""
+    first, second, other = (
+        site.machine(name, BY=by).run("captured:through_a_node", site.url, str(extension))
+        for name, by in (("first", "3"), ("second", "3"), ("other", "5"))
+    )
     for found in (first, second, other):
         assert found["right"]
         assert found["bypass_reasons"] == {"function": 1}

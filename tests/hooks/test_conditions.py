@@ -11,16 +11,16 @@ import pytest
 from s3cache.artifact import variant_of
 from s3cache.errors import CorruptError
 from s3cache.hooks._conditions import (
+    FX_INFO,
     Compile,
     NotSharableError,
     add_guards,
-    attach_fx_info,
-    conditions_hold,
     conditions_of,
     described,
+    misfits,
     note_conditions,
 )
-from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
+from s3cache.torch_api.protocols import AOTConfig, AOTResult
 from tests.hooks.conditions import NOTHING
 
 
@@ -37,7 +37,7 @@ class Compiling:
 
     def begin(self) -> None:
         config = cast("AOTConfig", SimpleNamespace(aot_autograd_arg_pos_to_source=self.sources))
-        self.begun = Compile.begun(self.context, "key", config, self.inputs, of_threads=True)
+        self.begun = Compile(self.context, "key", config, self.inputs, of_threads=True)
 
     def noted(self) -> Any:
         return note_conditions(self.entry, self.begun)
@@ -75,9 +75,8 @@ def compiling() -> Any:
 def _note(
     graph: object, *, sees_places: bool = False, late: bool = False, lowered: str | None = None
 ) -> None:
-    attach_fx_info(
-        cast("CompiledGraph", graph), {"sees_places": sees_places, "late": late, "lowered": lowered}
-    )
+    noted = {"sees_places": sees_places, "late": late, "lowered": lowered}
+    setattr(graph, FX_INFO, noted)
 
 
 def _overlap(compiling: Compiling, some: list[int], others: list[int]) -> Any:
@@ -110,30 +109,13 @@ def test_guards_of_graphs_before_and_after_are_not_its_own(compiling: Compiling)
     assert compiling.noted()["guards"] == []
 
 
-@pytest.mark.parametrize(
-    ("some", "others", "holds"),
-    [([0, 1], [2], True), ([0, 1, 2], [], False), ([], [0, 2], True), ([], [0, 1], False)],
-)
-def test_an_entry_is_for_inputs_that_overlap_as_its_own_did(
-    compiling: Compiling, some: list[int], others: list[int], holds: bool
-) -> None:
-    conditions: Any = {**NOTHING, "guards": [("StorageOverlap", some, others)]}
-    assert conditions_hold(conditions, compiling.inputs) is holds
-
-
-def test_an_entry_for_one_input_twice_is_for_nothing_else(compiling: Compiling) -> None:
-    conditions: Any = {**NOTHING, "guards": [("DuplicateInputs", [0], [1])]}
-    assert not conditions_hold(conditions, compiling.inputs)
-    assert conditions_hold(conditions, [compiling.inputs[0]] * 2)
-
-
 def test_places_are_noted_if_code_depends_on_them_and_must_be_equal(compiling: Compiling) -> None:
     assert compiling.noted()["places"] is None
     _note(compiling.graphs[0], sees_places=True)
     noted: Any = compiling.noted()
     assert noted["places"] == "0@0/48 1@2/48 2@8/48"
-    assert conditions_hold(noted, compiling.inputs)
-    assert not conditions_hold(noted, compiling.inputs[::-1])
+    assert not list(misfits(noted, compiling.inputs, compiling.sources))
+    assert list(misfits(noted, compiling.inputs[::-1], compiling.sources))
     other: Any = {**noted, "places": "0@1/48"}
     assert described(noted) != described(other)
 

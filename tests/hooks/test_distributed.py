@@ -6,19 +6,17 @@ under torchrun.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.hooks.distributed import MODES, WAYS
+from tests.hooks.distributed import MODES, WAYS, two_ranks
 from tests.support.marks import cases, selected, slow
 from tests.support.sites import Site
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.sites import Machine
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -84,29 +82,11 @@ def test_buckets_that_hit_and_one_that_misses_train_together(
     assert alone["seen"] == first["seen"]
 
 
-def _two_ranks(machine: Machine, kind: str, url: str) -> list[dict[str, Any]]:
-    told = machine.root / "told"
-    told.mkdir(parents=True, exist_ok=True)
-    done = machine.start(
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "tests.hooks.distributed",
-        kind,
-        url,
-        str(told),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
-
-
 @slow
-@pytest.mark.parametrize("kind", ["ddp", "tp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks_under_torchrun_hit_on_another_machine(site: Site, kind: str) -> None:
-    first = _two_ranks(site.machine("first"), kind, site.url)
-    second = _two_ranks(site.machine("second"), kind, site.url)
+    first = two_ranks(site.machine("first"), kind, site.url)
+    second = two_ranks(site.machine("second"), kind, site.url)
     for cold, warm in zip(first, second, strict=True):
         assert cold["bypassed"] == 0
         assert warm["misses"] == {}

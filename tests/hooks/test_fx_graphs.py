@@ -20,14 +20,29 @@ WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
 
 @slow
 def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> None:
-    """A forward whose backward never runs, and graphs that are bypassed."""
-    writer = site.machine("writer").run("fx_programs:each_way", site.url, list(WAYS))
-    assert all(way["right"] for way in writer["ways"].values())
-    assert {name: way["lowered"] for name, way in writer["ways"].items()} == WAYS
-    assert {name: way["saved"] for name, way in writer["ways"].items()} == WAYS
-    assert writer["saved"] == 0
-    headers = [frame.decode(path.read_bytes()).header for path in site.entries()]
-    assert {header.kind for header in headers} == {"fx"}
+    """A forward whose backward never runs, and graphs that are bypassed.
+
+    No compile is shared twice: once a whole graph is saved, its FX entries are gone, and a hit asks
+    for nothing else.
+    """
+    whole = site.machine("whole").run("fx_programs:train", site.url)
+    assert whole["right"]
+    assert whole["lowered"] == 3
+    counts = {"hits": 0, "misses": 3, "saved": 3, "superseded": 3, "bypassed": 0}
+    assert whole["second"] == counts
+    assert _kinds(site) == ["aot", "aot"]
+    assert whole["files"] == 2
+
+    writer = site.machine("writer").run("fx_programs:at_both_levels", site.url, list(WAYS))
+    trained, ways = writer["trained"], writer["ways"]["ways"]
+    assert trained["lowered"] == 0
+    assert trained["hits"]["remote"] == 2
+    assert trained["second"] == dict.fromkeys(counts, 0)
+    assert trained["requests"] == {"get": 2}
+    assert all(way["right"] for way in ways.values())
+    assert {name: way["lowered"] for name, way in ways.items()} == WAYS
+    assert {name: way["saved"] for name, way in ways.items()} == WAYS
+    assert _kinds(site) == ["aot", "aot", *["fx"] * sum(WAYS.values())]
 
     reader = site.machine("reader", PATH="").run("fx_programs:each_way", site.url, list(WAYS))
     assert all(way["right"] for way in reader["ways"].values())
@@ -42,27 +57,8 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     assert reader["bypass_reasons"]["function"] == 3
 
 
-@slow
-def test_no_compile_is_shared_twice(site: Site) -> None:
-    """Once a whole graph is saved, its FX entries are gone; a hit asks for nothing else."""
-    writer = site.machine("writer").run("fx_programs:train", site.url)
-    assert writer["right"]
-    assert writer["lowered"] == 3
-    assert writer["second"] == {
-        "hits": 0,
-        "misses": 3,
-        "saved": 3,
-        "superseded": 3,
-        "bypassed": 0,
-    }
-    headers = [frame.decode(path.read_bytes()).header for path in site.entries()]
-    assert [header.kind for header in headers] == ["aot", "aot"]
-    assert writer["files"] == 2
-    reader = site.machine("reader").run("fx_programs:train", site.url)
-    assert reader["lowered"] == 0
-    assert reader["hits"]["remote"] == 2
-    assert reader["second"] == dict.fromkeys(writer["second"], 0)
-    assert reader["requests"] == {"get": 2}
+def _kinds(site: Site) -> list[str]:
+    return sorted(frame.decode(path.read_bytes()).header.kind for path in site.entries())
 
 
 @slow
@@ -91,16 +87,14 @@ def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
     assert (third["hits"], third["misses"]) == (count, {})
 
 
-@pytest.mark.parametrize("kind", ["Counter", pytest.param("timed", marks=slow)])
 def test_a_patch_that_only_observes_torch_costs_no_hits_and_is_named_once(
-    site: Site, kind: str
+    site: Site,
 ) -> None:
     """It is in keys by its source, and not by what it has counted."""
-    ran = site.machine("one").run("fx_programs:observed", site.url, kind)
+    ran = site.machine("one").run("fx_programs:observed", site.url)
     assert [(each["right"], each["lowered"]) for each in ran["machines"]] == [(True, 2), (True, 0)]
     warnings = [line for line in ran["stderr"].splitlines() if "FakeTensorMode" in line]
     assert len(warnings) == len(ran["machines"])
-    name = {"timed": "wrapper"}.get(kind, kind)
-    assert f"tests.hooks.fx_programs.{name}" in ran["stderr"]
+    assert "tests.hooks.fx_programs.Counter" in ran["stderr"]
     assert "put torch's own back" in ran["stderr"]
     assert all("override" in warning for warning in warnings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
-
-JOBS: dict[str, tuple[Any, ...]] = {"train": (), "each_way": (["unknown"],)}
 
 
 def plant(machine: Machine, names: list[Path]) -> Path:
@@ -31,25 +29,22 @@ def plant(machine: Machine, names: list[Path]) -> Path:
 
 
 @slow
-@pytest.mark.parametrize("job", JOBS)
-def test_a_hit_runs_no_planted_file(site: Site, job: str) -> None:
+def test_a_hit_runs_no_planted_file(site: Site) -> None:
     """Neither at the first level nor at the second."""
     writer = site.machine("writer")
-    writer.run(f"fx_programs:{job}", site.url, *JOBS[job])
+    writer.run("fx_programs:at_both_levels", site.url, ["unknown"])
     inductor = writer.root / "inductor"
     names = [path.relative_to(inductor) for path in inductor.rglob("*.py")]
     assert names
 
     victim = site.machine("victim")
     betrayed = plant(victim, names)
-    found = victim.run(f"fx_programs:{job}", site.url, *JOBS[job])
-    if job == "train":
-        assert found["right"]
-        assert (sum(found["hits"].values()), found["lowered"]) == (2, 0)
-    else:
-        way = found["ways"]["unknown"]
-        assert way["right"]
-        assert (way["hits"], way["lowered"]) == (1, 0)
+    found = victim.run("fx_programs:at_both_levels", site.url, ["unknown"])
+    assert found["trained"]["right"]
+    assert (sum(found["trained"]["hits"].values()), found["trained"]["lowered"]) == (2, 0)
+    way = found["ways"]["ways"]["unknown"]
+    assert way["right"]
+    assert (way["hits"], way["lowered"]) == (1, 0)
     assert not betrayed.exists()
 
 
@@ -57,8 +52,6 @@ def test_a_hit_runs_no_planted_file(site: Site, job: str) -> None:
     ("number", "torchs"),
     [
         (errno.ENOSPC, True),
-        pytest.param(errno.EMFILE, True, marks=slow),
-        pytest.param(errno.EFBIG, True, marks=slow),  # beyond the limit of a process
         pytest.param(errno.ENOSPC, False, marks=slow),
     ],
 )
@@ -71,14 +64,6 @@ def test_a_machine_without_room_misses_and_leaves_the_entry_alone(
     assert found["hits"] == 1  # once there is room
     assert found["untouched"]
     assert list(site.root.rglob("quarantine/*")) == []
-
-
-def test_two_images_never_have_one_path() -> None:
-    paths = set()
-    for _ in range(3):
-        with opened(b"image", "kernel") as path:
-            paths.add(path)
-    assert len(paths) == 3
 
 
 def test_an_image_is_loaded_although_its_directory_is_exchanged(

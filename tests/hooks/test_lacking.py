@@ -16,8 +16,6 @@ pytestmark = pytest.mark.timeout(900)
 
 # Those of which every process with the settings of the job needs the names.
 USED = {
-    internals.CLEARING,
-    internals.GUARD_EXPRESSIONS,
     internals.KEY_LOGS,
     internals.PROFILES,
     internals.WATCHING,

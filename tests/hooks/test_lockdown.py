@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -60,7 +60,7 @@ def emitted() -> bytes:
     patches = Patches()
     state, call = CompileState(), CacheCall()
     call.kernels = {}
-    Kernels(state).install(patches)
+    patches.install(Kernels(state))
     try:
         with state.entered(call):
             TritonBundler.read_and_emit(TritonBundle([TritonKernelArtifacts("HASH", 0, files)], []))
@@ -88,15 +88,6 @@ def test_kernels_of_triton_that_were_left_are_not_loaded(
     assert emitted() == b"betraying"
 
 
-def test_nor_where_it_is_in_inductors_directory(
-    torchs: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], Patches]
-) -> None:
-    monkeypatch.delenv("TRITON_CACHE_DIR")
-    left(torchs / "inductor" / "triton" / "0")
-    installed("policy")
-    assert emitted() == b"signed"
-
-
 def test_each_policy_has_its_own_and_finds_it_again(
     torchs: Path, installed: Callable[[str], Patches]
 ) -> None:
@@ -110,31 +101,6 @@ def test_each_policy_has_its_own_and_finds_it_again(
     assert places[0] == places[2] != places[1]
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(torchs / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == str(torchs / "triton")
-
-
-def test_a_process_that_inherits_it_makes_none_within(
-    torchs: Path, installed: Callable[[str], Patches]
-) -> None:
-    installed("policy")
-    place = internals.cache_dir.get()()
-    installed("policy")
-    assert internals.cache_dir.get()() == place
-
-
-@pytest.mark.parametrize(("mode", "above"), [(0o777, 0o755), (0o707, 0o755), (0o700, 0o777)])
-def test_what_others_could_write_or_exchange_is_not_used(
-    tmp_path: Path, mode: int, above: int
-) -> None:
-    """torch then keeps nothing, and works."""
-    theirs = tmp_path / "above" / "theirs"
-    theirs.mkdir(parents=True)
-    theirs.chmod(mode)
-    theirs.parent.chmod(above)
-    place, forget = own_directory(str(theirs))
-    assert not place.startswith(str(tmp_path))
-    assert os.stat(place).st_mode & 0o777 == 0o700
-    forget()
-    assert not os.path.exists(place)
 
 
 def exchange(place: Path, theirs: Path) -> None:
@@ -245,26 +211,6 @@ def test_a_file_where_torchs_directory_is_to_be_costs_no_more_than_what_is_kept(
     installed("policy")
     place = internals.cache_dir.get()()
     assert os.stat(place).st_mode & 0o777 == 0o700
-
-
-def test_no_profile_is_fetched_and_no_artifact_loaded(
-    torchs: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], Patches]
-) -> None:
-    from torch._dynamo import pgo
-    from torch.compiler._cache import CacheArtifactManager
-
-    class Artifact(pgo.PGOCacheArtifact):
-        def populate_cache(self) -> None:
-            raise AssertionError
-
-    artifacts: Any = {"pgo": [Artifact("key", b"")]}
-    monkeypatch.setattr(pgo, "should_use_remote_dynamo_pgo_cache", lambda: True)
-    patches = installed("policy")
-    assert pgo.get_remote_cache() is None
-    assert CacheArtifactManager.populate_caches(artifacts).empty()
-    patches.undo()
-    with pytest.raises(AssertionError):
-        CacheArtifactManager.populate_caches(artifacts)
 
 
 def test_without_hooks_torch_has_no_caches_and_a_temporary_directory(

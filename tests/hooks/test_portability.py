@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.machines import Machine
 from tests.support.marks import slow
 
 if TYPE_CHECKING:
@@ -78,14 +77,9 @@ def test_a_hit_starts_no_process_and_needs_no_compiler(
 
 @slow
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_a_machine_with_another_number_of_threads(dynamic: bool, tmp_path: Path) -> None:
+def test_a_machine_with_another_number_of_threads(dynamic: bool, site: Site) -> None:
     """It shares what was made for any number of them, if torch is asked for that."""
-    option = {"TORCHINDUCTOR_CPP_DYNAMIC_THREADS": str(int(dynamic))}
-    store = f"file://{tmp_path}/store"
-    found = [
-        Machine(tmp_path / str(count), **option).run("tests.hooks.jobs:reduce", store, count).result
-        for count in (2, 5, 1)
-    ]
+    found = site.machine("one").run("jobs:reduce", site.url, [2, 5, 1], dynamic)
     assert [each["saved"] for each in found] == ([1, 0, 1] if dynamic else [1, 1, 1])
     assert sum(found[1]["hits"].values()) == int(dynamic)
     assert max(each["error"] for each in found) < 1e-3

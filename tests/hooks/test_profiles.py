@@ -22,11 +22,14 @@ def learner(site: Site, name: str) -> Machine:
 
 
 def run(
-    site: Site, name: str, *batches: int, profile: bool = True, **options: Any
-) -> dict[str, Any]:
-    machine = learner(site, name) if profile else site.machine(name)
-    found: dict[str, Any] = machine.run("dynamic_batches:steps", site.url, batches, options)
-    assert found["worst"] < 1e-5
+    site: Site, name: str, *told: tuple[str, list[int], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What machines come to, all in one process: each begins with nothing of its own."""
+    found: dict[str, dict[str, Any]] = site.machine(name).run(
+        "dynamic_batches:machines", site.url, told
+    )
+    assert found.pop("stderr") is not None
+    assert all(each["worst"] < 1e-5 for each in found.values())
     return found
 
 
@@ -36,32 +39,27 @@ def profiles(site: Site) -> list[Path]:
 
 
 @slow
-def test_a_first_batch_of_another_size_hits_what_serves_every_size(site: Site) -> None:
-    first = run(site, "first", 8, 12)
-    assert first["lowered"] == 4  # forward and backward, of one size and of all
-    assert len(profiles(site)) == 1
-
-    second = run(site, "second", 16)
-    assert (second["lowered"], second["started"]) == (0, 0)
-    assert (second["hits"], second["misses"]) == (1, 0)
-    assert second["saved"] == 0  # it learned nothing new
-
-
-@slow
 def test_what_a_profile_does_and_does_not(site: Site) -> None:
-    run(site, "first", 8, 12)
+    found = run(
+        site,
+        "one",
+        ("first", [8, 12], {}),
+        ("second", [16], {}),
+        ("steady", [8, 8], {}),
+        ("both", [8, 12], {}),
+        ("others", [16, 20], {}),
+        ("static", [8], {"dynamic": False}),
+    )
+    assert found["first"]["lowered"] == 4  # forward and backward, of one size and of all
+    # A first batch of another size hits what serves every size, and there is nothing new to learn.
+    second = found["second"]
+    assert (second["lowered"], second["started"], second["saved"]) == (0, 0, 0)
+    assert (second["hits"], second["misses"]) == (1, 0)
     # Who begins as the first machine did finds what it made: the graph of one size, then of all.
-    steady, both = run(site, "steady", 8, 8), run(site, "both", 8, 12)
-    assert (steady["lowered"], steady["started"], steady["hits"]) == (0, 0, 1)
-    assert (both["lowered"], both["started"], both["hits"]) == (0, 0, 2)
-
-    # Two other sizes have one graph.
-    others = run(site, "others", 16, 20)
-    assert (others["lowered"], others["hits"]) == (0, 1)
-
-    # Who asks for constants gets them, and what is there of them.
-    static = run(site, "static", 8, dynamic=False)
-    assert (static["lowered"], static["hits"]) == (0, 1)
+    # Two other sizes have one graph. Who asks for constants gets what is there of them.
+    for name, hits in (("steady", 1), ("both", 2), ("others", 1), ("static", 1)):
+        each = found[name]
+        assert (each["lowered"], each["started"], each["hits"]) == (0, 0, hits), name
 
     # A profile that cannot be used costs what there was before, and nothing else.
     (path,) = profiles(site)
@@ -75,11 +73,10 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
             sections={"profile": b"no profile"},
         )
     )
-    third = run(site, "third", 24)
+    found = run(site, "two", ("third", [24], {}), ("off", [32, 20], {"profile": False}))
+    third, off = found["third"], found["off"]
     assert (third["lowered"], third["hits"], third["misses"]) == (2, 0, 1)
-
     # Without it there is another graph before.
-    off = run(site, "off", 32, 20, profile=False)
     assert (off["lowered"], off["hits"], off["misses"]) == (2, 1, 1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import random
 import threading
 import time
@@ -18,13 +17,14 @@ from torch._C._distributed_c10d import HashStore
 
 from s3cache.hooks._distributed import RankConsensus
 from s3cache.torch_api import internals
+from tests.hooks.distributed import two_ranks
 from tests.support.marks import slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from s3cache.torch_api.protocols import SharedStore
-    from tests.support.sites import Machine, Site
+    from tests.support.sites import Site
 
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
@@ -156,31 +156,18 @@ def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
 
 # -- jobs
 
-# Options under which ranks wait for each other while they compile, and what else those need. Two
-# more work on accelerators only: Dynamo's compiler collectives, and scheduling of overlaps.
-TOGETHER = {
-    "what to save is agreed on": (
-        "torch._functorch.config:_sync_decision_cross_ranks",
-        # It has to know the size of what a graph takes, and a mesh has none.
-        "torch._functorch.config:unsafe_treat_script_objects_as_zero_size",
-    ),
-    "collectives are moved": ("torch._inductor.config:reorder_for_compute_comm_overlap",),
-    "autotuning is shared out": ("torch._inductor.config:distributed_max_autotune_gemm",),
-}
-
-
-def _two_ranks(machine: Machine, url: str, *options: str) -> list[dict[str, Any]]:
-    told = machine.root / "told"
-    told.mkdir(parents=True, exist_ok=True)
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    job = ("tests.hooks.distributed", "tp", url, str(told), *options)
-    done = machine.start("-m", *torchrun, "-m", *job)  # it has a time-out
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
+# What to save for the backward is agreed on.
+TOGETHER = (
+    "torch._functorch.config:_sync_decision_cross_ranks",
+    # It has to know the size of what a graph takes, and a mesh has none.
+    "torch._functorch.config:unsafe_treat_script_objects_as_zero_size",
+)
 
 
 AGREE = (
-    *(options[0] for options in TOGETHER.values()),
+    TOGETHER[0],
+    "torch._inductor.config:reorder_for_compute_comm_overlap",
+    "torch._inductor.config:distributed_max_autotune_gemm",
     "torch._dynamo.config:enable_compiler_collectives",
     "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling",
 )
@@ -207,21 +194,17 @@ def test_ranks_decide_together_under_each_option(
 
 
 @slow
-@pytest.mark.parametrize("together", TOGETHER)
-def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(
-    together: str, site: Site
-) -> None:
-    """torch's partitioner, say, asks all ranks what to save for the backward: one would hang."""
-    options = TOGETHER[together]
-    cold = _two_ranks(site.machine("first"), site.url, *options)
-    warm = _two_ranks(site.machine("second"), site.url, *options)
+def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(site: Site) -> None:
+    """torch's partitioner asks all ranks what to save for the backward: one would hang."""
+    cold = two_ranks(site.machine("first"), "tp", site.url, *TOGETHER)
+    warm = two_ranks(site.machine("second"), "tp", site.url, *TOGETHER)
     for rank in warm:
         assert rank["misses"] == {}
         assert sum(rank["hits"].values()) == 1
     entries = site.entries()
     assert len(entries) == 2  # one for each rank: its place in the mesh is in the key
     entries[0].unlink()
-    mixed = _two_ranks(site.machine("third"), site.url, *options)
+    mixed = two_ranks(site.machine("third"), "tp", site.url, *TOGETHER)
     assert sorted(next(iter(rank["misses"])) for rank in mixed) == ["absent", "ranks"]
     for rank in mixed:
         assert sum(rank["hits"].values()) == 0

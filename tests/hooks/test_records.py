@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,22 +74,6 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     assert sorted(map(str, kept)) == sorted(str(_in_tuples(each)) for each in expected)
 
 
-@slow
-def test_a_machine_without_records_compares_with_entries_of_the_remote(site: Site) -> None:
-    """It compares with what another one has saved, unless ``--local`` forbids to look there."""
-    site.machine("one").run("records:compiled", site.url, 4)
-    second = site.machine("two")
-    second.run("records:compiled", site.url, 5)
-    for options, expected in (
-        (("--url", site.url), ["input 0 (L['x']): (4,) → (5,), not marked dynamic"]),
-        (("--local",), []),
-    ):
-        done = second.start("-m", "s3cache", "explain", "--json", *options)
-        assert done.returncode == 1, done.stderr
-        (one,) = json.loads(done.stdout)["explanations"]
-        assert [each["text"] for each in one["differences"]] == expected
-
-
 def entry_of(remote: Path, key: str) -> Frame:
     (path,) = remote.rglob(f"{key}.0")
     return decode(path.read_bytes())
@@ -104,20 +87,19 @@ def _in_tuples(records: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 @slow
-def test_a_graph_that_is_refused_when_it_is_saved_is_recorded_with_the_reason(site: Site) -> None:
-    """Under the key that missed, so that ``s3cache check`` and ``explain`` can say it."""
-    missed, refused = site.machine("one").run("records:refused", site.url)
+def test_what_no_entry_can_hold_is_recorded_and_not_saved(site: Site) -> None:
+    """Under the key that missed, so that ``s3cache check`` and ``explain`` can say it.
+
+    What no process would read would be set aside by each, compiled, and saved again.
+    """
+    found = site.machine("one").run("records:unshared", site.url)
+    missed, refused = found["refused"]
     assert (missed["outcome"], missed["reason"]) == ("miss", "absent")
     assert (refused["outcome"], refused["reason"]) == ("bypass", "entry")
     assert refused["key"] == missed["key"]
     assert "cannot be pickled" in refused["reasons"][0]["message"]
-
-
-@slow
-def test_what_no_process_would_read_is_not_saved(site: Site) -> None:
-    """Every process would set it aside, compile, and save the same again."""
-    found = site.machine("one").run("records:unreadable", site.url)
-    assert found["aot"]["entry"] == 1
-    assert found["fx"] == {"entry": 2}
-    assert (found["saved"], found["saved_fx"]) == (0, 0)
+    unreadable = found["unreadable"]
+    assert unreadable["aot"]["entry"] == 1
+    assert unreadable["fx"] == {"entry": 2}
+    assert (unreadable["saved"], unreadable["saved_fx"]) == (0, 0)
     assert list(site.remote.rglob("*.0")) == []

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.hooks._misfits import failing_conditions, failing_guards
+from s3cache.hooks._conditions import misfits
+from s3cache.hooks._recorder import failing_guards
 from tests.hooks.conditions import NOTHING
 from tests.support.marks import slow
 
@@ -75,7 +76,7 @@ def test_asking_adds_no_guard(program: SimpleNamespace) -> None:
         ),
         (
             {"guards": [("StorageOverlap", [0, 2], [])]},
-            ["input 0 (a), input 2 (c) overlap in memory in the entry; here they do not"],
+            ["input 0 (a), input 2 (c) overlap in memory in the entry; here it is otherwise"],
         ),
         (
             {"guards": [("DuplicateInputs", [0], [1])]},
@@ -86,8 +87,8 @@ def test_asking_adds_no_guard(program: SimpleNamespace) -> None:
             {"places": "0@0/48 1@3/48 2@8/48"},
             [
                 (
-                    "input 1 (b) begins at element 3 of a storage of 48 bytes in the entry, "
-                    "at element 2 of a storage of 48 bytes here"
+                    "inputs begin in storages at 0@0/48 1@3/48 2@8/48 in the entry, "
+                    "at 0@0/48 1@2/48 2@8/48 here"
                 )
             ],
         ),
@@ -114,7 +115,7 @@ def test_a_failing_condition_names_the_inputs_of_the_program(
         ],
     }
     whole: Any = {**NOTHING, **given}
-    assert failing_conditions(whole, program.tensors, program.sources) == expected
+    assert list(misfits(whole, program.tensors, program.sources)) == expected
 
 
 @slow

@@ -17,7 +17,7 @@ import tests.support.compiler  # noqa: F401
 from s3cache.artifact import unpickled
 from s3cache.errors import is_machine_trouble
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._portable import check_triton_directory, portable
+from s3cache.hooks._portable import portable
 from s3cache.hooks._state import CacheCall, CompileState, Patches
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def emit(bundle: Any = None, *, rebuilding: bool = True) -> None:
     patches = Patches()
     state, call = CompileState(), CacheCall()
     call.kernels = {} if rebuilding else None
-    Kernels(state).install(patches)
+    patches.install(Kernels(state))
     try:
         with state.entered(call):
             TritonBundler.read_and_emit(bundle)
@@ -129,23 +129,6 @@ def test_kernels_go_to_a_private_directory(base: Path) -> None:
     assert base.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o002])
-def test_directories_above_are_made_for_this_user_alone(base: Path, umask: int) -> None:
-    """Else whoever may write there could give the kernels' directory another name."""
-    os.umask(umask)
-    base = base / "further" / "below"
-    check_triton_directory(str(base), KERNEL)
-    for made in (base, *base.parents[:4]):
-        assert made.stat().st_mode & 0o022 == 0
-
-
-def test_what_this_users_torch_has_compiled_is_taken(base: Path) -> None:
-    planted(base, "nothing")
-    emit()
-    check_triton_directory(str(base), KERNEL)
-    assert (base / KERNEL / "kernel.cubin").read_bytes() == b"planted"
-
-
 @pytest.mark.skipif(os.getegid() != os.geteuid(), reason="this user has no private group")
 def test_what_this_users_triton_made_with_umask_002_is_taken(base: Path) -> None:
     """The group that may write is the user's own, and has no other members."""
@@ -199,7 +182,7 @@ def static_kernel(directory: Path) -> Any:
 
 def shared(bundle: Any) -> bytes:
     graph = SimpleNamespace(_triton_bundle=bundle)
-    with portable([graph], share_sources=False):
+    with portable(graph):
         content = pickle.dumps(graph._triton_bundle)
     assert graph._triton_bundle is bundle
     return content
@@ -261,7 +244,7 @@ def test_every_kernel_of_an_autotuner_is_kept_where_another_kernel_was_chosen(ba
     digests = {name: name[0] * 64 for name in ("chosen", "only", "lost")}
     files = {name: triton_hash_to_path_key(digest) for name, digest in digests.items()}
     patches = Patches()
-    Kernels(CompileState()).install(patches)
+    patches.install(Kernels(CompileState()))
     try:
         TritonBundler.begin_compile()
         for file in files.values():

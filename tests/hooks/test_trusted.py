@@ -53,31 +53,21 @@ class Betrayal:
 # -- ways around
 
 
-def plant(machine: Machine, kinds: str, trace: Path, place: Path) -> int:
-    """Put what makes ``trace`` into all that torch has left of these kinds; says how many."""
-    evil: dict[str, bytes] = {
-        "code": f"open({str(trace)!r}, 'w').close()\n".encode(),
-        "pickles": plain_betrayal(trace),
-    }
-    if "libraries" in kinds:
-        evil["libraries"] = _betraying_library(place, trace)
-    files = [path for path in (machine.root / "inductor").rglob("*") if path.is_file()]
-    planted = 0
-    for path in files:
-        kind = {".py": "code", ".so": "libraries"}.get(path.suffix, "")
-        if {"aotautograd", "fxgraph", "dynamo"} & set(path.parts):
-            kind = "pickles"
-        if kind and kind in kinds.split():
-            path.write_bytes(evil[kind])
-            planted += 1
-    return planted
-
-
-def planted(site: Site, tmp_path: Path, kinds: str, job: str, trace: Path) -> Machine:
-    """A machine that has compiled before, and what it left is exchanged."""
-    machine = site.machine(f"victim-{trace.name}", S3CACHE_LOCAL="no", **JOB)
-    machine.run(f"trusted:{job}", site.url)
-    assert plant(machine, kinds, trace, tmp_path)
+def planted(site: Site, tmp_path: Path, trace: Path) -> Machine:
+    """A machine that has compiled before; all that torch has left there makes ``trace``."""
+    machine = site.machine("victim", S3CACHE_LOCAL="no", **JOB)
+    machine.run("trusted:waving", site.url)
+    code = f"open({str(trace)!r}, 'w').close()\n".encode()
+    library = _betraying_library(tmp_path, trace)
+    kinds = set()
+    for path in (machine.root / "inductor").rglob("*"):
+        if {"aotautograd", "fxgraph", "dynamo"} & set(path.parts) and path.is_file():
+            path.write_bytes(plain_betrayal(trace))
+            kinds.add("pickle")
+        elif path.suffix in (".py", ".so"):
+            path.write_bytes(code if path.suffix == ".py" else library)
+            kinds.add(path.suffix)
+    assert kinds == {"pickle", ".py", ".so"}
     return machine
 
 
@@ -88,12 +78,9 @@ def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
 
 
 @slow
-@pytest.mark.parametrize("kinds", ["code", "pickles", "libraries"])
-def test_no_kind_of_what_an_earlier_run_has_left_is_run(
-    kinds: str, site: Site, tmp_path: Path
-) -> None:
-    trace = tmp_path / kinds
-    machine = planted(site, tmp_path, kinds, "waving", trace)
+def test_no_kind_of_what_an_earlier_run_has_left_is_run(site: Site, tmp_path: Path) -> None:
+    trace = tmp_path / "betrayed"
+    machine = planted(site, tmp_path, trace)
     machine.environment.update(TRUSTING)
     found = machine.run("trusted:waving", f"file://{tmp_path}/nothing?create=1")
     assert not trace.exists()
@@ -170,43 +157,24 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("lacks", ["clear_caches"])
+@pytest.mark.parametrize("job", ["lacking", "unsupported"])
 def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
-    lacks: str, site: Site, tmp_path: Path
+    job: str, site: Site, tmp_path: Path
 ) -> None:
-    """It then has no caches; what it compiles is compiled anew, and right."""
+    """Nor where torch is not supported. It has no caches, and what it compiles is right."""
     trace = tmp_path / "betrayed"
     content = base64.b64encode(plain_betrayal(trace)).decode()
     remote = {
         "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
     }
-    machine = planted(site, tmp_path, "code pickles libraries", "waving", trace)
-    arguments = (f"file://{tmp_path}/nothing?create=1", lacks, content)
-    found = machine.run("trusted:lacking", *arguments, **remote, **TRUSTING)
-    assert not trace.exists()
-    assert (found["saved"], found["asked"]) == (0, 0)
-    assert found["stderr"].count("it compiles without a cache") == 1
-    run_carelessly(machine, "trusted:lacking", *arguments)
-    assert trace.exists()  # it would have
-
-
-@slow
-def test_planted_files_do_not_run_with_an_unsupported_torch(site: Site, tmp_path: Path) -> None:
-    """No hook is tried there; it has no caches, and compiles anew."""
-    trace = tmp_path / "betrayed"
-    content = base64.b64encode(plain_betrayal(trace)).decode()
-    remote = {
-        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
-        "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
-    }
-    machine = planted(site, tmp_path, "code pickles libraries", "waving", trace)
+    machine = planted(site, tmp_path, trace)
     arguments = (f"file://{tmp_path}/nothing?create=1", content)
-    found = machine.run("trusted:unsupported", *arguments, **remote, **TRUSTING)
+    found = machine.run(f"trusted:{job}", *arguments, **remote, **TRUSTING)
     assert not trace.exists()
     assert (found["saved"], found["asked"]) == (0, 0)
     assert found["stderr"].count("it compiles without a cache") == 1
-    run_carelessly(machine, "trusted:unsupported", *arguments)
+    run_carelessly(machine, f"trusted:{job}", *arguments)
     assert trace.exists()  # it would have
 
 
@@ -257,34 +225,6 @@ def test_check_says_why_an_entry_is_not_used(site: Site) -> None:
     assert site.machine("careless").run("trusted:checked", site.url) == [None, "remote"]
 
 
-@slow
-def test_no_forged_kernel_runs_wherever_it_lies(site: Site, tmp_path: Path) -> None:
-    """In the bucket, and in the local tier, in the place of one that was good when it landed."""
-    trace = tmp_path / "betrayed"
-    assert site.machine("writer", **SIGNING, **TRUSTING).run("trusted:waving", site.url)["saved"]
-    reader = site.machine("reader", S3CACHE_MODE="read-only", **TRUSTING)
-    assert reader.run("trusted:waving", site.url)["hits"]["remote"] == 1
-    assert reader.run("trusted:waving", site.url)["hits"]["local"] == 1
-    evil = _betraying_library(tmp_path, trace)
-    for root in (site.root / "remote", reader.root):
-        for path in _frames(root):
-            path.write_bytes(_with_kernels(path.read_bytes(), evil))
-    found = reader.run("trusted:waving", site.url)
-    assert (sum(found["hits"].values()), found["misses"]) == (0, {"untrusted": 1})
-    assert set(found["refused"]) == {"unsigned"}
-    assert not trace.exists()
-    careless = site.machine("careless", S3CACHE_MODE="read-only")
-    careless.run("trusted:waving", site.url)
-    assert trace.exists()  # it would have
-
-
-def _frames(root: Path) -> list[Path]:
-    files = [path for path in root.rglob("*") if path.is_file() and "objects" in path.parts]
-    found = [path for path in files if path.read_bytes().startswith(frame.MAGIC)]
-    assert found
-    return found
-
-
 def _betraying_library(place: Path, trace: Path) -> bytes:
     """It makes a file when it is loaded."""
     source, library = place / "evil.c", place / "evil.so"
@@ -294,14 +234,6 @@ def _betraying_library(place: Path, trace: Path) -> bytes:
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     return library.read_bytes()
-
-
-def _with_kernels(data: bytes, evil: bytes) -> bytes:
-    there = frame.decode(data)
-    kernels = [name for name in there.names if name.startswith("kernel/")]
-    assert kernels
-    sections = {name: bytes(there.section(name)) for name in there.names}
-    return bytes(_encoded(there, {**sections, **dict.fromkeys(kernels, evil)}).data)
 
 
 def _forged(data: bytes, evil: bytes) -> frame.Frame:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 
-def compiled(url: str, to_the_end: bool) -> dict[str, Any]:
-    """One call under the profiler: names of the events that it saw of s3cache.
+def compiled(url: str) -> dict[str, Any]:
+    """A call under the profiler, and then a forward that no backward follows.
 
-    Args:
-        to_the_end: leave s3cache on, so that the upload is that of the exit.
+    Returns names of the events of s3cache that the profiler saw.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -19,24 +18,13 @@ def compiled(url: str, to_the_end: bool) -> dict[str, Any]:
     def function(x: Any) -> Any:
         return x.sin() @ x
 
-    cache = s3cache.enable(url)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        torch.compile(function)(torch.ones(4, 4))
-    if not to_the_end:
+    with s3cache.enabled(url) as cache:
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            torch.compile(function)(torch.ones(4, 4))
+        torch.compile(lambda x: x.cos() @ x)(torch.ones(4, 4, requires_grad=True))
         cache.flush(60)
-        s3cache.disable()
     names = {event.name for event in profiled.events()}
     return {"profiled": sorted(names & {"s3cache.lookup", "s3cache.save"})}
-
-
-def halved(url: str) -> None:
-    """A forward that no backward follows: only the second level has it."""
-    import torch
-
-    import s3cache
-
-    with s3cache.enabled(url):
-        torch.compile(lambda x: x.sin() @ x)(torch.ones(4, 4, requires_grad=True))
 
 
 def captured(url: str) -> dict[str, Any]:

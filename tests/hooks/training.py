@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import http.server
 import os
 import resource
 import shutil
@@ -16,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-from s3cache import frame
 
 Fault = Callable[[str], contextlib.AbstractContextManager[dict[str, Any]]]
 
@@ -71,48 +67,22 @@ def _at(port: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _refuses(_: str) -> Iterator[dict[str, Any]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    yield _at(port)
-
-
-@contextlib.contextmanager
 def _hangs(_: str) -> Iterator[dict[str, Any]]:
     with _listening(lambda _: None) as port:
         yield {**_at(port), "lookup_timeout_s": 1, "attempt_timeout_s": 1}
 
 
-def _answering(status: int, body: bytes, **headers: str) -> Fault:
-    class Answer(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+@contextlib.contextmanager
+def _refuses(_: str) -> Iterator[dict[str, Any]]:
+    answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
-        def _answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(answer)
+        connection.close()
 
-        do_GET = do_PUT = do_HEAD = do_POST = _answer  # noqa: N815 - as http.server asks for
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    @contextlib.contextmanager
-    def fault(_: str) -> Iterator[dict[str, Any]]:
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield _at(server.server_address[1])
-            server.shutdown()
-
-    return fault
-
-
-def _says(code: str) -> bytes:
-    return f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+    with _listening(refuse) as port:
+        yield _at(port)
 
 
 # -- entries that are not what they should be
@@ -138,19 +108,6 @@ def _flipped(data: bytes) -> bytes:
     return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
 
 
-def _without_kernels(data: bytes) -> bytes:
-    """A frame with digests that are right."""
-    old = frame.decode(data)
-    return frame.encode(
-        kind=old.header.kind,
-        key=old.header.key,
-        variant=old.header.variant,
-        schema=old.header.schema,
-        sections={"entry": bytes(old.section("entry"))},
-        meta=old.header.meta,
-    )
-
-
 # -- what the machine lacks
 
 
@@ -167,18 +124,6 @@ def _no_room(remote: str) -> Iterator[dict[str, Any]]:
     finally:
         if mounted:
             subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-@contextlib.contextmanager
-def _no_directory(remote: str) -> Iterator[dict[str, Any]]:
-    """Its place is taken by a file while it is in use."""
-    place = Path(f"{remote}-place")
-    yield {"url": f"file://{remote}", "local_dir": str(place), "before": lambda: _taken(place)}
-
-
-def _taken(place: Path) -> None:
-    shutil.rmtree(place)
-    place.write_bytes(b"")
 
 
 @contextlib.contextmanager
@@ -206,24 +151,6 @@ def _no_memory(remote: str) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _no_descriptors(_: str) -> Iterator[dict[str, Any]]:
-    """None for a connection."""
-
-    def make(self: socket.socket, *_: object, **__: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    class Socket(socket.socket):
-        __init__ = make
-
-    with _listening(lambda _: None) as port:
-        before, socket.socket = socket.socket, Socket  # type: ignore[misc]
-        try:
-            yield _at(port)
-        finally:
-            socket.socket = before  # type: ignore[misc]
-
-
-@contextlib.contextmanager
 def _no_threads(remote: str) -> Iterator[dict[str, Any]]:
     """As where the number of processes is limited."""
 
@@ -239,18 +166,11 @@ def _no_threads(remote: str) -> Iterator[dict[str, Any]]:
 
 
 FAULTS: dict[str, Fault] = {
-    "nobody listens": _refuses,
     "the server hangs": _hangs,
-    "the server fails": _answering(500, _says("InternalError")),
-    "the server refuses": _answering(403, _says("AccessDenied")),
-    "the server leads elsewhere": _answering(301, b"", Location="http://127.0.0.1:9/x"),
-    "a portal answers": _answering(200, b"<html>Please log in</html>", Content_Type="text/html"),
+    "the server refuses": _refuses,
     "a bit of an entry is another": _entries(_flipped),
-    "an entry lacks its kernels": _entries(_without_kernels),
     "the disk is full": _no_room,
-    "the directory is gone": _no_directory,
     "there is no memory for the entry": _no_memory,
-    "no connection can be opened": _no_descriptors,
     "no thread can start": _no_threads,
 }
 

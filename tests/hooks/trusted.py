@@ -26,15 +26,12 @@ def waving(url: str) -> dict[str, Any]:
     return compiled(url, program=waved)
 
 
-def lacking(url: str, place: str, content: str) -> dict[str, Any]:
-    """The same, where this torch lacks ``place``, and remote caches answer with ``content``."""
+def lacking(url: str, content: str) -> dict[str, Any]:
+    """The same, where this torch lacks a name, and remote caches answer with ``content``."""
     from s3cache.torch_api import Internal, internals
 
     _serve(content)
-    if hasattr(internals, place):
-        setattr(internals, place, Internal("torch._guards:nonsense"))
-    else:
-        Internal(place)
+    vars(internals)["clear_caches"] = Internal("torch._guards:nonsense")
     return {**waving(url), "asked": len(_asked)}
 
 
