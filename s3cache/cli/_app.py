@@ -14,7 +14,7 @@ from s3cache.cli._inspect import inspect
 from s3cache.cli._jobs import bench, check, run, warm
 from s3cache.cli._options import with_groups
 from s3cache.cli._setup import doctor, keygen, stats, version
-from s3cache.util.version import __version__
+from s3cache.util import __version__
 
 __all__ = ["app"]
 

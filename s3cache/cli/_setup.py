@@ -12,8 +12,8 @@ from typer import Argument, Option
 from s3cache.cli._options import Text, Url, Where, flattened, until_done
 from s3cache.cli._output import Output, redacted, size_text
 from s3cache.errors import ConfigError
+from s3cache.util import __version__
 from s3cache.util.pages import pointer
-from s3cache.util.version import __version__
 from s3cache.util.words import counted
 
 if TYPE_CHECKING:

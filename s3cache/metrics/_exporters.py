@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from s3cache.cache import with_each
 from s3cache.errors import ConfigError
 from s3cache.metrics._families import FAMILIES, Family, Sample, Source, families, latest_counts
+from s3cache.util import __version__
 from s3cache.util.logs import logger_of
-from s3cache.util.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

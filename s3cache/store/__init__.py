@@ -27,7 +27,7 @@ from s3cache.store._base import (
     listing,
     os_errors,
 )
-from s3cache.util.lazy import lazy_exports
+from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
     from s3cache.store._deadline import DeadlineExecutor

@@ -15,8 +15,8 @@ from typing import Any
 from s3cache.errors import ClosedError
 from s3cache.store.s3._options import S3Options, partition_region
 from s3cache.store.s3._session import new_session, run_on_new_loop
+from s3cache.util import __version__
 from s3cache.util.forks import threads_are_greenlets
-from s3cache.util.version import __version__
 
 __all__ = ["CHUNK_BYTES", "Clients", "S3Body", "new_client"]
 
