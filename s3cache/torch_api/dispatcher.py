@@ -175,9 +175,12 @@ Fields("torch._ops:OpOverloadPacket", "overloads")
 
 def is_operator(value: object) -> bool:
     """Return whether ``value`` is an operator, an overload of one, or of higher order."""
-    return is_higher_order(value) or not {operator.get(), operator_packet.get()}.isdisjoint(
-        type(value).__mro__
-    )
+    return not _kinds_of_operators().isdisjoint(type(value).__mro__)
+
+
+@functools.cache
+def _kinds_of_operators() -> frozenset[type]:
+    return frozenset((operator.get(), operator_packet.get(), _higher_order_operator.get()))
 
 
 # Not by ``isinstance``: one class is abstract, which asks all of its subclasses, 3 ms in all.
