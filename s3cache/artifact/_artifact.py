@@ -66,19 +66,10 @@ Flags: TypeAlias = "tuple[bool, ...] | None"
 
 @dataclass(frozen=True)
 class Artifact:
-    """What there is to save of a compiled graph.
+    """What there is to save of a compiled graph, see the module.
 
-    Attributes:
-        kind: the level of torch's caches that it is for.
-        entry: torch's pickled result.
-        kernels: images of shared libraries by kernel id.
-        guards: expression over the graph's symbolic inputs that must hold for a hit.
-        forward_ns, backward_ns: what compiling took.
-        runtime: the packed description, if there is one.
-        components, made_by: plain data, see the module.
-        first_call: the outputs of a graph that has to answer its first call with fake ones.
-        relies_on: what else must hold for a hit, if anything.
-        parts: what components consist of, by their names.
+    ``forward_ns`` and ``backward_ns`` are what compiling took; ``kernels`` are images by id, and
+    ``parts`` what components consist of, by their names.
     """
 
     kind: Level
