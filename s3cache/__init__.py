@@ -9,8 +9,7 @@ Importing this package costs next to nothing: each name is loaded when it is fir
 
 # No module of the standard library is imported here: a file of that name may lie in the current
 # directory, which `python -m s3cache` has on its path until `__main__.py` takes it from there.
-from s3cache.util.lazy import lazy_exports
-from s3cache.util.version import __version__
+from s3cache.util import __version__, lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ import msgpack  # type: ignore[import-untyped]
 import zstandard
 
 from s3cache.errors import ConfigError, CorruptError, TruncatedError
-from s3cache.util.version import __version__
+from s3cache.util import __version__
 
 __all__ = [
     "HEADER_HINT_BYTES",

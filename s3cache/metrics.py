@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from s3cache.cache import current_cache, on_each_cache
 from s3cache.errors import ConfigError
+from s3cache.util import __version__
 from s3cache.util.logs import logger_of
-from s3cache.util.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

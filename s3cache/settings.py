@@ -52,7 +52,7 @@ Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
 
 _MOMENT_S = 0.001  # the least of times that must not be nothing
 
-_SIGNER = Kind(str, (Signer,), in_text=False)
+_SIGNER = Kind(str, (Signer,))
 
 # Variables that are no settings of a cache: others read them.
 _NO_SETTINGS = ("AUTOLOAD", "JOB", "WATCHED")

@@ -1,4 +1,4 @@
-"""One compiled graph as a frame.
+"""What entries hold, as frames: compiled graphs, and which sizes of a program change.
 
 Sections of a frame of kind ``aot``, a whole graph, or ``fx``, a forward or backward by Inductor::
 
@@ -15,6 +15,10 @@ graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` r
 ``made_by`` (torch, compiler and platform, for people). Two more are there if they apply:
 ``first_call`` (the outputs of a first call on fake tensors, see ``hooks/_distributed.py``) and
 ``relies_on`` (where inputs have to lie in their storages, as text, see ``hooks/_conditions.py``).
+
+A frame of kind ``shapes`` has one section, ``profile``: msgpack, a map from the fingerprint of a
+piece of code to a map from the name of a tensor (``L['x']``) to what changes of it: ``[sizes,
+strides, begun]``, see :class:`Changing`. It names no values: not the sizes that were seen.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgpack  # type: ignore[import-untyped]
 
 from s3cache import frame
 from s3cache.errors import CorruptError
@@ -35,6 +42,8 @@ __all__ = [
     "CONDITIONS",
     "SCHEMA",
     "Artifact",
+    "Changing",
+    "ShapeProfile",
     "check_image",
     "hidden_places",
     "variant_of",
@@ -47,23 +56,20 @@ CONDITIONS = "s3cache_conditions"
 _ENTRY = "entry"
 _KERNEL = "kernel/"
 _PARTS = "parts"
+_SHAPES = "shapes"
+_PROFILE = "profile"
+_MAX_PROFILE_BYTES = 4 << 20
+_MAX_BEGUN = 16
+
+Flags: TypeAlias = "tuple[bool, ...] | None"
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """What there is to save of a compiled graph.
+    """What there is to save of a compiled graph, see the module.
 
-    Attributes:
-        kind: the level of torch's caches that it is for.
-        entry: torch's pickled result.
-        kernels: images of shared libraries by kernel id.
-        guards: expression over the graph's symbolic inputs that must hold for a hit.
-        forward_ns, backward_ns: what compiling took.
-        runtime: the packed description, if there is one.
-        components, made_by: plain data, see the module.
-        first_call: the outputs of a graph that has to answer its first call with fake ones.
-        relies_on: what else must hold for a hit, if anything.
-        parts: what components consist of, by their names.
+    ``forward_ns`` and ``backward_ns`` are what compiling took; ``kernels`` are images by id, and
+    ``parts`` what components consist of, by their names.
     """
 
     kind: Level
@@ -79,33 +85,27 @@ class Artifact:
     relies_on: str | None = None
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    @property
-    def variant(self) -> str:
-        """See :func:`variant_of`."""
-        return variant_of(self.guards, self.relies_on)
-
     def encode(self, key: str) -> bytes:
         """Return this artifact as a frame under ``key``."""
-        parts = {name: dict(texts) for name, texts in self.parts.items()}
+        sections = {_ENTRY: self.entry}
+        sections |= {_KERNEL + name: image for name, image in self.kernels.items()}
+        if self.parts:
+            parts = {name: dict(texts) for name, texts in self.parts.items()}
+            sections[_PARTS] = json.dumps(parts, separators=(",", ":")).encode()
+        meta: dict[str, object] = {
+            "guards": self.guards,
+            "times_ns": [self.forward_ns, self.backward_ns],
+            "runtime": self.runtime,
+            "components": dict(self.components),
+            "made_by": dict(self.made_by),
+        }
+        if self.first_call is not None:
+            meta["first_call"] = list(self.first_call)
+        if self.relies_on is not None:
+            meta["relies_on"] = self.relies_on
+        variant = variant_of(self.guards, self.relies_on)
         return frame.encode(
-            kind=self.kind,
-            key=key,
-            variant=self.variant,
-            schema=SCHEMA,
-            sections={
-                _ENTRY: self.entry,
-                **{_KERNEL + name: image for name, image in self.kernels.items()},
-                **({_PARTS: json.dumps(parts, separators=(",", ":")).encode()} if parts else {}),
-            },
-            meta={
-                "guards": self.guards,
-                "times_ns": [self.forward_ns, self.backward_ns],
-                "runtime": self.runtime,
-                "components": dict(self.components),
-                "made_by": dict(self.made_by),
-                **({} if self.first_call is None else {"first_call": list(self.first_call)}),
-                **({} if self.relies_on is None else {"relies_on": self.relies_on}),
-            },
+            kind=self.kind, key=key, variant=variant, schema=SCHEMA, sections=sections, meta=meta
         )
 
     @staticmethod
@@ -115,13 +115,7 @@ class Artifact:
         Raises:
             CorruptError: the frame is of another kind or schema, or lacks the section.
         """
-        header = entry.header
-        if (header.kind, header.schema) != (kind, SCHEMA) or _ENTRY not in entry.names:
-            raise CorruptError(
-                "frame",
-                f"is no compiled graph ({kind}) of schema {SCHEMA}: {header.kind} {header.schema}",
-            )
-        return entry.section(_ENTRY)
+        return _section(entry, kind, _ENTRY)
 
     @staticmethod
     def kernels_of(entry: Frame) -> dict[str, Buffer]:
@@ -161,14 +155,124 @@ class Artifact:
         return described
 
 
+def _section(entry: Frame, kind: str, name: str) -> Buffer:
+    header = entry.header
+    if (header.kind, header.schema) != (kind, SCHEMA) or name not in entry.names:
+        found = f"{header.kind} {header.schema}"
+        raise CorruptError("frame", f"holds no {name} of kind {kind} and schema {SCHEMA}: {found}")
+    return entry.section(name)
+
+
 def variant_of(guards: str | None, relies_on: str | None = None) -> str:
     """Return what tells entries under one key apart: those with one are interchangeable."""
     conditions = (guards or "") + ("" if relies_on is None else f"\0{relies_on}")
     return hashlib.sha256(conditions.encode()).hexdigest()[:32] if conditions else ""
 
 
-# -- images
+# -- which sizes change
 
+
+@dataclass(frozen=True)
+class Changing:
+    """What changes of one tensor from call to call.
+
+    Attributes:
+        sizes, strides: in which dimensions; ``None`` where nothing is known.
+        begun: digests of what programs saw of it first, when they knew of no change. There are
+            graphs of constants for these; at most 16 are kept.
+    """
+
+    sizes: Flags = None
+    strides: Flags = None
+    begun: tuple[str, ...] = ()
+
+    def merged(self, other: Changing) -> Changing:
+        """Return what changes by either; of two numbers of dimensions the larger one counts."""
+        return Changing(
+            _merged(self.sizes, other.sizes),
+            _merged(self.strides, other.strides),
+            tuple(sorted({*self.begun, *other.begun})[:_MAX_BEGUN]),
+        )
+
+    @staticmethod
+    def of(plain: object) -> Changing:
+        """Return it as :meth:`ShapeProfile.encode` wrote it, or raise ``ValueError``."""
+        match plain:
+            case [None | list() as sizes, None | list() as strides, list(begun)]:
+                flags = [*(sizes or ()), *(strides or ())]
+                if {*map(type, flags)} <= {bool} and {*map(type, begun)} <= {str}:
+                    known = [None if each is None else tuple(each) for each in (sizes, strides)]
+                    return Changing(known[0], known[1], tuple(begun))
+        raise ValueError(f"{str(plain)[:80]} is not what changes of a tensor")
+
+
+def _merged(ours: Flags, theirs: Flags) -> Flags:
+    if ours is None or theirs is None:
+        return theirs if ours is None else ours
+    if len(ours) != len(theirs):
+        return max(ours, theirs, key=len)
+    return tuple(our or their for our, their in zip(ours, theirs, strict=True))
+
+
+@dataclass
+class ShapeProfile:
+    """What changes, by the fingerprint of the code and the name of the input."""
+
+    inputs: dict[str, dict[str, Changing]] = field(default_factory=dict)
+
+    def get(self, code: str, name: str) -> Changing | None:
+        """Return what is known of an input."""
+        return self.inputs.get(code, {}).get(name)
+
+    def add(self, code: str, name: str, changing: Changing) -> bool:
+        """Add what is known of an input; return whether that was news."""
+        known = self.get(code, name)
+        merged = changing if known is None else known.merged(changing)
+        self.inputs.setdefault(code, {})[name] = merged
+        return merged != known
+
+    def update(self, other: ShapeProfile) -> None:
+        """Add all that ``other`` knows."""
+        for code, inputs in other.inputs.items():
+            for name, changing in inputs.items():
+                self.add(code, name, changing)
+
+    def encode(self, key: str) -> bytes:
+        """Return a frame under ``key``; profiles that say the same are one variant."""
+        plain = {
+            code: {name: [*vars(changing).values()] for name, changing in sorted(inputs.items())}
+            for code, inputs in sorted(self.inputs.items())
+        }
+        content: bytes = msgpack.packb(plain)
+        variant = hashlib.sha256(content).hexdigest()[:32]
+        sections = {_PROFILE: content}
+        return frame.encode(
+            kind=_SHAPES, key=key, variant=variant, schema=SCHEMA, sections=sections
+        )
+
+    @staticmethod
+    def of(entry: Frame) -> ShapeProfile:
+        """Return the profile in a verified frame.
+
+        Raises:
+            CorruptError: it is of another kind or schema, or holds something else.
+        """
+        content = _section(entry, _SHAPES, _PROFILE)
+        if len(content) > _MAX_PROFILE_BYTES:
+            raise CorruptError("profile", f"has {len(content)} bytes")
+        try:
+            plain = msgpack.unpackb(content, max_ext_len=0, max_array_len=1 << 10)
+            return ShapeProfile(
+                {
+                    code: {name: Changing.of(each) for name, each in inputs.items()}
+                    for code, inputs in plain.items()
+                }
+            )
+        except (AttributeError, TypeError, ValueError, msgpack.UnpackException) as exc:
+            raise CorruptError("profile", f"is none ({exc!r})") from None
+
+
+# -- images
 
 _ELF_64 = b"\x7fELF\x02"
 _LOADED = 1  # PT_LOAD
@@ -201,10 +305,9 @@ def check_image(image: Buffer) -> None:
 def without_places(image: Buffer, *prefixes: str) -> Buffer:
     """Return ``image`` without what debuggers read, and with dots for paths below ``prefixes``.
 
-    Both name directories of the machine that compiled it. Nothing moves: what is left out becomes
-    zeros, which take no room once compressed, in sections that say that they are none; a path keeps
-    its length and its end, for linkers share the ends of strings. An image of another format than
-    64-bit ELF, or one that is not understood, keeps its debugging sections.
+    Both name directories of the machine that compiled it. Nothing moves: debugging sections become
+    zeros, and a path keeps its length and its end, for linkers share the ends of strings. An image
+    of another format than 64-bit ELF, or one that is not understood, keeps its debugging sections.
     """
     mended = bytearray(image)
     if bytes(image[:5]) == _ELF_64:

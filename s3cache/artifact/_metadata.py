@@ -1,85 +1,90 @@
 """What a compiled graph does to its inputs and outputs, as typed data.
 
 Each dataclass here stands for one of AOTAutograd's (``torch/_functorch/_aot_autograd/schemas.py``)
-and has its names of class and fields; torch's docstrings say what a field means. They are read from
-the header of an entry: torch need not be installed, and nothing is unpickled.
+and has its names of class and fields; torch's docstrings say what a field means. Attributes are
+copied by name when an entry is saved. They are read from the header of the entry: torch need not be
+installed, and nothing is unpickled. Nothing is rebuilt from a description: torch's own objects are
+in the entry.
 
-Every field may be ``None``, or empty: torch has no such field, or the entry was written before it
-was described, or ``extra`` has it. ``extra`` holds, by name, each attribute of torch's object that
-is not a field here, or not of the field's type: what a newer torch adds is kept.
+Every field may be ``None``, or empty: torch has no such field, or ``extra`` has it. ``extra``
+holds, by name, each attribute of torch's object that is not a field here, or not of the field's
+type: what a newer torch adds is kept.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, Union
+from types import UnionType
+from typing import Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-# -- any value as data
+import msgpack  # type: ignore[import-untyped]
 
+from s3cache.errors import CorruptError
+from s3cache.frame import Header
 
-class TypeName(str):
-    """A class, as ``module.name``."""
+__all__ = [
+    "AOTConfig",
+    "Backward",
+    "GraphDescription",
+    "InputAliasInfo",
+    "MemoryFormatMeta",
+    "MutationType",
+    "OpaqueMeta",
+    "OutputAliasInfo",
+    "OutputType",
+    "PlainTensorMeta",
+    "Source",
+    "SubclassCreationMeta",
+    "SubclassMeta",
+    "Thing",
+    "Value",
+    "ViewAndMutationMeta",
+    "ViewMeta",
+    "ViewMetaSequence",
+    "description",
+    "packed",
+    "to_plain",
+]
 
-    __slots__ = ()
+# Fifty times what a GPT of 6 layers takes.
+_MAX_PACKED_BYTES = 256 << 10
+_MAX_BYTES = 64 << 20
+# See MAX_ITEMS of the frame: no graph has that many inputs.
+_MAX_ITEMS = 1 << 16
+_CLASS = "class"
 
-
-class TorchName(str):
-    """A device, dtype, layout or memory format as torch writes it: ``"cuda:0"``."""
-
-    __slots__ = ()
-
-
-class MemberName(str):
-    """A member of an enumeration."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Thing:
-    """An object that is no plain value: its class, and as much of it as data can say.
-
-    Attributes:
-        type: its class, as ``module.name``.
-        text: what people would call it: the name of a function, the beginning of a long text;
-            ``None`` where items or fields say it.
-        digest: of its pickled form, or of all of a long text, where the rest does not tell it from
-            every other.
-        items: of a sequence or set; of a mapping its pairs.
-        fields: attributes of an object, by name.
-    """
-
-    type: str
-    text: str | None = None
-    digest: str | None = None
-    items: tuple[Value, ...] | None = None
-    fields: Mapping[str, Value] | None = None
+M = TypeVar("M", bound="Meta")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """Base of the classes that stand for torch's; ``extra`` holds the attributes they lack."""
+    """A described object; ``extra`` holds the attributes that its class has no field for."""
 
     extra: Mapping[str, Value] = field(default_factory=dict)
 
 
-#: None, a bool, number, short text or bytes; a tuple, set or mapping of values; a described object,
-#: or a :class:`Thing` for any other. Values that differ have descriptions that differ, but for
-#: whether a sequence is a list or a tuple: what is not taken apart has a digest.
+#: What any attribute is described as. Sets are tuples, in order; classes, members of enumerations,
+#: devices, dtypes, layouts and memory formats are text.
 Value: TypeAlias = Union[  # noqa: UP007 - it contains itself
-    bool,
-    int,
-    float,
-    str,
-    bytes,
-    tuple["Value", ...],
-    frozenset["Value"],
-    Mapping[str, "Value"],
-    Meta,
-    Thing,
-    None,
+    bool, int, float, str, bytes, tuple["Value", ...], Mapping[str, "Value"], Meta, None
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing(Meta):
+    """Any other object.
+
+    Attributes:
+        type: its class, as ``module.name``.
+        text: the beginning of what ``str`` says of it, where it has no fields.
+        fields: attributes of a tensor, or of an object of torch's, by name.
+    """
+
+    type: str = ""
+    text: str | None = None
+    fields: Mapping[str, Value] | None = None
 
 
 # -- torch's metadata
@@ -137,9 +142,9 @@ class OutputAliasInfo(Meta):
     """What one output is; ``base_idx`` counts inputs, outputs or bases, as ``output_type`` says."""
 
     output_type: OutputType | None = None
-    raw_type: TypeName | None = None
+    raw_type: str | None = None
     base_idx: int | None = None
-    dynamic_dims: frozenset[int] | None = None
+    dynamic_dims: tuple[int, ...] | None = None
     requires_grad: bool | None = None
     requires_grad_for_backward: bool | None = None
     view_meta_sequence: ViewMetaSequence | None = None
@@ -151,14 +156,13 @@ class MemoryFormatMeta(Meta):
 
     size: tuple[int, ...] | None = None
     stride: tuple[int, ...] | None = None
-    memory_format: TorchName | None = None
+    memory_format: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainTensorMeta(Meta):
     """A tensor that is no subclass: which of the inner graph's it is."""
 
-    kind: Literal["plain"] = "plain"
     unwrapped_idx: int | None = None
     memory_format: MemoryFormatMeta | None = None
     size_symbol_placeholders: tuple[bool, ...] | None = None
@@ -169,8 +173,6 @@ class PlainTensorMeta(Meta):
 class OpaqueMeta(Meta):
     """An object that is no tensor inside of a subclass."""
 
-    kind: Literal["opaque"] = "opaque"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SubclassCreationMeta(Meta):
@@ -179,7 +181,6 @@ class SubclassCreationMeta(Meta):
     ``attrs`` are what it wraps: subclasses may wrap subclasses. Symbolic sizes are ``None``.
     """
 
-    kind: Literal["subclass"] = "subclass"
     flat_tensor_start_idx: int | None = None
     arg_count: int | None = None
     included_subclass_symints: bool | None = None
@@ -192,7 +193,7 @@ class SubclassCreationMeta(Meta):
     outer_stride_from_attr: str | None = None
     meta: Value = None
     original_subclass: Value = None
-    original_subclass_type: TypeName | None = None
+    original_subclass_type: str | None = None
     memory_format: MemoryFormatMeta | None = None
 
 
@@ -232,7 +233,7 @@ class ViewAndMutationMeta(Meta):
     num_backward_tokens: int | None = None
     num_graphsafe_rng_states: int | None = None
     graphsafe_rng_state_index: int | None = None
-    graphsafe_rng_device: TorchName | None = None
+    graphsafe_rng_device: str | None = None
     mutated_inp_stream_indices: tuple[int | None, ...] | None = None
     compile_id_str: str | None = None
     tangent_source_stack_traces: tuple[Value, ...] | None = None
@@ -255,7 +256,7 @@ class ViewAndMutationMeta(Meta):
     num_outputs_aliased: int | None = None
     num_unsafe_view_outputs: int | None = None
     dynamic_outputs: bool | None = None
-    output_types: tuple[TypeName, ...] | None = None
+    output_types: tuple[str, ...] | None = None
     num_forward_returns: int | None = None
     num_forward: int | None = None
 
@@ -273,7 +274,7 @@ class Source(Meta):
     """Where Dynamo got an input from: as Python would write it, and as torch's object does."""
 
     name: str | None = None
-    description: Value = None
+    description: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,3 +339,95 @@ class GraphDescription(Meta):
         names = dict(enumerate(source and source.name for source in sources))
         count = len(self.runtime_metadata.input_info)
         return tuple(names.get(index) or f"input {index}" for index in range(count))
+
+
+#: The classes of described objects, by name.
+CLASSES: dict[str, type[Meta]] = {cls.__name__: cls for cls in Meta.__subclasses__()}
+
+# -- as bytes, and as JSON
+
+
+def description(header: Header) -> GraphDescription | None:
+    """Return what the header of an entry says of its graph; ``None`` if it says nothing.
+
+    Neither torch nor the entry's sections are needed, and nothing is unpickled. What does not fit
+    is in ``extra``: a newer s3cache, or a newer torch, may say more.
+
+    Raises:
+        CorruptError: it is no description.
+    """
+    content = header.meta.get("runtime")
+    if content is None:
+        return None
+    try:
+        inflating = zlib.decompressobj()
+        plain = inflating.decompress(cast("bytes", content), _MAX_BYTES)
+        if not inflating.eof or inflating.unused_data:
+            raise CorruptError("runtime", "is too large, cut short, or followed by something")
+        limits = dict.fromkeys(("max_array_len", "max_map_len"), _MAX_ITEMS)
+        found = _from_plain(msgpack.unpackb(plain, max_ext_len=0, **limits))
+    except (zlib.error, msgpack.UnpackException, RecursionError, TypeError, ValueError) as exc:
+        raise CorruptError("runtime", f"is no description ({exc!r})") from None
+    if not isinstance(found, GraphDescription):
+        raise CorruptError("runtime", f"describes {type(found).__name__}")
+    return found
+
+
+def packed(description: GraphDescription) -> bytes | None:
+    """Return what goes into a header, zlib over msgpack; ``None`` if that is too large for one."""
+    content = zlib.compress(msgpack.packb(to_plain(description), unicode_errors="replace"))
+    return content if len(content) <= _MAX_PACKED_BYTES else None
+
+
+def to_plain(value: Value) -> object:
+    """Return a described object, or a value in one, as maps, arrays and scalars.
+
+    An object is a map of its class, and of those of its fields that are not ``None``.
+    """
+    if isinstance(value, tuple):
+        return list(map(to_plain, value))
+    if isinstance(value, Meta):
+        known = {name: attr for name, attr in vars(value).items() if name != "extra"}
+        value = {_CLASS: type(value).__name__, **known, **value.extra}
+        return to_plain({name: attr for name, attr in value.items() if attr is not None})
+    if isinstance(value, Mapping):
+        return {name: to_plain(attr) for name, attr in value.items()}
+    return value
+
+
+def _from_plain(plain: object) -> Value:
+    if isinstance(plain, list):
+        return tuple(map(_from_plain, plain))
+    if not isinstance(plain, dict):
+        return cast("Value", plain)
+    attrs = {name: _from_plain(attr) for name, attr in plain.items()}
+    name = attrs.pop(_CLASS, None)
+    if name is None:
+        return attrs
+    cls = CLASSES.get(cast("str", name))
+    return Thing(type=str(name), fields=attrs) if cls is None else typed(cls, attrs)
+
+
+def typed(cls: type[M], attrs: Mapping[str, Value]) -> M:
+    """Return the object of ``cls`` with these fields; ``extra`` has what does not fit."""
+    hints: dict[str, object] = get_type_hints(cls)
+    del hints["extra"]
+    known = {name: attr for name, attr in attrs.items() if _fits(hints.get(name), attr)}
+    extra = {name: attr for name, attr in attrs.items() if name not in known}
+    return cls(**cast("dict[str, object]", known), extra=extra)
+
+
+def _fits(hint: object, value: Value) -> bool:
+    """Return whether ``value`` is of the type that a field has."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return bytes in arguments or any(_fits(each, value) for each in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(arguments[0], item) for item in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_fits(arguments[1], v) for v in value.values())
+    if not isinstance(hint, type):
+        return False
+    return isinstance(value, hint) and isinstance(value, bool) is (hint is bool)

@@ -2,7 +2,7 @@
 
 A pickle may name anything that Python can import, and call it. Here it may
 
-- name and call what is listed (``torch_api/_unpickled.py``), and functions over tensors;
+- name and call what is listed (``torch_api/internals.py``), and functions over tensors;
 - name data classes and enumerations of torch and the like, what a module of the program defines
   that this process has imported, and nodes of sympy's expressions. These come back without a call
   of their constructors, functions or ``__setstate__``: see :class:`_Careful`.
@@ -15,7 +15,6 @@ imported for it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
@@ -23,7 +22,7 @@ import io
 import operator
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import ClassVar, Final, cast
 
@@ -48,26 +47,18 @@ def unpickled(content: Buffer) -> object:
         CorruptError: it names, or calls, what no compiled graph needs.
         Exception: whatever unpickling meets.
     """
-    listed = _Listed(io.BytesIO(content))
     try:
-        with _finishing(listed):
-            return listed.load()
+        return _load(_Listed(io.BytesIO(content)))
     except _UnlistedError:
-        careful = _Careful(io.BytesIO(content))
-        with _finishing(careful):
-            return careful.load()
+        return _load(_Careful(io.BytesIO(content)))
 
 
-@contextlib.contextmanager
-def _finishing(reader: _Listed | _Careful) -> Iterator[None]:
-    """Have compiled graphs that were only begun go without a word, where the block raises.
-
-    Such a graph has no attributes yet, and torch's ``__del__`` asks for one: Python would print
-    that on stderr.
-    """
+def _load(reader: _Listed | _Careful) -> object:
     try:
-        yield
+        return reader.load()
     except BaseException:
+        # Compiled graphs that were only begun have no attributes yet, and torch's __del__ asks for
+        # one: Python would print that on stderr.
         made: object
         for made in reader.memo.copy().values():
             if isinstance(made, internals.compiled_graph.get()):
@@ -102,7 +93,7 @@ class _Listed(pickle.Unpickler):
         instead = _INSTEAD.get(f"{module}.{name}")
         if instead is not None:
             return instead
-        if not internals.is_listed(module, name):
+        if not is_listed(module, name):
             raise _UnlistedError
         _check_imported(module, name)
         return super().find_class(module, name)
@@ -133,23 +124,24 @@ class _Careful(pickle._Unpickler):
             return _INSTEAD[full]
         _check_imported(module, name)
         found: object = super().find_class(module, name)
-        if internals.is_listed(module, name):
+        if is_listed(module, name):
             self._listed.append(found)
         elif not _may_be_named(module, name, found):
             raise _refused(full)
         return found
 
-    def _check_call(self, function: object, args: object) -> None:
+    def _is_listed(self, found: object) -> bool:
+        return any(found is each for each in self._listed)
+
+    def _load_reduce(self) -> None:
+        function, args = self.stack[-2:]
         if not (
-            any(function is each for each in self._listed)
+            self._is_listed(function)
             or isinstance(function, enum.EnumMeta)
             or (isinstance(function, type) and _is_exception(function))
             or _is_node(function, args)
         ):
             raise _refused(_named(function), "is called while an entry is read")
-
-    def _load_reduce(self) -> None:
-        self._check_call(*self.stack[-2:])
         _LOADS[pickle.REDUCE[0]](self)
 
     def _load_new(self) -> None:
@@ -162,8 +154,7 @@ class _Careful(pickle._Unpickler):
         _LOADS[pickle.NEWOBJ_EX[0]](self)
 
     def _check_new(self, cls: object, args: object) -> None:
-        known = any(cls is each for each in self._listed) or _is_inert(cls)
-        if not (known or _is_node(cls, args)):
+        if not (self._is_listed(cls) or _is_inert(cls) or _is_node(cls, args)):
             raise _refused(_named(cls), "would run code while an entry is read")
 
     def _load_build(self) -> None:
@@ -171,7 +162,7 @@ class _Careful(pickle._Unpickler):
         sets = getattr(type(made), "__setstate__", None)
         if isinstance(made, (type, FunctionType, ModuleType)) or (
             isinstance(sets, FunctionType)
-            and not any(type(made) is each for each in self._listed)
+            and not self._is_listed(type(made))
             and sets.__module__.partition(".")[0] not in ("dataclasses", "torch", "sympy", "triton")
         ):
             raise _refused(_named(type(made)), "would run code while an entry is read")
@@ -187,19 +178,47 @@ class _Careful(pickle._Unpickler):
     dispatch[pickle.OBJ[0]] = dispatch[pickle.INST[0]] = _load_old
 
 
+def is_listed(module: str, name: str) -> bool:
+    """Return whether an entry may name and call what ``module`` has by that name."""
+    return f"{module}.{name}" in internals.UNPICKLED or (
+        module == internals.SOURCES and name.isidentifier() and name.endswith("Source")
+    )
+
+
+def _computes(module: str, name: str) -> bool:
+    """Return whether this is a function over tensors, as an activation that a subclass keeps."""
+    return module in internals.COMPUTING or (module == internals.FUNCTIONS and name != "from_file")
+
+
+def _is_plain(found: object) -> bool:
+    """Return whether this is a type or format of data, or a class of tensors, or of views."""
+    import torch
+
+    if isinstance(found, type):
+        return issubclass(found, torch.Tensor) or found.__module__ == internals.VIEWS
+    return type(found).__module__ == "torch" and type(found).__name__ in internals.FORMATS
+
+
+def _is_expression(cls: type) -> bool:
+    """Return whether objects of this class are expressions over sizes, or operands of some."""
+    import sympy  # type: ignore[import-untyped]
+
+    return issubclass(cls, sympy.Basic)
+
+
 def _check_imported(module: str, name: str) -> None:
     package = module.partition(".")[0]
     if not (
         module in sys.modules
         or package in _IMPORTABLE
-        or (package in sys.stdlib_module_names and internals.is_listed(module, name))
+        or (package in sys.stdlib_module_names and is_listed(module, name))
     ):
         raise CorruptError(f"name {module}.{name}", "is of a module that is not imported here")
 
 
 def _may_be_named(module: str, name: str, found: object) -> bool:
     package = module.partition(".")[0]
-    if isinstance(found, (FunctionType, BuiltinFunctionType)) and internals.computes(module, name):
+    if isinstance(found, (FunctionType, BuiltinFunctionType)) and _computes(module, name):
         return found.__module__ is None or found.__module__ == module
     if isinstance(found, (type, FunctionType)):
         # Where it is defined, and not where somebody has imported it.
@@ -207,12 +226,10 @@ def _may_be_named(module: str, name: str, found: object) -> bool:
             return False
         if isinstance(found, type) and (_is_data(found) or _is_exception(found)):
             return package not in sys.stdlib_module_names or _is_exception(found)
-        if internals.is_plain(found) or (
-            isinstance(found, type) and internals.is_expression(found)
-        ):
+        if _is_plain(found) or (isinstance(found, type) and _is_expression(found)):
             return True
         return package not in _KNOWN and package not in sys.stdlib_module_names
-    return internals.is_plain(found)
+    return _is_plain(found)
 
 
 def _is_data(cls: type) -> bool:
@@ -237,15 +254,13 @@ def _is_inert(cls: object) -> bool:
 
 def _is_node(cls: object, args: object) -> bool:
     """Return whether this makes a node of sympy's of nodes and numbers: text it would evaluate."""
-    if not (isinstance(cls, type) and internals.is_expression(cls)):
+    if not (isinstance(cls, type) and _is_expression(cls)):
         return False
     operands: list[object] = []
     for arg in cast("Iterable[object]", args):
         operands += arg.values() if isinstance(arg, dict) else [arg]
     return all(
-        operand is None
-        or isinstance(operand, (int, float))
-        or internals.is_expression(type(operand))
+        operand is None or isinstance(operand, (int, float)) or _is_expression(type(operand))
         for operand in operands
     )
 
@@ -256,7 +271,7 @@ def _named(found: object) -> str:
 
 
 def _refused(name: str, why: str = "is nothing that a compiled graph needs") -> CorruptError:
-    listed = "what graphs need is listed in torch_api/_unpickled.py"
+    listed = "what graphs need is listed in torch_api/internals.py"
     return CorruptError(f"name {name[:200]}", f"{why} ({listed})")
 
 
@@ -264,7 +279,7 @@ def _member(owner: object, name: str) -> object:
     """Stand in for ``getattr``, by which members of enumerations and operators may be pickled."""
     if isinstance(owner, enum.EnumMeta) and name in owner.__members__:
         return owner.__members__[name]
-    if isinstance(owner, type) and internals.computes(f"{owner.__module__}.{owner.__name__}", name):
+    if isinstance(owner, type) and _computes(f"{owner.__module__}.{owner.__name__}", name):
         found: object = getattr(owner, name)
         if isinstance(found, BuiltinFunctionType):
             return found
@@ -285,7 +300,7 @@ def _union(_: object, types: Iterable[object]) -> object:
 
 def _subclassed(function: object, *args: object) -> object:
     """Stand in for torch's own, which calls any function."""
-    if not isinstance(function, FunctionType) or not internals.is_listed(
+    if not isinstance(function, FunctionType) or not is_listed(
         function.__module__, function.__qualname__
     ):
         raise _refused(_named(function), "is called while an entry is read")

@@ -20,7 +20,7 @@ from s3cache.cli._options import with_groups
 from s3cache.cli._output import redacted
 from s3cache.cli._programs import bench, check, run, warm
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
-from s3cache.util.version import __version__
+from s3cache.util import __version__
 from s3cache.util.words import printable
 
 __all__ = ["app", "main"]

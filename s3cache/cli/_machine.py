@@ -17,8 +17,7 @@ from typer import Argument, Option
 from s3cache.cli._options import URL
 from s3cache.cli._output import Output, redacted
 from s3cache.errors import ConfigError
-from s3cache.util import pages
-from s3cache.util.version import __version__
+from s3cache.util import __version__, pages
 from s3cache.util.words import counted
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from s3cache.insight._explain import reasons_of
 from s3cache.insight._report import Totals, is_counted, kind_of, name_of, sum_up
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
+from s3cache.util import __version__
 from s3cache.util.pages import footer
-from s3cache.util.version import __version__
 from s3cache.util.words import counted, escape
 
 # A page with more rows is slow to open; the numbers above the table are of all.

@@ -26,7 +26,7 @@ from s3cache.store._base import (
     is_key,
     listing,
 )
-from s3cache.util.lazy import lazy_exports
+from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
     from s3cache.store._deadline import DeadlineExecutor

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from s3cache.util.lazy import lazy_exports
+from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
     from s3cache.testing.contract import RawAccess, StoreContract

@@ -179,8 +179,8 @@ class LocalTier:
         self.disk.delete(name)
         return True
 
-    def remove_all(self, prefix: str, *, but: Callable[[str], bool] | None = None) -> list[str]:
-        """Remove all objects with ``prefix``, less those that ``but`` keeps; return their names.
+    def remove_all(self, prefix: str) -> list[str]:
+        """Remove all objects with ``prefix``; return their names.
 
         Raises:
             StoreError: the disk fails.
@@ -188,7 +188,6 @@ class LocalTier:
         if self.disk is None:
             return []
         names = [info.key for info in self.disk.objects(prefix)]
-        names = [name for name in names if but is None or not but(name)]
         for name in names:
             self.disk.delete(name)
         return names

@@ -7,6 +7,7 @@ in torch is seen.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -14,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from types import CodeType, FunctionType
-from typing import Any, Generic, TypeAlias, TypeVar
+from types import FunctionType
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from s3cache.errors import UnsupportedTorchError
 from s3cache.torch_api.protocols import Function
@@ -31,8 +32,6 @@ __all__ = [
     "Predicate",
     "Release",
     "Row",
-    "Shape",
-    "Words",
     "bind_declarations",
     "check_names",
     "declarations",
@@ -48,7 +47,6 @@ T = TypeVar("T")
 Release: TypeAlias = tuple[int, int]
 
 _ALWAYS: Release = (0, 0)
-_ABSENT = object()
 _declarations: list[Declaration] = []
 
 
@@ -68,23 +66,30 @@ def installed_release() -> Release:
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One declared name, against the installed torch.
 
     Attributes:
         name: where it is.
-        releases: those that are declared to have it.
-        expected: whether the installed one is among them.
+        since: the first release that is declared to have it.
         present: whether the installed one has it.
         feature: what needs it, if the rest of s3cache does not.
     """
 
     name: str
-    releases: str
-    expected: bool
+    since: Release
     present: bool
-    feature: str = ""
+    feature: str
+
+    @property
+    def expected(self) -> bool:
+        """Whether the installed release is declared to have it."""
+        return installed_release() >= self.since
+
+    @property
+    def releases(self) -> str:
+        """The releases that are declared to have it, as text."""
+        return "all" if self.since == _ALWAYS else "{}.{}-".format(*self.since)
 
 
 @dataclass(eq=False)
@@ -94,7 +99,6 @@ class Declaration:
     Attributes:
         place: ``"module:path"``, or a module.
         since: the first release that has it, if the oldest supported one does not.
-        instead: what takes its place in releases before.
         feature: the only thing that needs it, and that is off without it. A name without a feature
             is required: there is no cache without it.
     """
@@ -102,16 +106,10 @@ class Declaration:
     place: str
     _: KW_ONLY
     since: Release = _ALWAYS
-    instead: str = ""
     feature: str = ""
 
     def __post_init__(self) -> None:
         _declarations.append(self)
-
-    @property
-    def expected(self) -> bool:
-        """Whether the installed release has it, by this declaration."""
-        return installed_release() >= self.since
 
     def bind(self) -> None:
         """Find it in the installed torch.
@@ -124,29 +122,31 @@ class Declaration:
         """Yield a row for each name. Imports torch's compiler."""
         raise NotImplementedError
 
-    def _row(self, name: str, since: Release, *, present: bool) -> Row:
-        return Row(name, _releases(since), installed_release() >= since, present, self.feature)
-
 
 @dataclass(eq=False)
 class Internal(Declaration, Generic[T]):
     """A function, class, module, constant or option of torch.
 
-    Attributes:
-        works: tells whether it does what we use it for, where that can be tried.
-        get: returns its value now, or raises :class:`UnsupportedTorchError` where this torch
-            lacks it.
-        find: the same, but ``None`` in a release that is declared not to have it.
+    ``works`` tells whether it does what we use it for, where that can be tried.
     """
 
     _: KW_ONLY
     works: Callable[[T], bool] | None = None
-    get: Callable[[], T] = field(init=False, repr=False)
-    find: Callable[[], T | None] = field(init=False, repr=False)
+    _owner: tuple[object, str] | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.get, self.find = self._bind_and_get, self._bind_and_find
+    @property
+    def expected(self) -> bool:
+        """Whether the installed release has it, by this declaration."""
+        return installed_release() >= self.since
+
+    def get(self) -> T:
+        """Return its value now, or raise :class:`UnsupportedTorchError` where torch lacks it."""
+        value: T = getattr(*(self._owner or self.owner()))
+        return value
+
+    def find(self) -> T | None:
+        """Return the same, but ``None`` in a release that is declared not to have it."""
+        return self.get() if self.expected else None
 
     def owner(self) -> tuple[object, str]:
         """Return what to set which attribute of, in order to replace it.
@@ -154,76 +154,65 @@ class Internal(Declaration, Generic[T]):
         Raises:
             UnsupportedTorchError: this torch lacks it.
         """
-        if not self.expected:
-            instead = f"; instead: {self.instead}" if self.instead else ""
-            raise UnsupportedTorchError(
-                f"{self.place} is of torch {_releases(self.since)}, not of {installed_version()}"
-                f"{instead}"
-            )
-        return _locate(self.place)
+        if self._owner is None:
+            if not self.expected:
+                of = "{}.{}".format(*self.since)
+                raise UnsupportedTorchError(
+                    f"torch {installed_version()} lacks {self.place}, which is of {of}"
+                )
+            self._owner = _locate(self.place)
+        return self._owner
 
     def bind(self) -> None:
         """Find it in the installed torch; from then on to get it is one ``getattr``."""
-        self.get, self.find = self._bind_and_get, self._bind_and_find
+        self._owner = None
         if self.expected:
-            self.get = self.find = functools.partial(getattr, *self.owner())
-        else:
-            self.find = type(None)  # which returns None when it is called
+            self.owner()
 
     def rows(self) -> Iterator[Row]:
         """Yield its row."""
-        found: Any = _find(self.place)
-        works = found is not _ABSENT and (self.works is None or self.works(found))
-        yield self._row(self.place, self.since, present=works)
-
-    def _bind_and_get(self) -> T:
-        self.owner()  # raises where this torch has none
-        self.bind()
-        return self.get()
-
-    def _bind_and_find(self) -> T | None:
-        self.bind()
-        return self.find()
+        try:
+            found: Any = getattr(*_locate(self.place))
+            works = self.works is None or self.works(found)
+        except UnsupportedTorchError:
+            works = False
+        yield Row(self.place, self.since, works, self.feature)
 
 
-class AnyFunction(Internal[Function[Any]]):
-    """A function or method of which nothing more is said."""
-
-
-class AnyClass(Internal[type[Any]]):
-    """A class of which nothing more is said."""
-
-
-class AnyObject(Internal[Any]):
-    """An object of which nothing more is said."""
-
-
-class Predicate(Internal[Function[bool]]):
-    """A function that returns whether something is so."""
-
-
-class Flag(Internal[bool]):
-    """An option that is on or off."""
+AnyFunction: TypeAlias = Internal[Function[Any]]
+AnyClass: TypeAlias = Internal[type[Any]]
+AnyObject: TypeAlias = Internal[Any]
+Predicate: TypeAlias = Internal[Function[bool]]
+Flag: TypeAlias = Internal[bool]
 
 
 @dataclass(eq=False)
 class Fields(Declaration):
     """Attributes that are read, by name, off a module or off objects of a class.
 
+    Or names in the code of a function, of parameters, variables, nested functions or metadata.
+
     Attributes:
-        place: the class or module.
-        text: names of the attributes, separated by space.
+        place: the class, module or function.
+        said: the names, separated by space; or a protocol that has them.
         added: those that not every release has, and the first one that does.
     """
 
-    text: str
+    said: str | type
     _: KW_ONLY
     added: Mapping[str, Release] = field(default_factory=dict)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """The names, in their order."""
-        return tuple(self.text.split())
+        if isinstance(self.said, str):
+            return tuple(self.said.split())
+        methods = {
+            name: member
+            for name, member in vars(self.said).items()
+            if isinstance(member, (FunctionType, classmethod, property)) and name[:2] != "__"
+        }
+        return (*inspect.get_annotations(self.said), *methods)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -236,55 +225,15 @@ class Fields(Declaration):
 
     def rows(self) -> Iterator[Row]:
         """Yield a row for each name."""
-        found = _find(self.place)
+        try:
+            found = getattr(*_locate(self.place))
+        except UnsupportedTorchError:
+            found = None
         for name in self.names:
-            present = found is not _ABSENT and self._is_in(found, name)
-            since = self.added.get(name, self.since)
-            yield self._row(self._shown(name), since, present=present)
-
-    def _shown(self, name: str) -> str:
-        return f"{self.place} .{name}"
-
-    def _is_in(self, found: object, name: str) -> bool:
-        return _has(found, name)
-
-
-class Words(Fields):
-    """Names in the code of a function, of which torch exports nothing that could be imported.
-
-    They are of parameters, variables, nested functions or metadata.
-    """
-
-    def _shown(self, name: str) -> str:
-        return f"{self.place} '{name}'"
-
-    def _is_in(self, found: object, name: str) -> bool:
-        plain = inspect.unwrap(getattr(found, "__func__", found))  # type: ignore[arg-type]
-        return isinstance(plain, FunctionType) and name in _words_of(plain.__code__)
-
-
-class Shape(Fields):
-    """A class or module of torch that is used as a protocol says, and in no other way."""
-
-    def __init__(
-        self,
-        place: str,
-        protocol: type,
-        *,
-        added: Mapping[str, Release] | None = None,
-        feature: str = "",
-    ) -> None:
-        names: list[str] = []
-        for base in reversed(protocol.__mro__):
-            if base.__module__ == protocol.__module__:
-                names += inspect.get_annotations(base)
-                names += (
-                    name
-                    for name, member in vars(base).items()
-                    if isinstance(member, (FunctionType, classmethod, property))
-                    and not name.startswith("__")
-                )
-        super().__init__(place, " ".join(names), added=added or {}, feature=feature)
+            present = hasattr(found, name) or name in _words_in(found)
+            yield Row(
+                f"{self.place} .{name}", self.added.get(name, self.since), present, self.feature
+            )
 
 
 def declarations() -> tuple[Declaration, ...]:
@@ -334,10 +283,6 @@ def check_names() -> None:
         raise UnsupportedTorchError(f"torch {installed_version()} lacks {names}")
 
 
-def _releases(since: Release) -> str:
-    return "all" if since == _ALWAYS else "{}.{}-".format(*since)
-
-
 def _locate(place: str) -> tuple[object, str]:
     """Return the owner of the name at ``place``, and the last component of it.
 
@@ -359,40 +304,13 @@ def _locate(place: str) -> tuple[object, str]:
     return owner, name
 
 
-def _find(place: str) -> object:
-    try:
-        return getattr(*_locate(place))
-    except UnsupportedTorchError:
-        return _ABSENT
-
-
-def _has(place: object, name: str) -> bool:
-    """Return whether a module has ``name``, or objects of a class as far as its methods say."""
-    if hasattr(place, name):
-        return True
-    bases = place.__mro__ if isinstance(place, type) else ()
-    return any(
-        name in inspect.get_annotations(base)
-        or any(name in method.__code__.co_names for method in _functions(base))
-        for base in bases
-    )
-
-
-def _functions(owner: type) -> Iterator[FunctionType]:
-    for member in vars(owner).values():
-        for accessor in (member.fget, member.fset) if isinstance(member, property) else (member,):
-            found = inspect.unwrap(accessor) if callable(accessor) else accessor
-            if isinstance(found, FunctionType):
-                yield found
-
-
-def _words_of(code: CodeType) -> set[str]:
-    """Return names and short texts in ``code``, and in the code of functions nested in it."""
-    words = {code.co_name, *code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            words |= _words_of(constant)
-        for word in constant if isinstance(constant, tuple) else (constant,):
-            if isinstance(word, str):
-                words.add(word)
-    return words
+@functools.cache
+def _words_in(found: object) -> frozenset[str]:
+    """Return the words in the source of a class and its bases, or of a function."""
+    words: set[str] = set()
+    part: Any
+    for part in found.__mro__ if isinstance(found, type) else (found,):
+        with contextlib.suppress(OSError, TypeError):  # built-in ones have no source
+            source = inspect.getsource(inspect.unwrap(getattr(part, "__func__", part)))
+            words.update(re.findall(r"\w+", source))
+    return frozenset(words)

@@ -16,8 +16,6 @@ from s3cache.torch_api._declare import (
     Flag,
     Internal,
     Predicate,
-    Shape,
-    Words,
     installed_release,
 )
 from s3cache.torch_api.dynamo import WATCHING
@@ -39,7 +37,7 @@ from s3cache.torch_api.protocols import (
 )
 
 if TYPE_CHECKING:
-    from torch.fx import Graph, GraphModule, Node
+    from torch.fx import Graph, GraphModule
     from torch.nn import Module
 
 #: A feature that fails alone: what it needs of torch is declared with its name.
@@ -85,18 +83,17 @@ class Asked(NamedTuple):
 def tiers_asked(level: str) -> Asked:
     """Return the tiers that torch's options allow for ``level``, ``aot`` or ``fx``.
 
-    An option for the remote cache that is not set follows the one for the local cache: who has
-    enabled s3cache wants both.
+    An option for the remote cache that is not set follows the one for the local cache.
     """
+    functorch, inductor = functorch_config.get(), inductor_config.get()
+    local, remote = (
+        (functorch.enable_autograd_cache, functorch.enable_remote_autograd_cache)
+        if level == "aot"
+        else (inductor.fx_graph_cache, inductor.fx_graph_remote_cache)
+    )
     if force_disable_caches.get():
-        return Asked(local=False, remote=False)
-    if level == "aot":
-        functorch = functorch_config.get()
-        local, remote = functorch.enable_autograd_cache, functorch.enable_remote_autograd_cache
-    else:
-        inductor = inductor_config.get()
-        local, remote = inductor.fx_graph_cache, inductor.fx_graph_remote_cache
-    return Asked(local=local, remote=local if remote is None else remote)
+        local = remote = False
+    return Asked(local, local if remote is None else remote)
 
 
 def has_flexible_layout(operator: Operator) -> bool:
@@ -110,21 +107,15 @@ def has_flexible_layout(operator: Operator) -> bool:
 
 # -- keys
 
-autograd_cache_key: Internal[Function[tuple[str, list[str]]]] = Internal(
-    f"{_CACHE}:autograd_cache_key"
-)
-check_cacheable: Internal[Callable[[GraphModule], None]] = Internal(f"{_CACHE}:check_cacheable")
-check_node_safe: Internal[Callable[[Node], None]] = Internal(f"{_CACHE}:check_node_safe")
-key_details: Internal[type[KeyDetails]] = Internal(_DETAILS)
-get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_PICKLER}.get_hash")
-bypass_error: Internal[type[Exception]] = Internal(f"{_CACHE}:BypassAOTAutogradCache")
-_key_prefix: Internal[str] = Internal(
-    f"{_CACHE}:AOTAUTOGRAD_CACHE_PREFIX", since=(2, 13), instead="the letter itself"
-)
-_line_for_global: Internal[Callable[[str, object], str]] = Internal(
-    f"{_PICKLER}._format_global_for_cache_key",
-    since=(2, 13),
-    instead="a reducer of graphs that cannot be asked about a single global",
+autograd_cache_key = Internal[Function[tuple[str, list[str]]]](f"{_CACHE}:autograd_cache_key")
+check_cacheable = Internal[Function[None]](f"{_CACHE}:check_cacheable")
+check_node_safe = Internal[Function[None]](f"{_CACHE}:check_node_safe")
+key_details = Internal[type[KeyDetails]](_DETAILS)
+get_hash = Internal[Callable[[KeyPickler, object], str]](f"{_PICKLER}.get_hash")
+bypass_error = Internal[type[Exception]](f"{_CACHE}:BypassAOTAutogradCache")
+_key_prefix = Internal[str](f"{_CACHE}:AOTAUTOGRAD_CACHE_PREFIX", since=(2, 13))
+_line_for_global = Internal[Callable[[str, object], str]](
+    f"{_PICKLER}._format_global_for_cache_key", since=(2, 13)
 )
 _sanitized = AnyFunction(f"{_CACHE}:sanitize_gm_for_cache")
 torch_key = AnyFunction("torch._inductor.codecache:torch_key", feature=TORCH_KEY)
@@ -132,12 +123,10 @@ _set_torch_key = AnyFunction("torch._inductor.codecache:torch_key.set", feature=
 _enrich_profiler_metadata = Flag("torch.fx.experimental._config:enrich_profiler_metadata")
 _codegen = AnyClass("torch.fx.graph:CodeGen")
 #: What torch's key has of the context functions of checkpointed regions; it refuses some.
-context_hashes: Internal[Callable[[GraphModule], list[object]]] = Internal(
-    f"{_CACHE}:_collect_context_fn_hashes"
-)
-Shape(_DETAILS, KeyDetails)
-Shape(_PICKLER, KeyPickler, added={"reducer_override": (2, 12)})
-Shape(f"{_SCHEMAS}:AOTConfig", AOTConfig)
+context_hashes = Internal[Function[list[object]]](f"{_CACHE}:_collect_context_fn_hashes")
+Fields(_DETAILS, KeyDetails)
+Fields(_PICKLER, KeyPickler, added={"reducer_override": (2, 12)})
+Fields(f"{_SCHEMAS}:AOTConfig", AOTConfig)
 Fields("torch.fx:Graph", "_codegen")
 Fields("torch.fx.graph:CodeGen", "_body_transformer")
 
@@ -163,9 +152,9 @@ GENERATED = Fields("torch.fx.graph_module:GraphModule", "_graph _code _lineno_ma
 #: What the metadata of a node says of what it returns: after Dynamo, after AOTAutograd.
 NODE_VALUES = ("example_value", "val")
 #: Where a graph module keeps the context function of a checkpointed region.
-(CHECKPOINT_CONTEXT,) = Words(f"{_CACHE}:_collect_context_fn_hashes", "_checkpoint_context_fn")
+(CHECKPOINT_CONTEXT,) = Fields(f"{_CACHE}:_collect_context_fn_hashes", "_checkpoint_context_fn")
 #: What a node's metadata says of a function of ``fx.wrap``: generated code calls it by its name.
-WRAPPED, WRAPPED_HASH = Words(f"{_CACHE}:check_node_safe", "is_wrapped user_cache_hash")
+WRAPPED, WRAPPED_HASH = Fields(f"{_CACHE}:check_node_safe", "is_wrapped user_cache_hash")
 
 
 def key_prefix() -> str:
@@ -176,7 +165,7 @@ def key_prefix() -> str:
 def tells_threads(details: KeyDetails) -> bool:
     """Return whether torch's key has the number of threads, where code for the processor needs it.
 
-    Releases before 2.13 leave it out also where code for a graphics card does not depend on it.
+    Not before torch 2.13.
     """
     return hasattr(details, _ASKS_FOR_CPU_CODE)
 
@@ -214,16 +203,12 @@ def name_of_key(
 
 
 def inherited_reducer(pickler: KeyPickler) -> Reducer:
-    """Return what the pickler itself asks about each object.
-
-    A pickler that has only a table of reducers takes a nested tensor for any other.
-    """
-    own: Reducer | None = getattr(pickler, "reducer_override", None)
-    return _refuse_nested if own is None else own
+    """Return what the pickler itself asks about each object."""
+    return getattr(pickler, "reducer_override", _refuse_nested)
 
 
 def _refuse_nested(value: object) -> object:
-    """Override nothing, and refuse what later releases refuse."""
+    """Refuse what later releases refuse: a table of reducers takes it for any other tensor."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.is_nested:
@@ -269,13 +254,13 @@ iterate_over_candidates = AnyFunction(f"{_ENTRIES}.iterate_over_candidates")
 evaluate_guards = Predicate(f"{_ENTRIES}.evaluate_guards")
 save = AnyFunction(f"{_ENTRIES}.save")
 write_to_local_cache = AnyFunction(f"{_ENTRIES}._write_to_local_cache")
-pickle_entry: Internal[Function[bytes | None]] = Internal(f"{_ENTRIES}._pickle_entry")
+pickle_entry = Internal[Function[bytes | None]](f"{_ENTRIES}._pickle_entry")
 find_unpicklable_field = AnyFunction(f"{_ENTRIES}._find_unpicklable_field")
 #: torch's own remote cache, for those that have one.
 remote_cache = AnyFunction(f"{_ENTRIES}.get_remote_cache")
-aot_result: Internal[type[AOTResult]] = Internal(_RESULT)
+aot_result = Internal[type[AOTResult]](_RESULT)
 wrap_post_compile = AnyFunction(f"{_RESULT}.wrap_post_compile")
-miss_error: Internal[type[Exception]] = Internal(f"{_CACHE}:FXGraphCacheMiss")
+miss_error = Internal[type[Exception]](f"{_CACHE}:FXGraphCacheMiss")
 should_use_local_cache = Predicate(
     "torch._functorch.aot_autograd:should_use_local_autograd_cache", feature=WATCHING
 )
@@ -287,11 +272,11 @@ should_use_remote_cache = Predicate(
 #: Two modules ask, each by a name of its own.
 should_bundle = Predicate(f"{_CACHE}:should_bundle_autograd_cache")
 should_bundle_compiled = Predicate(f"{_AOT}.graph_compile:should_bundle_autograd_cache")
-Shape(_RESULT, AOTResult)
+Fields(_RESULT, AOTResult)
 Fields(f"{_AOT}.aot_autograd_result:BundledCompiledForward", "result post_compile")
 
 plain_tensor_meta = AnyClass(f"{_SCHEMAS}:PlainTensorMeta")
-Shape(f"{_SCHEMAS}:ViewAndMutationMeta", RuntimeMetadata)
+Fields(f"{_SCHEMAS}:ViewAndMutationMeta", RuntimeMetadata)
 #: Fields of an entry that have their own place in a frame, or are the code itself.
 ENTRY_BULK = Fields(
     _RESULT,
@@ -320,7 +305,7 @@ _BACKWARD = f"{_AOT}.aot_autograd_result:SerializedGraphModule"
 
 deserialize_backward = AnyFunction(f"{_BACKWARD}.deserialize")
 keeps_graph = Predicate("torch._C._autograd:_get_current_graph_task_keep_graph")
-Shape(_BACKWARD, BackwardModule)
+Fields(_BACKWARD, BackwardModule)
 
 
 def interpreted(module: GraphModule) -> Callable[[list[object]], object]:
@@ -350,21 +335,20 @@ _MAKES_PROLOGUE = "AutogradCompilerInstance.proxy_call_aot_backward"
 _WRITES_PROLOGUE = f"{_AOT}.runtime_wrappers:_codegen_backward_prologue"
 
 autograd_node = AnyClass(f"{COMPILED_AUTOGRAD}:Op")
-(_PROLOGUE,) = Words(f"{COMPILED_AUTOGRAD}:{_MAKES_PROLOGUE}", "call_aot_bwd_prologue")
-(PROLOGUE_CELL,) = Words(
+(_PROLOGUE,) = Fields(f"{COMPILED_AUTOGRAD}:{_MAKES_PROLOGUE}", "call_aot_bwd_prologue")
+(PROLOGUE_CELL,) = Fields(
     f"{COMPILED_AUTOGRAD}:{_MAKES_PROLOGUE}",
     "bw_prologue_fn",
     since=(2, 13),
-    instead="code that cannot be read: those graphs are not cached",
 )
 #: The prologue that compiled autograd makes for the backward pass of a compiled graph.
 PROLOGUE = f"{_MAKES_PROLOGUE}.<locals>.{_PROLOGUE}"
 #: Globals of the code that AOTAutograd generates for a prologue: what it calls, ...
-PROLOGUE_CALLS, PROLOGUE_TANGENTS = Words(
+PROLOGUE_CALLS, PROLOGUE_TANGENTS = Fields(
     _WRITES_PROLOGUE, "_process_tangent_ _tangent_metas_", since=(2, 13)
 )
 #: ... and what its error messages say.
-PROLOGUE_MESSAGES = Words(
+PROLOGUE_MESSAGES = Fields(
     _WRITES_PROLOGUE, "_tangent_descs_ _compile_id_ _stack_traces_", since=(2, 13)
 )
 Fields(f"{COMPILED_AUTOGRAD}:Op", "__name__ is_custom_function")
@@ -373,4 +357,4 @@ Fields(f"{COMPILED_AUTOGRAD}:Op", "__name__ is_custom_function")
 
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
 autocast_devices = AnyFunction("torch._C:_autocast_supported_devices")
-attention_priority: Internal[Callable[[], list[int]]] = Internal("torch._C:_get_sdp_priority_order")
+attention_priority = Internal[Callable[[], list[int]]]("torch._C:_get_sdp_priority_order")

@@ -1,8 +1,7 @@
-"""What waits between ``import torch`` and the first compile, so that others pay nothing for it.
+"""What waits between ``import torch`` and the first compile.
 
-Most processes of a job compile nothing: launchers, workers that load data. They come as far as
-:func:`wait_for_compiler`; only the import of torch's compiler, or a program that asks for the
-cache, brings the rest.
+Most processes of a job compile nothing: launchers, workers that load data. They come no further
+than :func:`wait_for_compiler`, and pay nothing for the rest.
 """
 
 from __future__ import annotations

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import builtins
 import functools
-import itertools
 import operator as operators
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter, is_
+from operator import attrgetter
 from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, cast
 
@@ -21,15 +20,14 @@ from s3cache.torch_api._declare import (
     Fields,
     Internal,
     Predicate,
-    Shape,
     installed_release,
 )
-from s3cache.torch_api.protocols import Function, Operator, OperatorLibrary
+from s3cache.torch_api.protocols import Function, Operator
 
 # -- torch's own code
 
 _disable_dynamo = AnyFunction("torch._compile:_disable_dynamo")
-_qualified_name: Internal[Callable[[object], str]] = Internal("torch.fx.node:_get_qualified_name")
+_qualified_name = Internal[Callable[[object], str]]("torch.fx.node:_get_qualified_name")
 _is_from_torch = Predicate("torch.fx.graph:_is_from_torch")
 
 
@@ -65,10 +63,7 @@ def name_of(function: object) -> str:
 
 
 def name_in_code(function: object) -> str | None:
-    """Return how generated code writes a function or class of torch's or Python's, and no other.
-
-    ``None`` for others' functions and classes.
-    """
+    """Return how generated code writes a function or class of torch's or Python's, or None."""
     import torch
 
     name = getattr(function, "__name__", None)
@@ -85,30 +80,20 @@ def name_in_code(function: object) -> str | None:
 
 # Prefixes of modules that trace and lower graphs. Not Dynamo's: what it makes of a program is in
 # the key.
-_MAKING_CODE = (
-    "torch._decomp",
-    "torch._functorch",
-    "torch._higher_order_ops",
-    "torch._inductor",
-    "torch._library",
-    "torch._numpy",
-    "torch._ops",
-    "torch._prims",
-    "torch._refs",
-    "torch._subclasses",
-    "torch.distributed.tensor",
-    "torch.fx",
-    "torch.nested._internal",
-    "torch.utils._python_dispatch",
-    "torch.utils._sympy",
-    "torch.utils.checkpoint",
+_MAKING_CODE = tuple(
+    """
+    torch._decomp torch._functorch torch._higher_order_ops torch._inductor torch._library
+    torch._numpy torch._ops torch._prims torch._refs torch._subclasses torch.distributed.tensor
+    torch.fx torch.nested._internal torch.utils._python_dispatch torch.utils._sympy
+    torch.utils.checkpoint
+    """.split()  # noqa: SIM905 - as all of these
 )
 # These keep what was made, or run it.
-_KEEPING_CODE = (
-    "torch._functorch._aot_autograd.autograd_cache",
-    "torch._inductor.codecache",
-    "torch._inductor.remote_cache",
-    "torch._inductor.runtime.",
+_KEEPING_CODE = tuple(
+    """
+    torch._functorch._aot_autograd.autograd_cache torch._inductor.codecache
+    torch._inductor.remote_cache torch._inductor.runtime.
+    """.split()  # noqa: SIM905
 )
 #: A class into which torch puts the code of each graph that it reads.
 EXCHANGED = "torch.fx.graph_module._CodeOnlyModule"
@@ -148,12 +133,10 @@ _variable_functions = AnyClass("torch._C:_VariableFunctionsClass")
 def contents(place: str) -> Mapping[object, object] | None:
     """Return what is in a namespace, class or table now; ``None`` until it is imported."""
     module, _, name = place.partition(":")
-    found: object = sys.modules.get(module)
+    found: Any = sys.modules.get(module)
     if name:
         found = getattr(found, name, None)
-    if found is None or isinstance(found, dict):
-        return cast("dict[object, object] | None", found)
-    return cast("Mapping[object, object]", vars(found))
+    return found if found is None or isinstance(found, dict) else vars(found)
 
 
 def is_table(place: str) -> bool:
@@ -174,19 +157,19 @@ def is_shadowed(place: str, name: str) -> bool:
 
 # -- operators
 
-operator: Internal[type[Operator]] = Internal("torch._ops:OpOverload")
+operator = Internal[type[Operator]]("torch._ops:OpOverload")
 operator_packet = AnyClass("torch._ops:OpOverloadPacket")
 _higher_order_operator = AnyClass("torch._ops:HigherOrderOperator")
 _operator_namespace = AnyClass("torch._ops:_OpNamespace")
-_higher_order: Internal[dict[str, object]] = Internal("torch._ops:_higher_order_ops")
+_higher_order = Internal[dict[str, object]]("torch._ops:_higher_order_ops")
 #: Whether graphs that call a higher-order operator may be cached: torch's checks ask the operator.
 operator_cacheable = Predicate("torch._ops:HigherOrderOperator.cacheable")
 #: What Dynamo makes of a call of a custom ``autograd.Function``.
 custom_function = AnyObject("torch._functorch.autograd_function:autograd_function_apply")
 _is_opaque = Predicate("torch._library.opaque_object:is_opaque_type")
 #: What Inductor uses in place of sets.
-ordered_set: Internal[type[Collection[object]]] = Internal("torch.utils._ordered_set:OrderedSet")
-Shape("torch._ops:OpOverload", Operator)
+ordered_set = Internal[type[Collection[object]]]("torch.utils._ordered_set:OrderedSet")
+Fields("torch._ops:OpOverload", Operator)
 Fields("torch._ops:OpOverloadPacket", "overloads")
 
 
@@ -197,10 +180,10 @@ def is_operator(value: object) -> bool:
 
 @functools.cache
 def _kinds_of_operators() -> frozenset[type]:
-    """Not for ``isinstance``: one is abstract, which asks all of its subclasses, 3 ms in all."""
     return frozenset((operator.get(), operator_packet.get(), _higher_order_operator.get()))
 
 
+# Not by ``isinstance``: one class is abstract, which asks all of its subclasses, 3 ms in all.
 def is_higher_order(value: object) -> bool:
     """Return whether ``value`` is an operator of higher order."""
     return _higher_order_operator.get() in type(value).__mro__
@@ -227,13 +210,6 @@ def is_kind_of_operator(kind: type) -> bool:
 def higher_order_operators() -> dict[str, object]:
     """Return the higher-order operators that were made so far, by name."""
     return _higher_order.get()
-
-
-def higher_order_namespace() -> dict[str, object]:
-    """Return where programs find them: those that they have asked for."""
-    import torch
-
-    return vars(torch.ops.higher_order)
 
 
 def full_name(value: object) -> str:
@@ -271,19 +247,10 @@ def _what_namespaces_have() -> frozenset[str]:
     return frozenset(vars(_operator_namespace.get()("s3cache")))
 
 
-def are_identical(some: Collection[object], others: Collection[object]) -> bool:
-    """Return whether both hold the very same objects, which is quickly seen."""
-    return len(some) == len(others) and all(map(is_, some, others))
-
-
-_tables: Callable[[Operator], tuple[dict[object, object], ...]] = attrgetter(
-    "py_kernels", "python_key_table", "functorch_table"
-)
-
-
 def tables_of(values: Sequence[Operator]) -> list[dict[object, object]]:
     """Return what each does in Python: by key, by class of tensors or modes, and by transform."""
-    return list(itertools.chain.from_iterable(map(_tables, values)))
+    tables = ((each.py_kernels, each.python_key_table, each.functorch_table) for each in values)
+    return [table for three in tables for table in three]
 
 
 def packet_of(function: object) -> object:
@@ -320,15 +287,11 @@ def _says_where(dump: Callable[[str], str]) -> bool:
     return REGISTERED_AT.search(text) is not None and DEFINED_AT.search(text) is not None
 
 
-dispatch_dump: Internal[Callable[[str], str]] = Internal(
-    "torch._C:_dispatch_dump", works=_says_where
-)
-custom_operators: Internal[Mapping[str, Any]] = Internal("torch._library.custom_ops:OPDEFS")
-fake_registry: Internal[Mapping[str, Any]] = Internal(
-    "torch._library.simple_registry:singleton._data"
-)
-register_kernel: Internal[Function[object]] = Internal("torch.library:Library.impl")
-_python_kernels: Internal[set[str]] = Internal("torch.library:_impls")
+dispatch_dump = Internal[Callable[[str], str]]("torch._C:_dispatch_dump", works=_says_where)
+custom_operators = Internal[Mapping[str, Any]]("torch._library.custom_ops:OPDEFS")
+fake_registry = Internal[Mapping[str, Any]]("torch._library.simple_registry:singleton._data")
+register_kernel = Internal[Function[object]]("torch.library:Library.impl")
+_python_kernels = Internal[set[str]]("torch.library:_impls")
 Fields(
     "torch._library.custom_ops:CustomOpDef",
     """_init_fn _opoverload _torch_dispatch_fns _abstract_fn _backward_fn _setup_context_fn _vmap_fn
@@ -350,7 +313,7 @@ def autocast_dtypes(definition: object) -> Mapping[str, object]:
 
 
 def registered_kernel(
-    library: OperatorLibrary, op_name: object, fn: object, dispatch_key: str = "", **_: object
+    library: Any, op_name: object, fn: object, dispatch_key: str = "", **_: object
 ) -> tuple[str, object]:
     """Return what a call of :data:`register_kernel` registers, after its operator and key."""
     whole = op_name if isinstance(op_name, str) else cast("Operator", op_name).name()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
 from typing import TYPE_CHECKING, Any, cast
@@ -17,25 +17,19 @@ from s3cache.torch_api._declare import (
     Flag,
     Internal,
     Predicate,
-    Shape,
-    Words,
 )
 from s3cache.torch_api.inductor import LOCKDOWN
 from s3cache.torch_api.protocols import (
     Config,
-    DeviceMesh,
-    FirstCallWrapper,
     Function,
     RuntimeMetadata,
     ShapeState,
     SharedStore,
     TracingContext,
-    Translator,
 )
 
 if TYPE_CHECKING:
     from torch import SymInt, Tensor
-    from torch.fx import Graph
 
 # Features that fail alone: what they need of torch is declared with their names.
 
@@ -48,7 +42,7 @@ _FAKE = "torch._subclasses.fake_tensor"
 
 # -- the compile that is under way
 
-current_tracing_context: Internal[Callable[[], TracingContext | None]] = Internal(
+current_tracing_context = Internal[Callable[[], TracingContext | None]](
     "torch._guards:TracingContext.try_get"
 )
 tracing = AnyFunction("torch._guards:tracing")
@@ -57,13 +51,13 @@ fake_mode = AnyFunction(f"{_FAKE}:FakeTensorMode")
 fake_tensor: Internal[type[Tensor]] = Internal(f"{_FAKE}:FakeTensor")
 shape_env = AnyFunction(f"{_SHAPES}:ShapeEnv")
 source = AnyClass("torch._guards:Source")
-device_mesh: Internal[type[DeviceMesh]] = Internal("torch.distributed.device_mesh:DeviceMesh")
+device_mesh = AnyClass("torch.distributed.device_mesh:DeviceMesh")
 #: An object that a graph takes, as tracing sees it, and the real one behind it.
 script_object = AnyClass("torch._library.fake_class_registry:FakeScriptObject")
-(REAL_OBJECT,) = Words("torch._library.fake_class_registry:FakeScriptObject.__init__", "real_obj")
+(REAL_OBJECT,) = Fields("torch._library.fake_class_registry:FakeScriptObject.__init__", "real_obj")
 is_wrapper_subclass = Predicate("torch.utils._python_dispatch:is_traceable_wrapper_subclass")
 without_modes = AnyFunction("torch.utils._python_dispatch:_disable_current_modes")
-Shape("torch._guards:TracingContext", TracingContext)
+Fields("torch._guards:TracingContext", TracingContext)
 Fields("torch._guards:GuardsContext", "dynamo_guards aotautograd_guards")
 Fields("torch._guards:Source", "name")
 Fields(f"{_FAKE}:FakeTensorMode", "shape_env from_tensor")
@@ -73,11 +67,10 @@ Fields(f"{_SHAPES}:StrictMinMaxConstraint", "vr")
 Fields("torch.utils._sympy.value_ranges:ValueRanges", "lower upper")
 
 
-def name_of_source(source: object) -> str | None:
+def name_of_source(source: Any) -> str | None:
     """Return where an input comes from, as Python would write it; ``None`` if that is not known."""
     try:
-        name: object = getattr(source, "name", None)
-        return str(name() if callable(name) else name)  # a method, or a property
+        return str(source.name() if callable(source.name) else source.name)
     except Exception:  # noqa: BLE001 - some have no such thing, and say so in their own ways
         return None
 
@@ -87,7 +80,7 @@ def name_of_source(source: object) -> str | None:
 unbacked_symbols = AnyFunction(f"{_SHAPES}:free_unbacked_symbols")
 _expression_printer = AnyClass(f"{_SHAPES}:SymExprPrinter")
 #: What guards on sizes call, by the names that they are printed with.
-_guard_functions: Internal[dict[str, object]] = Internal(f"{_SHAPES}:SYMPY_INTERP")
+_guard_functions = Internal[dict[str, object]](f"{_SHAPES}:SYMPY_INTERP")
 Fields(f"{_SHAPES}:ShapeGuard", "expr")
 Fields(
     f"{_SHAPES}:ShapeEnv",
@@ -109,33 +102,23 @@ def symbols_in(guard: Any) -> set[object]:
 
 def named_symbols(context: TracingContext, guard: object) -> dict[str, str] | None:
     """Return what each symbol in a guard is the size of; ``None`` if that is not known of one."""
-    return _named(context, {str(symbol): symbol for symbol in symbols_in(guard)})
+    return _named(context, symbols_in(guard))
 
 
-def _named(context: TracingContext, symbols: Mapping[str, object]) -> dict[str, str] | None:
+def _named(context: TracingContext, symbols: Iterable[object]) -> dict[str, str] | None:
     known = context.fake_mode.shape_env.var_to_sources
-    named: dict[str, str] = {}
-    for name, symbol in symbols.items():
-        sources = known.get(symbol) or ()
-        source = name_of_source(sources[0]) if sources else None
-        if source is None:
-            return None
-        named[name] = source
-    return named
+    named = {str(each): name_of_source(next(iter(known.get(each) or ()), None)) for each in symbols}
+    return None if None in named.values() else cast("dict[str, str]", named)
 
 
 def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
     """Return whether symbols of those names stand for these sizes in what is compiled for now."""
     symbols = context.fake_mode.shape_env.var_to_sources
-    return _named(context, {str(each): each for each in symbols if str(each) in named}) == {**named}
+    return _named(context, [each for each in symbols if str(each) in named]) == {**named}
 
 
 def size_guard_holds(context: TracingContext, expression: str, named: Mapping[str, str]) -> bool:
-    """Return whether a guard on sizes holds of those that are compiled for now.
-
-    Args:
-        named: what its symbols are to be the sizes of.
-    """
+    """Return whether a guard on sizes, of symbols so named, holds of those compiled for now."""
     return are_named(context, named) and bool(value_of_symbol(context, expression))
 
 
@@ -231,11 +214,7 @@ def guard_holds(
 
 
 def guard_on(kind: str, some: list[object], others: list[object]) -> object:
-    """Return the guard of which :func:`sources_of_guard` returned that.
-
-    Raises:
-        ValueError: it is of a kind that this release does not have.
-    """
+    """Return the guard of which :func:`sources_of_guard` returned that, or raise ``ValueError``."""
     if kind == "DuplicateInputs" and len(some) == len(others) == 1:
         return _duplicate_inputs.get()(some[0], others[0])
     if kind == "StorageOverlap":
@@ -245,8 +224,8 @@ def guard_on(kind: str, some: list[object], others: list[object]) -> object:
 
 # -- Dynamo
 
-dynamo_config: Internal[Config] = Internal("torch._dynamo.config")
-shapes_config: Internal[Config] = Internal("torch.fx.experimental._config")
+dynamo_config = Internal[Config]("torch._dynamo.config")
+shapes_config = Internal[Config]("torch.fx.experimental._config")
 #: Options of Dynamo and of symbolic shapes that what comes after Dynamo reads as well.
 DYNAMO_OPTIONS = Fields(
     "torch._dynamo.config",
@@ -262,18 +241,18 @@ SHAPES_OPTIONS = Fields(
     added={"aggressive_guard_free_semantics": (2, 12), "unify_view_symbols_bso_meta": (2, 13)},
 )
 aot_module = AnyFunction("torch._dynamo.backends.common:aot_module_simplified")
-disable_dynamo: Internal[Function[Function[object]]] = Internal("torch._dynamo:disable")
-count_calls: Internal[Callable[[Graph], int]] = Internal("torch._dynamo.utils:count_calls")
-graph_break_reasons: Internal[list[Any]] = Internal(
+disable_dynamo = Internal[Function[Function[object]]]("torch._dynamo:disable")
+count_calls = Internal[Function[int]]("torch._dynamo.utils:count_calls")
+graph_break_reasons = Internal[list[Any]](
     "torch._dynamo.utils:graph_break_reasons", feature=WATCHING
 )
 #: Entered for as long as Dynamo, or a backward that was left for later, compiles.
-while_compiling: Internal[Function[AbstractContextManager[None]]] = Internal(
+while_compiling = Internal[Function[AbstractContextManager[None]]](
     "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks", feature=WATCHING
 )
 optimized_module = AnyClass("torch._dynamo.eval_frame:OptimizedModule", feature=WATCHING)
 Fields("torch._dynamo.output_graph:GraphCompileReason", "reason user_stack", feature=WATCHING)
-(ORIGINAL_CALLABLE,) = Words(
+(ORIGINAL_CALLABLE,) = Fields(
     "torch._dynamo.eval_frame:innermost_fn", "_torchdynamo_orig_callable", feature=WATCHING
 )
 
@@ -294,10 +273,14 @@ remote_profiles = AnyFunction(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
 update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=PROFILES)
 put_code_state = AnyFunction("torch._dynamo.convert_frame:put_code_state", feature=PROFILES)
 automatic_dynamic_shapes = Flag("torch._dynamo.config:automatic_dynamic_shapes", feature=PROFILES)
-cache_key_tag: Internal[str] = Internal("torch.compiler.config:cache_key_tag", feature=PROFILES)
+cache_key_tag = Internal[str]("torch.compiler.config:cache_key_tag", feature=PROFILES)
 _changes = AnyObject(f"{_PGO}:auto_dynamic", feature=PROFILES)
-Shape(f"{_PGO}:FrameStateSizeEntry", ShapeState, feature=PROFILES)
-Shape("torch._dynamo.symbolic_convert:InstructionTranslatorBase", Translator, feature=PROFILES)
+Fields(f"{_PGO}:FrameStateSizeEntry", ShapeState, feature=PROFILES)
+Fields(
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase",
+    "f_code distributed_state",
+    feature=PROFILES,
+)
 
 
 def changing(state: ShapeState) -> tuple[tuple[bool, ...] | None, tuple[bool, ...] | None]:
@@ -329,7 +312,7 @@ def with_changing(
 # -- traces of compiles
 
 _event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
-_trace_log: Internal[Logger] = Internal("torch._logging._internal:trace_log", feature=TRACES)
+_trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
 _profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
 Fields(
     "torch._dynamo.utils:ChromiumEventLogger",
@@ -339,11 +322,9 @@ Fields(
 
 
 def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], None] | None:
-    """Begin an event among torch's own of a compile, on this thread.
+    """Begin an event among torch's own of a compile, on this thread, and return what ends it.
 
-    Returns:
-        A function that ends it, and takes when that is and what there is to say; ``None`` if an
-        event of that name is under way, from which torch could not tell it.
+    That takes when it ends and what there is to say; ``None`` if one of that name is under way.
     """
     log = _event_log.get()()
     if name in log.get_stack():
@@ -361,31 +342,27 @@ def is_traced() -> bool:
     return bool(_trace_log.get().handlers) or bool(_profiler_runs.get())
 
 
-# -- process groups
-
+# -- ranks
 
 #: This feature has a fallback of its own where it is used.
 RANKS = "hits where ranks must agree"
 
-# -- ranks
-
-_sync_decisions = Flag("torch._functorch.config:_sync_decision_cross_ranks")
 _sync_lookups = Flag(
     "torch._functorch.config:_sync_cache_decision_cross_ranks",
     since=(2, 15),
-    instead="nothing: a hit beside a miss hangs",
 )
-_tunes_together = Flag("torch._inductor.config:distributed_max_autotune_gemm")
-# Both compare estimates, or with ``spmd_check`` graphs, across ranks.
-_schedules_overlap = Flag(
-    "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling"
+_EXCHANGING = (
+    Flag("torch._functorch.config:_sync_decision_cross_ranks"),
+    Flag("torch._inductor.config:distributed_max_autotune_gemm"),
+    # Both compare estimates, or with ``spmd_check`` graphs, across ranks.
+    Flag("torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling"),
+    Flag("torch._inductor.config:reorder_for_compute_comm_overlap"),
+    Flag("torch._dynamo.config:enable_compiler_collectives"),
 )
-_reorders_overlap = Flag("torch._inductor.config:reorder_for_compute_comm_overlap")
-_traces_together = Flag("torch._dynamo.config:enable_compiler_collectives")
-default_store: Internal[Callable[[], SharedStore]] = Internal(
+default_store = Internal[Callable[[], SharedStore]](
     "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
 )
-Shape("torch._C._distributed_c10d:Store", SharedStore, feature=RANKS)
+Fields("torch._C._distributed_c10d:Store", SharedStore, feature=RANKS)
 
 
 def ranks_must_agree() -> bool:
@@ -393,14 +370,7 @@ def ranks_must_agree() -> bool:
 
     Not where torch's own lookups see to it already.
     """
-    together = (
-        _sync_decisions.get()
-        or _tunes_together.get()
-        or _schedules_overlap.get()
-        or _reorders_overlap.get()
-        or _traces_together.get()
-    )
-    if not together or _sync_lookups.find():
+    if _sync_lookups.find() or not any(option.get() for option in _EXCHANGING):
         return False
     import torch.distributed as dist
 
@@ -412,21 +382,25 @@ def ranks_must_agree() -> bool:
 _FAKIFIED = "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper"
 
 answer_first_call = AnyFunction(f"{_FAKIFIED}.post_compile")
-Shape(_FAKIFIED, FirstCallWrapper)
+Fields(_FAKIFIED, "needs_post_compile out_metas")
 Fields("torch._dynamo.backends.distributed:DDPOptimizerContext", "curr_bucket metadata_per_bucket")
+
+
+def _context_of_fake_call() -> TracingContext | None:
+    context = current_tracing_context.get()()
+    return context if context is not None and context.fakify_first_call else None
 
 
 def is_first_call_fake() -> bool:
     """Return whether the graph that is compiled now answers its first call with fake tensors."""
-    context = current_tracing_context.get()()
-    return context is not None and context.fakify_first_call
+    return _context_of_fake_call() is not None
 
 
 @contextlib.contextmanager
 def first_calls_unasked() -> Iterator[None]:
     """Hide from torch, in the block, that first calls are to be on fake tensors."""
-    context = current_tracing_context.get()()
-    if context is None or not context.fakify_first_call:
+    context = _context_of_fake_call()
+    if context is None:
         yield
         return
     context.fakify_first_call = False
@@ -438,6 +412,6 @@ def first_calls_unasked() -> Iterator[None]:
 
 def stand_in_for_metadata() -> None:
     """Have torch find metadata of a graph that is not compiled: DDPOptimizer insists on some."""
-    context = current_tracing_context.get()()
-    if context is not None and context.fakify_first_call and context.fw_metadata is None:
+    context = _context_of_fake_call()
+    if context is not None and context.fw_metadata is None:
         context.fw_metadata = cast("RuntimeMetadata", object())

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 from s3cache.torch_api._declare import (
     AnyClass,
@@ -19,27 +19,18 @@ from s3cache.torch_api._declare import (
     Flag,
     Internal,
     Predicate,
-    Shape,
-    Words,
 )
 from s3cache.torch_api.dispatcher import has_code_of_torch
 from s3cache.torch_api.protocols import (
     CachingAutotuner,
     CompiledGraph,
     Config,
-    CppLibraries,
     CustomPass,
     DecompositionTable,
     Function,
     KeyDetails,
     KeyPickler,
-    PatternEntry,
-    PatternPass,
-    PythonModules,
 )
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
 
 # Features that fail alone: what they need of torch is declared with their names.
 
@@ -56,18 +47,16 @@ _CONFIG = "torch._inductor.config"
 inductor_config = AnyObject(_CONFIG)
 runtime_constant_folding = Flag(f"{_CONFIG}:aot_inductor.use_runtime_constant_folding")
 #: How many threads C++ is made for, if not for as many as there are; or whether for any number.
-cpp_threads: Internal[int] = Internal(f"{_CONFIG}:cpp.threads")
+cpp_threads = Internal[int](f"{_CONFIG}:cpp.threads")
 cpp_dynamic_threads = Flag(f"{_CONFIG}:cpp.dynamic_threads")
-pre_grad_pass_timing: Internal[str] = Internal(
-    f"{_CONFIG}:pre_grad_pass_timing", since=(2, 12), instead="they run early"
-)
+pre_grad_pass_timing = Internal[str](f"{_CONFIG}:pre_grad_pass_timing", since=(2, 12))
 _debugging = Flag(f"{_CONFIG}:trace.enabled")
 _fallback_random = Flag(f"{_CONFIG}:fallback_random")
 #: Whether torch has no caches at all, of whatever kind.
 force_disable_caches = Flag("torch.compiler.config:force_disable_caches")
 #: The variable that sets it, for processes that are started.
 NO_CACHES = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
-Shape(_CONFIG, Config)
+Fields(_CONFIG, Config)
 Fields(
     _CONFIG,
     """fx_graph_cache fx_graph_remote_cache freezing cpp_wrapper cpu_backend max_autotune
@@ -78,9 +67,8 @@ Fields(
     _save_config_ignore _cache_config_ignore_prefix""",
 )
 
-#: Options of Inductor that say how to cache, or how to go about compiling, and nothing about what
-#: is compiled; those that only print; and the path of the compiler, which a hit does not need and a
-#: reader may not have.
+#: Options of Inductor that say nothing about what is compiled; and the path of the compiler, which
+#: a hit does not need and a reader may not have.
 CACHING_OPTIONS_OF_INDUCTOR = Fields(
     _CONFIG,
     """cpp.cxx cpp_cache_precompile_headers
@@ -102,12 +90,10 @@ def read_quietly(owner: object, name: str, *default: object) -> object:
     Only deprecated options and what a module's ``__getattr__`` gives warn. Everything else is read
     as it is: to change the filters makes Python repeat warnings that it gives once.
     """
-    if not isinstance(owner, ModuleType):
-        return getattr(owner, name, *default)
-    names = vars(owner)
-    options: Mapping[str, object] = names.get("_config") or {}
-    option = options.get(name)
-    if name in names or (option is not None and not getattr(option, "deprecated", False)):
+    names = vars(owner) if isinstance(owner, ModuleType) else {}
+    option = (names.get("_config") or {}).get(name)
+    warns = option is None or getattr(option, "deprecated", False)
+    if not isinstance(owner, ModuleType) or name in names or not warns:
         return getattr(owner, name, *default)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -164,19 +150,17 @@ fx_write_to_local_cache = AnyFunction(f"{_FX}._write_to_local_cache")
 fx_remote_cache = AnyFunction(f"{_FX}.get_remote_cache")
 should_use_remote_fx_here = Predicate("torch._inductor.compile_fx:should_use_remote_fx_graph_cache")
 should_use_remote_fx_cache = Predicate("torch._inductor.utils:should_use_remote_fx_graph_cache")
-fx_key_details: Internal[type[KeyDetails]] = Internal(_FX_DETAILS)
-details_of: Internal[Function[KeyDetails]] = Internal(_FX_DETAILS)
-fx_pickler: Internal[Callable[[GraphModule], KeyPickler]] = Internal(_FX_PICKLER)
-_fx_get_key: Internal[Callable[[KeyPickler, object], str]] = Internal(
-    f"{_FX_PICKLER}.get_key", since=(2, 13), instead="its hash, with a letter before"
-)
-_fx_get_hash: Internal[Callable[[KeyPickler, object], str]] = Internal(f"{_FX_PICKLER}.get_hash")
+fx_key_details = Internal[type[KeyDetails]](_FX_DETAILS)
+details_of = Internal[Function[KeyDetails]](_FX_DETAILS)
+fx_pickler = Internal[Function[KeyPickler]](_FX_PICKLER)
+_fx_get_key = Internal[Callable[[KeyPickler, object], str]](f"{_FX_PICKLER}.get_key", since=(2, 13))
+_fx_get_hash = Internal[Callable[[KeyPickler, object], str]](f"{_FX_PICKLER}.get_hash")
 fx_debug_lines = AnyFunction(f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS)
-Shape(_FX_PICKLER, KeyPickler, added={"reducer_override": (2, 13)})
+Fields(_FX_PICKLER, KeyPickler, added={"reducer_override": (2, 13)})
 #: Details of an FX graph that are no settings.
 GRAPHS_DETAILS = Fields(_FX_DETAILS, "gm example_inputs fx_kwargs")
 #: What a key's pickler puts in place of an object: it returns its argument.
-same: Internal[Callable[[object], object]] = Internal(f"{_CODE}:_ident")
+same = Internal[Callable[[object], object]](f"{_CODE}:_ident")
 tensor_metadata = AnyFunction(f"{_CODE}:extract_tensor_metadata_for_cache_key")
 is_frozen_param = Predicate("torch._inductor.freezing_utils:is_frozen_param")
 has_frozen_params = Predicate("torch._inductor.freezing_utils:has_frozen_params")
@@ -190,19 +174,18 @@ FX_PREFIX = "f"
 
 def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
     """Return what makes the key of an FX graph of its details."""
-    return _fx_get_hash if _fx_get_key.find() is None else _fx_get_key
+    return _fx_get_key if _fx_get_key.expected else _fx_get_hash
 
 
 def fx_prefix() -> str:
     """Return what :func:`fx_key` writes before the digest."""
-    return "" if _fx_get_key.find() is None else FX_PREFIX
+    return FX_PREFIX if _fx_get_key.expected else ""
 
 
 def without_carried(arguments: Sequence[object]) -> Sequence[object]:
     """Return arguments of :data:`fx_check_cacheable` after the graph, less hooks among the inputs.
 
-    A forward carries those over to its backward; its own code does not touch them. Until 2.12 the
-    check is given the graph alone.
+    A forward only carries those over to its backward. Until 2.12 the check gets the graph alone.
     """
     if not arguments:
         return arguments
@@ -223,54 +206,52 @@ _PASSES = "torch._inductor.custom_graph_pass"
 PATTERN_MATCHER = "torch._inductor.pattern_matcher"
 BACKENDS = "torch._inductor.codegen.common"
 
-custom_graph_pass: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomGraphPass")
-custom_partitioner: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomPartitionerFn")
-custom_scheduler_pass: Internal[type[CustomPass]] = Internal(
-    f"{_PASSES}:CustomSchedulerPass", since=(2, 13), instead="no such pass has a uuid()"
-)
-custom_solver: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomKnapsackSolver")
-custom_estimator: Internal[type[CustomPass]] = Internal(f"{_PASSES}:CustomRuntimeEstimator")
+custom_graph_pass = Internal[type[CustomPass]](f"{_PASSES}:CustomGraphPass")
+custom_partitioner = Internal[type[CustomPass]](f"{_PASSES}:CustomPartitionerFn")
+custom_scheduler_pass = Internal[type[CustomPass]](f"{_PASSES}:CustomSchedulerPass", since=(2, 13))
+custom_solver = Internal[type[CustomPass]](f"{_PASSES}:CustomKnapsackSolver")
+custom_estimator = Internal[type[CustomPass]](f"{_PASSES}:CustomRuntimeEstimator")
 _pattern_pass = AnyClass(f"{PATTERN_MATCHER}:PatternMatcherPass")
-_pass_package: Internal[ModuleType] = Internal("torch._inductor.fx_passes")
-Shape(f"{PATTERN_MATCHER}:PatternEntry", PatternEntry)
-custom_backend_passes: Internal[Mapping[str, object]] = Internal(
-    f"{BACKENDS}:custom_backend_passes"
-)
-_device_codegens: Internal[Mapping[str, object]] = Internal(f"{BACKENDS}:device_codegens")
-_device_overrides: Internal[Mapping[str, object]] = Internal(f"{BACKENDS}:device_op_overrides_dict")
+_pass_package = Internal[ModuleType]("torch._inductor.fx_passes")
+Fields(f"{PATTERN_MATCHER}:PatternEntry", "pattern extra_check")
+Fields(f"{PATTERN_MATCHER}:PatternMatcherPass", "patterns")
+custom_backend_passes = Internal[Mapping[str, object]](f"{BACKENDS}:custom_backend_passes")
+_device_codegens = Internal[Mapping[str, object]](f"{BACKENDS}:device_codegens")
+_device_overrides = Internal[Mapping[str, object]](f"{BACKENDS}:device_op_overrides_dict")
 #: Imports all backends, most of which nothing needs, and registers them.
 init_backends = AnyFunction(f"{_CODE}:init_backend_registration")
 _choices = AnyObject("torch._inductor.virtualized:_choices")
 _virtual = AnyObject("torch._inductor.virtualized:threadlocal")
 _default_handler = AnyClass("torch._inductor.ops_handler:DefaultHandler")
 #: Calls of these stay in a graph whether or not what they return is used.
-side_effectful: Internal[set[object]] = Internal("torch.fx.node:_side_effectful_functions")
+side_effectful = Internal[set[object]]("torch.fx.node:_side_effectful_functions")
 #: Which operators, and what is done for them on fake tensors; the first that agrees is asked.
-fake_rules: Internal[list[tuple[object, object]]] = Internal(
+fake_rules = Internal[list[tuple[object, object]]](
     "torch._subclasses.fake_impls:op_implementations_checks"
 )
 
 # What most names in a module stand for.
 _NO_PASSES = frozenset((FunctionType, BuiltinFunctionType, ModuleType, type, str, int, bool))
-_pattern_passes: tuple[int, list[tuple[str, PatternPass]]] = (0, [])
 
 
-def pattern_passes() -> list[tuple[str, PatternPass]]:
+def pattern_passes() -> list[tuple[str, Any]]:
     """Return what patterns are registered with, by its place, in modules that are imported."""
-    global _pattern_passes
+    return _pattern_passes(len(vars(_pass_package.get())))
+
+
+@functools.lru_cache(maxsize=1)
+def _pattern_passes(_imported: int) -> list[tuple[str, Any]]:
+    found: dict[int, tuple[str, Any]] = {}
     package = vars(_pass_package.get())
-    if _pattern_passes[0] != len(package):
-        found: dict[int, tuple[str, PatternPass]] = {}
-        for name, module in sorted((n, m) for n, m in package.items() if type(m) is ModuleType):
-            for attribute, value in list(vars(module).items()):
-                if type(value) not in _NO_PASSES:
-                    for which, each in _passes_in(value):
-                        found.setdefault(id(each), (f"{name}.{attribute}{which}", each))
-        _pattern_passes = len(package), list(found.values())
-    return _pattern_passes[1]
+    for name, module in sorted((n, m) for n, m in package.items() if type(m) is ModuleType):
+        for attribute, value in list(vars(module).items()):
+            if type(value) not in _NO_PASSES:
+                for which, each in _passes_in(value):
+                    found.setdefault(id(each), (f"{name}.{attribute}{which}", each))
+    return list(found.values())
 
 
-def _passes_in(value: object) -> Iterator[tuple[str, PatternPass]]:
+def _passes_in(value: object) -> Iterator[tuple[str, Any]]:
     kind = _pattern_pass.get()
     if isinstance(value, kind):
         yield "", value
@@ -303,8 +284,7 @@ _keying = threading.local()
 def backends_unasked() -> Iterator[None]:
     """Have :func:`are_backends_unasked` hold in this thread while the block runs.
 
-    A key has what users register with a backend, which is there without torch's own: to import all
-    of those takes longer than the key, and a hit needs none.
+    To import all of torch's backends takes longer than a key, and a hit needs none.
     """
     before, _keying.unasked = getattr(_keying, "unasked", False), True
     try:
@@ -331,22 +311,18 @@ def passes_by_device(passes: Sequence[object]) -> dict[str, object]:
 # -- how Inductor is called
 
 compile_fx = AnyFunction("torch._inductor.compile_fx:compile_fx")
-compile_fx_inner: Internal[Function[CompiledGraph]] = Internal(
-    "torch._inductor.compile_fx:_compile_fx_inner"
-)
-inductor_backend: Internal[Function[Function[Function[object]]]] = Internal(
+compile_fx_inner = Internal[Function[CompiledGraph]]("torch._inductor.compile_fx:_compile_fx_inner")
+inductor_backend = Internal[Function[Function[Function[object]]]](
     "torch:_TorchCompileInductorWrapper", feature=BACKEND
 )
 cpp_wrapper_options = AnyFunction("torch._inductor.compile_fx:get_cpp_wrapper_config")
 #: What holds the decompositions that a backend of the user's has given.
-given_decompositions: Internal[type[DecompositionTable]] = Internal(
+given_decompositions = Internal[type[DecompositionTable]](
     "torch._inductor.compile_fx:_ConstantDecompTable", since=(2, 13)
 )
-_decompositions: Internal[Mapping[object, object]] = Internal(
-    "torch._inductor.decomposition:decompositions"
-)
+_decompositions = Internal[Mapping[object, object]]("torch._inductor.decomposition:decompositions")
 _decompositions_with_random = AnyObject("torch._inductor.decomposition:fast_random_decomps")
-_random_decompositions: Internal[Mapping[object, object]] = Internal(
+_random_decompositions = Internal[Mapping[object, object]](
     "torch._inductor.decomposition:extra_random_decomps"
 )
 
@@ -389,42 +365,37 @@ def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, obj
 
 # -- kernels
 
-
 #: This one has a fallback of its own where it is used.
 COMPILER_NAME = "naming the C++ compiler in entries"
 
-_CODE = "torch._inductor.codecache"
 _GRAPH = "torch._inductor.output_code:CompiledFxGraph"
 
-compiled_graph: Internal[type[CompiledGraph]] = Internal(_GRAPH)
+compiled_graph = Internal[type[CompiledGraph]](_GRAPH)
 #: What its ``__del__`` asks for.
 RUNNER = "compiled_fn_runner"
 load_library = AnyFunction(f"{_CODE}:CppCodeCache.load_async")
 load_module = AnyFunction(f"{_CODE}:PyCodeCache.load_by_key_path")
-run_module: Internal[Function[ModuleType]] = Internal(f"{_CODE}:_reload_python_module")
+run_module = Internal[Function[ModuleType]](f"{_CODE}:_reload_python_module")
 #: Has the Python code of a graph that was unpickled run, from a file that it writes, if need be.
-rebuild_module: Internal[Function[str]] = Internal(f"{_GRAPH}.after_deserialization")
-path_of_module: Internal[Callable[[str, str], tuple[str, str, str]]] = Internal(f"{_CODE}:get_path")
+rebuild_module = Internal[Function[str]](f"{_GRAPH}.after_deserialization")
+path_of_module = Internal[Callable[[str, str], tuple[str, str, str]]](f"{_CODE}:get_path")
 cpp_compiler = AnyFunction("torch._inductor.cpp_builder:get_cpp_compiler", feature=COMPILER_NAME)
-compiler_version: Internal[Callable[[str], str]] = Internal(
+compiler_version = Internal[Callable[[str], str]](
     "torch._inductor.cpp_builder:get_compiler_version_info", feature=COMPILER_NAME
 )
 _extern_choice = AnyClass("torch._inductor.select_algorithm:ExternKernelChoice")
-Shape(_GRAPH, CompiledGraph)
-Shape(f"{_CODE}:CppCodeCache", CppLibraries)
-Shape(f"{_CODE}:PyCodeCache", PythonModules)
+Fields(_GRAPH, CompiledGraph)
+Fields(f"{_CODE}:CppCodeCache", "__name__ _load_library")
+Fields(f"{_CODE}:PyCodeCache", "modules_no_attr")
 
 #: What tells one kernel from another, of the arguments it is compiled or loaded with.
-KERNEL_ARGUMENTS = Words(
+KERNEL_ARGUMENTS = Fields(
     f"{_CODE}:CppCodeCache.load_async", "main_code optimized_code device_type extra_flags"
 )
 
 
 def extern_kernels() -> set[str]:
-    """Return names in ``extern_kernels`` that importing torch puts there.
-
-    Those are variables of its modules; what a function registers while it lowers is none.
-    """
+    """Return names in ``extern_kernels`` that importing torch puts there: variables of modules."""
     kind = _extern_choice.get()
     return {
         str(vars(value)["name"])
@@ -454,7 +425,7 @@ _WINNERS, _AUTOTUNERS = Fields(
 #: The kernels that a compiled graph came with, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
 _AUTOTUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
-Shape(_AUTOTUNER, CachingAutotuner)
+Fields(_AUTOTUNER, CachingAutotuner)
 #: What it keeps once it is loaded, which no pickle can hold.
 LAUNCHERS, RELOAD = Fields(_AUTOTUNER, "launchers _reload_kernel")
 #: What Triton's function keeps of the process and the file that it was read from, if it does.
@@ -464,8 +435,7 @@ BINDERS, FILE = "device_caches", "file_name"
 def keep_launched_kernels(bundler: object) -> None:
     """Have the bundle hold every kernel that an autotuner in it launches.
 
-    Once one configuration was chosen for a graph, torch drops the kernels that were not chosen, and
-    with them those of autotuners that had nothing to choose between.
+    torch drops those of autotuners that had nothing to choose between.
     """
     winners: set[str] | None = getattr(bundler, _WINNERS, None)
     if not winners:

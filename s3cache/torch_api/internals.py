@@ -8,8 +8,9 @@ the torch that is installed.
 
 from __future__ import annotations
 
-from s3cache.torch_api._declare import Release, installed_release, installed_version
-from s3cache.torch_api._unpickled import *
+from typing import Final
+
+from s3cache.torch_api._declare import AnyFunction, Release, installed_release, installed_version
 from s3cache.torch_api.aot import *
 from s3cache.torch_api.dispatcher import *
 from s3cache.torch_api.dynamo import *
@@ -49,3 +50,130 @@ def is_supported() -> bool:
 def is_untested() -> bool:
     """Return whether the installed torch is newer than any release that was tried."""
     return installed_release() > NEWEST
+
+
+# -- what pickled entries may name and call
+
+# Names by module.
+_LISTED: Final = {
+    # Python
+    "_codecs": "encode",
+    "_io": "BytesIO StringIO",
+    "_operator": "getitem or_",
+    "array": "array",
+    "builtins": """
+        Ellipsis NotImplemented bool bytearray bytes complex dict float frozenset int list object
+        range set slice str tuple type""",
+    "collections": "ChainMap Counter OrderedDict UserDict UserList UserString defaultdict deque",
+    "dataclasses": "_MISSING_TYPE",
+    "datetime": "date datetime time timedelta timezone",
+    "decimal": "Decimal",
+    "enum": "Enum Flag IntEnum IntFlag StrEnum",
+    "fractions": "Fraction",
+    "functools": "partial",
+    "inspect": "Parameter Signature _ParameterKind _empty",
+    "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
+    "pathlib": "Path PosixPath PurePath PurePosixPath PureWindowsPath",
+    "pathlib._local": "Path PosixPath PurePath PurePosixPath PureWindowsPath",
+    "re": "RegexFlag _compile",
+    "types": """
+        EllipsisType GenericAlias MappingProxyType NoneType NotImplementedType SimpleNamespace
+        UnionType""",
+    "typing": "Any Generic Protocol TypeVar",
+    "uuid": "SafeUUID UUID",
+    "zoneinfo": "ZoneInfo",
+    # NumPy
+    "numpy": """
+        bool bool_ complex128 complex64 dtype float16 float32 float64 int16 int32 int64 int8
+        ndarray uint16 uint32 uint64 uint8""",
+    "numpy._core.multiarray": "_reconstruct scalar",
+    "numpy._core.numeric": "_frombuffer",
+    "numpy.core.multiarray": "_reconstruct scalar",
+    "numpy.core.numeric": "_frombuffer",
+    # sympy: leaves of expressions. Other nodes come back if they are given no text.
+    "sympy.core.numbers": "Float Half Infinity Integer NaN NegativeInfinity NegativeOne One Zero",
+    "sympy.core.symbol": "Dummy Symbol",
+    "sympy.logic.boolalg": "BooleanFalse BooleanTrue",
+    "torch.utils._sympy.numbers": "IntInfinity NegativeIntInfinity",
+    # torch
+    "torch": "Size SymBool SymFloat SymInt Tensor device",
+    "torch._C": "_VariableFunctionsClass",
+    "torch._C._functionalization": "InverseReturnMode select_int_ViewMeta t_ViewMeta",
+    "torch._dynamo.source": "TensorProperty",
+    "torch._functorch._aot_autograd.aot_autograd_result": """
+        BundledAOTAutogradResult BundledCompiledBackward BundledCompiledForward
+        SerializedGraphModule""",
+    "torch._functorch._aot_autograd.descriptors": """
+        IntermediateBaseAOTOutput PlainAOTOutput TangentAOTInput""",
+    "torch._functorch._aot_autograd.functional_utils": "MetadataKey ViewMetaSequence",
+    "torch._functorch._aot_autograd.runtime_wrappers": "AOTDedupeWrapper AOTSyntheticBaseWrapper",
+    "torch._functorch._aot_autograd.schemas": """
+        CacheableAOTConfig InputAliasInfo MemoryFormatMeta MutationType OutputAliasInfo
+        OutputType PlainTensorMeta SubclassCreationMeta SubclassMeta ViewAndMutationMeta""",
+    "torch._guards": "CompileId",
+    "torch._inductor.cudagraph_utils": "BoxedDeviceIndex",
+    "torch._inductor.decomposition": "fast_random_decomps select_decomp_table",
+    "torch._inductor.metrics": "CachedMetricsDeltas",
+    "torch._inductor.output_code": "CompiledFxGraph",
+    "torch._inductor.utils": "BoxedBool",
+    "torch._subclasses.fake_tensor": "FakeTensor",
+    "torch._subclasses.functional_tensor": "FunctionalTensor",
+    "torch._utils": """
+        _rebuild_device_tensor_from_cpu_tensor _rebuild_device_tensor_from_numpy
+        _rebuild_meta_tensor_no_storage _rebuild_nested_tensor _rebuild_parameter
+        _rebuild_parameter_with_state _rebuild_qtensor _rebuild_sparse_tensor _rebuild_tensor
+        _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_wrapper_subclass""",
+    "torch.distributed.device_mesh": "DeviceMesh",
+    "torch.distributed.tensor": "DTensor",
+    "torch.distributed.tensor._dtensor_spec": "DTensorSpec TensorMeta",
+    "torch.distributed.tensor.placement_types": """
+        Partial Replicate Shard _MaskPartial _StridedShard""",
+    "torch.fx.experimental.symbolic_shapes": "SymIntEqByExpr",
+    "torch.fx.graph_module": "reduce_graph_module",
+    "torch.fx.immutable_collections": "immutable_dict immutable_list",
+    "torch.nested._internal.nested_tensor": "NestedTensor",
+    "torch.nn.parameter": "Buffer Parameter",
+    "torch.serialization": "_get_layout",
+    "torch.testing._internal.two_tensor": "TwoTensor",
+    "torch.utils._ordered_set": "OrderedSet",
+    # kernels of Triton, those of users too
+    "torch._inductor.remote_cache": "LocalAutotuneCache LocalCacheBackend RemoteCacheJsonSerde",
+    "torch._inductor.runtime.autotune_cache": "AutotuneCache",
+    "torch._inductor.runtime.coordinate_descent_tuner": "CoordescTuner",
+    "torch._inductor.runtime.hints": "DeviceProperties HeuristicType ReductionHint",
+    "torch._inductor.runtime.static_triton_launcher": "StaticallyLaunchedCudaKernel",
+    "torch._inductor.runtime.triton_heuristics": """
+        CachingAutotuner InductorConfig StaticTritonCompileResult _ConstRepr""",
+    "torch._inductor.triton_bundler": """
+        StaticallyLaunchedAutotuner TritonBundle TritonKernelArtifact TritonKernelArtifacts""",
+    "torch.compiler._cache": "CacheArtifactRecorder",
+    "triton.language.core": "constexpr",
+    "triton.runtime.jit": "JITFunction KernelParam",
+}
+#: What pickled entries may name and call, by full name. All else is read with care
+#: (``artifact/_unpickling.py``). A name that a release of torch lacks does no harm.
+UNPICKLED: Final = frozenset(
+    f"{module}.{name}" for module, names in _LISTED.items() for name in names.split()
+)
+#: What a pickled tensor names for its content: it unpickles that by any class.
+UNPICKLED_STORAGE = "torch.storage._load_from_bytes"
+#: What a pickled tensor of a subclass names: it calls any function.
+UNPICKLED_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
+rebuild_subclass = AnyFunction("torch._tensor:_rebuild_from_type_v2")
+#: Has data classes of where values come from, as guards name it: each release has more of them.
+SOURCES: Final = "torch._dynamo.source"
+#: The class of ``torch``'s functions over tensors, and modules of more.
+FUNCTIONS: Final = "torch._C._VariableFunctionsClass"
+COMPUTING: Final = frozenset(
+    {
+        "torch._C._fft",
+        "torch._C._linalg",
+        "torch._C._nn",
+        "torch._C._special",
+        "torch.nn.functional",
+    }
+)
+#: Classes of which objects say how data is laid out.
+FORMATS: Final = frozenset({"dtype", "layout", "memory_format", "qscheme"})
+#: The module of classes of views.
+VIEWS: Final = "torch._C._functionalization"

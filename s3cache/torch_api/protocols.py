@@ -6,13 +6,12 @@ classes are used as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from dataclasses import Field
-    from types import CodeType, ModuleType
 
     from torch.fx import GraphModule
 
@@ -25,8 +24,17 @@ Function: TypeAlias = Callable[..., R]
 #: What a pickler asks about an object: how to reduce it, or ``NotImplemented``.
 Reducer: TypeAlias = Callable[[object], object]
 
-
-# -- keys
+# Objects that one hook uses, which says what for.
+CppLibraries: TypeAlias = Any
+CudagraphInfo: TypeAlias = Any
+DeviceMesh: TypeAlias = Any
+FirstCallWrapper: TypeAlias = Any
+OperatorLibrary: TypeAlias = Any
+PlaceholderInfo: TypeAlias = Any
+PythonModules: TypeAlias = Any
+Translator: TypeAlias = Any
+TritonBundle: TypeAlias = Any
+TritonKernel: TypeAlias = Any
 
 
 class KeyDetails(Protocol):
@@ -52,17 +60,6 @@ class AOTConfig(Protocol):
 
     aot_autograd_arg_pos_to_source: list[object] | None
     precompile_backend_id: str | None
-
-
-class SharedStore(Protocol):
-    """``torch.distributed.Store``: keys and values that all processes of a group share."""
-
-    def add(self, key: str, amount: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
-
-
-# -- entries
 
 
 class CompiledGraph(Protocol):
@@ -92,8 +89,7 @@ class RuntimeMetadata(Protocol):
 class BackwardModule(Protocol):
     """The graph of a backward as it was before Inductor lowered it, to be made when needed.
 
-    Attributes:
-        fn, args: what a pickled ``fx.GraphModule`` is made by, and from: its state first.
+    A pickled ``fx.GraphModule``: ``fn`` makes it from ``args``, of which the first is its state.
     """
 
     fn: Callable[[dict[str, object], str], GraphModule]
@@ -115,14 +111,6 @@ class AOTResult(Protocol):
     serialized_bw_module: BackwardModule
 
 
-# -- bundles of Triton's kernels, and what is kept for CUDA graphs
-
-TritonBundle: TypeAlias = Any
-TritonKernel: TypeAlias = Any
-CudagraphInfo: TypeAlias = Any
-PlaceholderInfo: TypeAlias = Any
-
-
 class TritonFile(Protocol):
     """One file of a kernel."""
 
@@ -142,33 +130,6 @@ class CachingAutotuner(Protocol):
     compile_results: Sequence[Any]
 
 
-# -- code caches of Inductor
-
-
-class CppLibraries(Protocol):
-    """A class of C++ libraries that were compiled or loaded."""
-
-    __name__: str
-
-    @classmethod
-    def _load_library(cls, path: str, key: str) -> object: ...
-
-
-class PythonModules(Protocol):
-    """The class of Python modules that Inductor generated."""
-
-    modules_no_attr: MutableMapping[str, ModuleType]
-
-
-# -- while a graph is traced
-
-
-class DeviceMesh(Protocol):
-    """Devices in a grid: which ranks there are along each of its dimensions."""
-
-    def __getstate__(self) -> dict[str, object]: ...
-
-
 class TracingContext(Protocol):
     """What torch knows of the compile that is under way on this thread."""
 
@@ -180,13 +141,6 @@ class TracingContext(Protocol):
     ddp_optimizer_ctx: Any
 
 
-class FirstCallWrapper(Protocol):
-    """Answers the first call of a compiled graph with fake tensors, where that is asked for."""
-
-    needs_post_compile: bool
-    out_metas: Sequence[object]
-
-
 class ShapeState(Protocol):
     """What Dynamo has seen of one input: a number, or a tensor's sizes and strides."""
 
@@ -195,14 +149,12 @@ class ShapeState(Protocol):
     stride: object
 
 
-class Translator(Protocol):
-    """Dynamo at work on one frame."""
+class SharedStore(Protocol):
+    """``torch.distributed.Store``: keys and values that all processes of a group share."""
 
-    f_code: CodeType
-    distributed_state: object
-
-
-# -- operators, passes and options
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
 class Operator(Protocol):
@@ -218,13 +170,6 @@ class Operator(Protocol):
     def name(self) -> str: ...
 
 
-class OperatorLibrary(Protocol):
-    """``torch.library.Library``: operators and kernels are registered through it."""
-
-    ns: str
-    dispatch_key: str
-
-
 class CustomPass(Protocol):
     """A pass, or a partitioner, that says which code it is."""
 
@@ -235,20 +180,6 @@ class DecompositionTable(Protocol):
     """Decompositions, where torch keeps those that it was given."""
 
     table: Mapping[object, object]
-
-
-class PatternPass(Protocol):
-    """``PatternMatcherPass``: patterns of graphs, by what stands at their ends."""
-
-    @property
-    def patterns(self) -> Mapping[tuple[str, object], Sequence[PatternEntry]]: ...
-
-
-class PatternEntry(Protocol):
-    """One of its patterns, and what becomes of what matches it."""
-
-    pattern: object
-    extra_check: object
 
 
 class Config(Protocol):

@@ -1,1 +1,46 @@
-"""Small helpers that know nothing of caching: text, logs, options, forks, imports."""
+"""What several rooms need and no library has. Here: the version, and names that load when used."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+__all__ = ["__version__", "lazy_exports"]
+
+__version__ = "0.1.0"
+
+
+def lazy_exports(
+    package: str, *modules: str, **names: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of ``package``, which export what its modules have.
+
+    aioboto3 alone takes half a second to import, and torch several: an import of a package costs
+    only what is then used of it. A type checker must see neither function, or every attribute
+    exists to it. It reads the imports::
+
+        if TYPE_CHECKING:
+            from package import module
+            from package.other import Name, name
+        else:
+            __getattr__, __dir__ = lazy_exports(__name__, "module", other="Name name")
+
+    Args:
+        package: its ``__name__``.
+        modules: those to export as they are.
+        names: what to export of others, by module, with spaces between.
+    """
+    homes = {name: module for module, exported in names.items() for name in exported.split()}
+
+    def load(name: str) -> object:
+        if name in modules:
+            return import_module(f"{package}.{name}")
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = getattr(import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)  # the next use does not come here
+        return value
+
+    def known() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules, *homes})
+
+    return load, known

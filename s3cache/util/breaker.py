@@ -28,11 +28,7 @@ class Breaker:
     """
 
     def __init__(
-        self,
-        failures: int,
-        reset_after_s: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, failures: int, reset_after_s: float, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._most_failures = failures
         self._reset_after_s = reset_after_s
@@ -69,26 +65,21 @@ class Breaker:
 
     def succeed(self, is_probe: bool) -> None:
         """End a call that was answered."""
-        with self._mutex:
-            if is_probe or self._open_until is None:
-                self._failures = 0
-                self._open_until = None
-            self._leave(is_probe)
+        self._end(is_probe, failed=False)
 
     def fail(self, is_probe: bool = False) -> None:
         """End a call that failed; or count a failure, such as a wait that was given up."""
-        with self._mutex:
-            if is_probe or self._open_until is None:
-                self._failures += 1
-                if is_probe or self._failures >= self._most_failures:
-                    self._open_until = self._clock() + self._reset_after_s
-            self._leave(is_probe)
+        self._end(is_probe, failed=True)
 
     def leave(self, is_probe: bool) -> None:
         """End a call that says nothing: the next one is the probe then."""
         with self._mutex:
-            self._leave(is_probe)
+            self._probing &= not is_probe
 
-    def _leave(self, is_probe: bool) -> None:
-        if is_probe:
-            self._probing = False
+    def _end(self, is_probe: bool, *, failed: bool) -> None:
+        with self._mutex:
+            if is_probe or self._open_until is None:
+                self._failures = self._failures + 1 if failed else 0
+                opens = failed and (is_probe or self._failures >= self._most_failures)
+                self._open_until = self._clock() + self._reset_after_s if opens else None
+            self._probing &= not is_probe

@@ -1,12 +1,11 @@
 """Make forks safe: no inherited lock stays locked, no open file is shared, nothing is used twice.
 
-The child has the forking thread only. A lock that another thread held at that moment stays locked
-in the child: that of a module being imported, or one inside OpenSSL, which hangs any use of TLS
-and the exit. So a fork waits until no thread of ours is inside such code (:func:`new_event_loop`).
+A lock that another thread held at the fork stays locked in the child: that of a module being
+imported, or one inside OpenSSL, which hangs any use of TLS and the exit. So a fork waits until no
+thread of ours is inside such code (:func:`new_event_loop`).
 
-The child shares open files with its parent. A ``flock`` belongs to the open file: it would outlive
-the parent as long as the child keeps its copy. So the child closes what :func:`open_unshared`
-opened.
+A ``flock`` belongs to the open file: it would outlive the parent as long as the child keeps its
+copy. So the child closes what :func:`open_unshared` opened.
 
 All else that belongs to one process is replaced in the child (:func:`call_in_child`).
 """
@@ -103,8 +102,9 @@ def close_unshared(fd: int) -> None:
     os.close(fd)
 
 
-def _count_fork() -> None:
+def _begin_fork() -> None:
     global _forks
+    _mutex.acquire()
     _forks += 1
 
 
@@ -116,9 +116,8 @@ def _close_in_child() -> None:
     _mutex.release()
 
 
-os.register_at_fork(before=_count_fork)  # with the mutex, which is registered later: taken earlier
 os.register_at_fork(
-    before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_close_in_child
+    before=_begin_fork, after_in_parent=_mutex.release, after_in_child=_close_in_child
 )
 
 

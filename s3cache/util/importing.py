@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 __all__ = ["before_import", "is_being_imported", "when_imported"]
@@ -49,19 +49,21 @@ def is_being_imported(name: str) -> bool:
     return bool(getattr(spec, "_initializing", False))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+def _nothing() -> None:
+    pass
+
+
+class _Finder(MetaPathFinder):
     """Wait on the import path for one module, and leave the path before anything happens."""
 
     def __init__(
         self,
         name: str,
         *,
-        before: Callable[[], None] | None = None,
-        after: Callable[[], None] | None = None,
+        before: Callable[[], None] = _nothing,
+        after: Callable[[], None] = _nothing,
     ) -> None:
-        self._name = name
-        self._before = before
-        self._after = after
+        self._name, self._before, self._after = name, before, after
         sys.meta_path.insert(0, self)
 
     def withdraw(self) -> None:
@@ -70,30 +72,29 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
         self.withdraw()
-        if self._before is not None:
-            self._before()
+        self._before()
         # All finders are asked: the callback may have put one of its own before the others.
-        spec = importlib.util.find_spec(fullname)
-        if self._after is not None and spec is not None and spec.loader is not None:
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._after)
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader(Loader):
     """Loads as the real loader does, then calls back; other attributes are the real loader's."""
 
-    def __init__(self, real: importlib.abc.Loader, callback: Callable[[], None]) -> None:
+    def __init__(self, real: Loader, callback: Callable[[], None]) -> None:
         self._real = real
         self._callback = callback
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

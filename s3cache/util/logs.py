@@ -1,8 +1,7 @@
 """The loggers by topic, their messages where no program has set up logging, and what warns once.
 
-``logging.getLogger("s3cache")`` stands above all of them. No message names s3cache: the logger's
-name does. Python shows warnings without that name where no handler is set up at all, so a handler
-of ours adds it there.
+No message names s3cache: the logger's name does. Python shows warnings without that name where no
+handler is set up at all, so a handler of ours adds it there.
 """
 
 from __future__ import annotations

@@ -52,23 +52,18 @@ class Kind:
     Attributes:
         parse: returns the value of a text; raises ``ValueError`` with the problem and the fix, as
             one phrase each.
-        types: what code may give instead of text.
-        in_text: whether a value from code has to mean something as text, too: so a number is held
-            to the same range wherever it comes from.
+        types: what code may give instead of text. Numbers are held to the range that text is.
     """
 
     parse: Callable[[str], Any]
     types: tuple[type, ...]
-    in_text: bool = True
 
 
 def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = False) -> Any:
     """Declare a field of a dataclass that calls :func:`check` in its ``__post_init__``.
 
-    Args:
-        default: the default, or a function that makes it.
-        kind: any text if it is left out.
-        secret: never shown in a ``repr``.
+    ``default`` may be a function that makes it. Any text is fine without a ``kind``. What is
+    ``secret`` is never shown in a ``repr``.
     """
     given = {"default_factory" if callable(default) else "default": default}
     return field(**given, repr=not secret, metadata={"kind": kind or TEXT})
@@ -77,8 +72,7 @@ def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = F
 @cache
 def kinds(of: type) -> Mapping[str, Kind]:
     """Return the options that a dataclass has, by name."""
-    declared = {each.name: each.metadata.get("kind") for each in fields(of)}
-    return {name: kind for name, kind in declared.items() if kind is not None}
+    return {each.name: each.metadata["kind"] for each in fields(of) if "kind" in each.metadata}
 
 
 def check(options: Any) -> None:
@@ -100,26 +94,18 @@ def check(options: Any) -> None:
 def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
     """Return what environment variables say of the options of ``of``; an empty one says nothing.
 
-    Args:
-        but: names of options that are known already.
-
-    Raises:
-        ConfigError: a value cannot be used; it names the variable.
+    Options named in ``but`` are known already. A value that cannot be used is a ``ConfigError``.
     """
     options = {}
     for name, kind in kinds(of).items():
         variable = PREFIX + name.upper()
         if name not in but and (text := os.environ.get(variable)):
-            options[name] = _read(f"environment variable {variable}", kind, text)
+            options[name] = _parse(f"environment variable {variable}", kind, text)
     return options
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str = "") -> None:
-    """Raise :class:`ConfigError` for a name that is not ``known``: it may be misspelt.
-
-    Args:
-        of: what has the options, for the message.
-    """
+    """Raise :class:`ConfigError` for a name of an option of ``of`` that is not ``known``."""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -144,7 +130,7 @@ def _read(thing: str, kind: Kind, value: Any) -> Any:
     if not isinstance(value, kind.types) or (isinstance(value, bool) and bool not in kind.types):
         expected = " or ".join(type_.__name__ for type_ in (*kind.types, str))
         raise ConfigError(thing, f"is a {type(value).__name__}", f"give {expected}")
-    if kind.in_text:
+    if isinstance(value, (int, float)):
         _parse(thing, kind, f"{value:f}" if isinstance(value, float) else str(value))
     return value
 
@@ -180,11 +166,10 @@ def flag_or(*words: str) -> Kind:
     def parse(text: str) -> bool | str:
         if text in words:
             return text
-        try:
-            return _flag(text)
-        except ValueError as exc:
-            cause, fix = exc.args
-            raise ValueError(cause, f"{fix}, or {' or '.join(words)}") from None
+        if text.lower() not in _FLAGS:
+            fix = f"use true or false, or {' or '.join(words)}"
+            raise ValueError(f"{text!r} is no truth value", fix)
+        return _flag(text)
 
     return Kind(parse, (bool,))
 
@@ -220,16 +205,19 @@ def size(at_least: int = 1, at_most: int | None = None) -> Kind:
             raise ValueError(f"{text!r} is no size", "give one, e.g. 500MB or 10GiB")
         unit = match[2].upper()
         base = 1024 if unit.endswith("I") else 1000
-        factor: int = base ** (" KMGT".index(unit[0]) if unit else 0)
+        factor: int = base ** " KMGT".index(unit[:1] or " ")
         return _in_range(int(match[1]) * factor, at_least, at_most)
 
     return Kind(parse, (int,))
 
 
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
 def _flag(text: str) -> bool:
-    if (word := text.lower()) not in ("true", "1", "yes", "false", "0", "no"):
+    if text.lower() not in _FLAGS:
         raise ValueError(f"{text!r} is no truth value", "use true or false")
-    return word in ("true", "1", "yes")
+    return _FLAGS[text.lower()]
 
 
 def _base64(text: str) -> bytes:
@@ -251,4 +239,4 @@ TEXT = Kind(str, (str,))
 #: True or false.
 FLAG = Kind(_flag, (bool,))
 #: The bytes of a key, as base64 where it is text.
-KEY = Kind(_base64, (bytes,), in_text=False)
+KEY = Kind(_base64, (bytes,))

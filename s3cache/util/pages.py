@@ -46,14 +46,9 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the documentation, on one code.
+    """A section of the documentation, on one code: its page's title, and its text in Markdown.
 
-    Attributes:
-        code: the word that messages have.
-        kind: of code.
-        title: of the page.
-        text: in Markdown, as it is written: links lead from ``docs/``.
-        page: the page in the repository, with the section's anchor.
+    Links in the text lead from ``docs/``; ``page`` is in the repository, with an anchor.
     """
 
     code: str
@@ -64,22 +59,19 @@ class Section:
 
     def without_links(self) -> tuple[str, list[str], list[str]]:
         """Return the text without its links, the codes that they lead to, and other places."""
-        codes: list[str] = []
-        places: list[str] = []
         there = {section.page: section.code for section in sections()}
-
-        def words(link: re.Match[str]) -> str:
-            way, _, anchor = link[2].partition("#")
-            here = self.page.partition("#")[0]
-            path = posixpath.normpath(posixpath.join("docs", way)) if way else here
-            place = f"{path}#{anchor}" if anchor else path
-            code = there.get(place)
-            found = places if code is None else codes
-            if code != self.code and (code or place) not in found:
-                found.append(code or place)
-            return link[1]
-
-        return _LINK.sub(words, self.text), codes, places
+        codes: dict[str, None] = {}
+        places: dict[str, None] = {}
+        for _, target in _LINK.findall(self.text):
+            place = posixpath.normpath(posixpath.join("docs", target))
+            if target.startswith("#"):
+                place = self.page.partition("#")[0] + target
+            if place in there:
+                codes[there[place]] = None
+            else:
+                places[place] = None
+        codes.pop(self.code, None)
+        return _LINK.sub(r"\1", self.text), [*codes], [*places]
 
 
 # -- pointing to them
@@ -118,10 +110,11 @@ def sections_on(word: str) -> list[Section]:
 @functools.cache
 def sections() -> tuple[Section, ...]:
     """Return all sections, in the order of their pages; none where there are no pages."""
-    found: list[Section] = []
-    for name, (kind, mark) in PAGES.items():
-        found += _sections_of(_text_of(name), name, kind, mark)
-    return tuple(found)
+    return tuple(
+        section
+        for name, (kind, mark) in PAGES.items()
+        for section in _sections_of(_text_of(name), name, kind, mark)
+    )
 
 
 def _text_of(name: str) -> str:

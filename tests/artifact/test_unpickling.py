@@ -27,8 +27,9 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from s3cache.artifact import UnreadableError, check_readable, unpickled
+from s3cache.artifact._unpickling import is_listed
 from s3cache.errors import CorruptError
-from s3cache.torch_api.internals import UNPICKLED, is_listed
+from s3cache.torch_api.internals import UNPICKLED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -220,7 +221,7 @@ def test_code_of_the_program_does_not_run_while_an_entry_is_read() -> None:
         (np.memmap, ("/dev/null", "uint8", "w+")),
         (torch._tensor._rebuild_from_type_v2, (act, torch.Tensor, (1,), {})),
     ]:
-        with pytest.raises(CorruptError, match=r"_unpickled\.py"):
+        with pytest.raises(CorruptError, match=r"internals\.py"):
             unpickled(pickle.dumps(Call(function, args)))
     for cls in (Acting, ActingWhenMade, ActingWhenGone):
         acting = object.__new__(cls)
@@ -309,7 +310,7 @@ def test_each_listed_name_is_in_this_torch() -> None:
 def test_what_acts_in_libraries_may_not_be_named(name: str) -> None:
     module, _, last = name.rpartition(".")
     importlib.import_module(module)
-    with pytest.raises(CorruptError, match=rf"{last}.*_unpickled\.py"):
+    with pytest.raises(CorruptError, match=rf"{last}.*internals\.py"):
         unpickled(named(module, last))
 
 

@@ -117,7 +117,7 @@ def as_before() -> Iterator[None]:
     after = [entries for _, one in internals.pattern_passes() for entries in one.patterns.values()]
     before = {id(entries): copy for entries, copy in copies}
     for entries in after:
-        entries[:] = before.get(id(entries), [])  # type: ignore[index]
+        entries[:] = before.get(id(entries), [])
     for table, copy in zip(tables, known, strict=True):
         table.clear()
         table.update(copy)

@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import aioboto3
-import pytest
 
-from s3cache.errors import MissingContainerError
-from s3cache.store import S3Options, S3Store, parse_url
+from s3cache.store import S3Options, S3Store
 
 
 async def objects(options: S3Options) -> dict[str, dict[str, Any]]:
@@ -49,18 +47,3 @@ async def test_the_probes_marker_is_there_but_not_listed(moto_options: S3Options
     assert [info.key async for info in store.list()] == ["key"]
     await store.aclose()
     assert f"{moto_options.prefix}/.s3cache-probe" in await objects(moto_options)
-
-
-async def test_a_missing_bucket_is_named(moto_options: S3Options) -> None:
-    store = S3Store(replace(moto_options, bucket="no-such-bucket"))
-    with pytest.raises(MissingContainerError, match="s3cache never does"):
-        await store.get("key")
-    await store.aclose()
-
-
-async def test_the_url_opens_the_same_place(moto_options: S3Options) -> None:
-    store = S3Store(moto_options)
-    location = parse_url(store.url)
-    assert isinstance(location, S3Options)
-    assert location.identity == moto_options.identity
-    await store.aclose()

@@ -6,6 +6,7 @@ import json
 import pickle
 import traceback
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 from s3cache import frame
 from s3cache.artifact import Artifact, GraphDescription, description, to_plain
 from tests.kinds.case import CASES, Case
-from tests.support import watch
 from tests.support.descriptions import differences_from_torch
+from tests.support.watch import Watch
 
-__all__ = ["ROWS", "load_cases", "run", "run_alone"]
+__all__ = ["ROWS", "load_cases", "run"]
 
 ROWS = (
     "safety",
@@ -37,41 +38,27 @@ def load_cases() -> dict[str, Case]:
     return CASES
 
 
-def run(names: list[str], remote: str) -> dict[str, dict[str, Any]]:
+def run(names: list[str], remote: str | None) -> dict[str, dict[str, Any]]:
     """Run cases one after the other, each as if it were alone in the process.
 
     Returns:
-        For each case ``differs`` (from eager), ``counts`` and ``torch`` (what the cache and torch
-        counted), ``lowered`` and ``started`` (graphs compiled and processes started), ``shown``
-        (an entry was saved that has the case's kind), ``entries`` (descriptions of what was
-        saved) and ``error``.
+        For each case what :class:`Watch` counts, ``error``, ``differs`` (from eager) and ``hits``
+        (as torch counts them); with s3cache also ``shown`` (an entry was saved that has the case's
+        kind) and ``entries`` (descriptions of what was saved).
     """
     load_cases()
-    lowered, started = watch.lowerings(), watch.processes()
-    seen = set(_files(remote))
+    watch = Watch()
+    seen: set[Path] = set()
     found = {}
     for name in names:
-        lowered.clear()
-        started.clear()
-        found[name] = _one(CASES[name])
-        found[name].update(lowered=len(lowered), started=list(started))
-        new = [path for path in _files(remote) if path not in seen]
-        seen.update(new)
-        entries = [_description(each) for each in map(_entry, new) if each.header.kind == "aot"]
-        found[name].update(shown=_shown(CASES[name], entries), entries=entries)
-    return found
-
-
-def run_alone(names: list[str]) -> dict[str, dict[str, Any]]:
-    """The same without s3cache: for each case ``lowered``, ``started`` and ``error``."""
-    load_cases()
-    lowered, started = watch.lowerings(), watch.processes()
-    found = {}
-    for name in names:
-        lowered.clear()
-        started.clear()
-        _, error = _compared(CASES[name])
-        found[name] = {"error": error, "lowered": len(lowered), "started": list(started)}
+        case = CASES[name]
+        found[name] = watch.around(partial(_compared, case))
+        if remote is not None:
+            new = [path for path in _files(remote) if path not in seen]
+            seen.update(new)
+            saved = (frame.decode(path.read_bytes()) for path in new)
+            entries = [_description(each) for each in saved if each.header.kind == "aot"]
+            found[name].update(shown=_shown(case, entries), entries=entries)
     return found
 
 
@@ -80,76 +67,33 @@ def _shown(case: Case, entries: list[dict[str, Any]]) -> bool:
     return some and (case.together is None or case.together(entries))
 
 
-def _one(case: Case) -> dict[str, Any]:
-    from torch._dynamo.utils import counters
-
-    import s3cache
-
-    cache = s3cache.active()
-    assert cache is not None
-    counters.clear()
-    before = cache.stats()
-    differs, error = _compared(case)
-    cache.flush(60)
-    after = cache.stats()
-    counts = {
-        "hits": sum(after.hits.values()) - sum(before.hits.values()),
-        "misses": sum(after.misses.values()) - sum(before.misses.values()),
-        "reasons_of_misses": {
-            str(reason): count - before.misses.get(reason, 0)
-            for reason, count in after.misses.items()
-            if count != before.misses.get(reason, 0)
-        },
-        "saved": after.saved - before.saved,
-        "half_hits": sum(after.fx.hits.values()) - sum(before.fx.hits.values()),
-        "halves": _kept(after.fx) - _kept(before.fx),
-        "bypassed": after.bypassed - before.bypassed,
-        "reasons": sorted(
-            reason
-            for reason, count in after.bypass_reasons.items()
-            if count > before.bypass_reasons.get(reason, 0)
-        ),
-    }
-    aot = {key: n for key, n in counters["aot_autograd"].items() if key.startswith("autograd_ca")}
-    return {"differs": differs, "counts": counts, "torch": aot, "error": error}
-
-
-def _kept(level: Any) -> int:
-    """Entries saved at a level that no other has superseded."""
-    return int(level.saved - level.superseded)
-
-
-def _compared(case: Case) -> tuple[list[str], str]:
+def _compared(case: Case) -> dict[str, Any]:
     """What differs from eager, as if the case were alone in the process; or how it failed."""
     import torch
+    from torch._dynamo.utils import counters
 
     torch.compiler.reset()
+    counters.clear()
     compiler: Any = torch.compiler.config
     try:
         with compiler.patch(cache_key_tag=case.name):  # no other case's entries
-            return _compare(case), ""
+            differs, error = _compare(case), ""
     except Exception:
-        return [], traceback.format_exc()
+        differs, error = [], traceback.format_exc()
+    hits = counters["aot_autograd"]["autograd_cache_hit"]
+    return {"differs": differs, "error": error, "hits": hits}
 
 
 def _compare(case: Case) -> list[str]:
+    import torch
+
     from tests.support.observe import differences, observe
 
     results = []
     for compile_it in (_eagerly, _compiled):
-        results.append(observe(_seeded(case, compile_it)))
-    return [
-        each
-        for each in differences(*results)
-        if not any(each.startswith(known) for known in case.differs)
-    ]
-
-
-def _seeded(case: Case, compile_it: Any) -> Any:
-    import torch
-
-    torch.manual_seed(0)
-    return case.program(compile_it)
+        torch.manual_seed(0)
+        results.append(observe(case.program(compile_it)))
+    return [each for each in differences(*results) if not each.startswith(case.differs)]
 
 
 def _eagerly(function: Any, **options: Any) -> Any:
@@ -207,10 +151,6 @@ def _files(remote: str) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file() and "/v1" in str(path)]
 
 
-def _entry(path: Path) -> frame.Frame:
-    return frame.decode(path.read_bytes())
-
-
 def _description(entry: frame.Frame) -> dict[str, Any]:
     """What an entry says of its graph, by torch's names, and where it says what is not so."""
     whole: Any = description(entry.header)
@@ -226,18 +166,30 @@ def _description(entry: frame.Frame) -> dict[str, Any]:
         **plain,
         "inputs": plain["input_info"],
         "outputs": plain["output_info"],
-        "subclasses": {place: list(map(_plain, metas)) for place, metas in subclasses.items()},
+        "subclasses": {place: list(map(to_plain, metas)) for place, metas in subclasses.items()},
         "wrappers": [wrapper.type.rpartition(".")[2] for wrapper in whole.dispatch_wrappers],
         "has_backward": whole.backward is not None,
         "has_backward_module": whole.has_backward_module,
         "key": entry.header.key,
         "guards": entry.header.meta["guards"],
-        "wrong": _wrong(whole, pickle.loads(bytes(Artifact.entry_of(entry, "aot")))),
+        "wrong": [
+            *_wrong(whole, pickle.loads(bytes(Artifact.entry_of(entry, "aot")))),
+            *_wrongly_made(entry.header.meta),
+        ],
     }
 
 
-def _plain(meta: Any) -> Any:
-    return json.loads(json.dumps(to_plain(meta), default=repr))
+def _wrongly_made(meta: Any) -> list[str]:
+    """What an entry does not say of what made it, or says too much of it."""
+    made_by, components = meta["made_by"], meta["components"]
+    torch = components["torch.version"][1]
+    right = {
+        "times": all(time >= 0 for time in meta["times_ns"]),
+        "made by": made_by["torch"] == torch and made_by["platform"] and "device" in made_by,
+        "a path": "/" not in made_by.get("compiler", ""),
+        "digests": all(len(digest) == 32 for digest, _ in components.values()),
+    }
+    return [what for what, is_right in right.items() if not is_right]
 
 
 def _wrong(whole: GraphDescription, theirs: Any) -> list[str]:

@@ -22,7 +22,7 @@ def inference(compile_it: Compile) -> Any:
     return found
 
 
-@case("paths", graphs=2)
+@case("paths", graphs=2, slow=True)
 def lazy_backward(compile_it: Compile) -> Any:
     """Two forward passes, then their backward passes in the opposite order."""
     first, second = compile_it(lambda x: x.exp()), compile_it(lambda x: (x * 2).exp())
@@ -59,7 +59,7 @@ def backward_twice(compile_it: Compile) -> Any:
     return x, x.grad, out
 
 
-@case("paths", graphs=2)
+@case("paths", graphs=2, slow=True)
 def dynamic_after_a_recompile(compile_it: Compile) -> Any:
     """A second size makes the size a symbol; a third needs nothing new."""
     function = compile_it(lambda x: x * 2 + x.shape[0])
@@ -85,7 +85,7 @@ def guard_variants_of_one_key(compile_it: Compile) -> Any:
     return found
 
 
-@case("paths", graphs=3)
+@case("paths", graphs=3, slow=True)
 def graph_breaks(compile_it: Compile) -> Any:
     import torch
 

@@ -175,7 +175,7 @@ def unknown_module(compile_it: Compile) -> Any:
     return x, compile_it(network, without_dynamo=True)(x)
 
 
-@case("safety", graphs=3)
+@case("safety", graphs=3, slow=True)
 def custom_autograd_function(compile_it: Compile) -> Any:
     """Both of its passes are in the graph; torch's switch for it makes no other key."""
     import torch
@@ -278,7 +278,7 @@ def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@case("safety", graphs=3)
+@case("safety", graphs=3, slow=True)
 def forward_mode_transforms(compile_it: Compile) -> Any:
     """What Dynamo puts around them are functions of torch's that its own check has no list of."""
     import torch
@@ -315,7 +315,7 @@ def attention_by_named_backends(compile_it: Compile) -> Any:
 # -- where graphs are compiled
 
 
-@case("safety")
+@case("safety", slow=True)
 def saved_tensor_hooks(compile_it: Compile) -> Any:
     """Python functions that run when tensors are saved, and when they are used."""
     import torch

@@ -34,7 +34,7 @@ def _jagged(requires_grad: bool = False) -> Any:
     return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=requires_grad)
 
 
-@case("tensors", graphs=4)
+@case("tensors", graphs=4, slow=True)
 def plain(compile_it: Compile) -> Any:
     """Several dtypes, no dimensions, no elements, gaps between elements."""
     import torch
@@ -156,7 +156,7 @@ def jagged_training(compile_it: Compile) -> Any:
     return x, out, x.grad
 
 
-@case("tensors", shows=_subclass_in("outputs"), differs=("[2].base", "[2].is_view"))
+@case("tensors", shows=_subclass_in("outputs"), differs=("[2].base", "[2].is_view"), slow=True)
 def jagged_made_in_the_graph(compile_it: Compile) -> Any:
     import torch
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support import watch
+from tests.support.watch import Watch
 
-__all__ = ["MODELS", "run", "run_alone"]
+__all__ = ["MODELS", "run"]
 
 
 def run(names: list[str], folder: str) -> dict[str, dict[str, Any]]:
@@ -18,59 +19,25 @@ def run(names: list[str], folder: str) -> dict[str, dict[str, Any]]:
         folder: where results are kept; those that another machine kept there are compared with.
 
     Returns:
-        For each model ``loss``, ``error`` (the largest difference to eager's loss and gradients,
-        relative to the largest gradient), ``equal`` (to what was kept; ``None`` if nothing was),
-        ``lowered`` and ``started`` (graphs compiled and processes started here), and what the
-        cache counted.
+        For each model what :class:`Watch` counts, ``loss``, ``error`` (the largest difference to
+        eager's loss and gradients, relative to the largest gradient), and ``equal`` (to what was
+        kept; ``None`` if nothing was).
     """
+    watch = Watch()
+    return {name: watch.around(partial(_trained, name, folder)) for name in names}
+
+
+def _trained(name: str, folder: str) -> dict[str, Any]:
     import torch
 
-    import s3cache
-
-    cache = s3cache.active()
-    assert cache is not None
-    lowered, started = watch.lowerings(), watch.processes()
-    found = {}
-    for name in names:
-        torch.compiler.reset()
-        lowered.clear()
-        started.clear()
-        before = cache.stats()
-        expected = _step(MODELS[name], lambda model: model)
-        result = _step(MODELS[name], torch.compile)
-        cache.flush(60)
-        after = cache.stats()
-        kept = Path(folder, f"{name}.pt")
-        found[name] = {
-            "loss": float(result[0]),
-            "error": _error(expected, result),
-            "equal": _equal(torch.load(kept), result) if kept.exists() else None,
-            "lowered": len(lowered),
-            "started": list(started),
-            "hits": sum(after.hits.values()) - sum(before.hits.values()),
-            "misses": sum(after.misses.values()) - sum(before.misses.values()),
-            "saved": after.saved - before.saved,
-            "bypassed": after.bypassed - before.bypassed,
-            "reasons": dict(after.bypass_reasons),
-        }
-        if not kept.exists():
-            torch.save(result, kept)
-    return found
-
-
-def run_alone(names: list[str]) -> dict[str, dict[str, Any]]:
-    """The same steps without s3cache: for each model ``lowered`` and ``started``."""
-    import torch
-
-    lowered, started = watch.lowerings(), watch.processes()
-    found = {}
-    for name in names:
-        torch.compiler.reset()
-        lowered.clear()
-        started.clear()
-        _step(MODELS[name], torch.compile)
-        found[name] = {"lowered": len(lowered), "started": list(started)}
-    return found
+    torch.compiler.reset()
+    expected = _step(MODELS[name], lambda model: model)
+    result = _step(MODELS[name], torch.compile)
+    kept = Path(folder, f"{name}.pt")
+    equal = _equal(torch.load(kept), result) if kept.exists() else None
+    if equal is None:
+        torch.save(result, kept)
+    return {"loss": float(result[0]), "error": _error(expected, result), "equal": equal}
 
 
 def _step(make: Callable[[], tuple[Any, dict[str, Any]]], compile_it: Any) -> list[Any]:

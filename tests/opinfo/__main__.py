@@ -3,7 +3,7 @@
     python -m tests.opinfo [--folder build/opinfo] [--chunk 25] [--only NAME ...]
 
 What is done is kept in the folder: run again, it goes on where it was ended. Ends with 1 if
-anything is wrong, or missed, that ``known.py`` does not name, or if that names too much.
+anything is wrong, or missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.opinfo.known import KNOWN
 from tests.opinfo.verdicts import Verdict, report, verdict
 from tests.support.machines import Machine, remote_url
 
@@ -37,12 +36,8 @@ def main(arguments: list[str]) -> int:
     for done in _chunks(options.folder, names, options.chunk):
         verdicts.update(done)
         print(f"{len(verdicts)} of {len(names)}", flush=True)
-    print(*report(verdicts, KNOWN), sep="\n")
-    bad = {name for name, (found, _) in verdicts.items() if found in ("wrong", "missed")}
-    too_much = (set(KNOWN) & set(verdicts)) - bad
-    if too_much:
-        print(f"known.py names what is right: {sorted(too_much)}")
-    return int(bool(bad - set(KNOWN)) or bool(too_much))
+    print(*report(verdicts), sep="\n")
+    return int(any(found in ("wrong", "missed") for found, _ in verdicts.values()))
 
 
 def _names(folder: Path) -> list[str]:
@@ -75,59 +70,35 @@ def _judged(folder: Path, names: list[str]) -> dict[str, tuple[Verdict, str]]:
     return {name: verdict(first[name], second[name]) for name in names}
 
 
-def run_alone_and_again(
-    root: Path, compiler: Path, names: list[str], *, backward: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """After :func:`run_twice`: second processes on one disk each, with s3cache and without."""
-    ours = _machine(compiler, "1").run(
+def run_on(place: Path, root: Path, names: list[str], *, shared: bool, backward: bool) -> Any:
+    """Return what a machine at ``place`` finds, in a process with s3cache or without."""
+    results = root / ("results" if shared else "results alone")
+    results.mkdir(exist_ok=True)
+    headers = str(int(place.name != "second"))
+    # Some samples are taken from sets.
+    machine = Machine(place, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=headers, PYTHONHASHSEED="0")
+    return machine.run(
         "tests.opinfo.jobs:run",
         names,
-        str(root / "results"),
+        str(results),
         backward,
-        remote=remote_url(root),
+        remote=remote_url(root) if shared else None,
         timeout_s=PROCESS_TIMEOUT_S,
-    )
-    results = root / "results alone"
-    results.mkdir()
-    for _ in range(2):
-        alone = _machine(root / "alone", "1").run(
-            "tests.opinfo.jobs:run_alone",
-            names,
-            str(results),
-            backward,
-            timeout_s=PROCESS_TIMEOUT_S,
-        )
-    return ours.result, alone.result
+    ).result
 
 
-def _machine(place: Path, headers: str) -> Machine:
-    # Some samples are taken from sets.
-    return Machine(place, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=headers, PYTHONHASHSEED="0")
-
-
-def run_twice(
-    root: Path, compiler: Path, names: list[str], *, backward: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def run_twice(root: Path, compiler: Path, names: list[str], *, backward: bool) -> tuple[Any, Any]:
     """What two machines find, the second of which only has the remote.
 
     Args:
         compiler: disk of the first; its precompiled headers are of use for the next chunk.
     """
     shutil.rmtree(compiler / "local", ignore_errors=True)
-    results = root / "results"
-    results.mkdir()
-    found = []
-    for place, headers in ((compiler, "1"), (root / "second", "0")):
-        outcome = _machine(place, headers).run(
-            "tests.opinfo.jobs:run",
-            names,
-            str(results),
-            backward,
-            remote=remote_url(root),
-            timeout_s=PROCESS_TIMEOUT_S,
-        )
-        found.append(outcome.result)
-    return found[0], found[1]
+    first, second = (
+        run_on(place, root, names, shared=True, backward=backward)
+        for place in (compiler, root / "second")
+    )
+    return first, second
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import io
 import pickle
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support import watch
+from tests.support.watch import Watch
 
-__all__ = ["names_of_all", "run", "run_alone"]
+__all__ = ["names_of_all", "run"]
 
 
 def names_of_all() -> list[str]:
@@ -27,32 +28,15 @@ def run(names: list[str], folder: str, backward: bool) -> dict[str, dict[str, An
         backward: whether to go backward too, where the operator can.
 
     Returns:
-        For each operator ``status`` (``compiled``, ``no-sample``, ``eager-fails``,
-        ``not-compilable`` or ``inaccurate``), ``why``, ``equal`` (to what was kept; ``None`` if
-        nothing was), ``lowered`` and ``started`` (graphs compiled and processes started here) and
-        what the cache counted.
+        For each operator what :class:`Watch` counts, ``status`` (``compiled``, ``no-sample``,
+        ``eager-fails``, ``not-compilable`` or ``inaccurate``), ``why``, and ``equal`` (to what was
+        kept; ``None`` if nothing was).
     """
-    lowered, started = watch.lowerings(), watch.processes()
-    operators = _operators()
+    watch, operators = Watch(), _operators()
     found = {}
     for index, name in enumerate(names):
-        lowered.clear()
-        started.clear()
-        result = _one(operators[name], Path(folder, f"{index}.pt"), backward)
-        found[name] = {**result, "lowered": len(lowered), "started": list(started)}
-    return found
-
-
-def run_alone(names: list[str], folder: str, backward: bool) -> dict[str, dict[str, Any]]:
-    """The same without s3cache: for each operator ``lowered`` and ``started``."""
-    lowered, started = watch.lowerings(), watch.processes()
-    operators = _operators()
-    found = {}
-    for index, name in enumerate(names):
-        lowered.clear()
-        started.clear()
-        _compiled(operators[name], Path(folder, f"{index}.pt"), backward)
-        found[name] = {"lowered": len(lowered), "started": list(started)}
+        kept = Path(folder, f"{index}.pt")
+        found[name] = watch.around(partial(_compiled, operators[name], kept, backward))
     return found
 
 
@@ -62,29 +46,6 @@ def _operators() -> dict[str, Any]:
 
     return {
         each.formatted_name: each for each in op_db if torch.float32 in each.supported_dtypes("cpu")
-    }
-
-
-def _one(operator: Any, kept: Path, backward: bool) -> dict[str, Any]:
-    import s3cache
-
-    cache = s3cache.active()
-    assert cache is not None
-    before = cache.stats()
-    result = _compiled(operator, kept, backward)
-    cache.flush(60)
-    after = cache.stats()
-    return {
-        **result,
-        "hits": sum(after.hits.values()) - sum(before.hits.values()),
-        "misses": sum(after.misses.values()) - sum(before.misses.values()),
-        "saved": after.saved - before.saved,
-        "bypassed": after.bypassed - before.bypassed,
-        "reasons": sorted(
-            reason
-            for reason, count in after.bypass_reasons.items()
-            if count > before.bypass_reasons.get(reason, 0)
-        ),
     }
 
 

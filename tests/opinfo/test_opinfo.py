@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, run_alone_and_again, run_twice
+from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, run_on, run_twice
 from tests.opinfo.verdicts import report, verdict
 from tests.support import beside
 from tests.support.marks import nightly, slow
@@ -48,7 +48,7 @@ def test_operators_hit_on_another_machine_with_equal_results(
     first, second = run_twice(tmp_path, tmp_path / "first", list(names), backward=True)
     verdicts = {name: verdict(first[name], second[name]) for name in names}
     not_hit = {name: each for name, each in verdicts.items() if each[0] != "hit"}
-    assert not_hit == {}, "\n".join(report(verdicts, ()))
+    assert not_hit == {}, "\n".join(report(verdicts))
 
 
 @nightly
@@ -57,7 +57,9 @@ def test_no_operator_starts_slower_than_with_torch_alone(tmp_path: Path) -> None
     """On the same disk as one before; nor does any compile on an empty one, or it is said why."""
     names, disk = [*A_FEW, *OTHERS], tmp_path / "first"
     _, second = run_twice(tmp_path, disk, names, backward=True)
-    again, alone = run_alone_and_again(tmp_path, disk, names, backward=True)
+    again = run_on(disk, tmp_path, names, shared=True, backward=True)
+    for _ in range(2):
+        alone = run_on(tmp_path / "alone", tmp_path, names, shared=False, backward=True)
     found = {
         name: [
             *beside.worse(beside.Started.of(again[name]), beside.Started.of(alone[name])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 __all__ = ["Verdict", "report", "verdict"]
@@ -26,24 +26,22 @@ def verdict(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Verdic
     if second["status"] != first["status"] or not second["equal"]:
         why = second["why"] or "the results of the two machines differ"
         return "wrong", f"{second['status']}: {why}"
-    if first["bypassed"] or second["bypassed"]:
+    saved, hit = first["counts"], second["counts"]
+    if saved["bypassed"] or hit["bypassed"]:
         return "bypassed", " ".join(first["reasons"])
-    if not first["lowered"] and not first["saved"] + first["hits"]:
+    shared = saved["saved"] + saved["hits"]
+    if not first["lowered"] and not shared:
         return "no-graph", ""
-    shared = first["saved"] + first["hits"]
-    if second["hits"] == shared and not second["lowered"] and not second["misses"]:
+    if hit["hits"] == shared and not second["lowered"] and not hit["misses"]:
         return "hit", "" if first["status"] == "compiled" else f"inaccurate: {first['why']}"
-    return "missed", f"{shared} graphs shared, {second['hits']} hit, {second['lowered']} compiled"
+    return "missed", f"{shared} graphs shared, {hit['hits']} hit, {second['lowered']} compiled"
 
 
-def report(verdicts: Mapping[str, tuple[Verdict, str]], known: Iterable[str]) -> list[str]:
+def report(verdicts: Mapping[str, tuple[Verdict, str]]) -> list[str]:
     """Lines that say how many came to what, and what was not expected."""
     counts = Counter(found for found, _ in verdicts.values())
     lines = [f"{count:5} {name}" for name, count in counts.most_common()]
     reasons = Counter(why for found, why in verdicts.values() if found == "bypassed")
     lines += [f"{count:5} bypassed: {why}" for why, count in reasons.most_common()]
     bad = {name: each for name, each in verdicts.items() if each[0] in ("wrong", "missed")}
-    for name, (found, why) in sorted(bad.items()):
-        note = "known" if name in known else "NOT KNOWN"
-        lines.append(f"{note}: {name}: {found}: {why}")
-    return lines
+    return lines + [f"{name}: {found}: {why}" for name, (found, why) in sorted(bad.items())]

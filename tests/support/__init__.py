@@ -5,7 +5,7 @@
 * :mod:`~tests.support.machines`: jobs of the compile cache, each in a process on a fresh machine;
 * :mod:`~tests.support.warm`: real compiles through a bucket, cold and warm;
 * :mod:`~tests.support.trials`: programs as they are, watched from outside, on such machines;
-* :mod:`~tests.support.beside`: what may never be worse than with torch alone, and what is today;
+* :mod:`~tests.support.beside`: what may never be worse than with torch alone;
 * :mod:`~tests.support.watch`: graphs lowered and processes started in this process;
 * :mod:`~tests.support.sites`: a remote with such machines, as a fixture;
 * :mod:`~tests.support.processes`: processes that save and look up until a test kills them,

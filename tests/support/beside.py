@@ -1,45 +1,16 @@
-"""s3cache beside torch alone: no program may start slower with it, on no disk.
-
-One table says which programs fall short of that today, and why. Its tests are expected to fail, and
-fail when they do not: whoever mends one takes it out.
-"""
+"""s3cache beside torch alone: no program may start slower with it, on no disk."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from _pytest.mark import ParameterSet
-
-from tests.support.marks import nightly, slow
-
-__all__ = [
-    "ELSEWHERE",
-    "NEVER_WARM",
-    "SAME_DISK",
-    "Started",
-    "not_warm",
-    "parameters",
-    "worse",
-]
+__all__ = ["Started", "not_warm", "worse"]
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "compile-cache.md"
 _CODES = re.compile(r"`([a-z-]+)`")
-
-# By suite and program: a second process on one disk does more than it would without s3cache.
-SAME_DISK: dict[str, dict[str, str]] = {"kinds": {}}
-# By suite and program: a machine with an empty disk compiles, and no documented reason says why.
-ELSEWHERE: dict[str, dict[str, str]] = {"kinds": {}}
-# Programs that no cache can start warm.
-NEVER_WARM: dict[str, dict[str, str]] = {
-    "kinds": {
-        "caches_off": "it switches torch's caches off",
-        "functionalised_rng": "it does not compile",
-    }
-}
 
 
 @dataclass(frozen=True)
@@ -85,23 +56,3 @@ def documented() -> set[str]:
     """The codes in the first column of the table of reasons."""
     rows = [line for line in _PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
     return {code for row in rows for code in _CODES.findall(row.split("|")[1])}
-
-
-def parameters(
-    names: Iterable[str],
-    known: Mapping[str, str],
-    *,
-    slow_ones: Collection[str],
-    nightly_ones: Collection[str] = (),
-) -> Sequence[ParameterSet]:
-    """Names as parameters: slow as said, and expected to fail where ``known`` says why."""
-    return [
-        pytest.param(
-            name,
-            marks=[
-                *([nightly] if name in nightly_ones else [slow] if name in slow_ones else []),
-                *([pytest.mark.xfail(reason=known[name], strict=True)] if name in known else []),
-            ],
-        )
-        for name in names
-    ]

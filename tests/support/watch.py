@@ -1,11 +1,54 @@
-"""What a process compiles and starts, from now on, whatever any counter says of it."""
+"""What a process compiles and starts, whatever a counter says, and what the cache counts."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["lowerings", "processes"]
+__all__ = ["Watch", "lowerings"]
+
+
+class Watch:
+    """Counts, of one job after another, all that it compiles, starts, looks up and saves."""
+
+    def __init__(self) -> None:
+        self._lowered, self._started = lowerings(), processes()
+
+    def around(self, job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what ``job`` returns, with ``lowered`` and ``started``.
+
+        Those are the number of graphs that Inductor lowered, and a line for each process. Where
+        s3cache is on, ``counts`` and ``reasons`` are what it counted, and why it bypassed graphs.
+        """
+        import s3cache
+
+        self._lowered.clear()
+        self._started.clear()
+        cache = s3cache.active()
+        before = None if cache is None else cache.stats()
+        found = job()
+        found.update(lowered=len(self._lowered), started=list(self._started))
+        if cache is not None and before is not None:
+            cache.flush(60)
+            after = cache.stats()
+            had = _counts(before)
+            found["counts"] = {name: count - had[name] for name, count in _counts(after).items()}
+            reasons = after.bypass_reasons.items()
+            known = before.bypass_reasons
+            found["reasons"] = sorted(why for why, count in reasons if count > known.get(why, 0))
+        return found
+
+
+def _counts(stats: Any) -> dict[str, int]:
+    return {
+        "hits": sum(stats.hits.values()),
+        "misses": sum(stats.misses.values()),
+        "saved": stats.saved,
+        "half_hits": sum(stats.fx.hits.values()),
+        "halves": stats.fx.saved - stats.fx.superseded,
+        "bypassed": stats.bypassed,
+    }
 
 
 def lowerings() -> list[Any]:

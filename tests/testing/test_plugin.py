@@ -47,8 +47,6 @@ def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path
     assert {name for name in loaded if name.startswith("s3cache")} == {
         "s3cache",
         "s3cache.util",
-        "s3cache.util.lazy",
-        "s3cache.util.version",
         "s3cache.testing",
         "s3cache.testing.plugin",
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import torch
 
 from s3cache.torch_api import bind_declarations, declarations, internals, survey
 from tests.support.machines import Machine
-from tests.support.waiting import LONG_S
+from tests.torch_api.declaring import LATER
 
 # Some builds add more to torch.__version__ than to their metadata: 2.13.0+cu130.
 VERSION = version("torch")
@@ -38,7 +36,9 @@ def test_each_declaration_holds_for_some_supported_release_and_not_for_all_by_mi
 
 
 def test_every_mistake_in_a_declaration_is_seen(tmp_path: Path) -> None:
-    found = Machine(tmp_path).run("tests.torch_api.declaring:table_of_mistakes").result
+    """``python -m s3cache.torch_api`` prints it, and ends with 1; what is used raises it."""
+    found = Machine(tmp_path).run("tests.torch_api.declaring:mistakes").result
+    assert {line.split()[0] for line in found["declared"]} <= {"there", "absent"}
     said = [line.split(maxsplit=2) for line in found["lines"]]
     places = "torch._guards:Guard"
     assert [(words[0], words[2]) for words in said[:-1]] == [
@@ -52,33 +52,20 @@ def test_every_mistake_in_a_declaration_is_seen(tmp_path: Path) -> None:
         ("absent", f"{places} .later"),
         ("there", f"{places} .source"),
         ("MISSING", f"{places} .target"),
-        ("there", "torch._guards:TracingContext.try_get 'tracing_context'"),
-        ("MISSING", "torch._guards:TracingContext.try_get 'nonsense'"),
+        ("there", "torch._guards:TracingContext.try_get .tracing_context"),
+        ("MISSING", "torch._guards:TracingContext.try_get .nonsense"),
     ]
-    assert found["lines"][-1].endswith(" 7 not as declared")
+    last = found["lines"][-1]
+    assert last.startswith(f"torch {VERSION}, supported: ")
+    assert last.endswith(" 7 not as declared")
     assert found["status"] == 1
-
-
-def test_the_printed_table_accepts_the_installed_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "s3cache.torch_api"],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=True,
-    )
-    *lines, last = done.stdout.splitlines()
-    assert len(lines) == len(survey())
-    assert last == f"torch {VERSION}, supported: {len(lines)} names, 0 not as declared"
-
-
-def test_what_this_torch_lacks_is_named(tmp_path: Path) -> None:
-    found = Machine(tmp_path).run("tests.torch_api.declaring:absent_names").result
     assert found["find"] is None
-    assert "torch:compile is of torch" in found["later"]
-    assert "instead: eager mode" in found["later"]
-    for name in ("missing", "found", "all"):
-        assert found[name] == f"torch {VERSION} lacks torch:nonsense"
+    lacks = f"torch {VERSION} lacks torch:"
+    since = "{}.{}".format(*LATER)
+    assert found["raised"] == {
+        "later": f"{lacks}compile, which is of {since}",
+        **dict.fromkeys(("missing", "found", "all"), f"{lacks}nonsense"),
+    }
 
 
 def test_a_name_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from s3cache.store.s3._options import SECRETS, S3Arguments, S3Options
-from s3cache.util.lazy import lazy_exports
+from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
     from s3cache.store.s3._client import credentials_source
