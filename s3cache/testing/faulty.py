@@ -102,6 +102,11 @@ class FaultyStore(WrapperStore):
             raise ConfigError(f"fault {fault!r} on {verb!r}", "does not apply", fix)
         self._ordered[verb].extend([fault] * times)
 
+    def clear(self) -> None:
+        """Forget the faults that were injected and have not happened yet."""
+        for faults in self._ordered.values():
+            faults.clear()
+
     def pending(self) -> int:
         """Return how many ordered faults no call has met yet."""
         return sum(map(len, self._ordered.values()))

@@ -18,8 +18,8 @@ from torch.utils._ordered_set import OrderedSet
 
 import s3cache
 from s3cache.graph._containers import is_same_value
-from s3cache.graph._origin import ABSENT
 from s3cache.graph._surface import Surface
+from s3cache.util.snapshot import ABSENT
 from tests.support.machines import Machine
 from tests.support.marks import slow
 
