@@ -70,8 +70,8 @@ def no_cache_yet() -> None:
 
     Reports and explanations begin with what this process has looked up.
     """
-    if (module := sys.modules.get("s3cache.cache._latest")) is not None:
-        vars(module)["_latest"] = None
+    if (module := sys.modules.get("s3cache.cache._engine")) is not None:
+        vars(module)["_current"] = None
 
 
 @pytest.fixture

@@ -255,18 +255,22 @@ class Cache:
         share: bool = True,
     ) -> Saved | NotSaved:
         started = time.perf_counter()
-        found = entry if isinstance(entry, Frame) else frame.decode(entry)
-        entries.check_entry(key, found)
+        size = 0
         result: Saved | NotSaved
         try:
+            found = entry if isinstance(entry, Frame) else frame.decode(entry)
+            entries.check_entry(key, found)
+            size = found.size
             result = self._write(found, provisional=provisional, share=share)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+        except Exception as exc:
+            if not size and not isinstance(exc, MemoryError):
+                raise  # the entry is wrong, or does not belong to the key
             if not self.settings.strict:
                 self._problems.warn("save", "an entry could not be saved", exc)
             result = NotSaved(reason_for(exc), 0.0, exc)
         result = replace(result, elapsed_s=time.perf_counter() - started)
         if isinstance(result, Saved):
-            counters.saved(found.size, result.elapsed_s)
+            counters.saved(size, result.elapsed_s)
             return result
         counters.not_saved(result.reason, result.elapsed_s)
         if self.settings.strict and result.error is not None:

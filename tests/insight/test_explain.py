@@ -185,7 +185,7 @@ async def test_a_large_remote_takes_few_requests() -> None:
         if number == 7_999:
             await store.inner.put(first_name(TUNED.key), entry(TUNED))
         await store.inner.put(f"{NAMES}fff/a{number:064x}.0", b"")
-    place = Place(store, False, policy_of(None, "", "", audience=""))
+    place = Place(store, False, policy_of(None, "", "", audience="main"))
     source = EntrySource("the remote", lambda: place)
     neighbors = await asyncio.to_thread(lambda: source.neighbors)
     assert [each.record.key for each in neighbors] == [TUNED.key]
