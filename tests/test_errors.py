@@ -28,7 +28,7 @@ from s3cache.errors import (
     reason_for,
 )
 from s3cache.util.logs import Problems
-from s3cache.util.pages import known
+from s3cache.util.text import known
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
 """Put pages of the documentation into the wheel, for ``s3cache explain CODE`` to show.
 
 They are written in ``docs/`` and are in git once. What is installed from a checkout reads them
-there (``s3cache/util/pages.py``), so that what is edited is what is shown.
+there (``s3cache/util/text.py``), so that what is edited is what is shown.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from s3cache.cli._output import redacted
 from s3cache.cli._programs import bench, check, run, warm
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
 from s3cache.util import __version__
-from s3cache.util.words import printable
+from s3cache.util.text import printable
 
 __all__ = ["app", "main"]
 
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
     except S3CacheError as exc:
         from s3cache.errors import code_of
-        from s3cache.util.pages import command, pointer
+        from s3cache.util.text import command, pointer
 
         is_found = isinstance(exc, (CorruptError, UntrustedError))
         code = _FOUND if is_found else _USAGE if isinstance(exc, ConfigError) else _STORE

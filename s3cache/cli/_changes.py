@@ -20,7 +20,7 @@ from s3cache.cli._options import (
 )
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import AccessDeniedError, ConfigError
-from s3cache.util.words import counted
+from s3cache.util.text import counted
 
 if TYPE_CHECKING:
     from s3cache.manage import BatchResult, Place, Scan, Selection

@@ -26,7 +26,7 @@ from s3cache.cli._options import (
 )
 from s3cache.cli._output import Output, age, size_text
 from s3cache.errors import ConfigError, UntrustedError
-from s3cache.util.words import counted, printable
+from s3cache.util.text import counted, printable
 
 if TYPE_CHECKING:
     from s3cache.frame import Head

@@ -17,8 +17,15 @@ from typer import Argument, Option
 from s3cache.cli._options import URL
 from s3cache.cli._output import Output, redacted
 from s3cache.errors import ConfigError
-from s3cache.util import __version__, pages
-from s3cache.util.words import counted
+from s3cache.util import __version__
+from s3cache.util.text import (
+    command,
+    counted,
+    footer,
+    pointer,
+    sections,
+    sections_on,
+)
 
 if TYPE_CHECKING:
     from s3cache.records import Record, Run
@@ -50,7 +57,7 @@ def doctor(
             continue
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:
-            out.line(f"{'':8} fix: {fix}{f' {pages.pointer(*check.codes)}' if check.codes else ''}")
+            out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
     out.note(f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}")
     return 1 if faults else 0
 
@@ -124,13 +131,13 @@ def keygen(
     )
 
 
-# Keys are hexadecimal, after a letter for their level. No code is (tests/util/test_pages.py).
+# Keys are hexadecimal, after a letter for their level. No code is (tests/util/test_text.py).
 _KEY = re.compile(r"[a-z]?[0-9a-f]*")
 
 
 def _codes(incomplete: str) -> list[str]:
     """Complete a code for the shell."""
-    there = (section.code for section in pages.sections())
+    there = (section.code for section in sections())
     return [code for code in dict.fromkeys(there) if code.startswith(incomplete)]
 
 
@@ -166,7 +173,7 @@ def explain(
     """
     words = words or []
     target: dict[str, str] = {}
-    if len(words) == 1 and not pages.sections_on(words[0]):
+    if len(words) == 1 and not sections_on(words[0]):
         from s3cache import insight
 
         target = insight.meaning(words[0])
@@ -184,14 +191,14 @@ def explain(
         else:
             out.text(str(found))
         return 1 if found.explanations else 0
-    sections = [section for word in words for section in pages.sections_on(word) or _unknown(word)]
+    sections = [section for word in words for section in sections_on(word) or _unknown(word)]
     for section in sections:
         if out.json:
             out.record(asdict(section))
             continue
         text, codes, places = section.without_links()
         out.text(f"{section.code}: {section.title}\n\n{text}\n")
-        if more := pages.footer(codes):
+        if more := footer(codes):
             out.line(more)
         if places:
             out.line(f"see also: {', '.join(places)}")
@@ -200,14 +207,14 @@ def explain(
 
 def _unknown(word: str) -> NoReturn:
     """Raise ConfigError with the codes that may be meant."""
-    there = {section.code.casefold(): section.code for section in pages.sections()}
+    there = {section.code.casefold(): section.code for section in sections()}
     if not there:
         problem = "the pages are neither in the package nor beside it"
         raise ConfigError("documentation", problem, "install s3cache from its wheel")
     near = get_close_matches(word.casefold().replace("_", "-"), there, n=3)
     fix = "give a code, as s3cache explain untrusted, a script, the beginning of a key, or --run ID"
     if near:
-        fix = f"did you mean {' or '.join(pages.command(there[each]) for each in near)}?"
+        fix = f"did you mean {' or '.join(command(there[each]) for each in near)}?"
     raise ConfigError(f"word {word!r}", "the documentation has no section on it", fix)
 
 
@@ -270,8 +277,8 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
-    if footer := pages.footer(totals.codes):
-        out.line(footer)
+    if more := footer(totals.codes):
+        out.line(more)
 
 
 def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:

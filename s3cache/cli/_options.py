@@ -16,7 +16,7 @@ from typer import Option
 
 from s3cache.cli._output import Output, size_text
 from s3cache.errors import ConfigError
-from s3cache.util.words import printable
+from s3cache.util.text import printable
 
 if TYPE_CHECKING:
     from s3cache.manage import BatchResult, Item, Place, Scan, Selection

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from s3cache.util.words import printable, printable_lines
+from s3cache.util.text import printable, printable_lines
 
 _WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
 _SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from s3cache.cli._options import URL, duration_s, size_bytes
 from s3cache.cli._output import Output
 from s3cache.errors import ConfigError
-from s3cache.util.words import counted
+from s3cache.util.text import counted
 
 PROGRAM: list[str] = Argument(
     ...,

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from s3cache.torch_api import internals
-from s3cache.util.pages import footer
-from s3cache.util.words import code, counted, printable, table, text
+from s3cache.util.text import code, counted, footer, printable, table, text
 
 #: Returns the version that the user registered a function, operator, class or module with, if any.
 RegisteredVersion: TypeAlias = Callable[[object], "str | None"]

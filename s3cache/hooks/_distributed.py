@@ -28,7 +28,7 @@ from s3cache.graph import graph_modules
 from s3cache.hooks._conditions import NotSharableError
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
-from s3cache.util.pages import pointer
+from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -33,7 +33,7 @@ from s3cache.stats import Level as LevelName
 from s3cache.torch_api import Internal, internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
-from s3cache.util.pages import pointer
+from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from s3cache.hooks._distributed import RankConsensus

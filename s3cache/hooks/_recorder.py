@@ -22,7 +22,7 @@ from s3cache.records import Event, Record
 from s3cache.stats import Level, Reason
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
-from s3cache.util.pages import command
+from s3cache.util.text import command
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

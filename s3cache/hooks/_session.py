@@ -35,7 +35,7 @@ from s3cache.torch_api import (
 from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import when_imported
 from s3cache.util.logs import logger_of
-from s3cache.util.pages import pointer
+from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,8 +10,7 @@ from s3cache.insight._checks import Check, Name
 from s3cache.insight._differences import Difference, differences
 from s3cache.insight._doctor import examine
 from s3cache.insight._explain import Explained, Explanation, explain, meaning
-from s3cache.insight._page import page
-from s3cache.insight._report import is_counted, manifest, name_of, sum_up, trace
+from s3cache.insight._report import is_counted, manifest, name_of, page, sum_up, trace
 
 __all__ = [
     "Check",

@@ -27,8 +27,7 @@ from s3cache.records import (
 )
 from s3cache.settings import Settings
 from s3cache.stats import Reason
-from s3cache.util.pages import footer
-from s3cache.util.words import printable
+from s3cache.util.text import footer, printable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

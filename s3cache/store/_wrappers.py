@@ -38,7 +38,7 @@ from s3cache.store._base import (
     WrapperStore,
     close_listing,
 )
-from s3cache.util.breaker import Breaker, BreakerState
+from s3cache.store._deadline import Breaker, BreakerState
 from s3cache.util.logs import logger_of
 
 __all__ = [
@@ -227,7 +227,7 @@ class BreakerPolicy:
 class BreakingStore(WrapperStore):
     """Fails at once with :class:`~s3cache.errors.CircuitOpenError` while the server is down.
 
-    See :class:`~s3cache.util.breaker.Breaker`. Transient failures count; every answer is a success,
+    See :class:`Breaker`. Transient failures count; every answer is a success,
     be it "denied", "exists already" or "not there". A cancelled call says nothing about the server.
     Each page of a listing is a call.
     """

@@ -33,7 +33,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from s3cache.stats import CacheStats
-from s3cache.util.words import counted
+from s3cache.util.text import counted
 
 __all__ = ["Machine", "Outcome", "ProgramError", "assert_warm_start"]
 

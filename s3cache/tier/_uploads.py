@@ -123,6 +123,7 @@ class Uploads:
         # What is not to be uploaded yet, with its size. The thread that takes a name out decides.
         self._delayed: dict[str, int] = {}
 
+        self._arriving: set[str] = set()  # on their way from the disk to the queue
         # Touched on the loop only. An object is queued, active or refused; it has a size in the
         # first two states, 0 as long as it is not known.
         self._queue: deque[str] = deque()
@@ -163,7 +164,12 @@ class Uploads:
 
     def put(self, name: str, data: Buffer) -> None:
         """Write the object to the disk, pending, and queue it."""
-        self._keep_on_disk(name, data)
+        self._arriving.add(name)
+        try:
+            self._keep_on_disk(name, data)
+        except Exception:
+            self._arriving.discard(name)
+            raise
         self._delayed.pop(name, None)
         with contextlib.suppress(ClosedError):  # at interpreter exit: a later process uploads it
             self._loop.call(self._enqueue, name, memoryview(data).nbytes)
@@ -267,11 +273,12 @@ class Uploads:
 
     def _known(self) -> set[str]:
         """Return all that is not uploaded, without asking the disk; for any thread."""
-        return {*self._sizes, *self._refused, *self._delayed, *self._memory}
+        return {*self._sizes, *self._refused, *self._delayed, *self._memory, *self._arriving}
 
     # -- on the loop: the queue
 
     def _enqueue(self, name: str, size: int = 0) -> None:
+        self._arriving.discard(name)
         if self._is_stopped:
             return
         self._refused.pop(name, None)

@@ -16,7 +16,7 @@ from s3cache.torch_api.dispatcher import *
 from s3cache.torch_api.dynamo import *
 from s3cache.torch_api.inductor import *
 from s3cache.util.logs import logger_of
-from s3cache.util.pages import pointer
+from s3cache.util.text import pointer
 
 OLDEST: Release = (2, 11)
 NEWEST: Release = (2, 15)

@@ -50,7 +50,7 @@ from itertools import accumulate, pairwise
 from typing import Final, Protocol, runtime_checkable
 
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
-from s3cache.util.words import may_be_a_key
+from s3cache.util.text import may_be_a_key
 
 __all__ = [
     "MAX_SIGNATURES",

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust._keys import Signature, SigningKey, VerifyKey, check_name, unpack
-from s3cache.util.words import may_be_a_key
+from s3cache.util.text import may_be_a_key
 
 __all__ = [
     "AUDIENCE",

@@ -12,8 +12,7 @@ import threading
 from typing import Literal, TypeAlias
 
 from s3cache.errors import ConfigError, Reason, UntrustedError, code_of, reason_for
-from s3cache.util.pages import pointer
-from s3cache.util.words import printable_lines
+from s3cache.util.text import pointer, printable_lines
 
 __all__ = ["Problems", "Topic", "logger_of"]
 

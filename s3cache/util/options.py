@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from s3cache.errors import ConfigError
-from s3cache.util.words import may_be_a_key
+from s3cache.util.text import may_be_a_key
 
 __all__ = [
     "FLAG",

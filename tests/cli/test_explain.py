@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from s3cache.records import Record
-from s3cache.util.pages import sections
+from s3cache.util.text import sections
 from tests.cli.commands import Call, record
 
 

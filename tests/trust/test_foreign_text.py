@@ -14,7 +14,7 @@ from s3cache.cache import Cache, Miss
 from s3cache.cli import main
 from s3cache.insight import Difference
 from s3cache.util.logs import Topic, logger_of
-from s3cache.util.words import code, escape, text
+from s3cache.util.text import code, escape, text
 from tests.support.caching import KEY
 from tests.support.scripted import KEYS, ScriptedServer, error_reply
 from tests.support.shelves import Shelf

@@ -16,7 +16,7 @@ from s3cache.graph import BypassReason, Code
 from s3cache.insight import Name
 from s3cache.stats import Reason
 from s3cache.trust import Cause
-from s3cache.util.pages import command, footer, pointer, sections, sections_on
+from s3cache.util.text import command, footer, pointer, sections, sections_on
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
@@ -89,7 +89,7 @@ def test_a_footer_names_what_has_a_section_once() -> None:
 
 
 # What takes codes, and from which argument on.
-_CALLS = {"pointer": 0, "command": 0, "pages.command": 0, "Check": 4}
+_CALLS = {"pointer": 0, "command": 0, "Check": 4}
 
 
 def pointed_to(source: str) -> Iterator[str]:
