@@ -301,16 +301,21 @@ class DiskTier:
     # -- what is still to upload
 
     @_in_time
-    def uploaded(self, name: str, data: Buffer | None = None) -> None:
+    def uploaded(self, name: str, data: Buffer | None = None) -> bool:
         """Forget that ``name`` is to be uploaded; from now on it may be evicted.
 
         Args:
-            data: what was uploaded; nothing happens if the object was replaced since.
+            data: what was uploaded.
+
+        Returns:
+            False if the object was replaced since: then it still has to be uploaded.
         """
         key = self._namespace + name
         with os_errors("uploaded", self.url, key), self._bounds.locked():
-            if not self._was_replaced(key, data):
+            is_current = not self._was_replaced(key, data)
+            if is_current:
                 self._pending.remove(key)
+            return is_current
 
     def _was_replaced(self, key: str, data: Buffer | None) -> bool:
         info = None if data is None else self._files.stat(key)

@@ -171,8 +171,10 @@ class Uploads:
             self._arriving.discard(name)
             raise
         self._delayed.pop(name, None)
-        with contextlib.suppress(ClosedError):  # at interpreter exit: a later process uploads it
+        try:
             self._loop.call(self._enqueue, name, memoryview(data).nbytes)
+        except ClosedError:  # a later look at the disk, or a later process, uploads it
+            self._arriving.discard(name)
 
     def put_in_memory(self, name: str, data: Buffer) -> None:
         """Queue a copy of the object's bytes, which dies with the process."""
@@ -413,7 +415,8 @@ class Uploads:
             except CorruptError:  # damaged on our own disk: it is not tried again
                 await asyncio.to_thread(self._disk.quarantine, name, data)
                 raise
-            await asyncio.to_thread(self._disk.uploaded, name, data)
+            if not await asyncio.to_thread(self._disk.uploaded, name, data):
+                self._put_again.add(name)  # by another process, with other bytes
         finally:
             self._reading.give(size)
         return True

@@ -99,6 +99,21 @@ def test_an_object_replaced_while_it_is_uploaded_is_uploaded_again(
     assert remote.puts["one"] == 2
 
 
+def test_an_object_that_another_process_replaced_does_not_outlive_the_exit(
+    new_site: Callable[..., Site], remote: Remote
+) -> None:
+    """Two ranks of a job save one entry, and each one's bytes differ a little."""
+    ours, theirs = new_site(), new_site()
+    assert theirs.tier is not None
+    remote.is_open = False
+    ours.put("one", b"ours")
+    eventually(lambda: remote.waiting)
+    theirs.tier.put_pending("one", b"theirs")
+    remote.is_open = True
+    assert ours.uploads.flush_while_it_works(20).complete
+    assert remote.objects == {"one": b"theirs"}
+
+
 def test_an_object_being_replaced_keeps_its_record(
     site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
