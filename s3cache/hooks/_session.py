@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from s3cache import metrics
 from s3cache.cache import Cache, Engine, current_cache, set_current
-from s3cache.errors import S3CacheError, code_of
+from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
 from s3cache.graph import Report
 from s3cache.hooks._conditions import deserialize_backward
 from s3cache.hooks._graphs import AOTGraphs, FxGraphs
@@ -90,7 +90,7 @@ class Session:
             if internals.is_untested():
                 check_names()
             self._install_hooks()
-        except Exception:
+        except Exception as exc:
             self._patches.undo()
             if self.engine.uses_trusted_only:
                 from s3cache.hooks._lockdown import without_torch_caches
@@ -99,9 +99,10 @@ class Session:
             if self.engine.settings.strict:
                 raise
             logger.warning(
-                "this torch is not as expected; it compiles without a cache %s",
+                "this torch is not as expected; it compiles without a cache: %s %s",
+                exc,
                 pointer("UnsupportedTorchError"),
-                exc_info=True,
+                exc_info=not isinstance(exc, UnsupportedTorchError),
             )
         else:
             if internals.is_untested():
