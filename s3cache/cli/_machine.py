@@ -277,8 +277,8 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
-    if more := footer(totals.codes):
-        out.line(more)
+    if read_on := footer(totals.codes):
+        out.line(read_on)
 
 
 def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
