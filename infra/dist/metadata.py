@@ -32,7 +32,7 @@ class ProjectMetadata(MetadataHookInterface):
 
 
 def _tag() -> str:
-    source = (ROOT / "s3cache" / "util" / "version.py").read_text(encoding="utf-8")
+    source = (ROOT / "s3cache" / "util" / "__init__.py").read_text(encoding="utf-8")
     version = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
     assert version is not None
     return f"v{version[1]}"
