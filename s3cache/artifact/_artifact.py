@@ -178,8 +178,8 @@ class Changing:
 
     Attributes:
         sizes, strides: in which dimensions; ``None`` where nothing is known.
-        begun: digests of what programs saw of it first, when they knew of no change. There are
-            graphs of constants for these; at most 16 are kept.
+        begun: digests of the sizes that programs saw first, before anything had changed. For
+            these there are graphs with constant sizes; at most 16 are kept.
     """
 
     sizes: Flags = None

@@ -78,7 +78,7 @@ class Thing(Meta):
 
     Attributes:
         type: its class, as ``module.name``.
-        text: the beginning of what ``str`` says of it, where it has no fields.
+        text: the beginning of its ``str()``, if it has no fields.
         fields: attributes of a tensor, or of an object of torch's, by name.
     """
 

@@ -273,10 +273,10 @@ def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
 # -- backwards: those that are lowered late, and those that compiled autograd asks for
 #
 # torch lowers most backwards when they are first called, under the settings of that moment: a
-# program whose settings are strict at ``.backward()`` gets a strict backward, whatever they were at
-# the forward. A key is made at the forward. So an entry says what its backward was lowered under. A
-# hit compares that at the first call of its own backward. If it differs, the backward is lowered
-# here and now, from the graph that torch keeps in the entry.
+# program with strict settings at ``.backward()`` gets a strict backward, even if they were not
+# strict at the forward. A key is made at the forward. So an entry says what its backward was
+# lowered under. A hit compares that at the first call of its own backward. If it differs, the
+# backward is lowered here and now, from the graph that torch keeps in the entry.
 
 
 def deserialize_backward(original: Function[object], module: BackwardModule) -> object:

@@ -78,7 +78,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
 
 
 def is_counted(record: Record) -> bool:
-    """Return whether a lookup counts: not the miss of an FX graph whose whole graph missed."""
+    """Return whether a lookup counts: a miss of an FX graph does not if its whole graph missed."""
     return record.outcome == "hit" or not record.of_whole
 
 

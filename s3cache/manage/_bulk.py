@@ -308,7 +308,7 @@ def _text(value: object) -> str:
 
 @dataclass
 class BatchResult:
-    """Counts of what became of many entries, and why the first hundred failed.
+    """Count the outcomes of many entries, and keep the first hundred failures.
 
     ``gone`` were removed by others in the meantime, ``kept`` are not uploaded yet, or sound after
     all, and ``size`` are the bytes of those that are done.

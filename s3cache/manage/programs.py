@@ -1,4 +1,4 @@
-"""Run a program beside us, and watch it by what its processes record.
+"""Run a program in a process of its own, and follow it through the records that it leaves.
 
 :func:`check_program` finds out which graphs of a program can be cached, and :func:`warm` runs a job
 until the remote has what it compiles. All its processes that have the cache leave their lookups in
