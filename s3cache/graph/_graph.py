@@ -1,22 +1,24 @@
-"""Components of a graph and its inputs that torch's own details leave out.
+"""A graph and its inputs as text, and their components that torch's own details leave out.
 
-A graph has most of them only if there is something to say.
+A graph has most of those components only if there is something to say.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, methodcaller
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
+from s3cache.graph._identity import code_digest
 from s3cache.graph._results import Component, bounded
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
-    from torch.fx import GraphModule, Node
+    from torch.fx import Graph, GraphModule, Node
 
 
 def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
@@ -303,3 +305,131 @@ class _Values:
         number, base = self._storages.setdefault(storage, (len(self._storages), offset))
         words += [f"({','.join(map(str, strides))})", f"@{number}+{offset - base}"]  # type: ignore[operator]
         return " ".join(words)
+
+
+# -- graphs of plain nodes
+#
+# Nearly all nodes call something of torch's on other nodes and on constants. Their text says all
+# that ``Graph.python_code`` would, in a tenth of its time. A graph with anything else in it is left
+# to torch: its code names what it calls, imports it, and knows many kinds of arguments.
+
+_ROOTS = frozenset(("torch", "builtins", "operator", "_operator", "self"))
+
+
+def graph_as_text(graph: Graph) -> str | None:
+    """Return a line for each node; ``None`` if one of them is not plain.
+
+    Two plain graphs have one text if and only if torch generates the same code for both.
+    """
+    if not internals.has_plain_codegen(graph):
+        return None
+    constants, containers = internals.plain_arguments()
+    names: dict[int, str | None] = {}  # the same few functions are called over and over
+
+    def are_plain(values: Iterable[object]) -> bool:
+        for value in values:
+            kind = type(value)
+            if kind in constants:
+                continue
+            if kind is slice:
+                value = (value.start, value.stop, value.step)  # type: ignore[attr-defined]
+            elif kind not in containers:
+                return False
+            elif isinstance(value, dict):
+                value = (*value, *value.values())
+            if not are_plain(value):  # type: ignore[arg-type]
+                return False
+        return True
+
+    lines = []
+    for node in graph.nodes:
+        target = node.target
+        if type(target) is not str:
+            if id(target) not in names:
+                names[id(target)] = internals.name_in_code(target)
+            target = names[id(target)]
+        annotation = _annotation(node)
+        if target is None or annotation is None or internals.WRAPPED in node.meta:
+            return None
+        if not are_plain(node.args) or not are_plain(node.kwargs.values()):
+            return None
+        if node.name in _ROOTS:  # as which the line could be read
+            return None
+        lines.append(f"{node.name}{annotation} = {_call_text(node, target)}")
+    return "\n".join(lines)
+
+
+def _call_text(node: Node, target: str) -> str:
+    """Return what a node does as code, for people who compare two graphs."""
+    args = [repr(value) for value in node.args]
+    args += [f"{name}={value!r}" for name, value in node.kwargs.items()]
+    if node.op == "call_function":
+        return f"{target}({', '.join(args)})"
+    if node.op == "call_method":
+        return f"{args[0]}.{target}({', '.join(args[1:])})"
+    if node.op == "call_module":
+        return f"self.{target}({', '.join(args)})"
+    if node.op == "get_attr":
+        return f"self.{target}"
+    return f"{node.op} {target}({', '.join(args)})"
+
+
+def _annotation(node: Node) -> str | None:
+    if node.type is None:
+        return ""
+    name = internals.name_in_code(node.type) if isinstance(node.type, type) else None
+    return None if name is None else f": {name}"
+
+
+# -- what graphs of compiled autograd call
+#
+# Compiled autograd traces a whole backward pass. It puts functions into the graph that it makes as
+# it goes: one for each kind of node of torch's autograd, and one for each compiled graph that has
+# its backward pass in this one. No import finds them, and torch's key refuses them.
+
+# Nodes that it copies from the backward pass of the first, second … compiled graph.
+_COPIED = re.compile(r"\baot\d+_\w+")
+_KNOWN_GLOBALS = {"torch", internals.PROLOGUE_CALLS, internals.PROLOGUE_TANGENTS}
+
+
+def autograd_function_text(target: object) -> str | None:
+    """Return which such function ``target`` is, if it is one and the text says all that it does."""
+    if isinstance(target, internals.autograd_node.get()):
+        # All that a node of torch's own has saved is in its arguments. C++ of others may do more.
+        return None if target.is_custom_function else f"autograd node {target.__name__}"
+    if isinstance(target, FunctionType) and target.__qualname__ == internals.PROLOGUE:
+        return _prologue_text(target)
+    return None
+
+
+def _prologue_text(target: FunctionType) -> str | None:
+    """Describe code that AOTAutograd generates to check the inputs of a backward pass."""
+    cells: Mapping[str, object] = dict(
+        zip(target.__code__.co_freevars, target.__closure__ or (), strict=True)
+    )
+    prologue = getattr(cells.get(internals.PROLOGUE_CELL), "cell_contents", None)
+    if not isinstance(prologue, FunctionType) or prologue.__closure__:
+        return None
+    used = {name for name in _names_in(prologue.__code__) if name in prologue.__globals__}
+    tangents = prologue.__globals__.get(internals.PROLOGUE_TANGENTS, ())
+    plain = internals.plain_tensor_meta.get()
+    if used - _KNOWN_GLOBALS - {*internals.PROLOGUE_MESSAGES} or any(
+        type(tangent) is not plain for tangent in tangents
+    ):
+        return None  # of a tensor subclass, or of a torch that we have not seen
+    return f"backward prologue {code_digest(prologue.__code__)} of {list(tangents)!r}"
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def without_aot_names(gm: GraphModule, source: str) -> str:
+    """Return ``source``, generated from ``gm``, with numbers for the names of copied nodes.
+
+    The backward pass of a hit was written out and read again, which gives its nodes other names.
+    """
+    copied = (node.name for node in gm.graph.nodes if _COPIED.fullmatch(node.name))
+    numbers = {name: f"aot#{number}" for number, name in enumerate(copied)}
+    return _COPIED.sub(lambda found: numbers.get(found[0], found[0]), source)

@@ -1,4 +1,4 @@
-"""Decide whether an object that stands where torch looks is torch's own.
+"""Say where code comes from, and whether an object that stands where torch looks is torch's own.
 
 The file that its code lies in decides, and nothing that it says of itself.
 """
@@ -7,23 +7,206 @@ from __future__ import annotations
 
 import dis
 import functools
+import hashlib
 import os
 import re
 import sys
+import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
 
-from s3cache.graph._identity import (
-    NATIVE,
-    UnidentifiedError,
-    distribution_of,
-    identity,
-    origin_of,
-    origin_of_file,
-)
 from s3cache.torch_api import internals
-from s3cache.util.snapshot import ABSENT, content_of
+from s3cache.util.snapshot import content_of
+
+#: What holds a function in a class.
+HOLDERS = (staticmethod, classmethod)
+#: Functions in C.
+NATIVE = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+
+
+# Libraries that torch builds on: their versions say what their code is.
+_VERSIONED = ("numpy", "scipy", "sympy", "mpmath")
+
+
+class Origin(NamedTuple):
+    """Where code comes from.
+
+    Attributes:
+        kind: who wrote it.
+        name: of the library or the module; for a library with a digest of all its files.
+    """
+
+    kind: Literal["torch", "python", "library", "user"]
+    name: str = ""
+
+    @property
+    def is_versioned(self) -> bool:
+        """Whether versions in the key say what the code is."""
+        if self.kind == "library":
+            return self.name.partition(" ")[0] in _VERSIONED
+        return self.kind in ("torch", "python")
+
+
+_USER = Origin("user")
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
+
+
+def origin_of(value: object) -> Origin:
+    """Return the origin of a function, a class, a module, or a function in C."""
+    if isinstance(value, types.FunctionType):
+        return _origin_of_function(value)
+    if isinstance(value, types.ModuleType):
+        return _origin_of_module(value)
+    if isinstance(value, type):
+        return _origin_of_class(value)
+    module = getattr(value, "__module__", None)
+    if isinstance(module, str):
+        return _origin_of_name(module)
+    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+    if isinstance(owner, types.ModuleType):
+        return _origin_of_name(owner.__name__)
+    return _origin_of_class(owner if isinstance(owner, type) else type(owner))
+
+
+def _origin_of_function(function: types.FunctionType) -> Origin:
+    path = function.__code__.co_filename
+    if not path.startswith("<") or path.startswith("<frozen "):
+        return origin_of_file(path)
+    # Libraries generate code, too, in their own namespaces.
+    module = sys.modules.get(str(function.__globals__.get("__name__")))
+    if module is not None and vars(module) is function.__globals__:
+        origin = _origin_of_module(module)
+        return origin if origin.kind == "library" else _USER
+    return _USER
+
+
+def _origin_of_class(kind: type) -> Origin:
+    """Return the origin that a class claims if it is found there, or was made in C."""
+    module: object = kind.__module__
+    if not isinstance(module, str):  # Cython's metatype has a descriptor there
+        return _USER
+    origin = _origin_of_name(module)
+    in_c = not kind.__flags__ & _HEAP_TYPE or type(kind).__name__ == "pybind11_type"
+    if origin.kind == "user" or in_c:
+        return origin
+    found: object = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return origin if found is kind else _USER
+
+
+def _origin_of_name(name: str) -> Origin:
+    module = sys.modules.get(name)
+    if module is not None:
+        return _origin_of_module(module)
+    root = name.partition(".")[0]
+    if root != name:
+        return _origin_of_name(root)
+    return Origin("python", name) if root in sys.stdlib_module_names else _USER
+
+
+def _origin_of_module(module: types.ModuleType) -> Origin:
+    name = str(module.__name__)
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str) and os.path.isabs(file):
+        return origin_of_file(file)
+    if name.partition(".")[0] == "torch":  # torch.ops, and what torch's native libraries make
+        return Origin("torch")
+    if name in sys.builtin_module_names or name in sys.stdlib_module_names:
+        return Origin("python", name)
+    return _USER
+
+
+@functools.lru_cache(maxsize=8192)
+def origin_of_file(path: str) -> Origin:
+    """Return the origin of a source file, or a native library."""
+    if path.startswith("<frozen "):
+        return Origin("python", path[len("<frozen ") : -1])
+    if path.startswith((internals.torch_directory(), _OWN)):  # our hooks do what torch does
+        return Origin("torch")
+    if not os.path.isabs(path):
+        return _USER
+    for site in _sites(tuple(sys.path)):
+        if path.startswith(site):
+            return _library(site, distribution_of(path))
+    for root in _standard():
+        if path.startswith(root):
+            name = path[len(root) :].removeprefix("lib-dynload" + os.sep).partition(".")[0]
+            return Origin("python", name.replace(os.sep, "."))
+    return _USER
+
+
+#: Where a hook keeps the function that it replaced.
+ORIGINAL_ATTR = "_s3cache_original"
+
+
+def unwrap_patch(value: object) -> object:
+    """Return what a hook of s3cache replaced; ``value``, if it is none."""
+    while isinstance(value, types.FunctionType) and ORIGINAL_ATTR in vars(value):
+        value = vars(value)[ORIGINAL_ATTR]
+    return value
+
+
+def distribution_of(path: str) -> str:
+    """Return the top package or module of an installed library that has a file, or ``""``."""
+    for site in _sites(tuple(sys.path)):
+        if path.startswith(site):
+            return path[len(site) :].partition(os.sep)[0].partition(".")[0]
+    return ""
+
+
+@functools.lru_cache(maxsize=64)  # to ask where libraries are installed takes 0.3 ms
+def _sites(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return directories with installed libraries, each with a separator at its end."""
+    schemes = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    found = [path for path in (*schemes, *paths) if path.endswith("-packages")]
+    return tuple(dict.fromkeys(os.path.abspath(path) + os.sep for path in found))
+
+
+@functools.cache
+def _standard() -> tuple[str, ...]:
+    schemes = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    schemes.append(os.path.dirname(os.__file__))
+    return tuple(dict.fromkeys(path + os.sep for path in schemes))
+
+
+@functools.cache
+def _library(site: str, package: str) -> Origin:
+    """Return the distribution that recorded ``package`` as installed, or the user."""
+
+    def is_other(record: Path) -> bool:  # a distribution of the same name comes first
+        name = record.parent.name.partition("-")[0].lower()
+        return name != package.lower().replace("-", "_")
+
+    for record in sorted(sorted(Path(site).glob("*.dist-info/RECORD")), key=is_other):
+        try:
+            lines = record.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        # Compiled files are not recorded on every machine, nor in the same way.
+        listed = [line for line in lines if line.startswith((f"{package}/", f"{package},"))]
+        listed = sorted(line for line in listed if ".pyc," not in line)
+        if listed:
+            name, _, version = record.parent.stem.partition("-")
+            digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:32]
+            return Origin("library", f"{package} {name} {version} {digest}")
+    return _USER
+
+
+# -- is it torch's own?
+
 
 # Libraries that torch is built on, as its modules import their functions and classes.
 _BUILT_ON = frozenset(
@@ -32,7 +215,6 @@ _BUILT_ON = frozenset(
     packaging psutil pybind11 setuptools sympy torchgen tqdm triton typing_extensions
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
-_HOLDERS = (staticmethod, classmethod)
 _MAX_DEPTH = 8
 _BY_OTHER_NAMES = {
     "itruediv": "idiv",
@@ -45,7 +227,7 @@ _BY_OTHER_NAMES = {
 
 def is_code(value: object) -> bool:
     """Return True if it is called, or runs something where it is read from an object."""
-    return callable(value) or isinstance(value, (*_HOLDERS, property, *NATIVE))
+    return callable(value) or isinstance(value, (*HOLDERS, property, *NATIVE))
 
 
 def is_foreign(value: object, name: object = "", *, surveyed: bool = False) -> bool:
@@ -74,7 +256,7 @@ def _bears(own: str, name: str) -> bool:
 
 def _is_of_torch(value: object, surveyed: bool = False) -> bool:
     """Return True if torch made it, or has it from Python or from what it is built on."""
-    if isinstance(value, (*_HOLDERS, property, functools._lru_cache_wrapper)):
+    if isinstance(value, (*HOLDERS, property, functools._lru_cache_wrapper)):
         return True  # it depends on what it holds
     if type(value).__module__ == "unittest.mock":
         return False  # what such an object does is in no code
@@ -163,31 +345,6 @@ def _defined_in(file: str) -> frozenset[str]:
         return frozenset()
 
 
-def is_same_code(old: object, new: object) -> bool:
-    """Return True if torch has made the same again, or only keeps Dynamo out of it."""
-    if internals.is_kept_from_dynamo(new, old):
-        return True
-    name = _own_name(old)
-    if name is not None and name == _own_name(new):
-        return True
-    if type(old) is not type(new) or isinstance(new, type):
-        return False
-    try:
-        return text_of(old) == text_of(new)
-    except UnidentifiedError:
-        return False
-
-
-def _own_name(value: object) -> str | None:
-    """Return the name of a function of torch's that is the only one of that name."""
-    while isinstance(value, (*_HOLDERS, functools._lru_cache_wrapper)):
-        value = value.__wrapped__
-    if type(value) is not types.FunctionType or foreign_parts(value):
-        return None
-    function: types.FunctionType = value
-    return None if "<" in function.__qualname__ else function.__qualname__
-
-
 def parts_of(value: object) -> Iterator[object]:
     """Yield `value` and all functions that it wraps, each once, the outermost first."""
     yield value
@@ -210,7 +367,7 @@ def _wrapped(value: object) -> list[object]:
         inner = tuple(map(content_of, value.__closure__))
     elif isinstance(value, partial):
         inner = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, (types.MethodType, *_HOLDERS)):
+    elif isinstance(value, (types.MethodType, *HOLDERS)):
         inner = (value.__func__,)
     elif isinstance(value, property):
         inner = (value.fget, value.fset, value.fdel)
@@ -227,15 +384,6 @@ def foreign_parts(value: object) -> list[object]:
     return [part for part in parts if isinstance(part, partial) or not _is_of_torch(part)]
 
 
-def text_of(value: object, registered: Callable[[object], str | None] = lambda _: None) -> str:
-    """Return the identity of `value`, which another process has for the same code only.
-
-    Raises:
-        UnidentifiedError: some of its code has none.
-    """
-    return "nothing" if value is ABSENT else identity(value, registered)
-
-
 def assigns(code: types.CodeType, name: str) -> bool:
     """Return True if code binds a global, an attribute or a variable of a closure of that name."""
     if name in (*code.co_names, *code.co_freevars, *code.co_cellvars) and any(
@@ -250,33 +398,3 @@ def assigns(code: types.CodeType, name: str) -> bool:
 _BINDING = frozenset(
     f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("GLOBAL", "ATTR", "DEREF")
 )
-
-
-# -- operators
-
-
-def is_of_torch(name: str) -> bool:
-    """Return True if torch defines the operator: the file decides, and not the namespace.
-
-    Decompositions and fallbacks reach operators that no graph names.
-    """
-    return name.startswith("aten::") or _is_defined_by_torch(name)
-
-
-@functools.cache
-def _is_defined_by_torch(name: str) -> bool:
-    defined = internals.DEFINED_AT.search(internals.dispatch_dump.get()(name))
-    if defined is None:
-        return False
-    if defined[1].startswith(files_that_register_for_others()):
-        definition = internals.custom_operators.get().get(name)
-        return definition is not None and origin_of(definition._init_fn).kind == "torch"
-    built_in = internals.built_in()
-    home = internals.torch_directory()
-    return defined[1].startswith((home, built_in) if built_in else home)
-
-
-@functools.cache
-def files_that_register_for_others() -> tuple[str, ...]:
-    home = internals.torch_directory()
-    return os.path.join(home, "library.py"), os.path.join(home, "_library") + os.sep

@@ -27,6 +27,7 @@ from s3cache.graph._results import (
     suggested_fix,
 )
 from s3cache.torch_api import internals
+from s3cache.util.snapshot import ABSENT
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -230,8 +231,6 @@ def compilers_component(
 
 
 def _identity_of_torchs(value: object, registered_version: RegisteredVersion) -> str:
-    if value is _ABSENT:
-        return "nothing"
     for part in foreign_parts(value):
         if not isinstance(part, partial) and registered_version(part) is None:
             raise UnidentifiedError("is not torch's", part)
@@ -250,14 +249,11 @@ def table_text(
     if table is usual:
         return ""
     changed = {
-        str(name): table.get(name, _ABSENT)
+        str(name): table.get(name, ABSENT)
         for name in usual.keys() | table.keys()
-        if table.get(name, _ABSENT) is not usual.get(name, _ABSENT)
+        if table.get(name, ABSENT) is not usual.get(name, ABSENT)
     }
     return " ".join(
         f"{name}={_identity_of_torchs(value, registered_version)}"
         for name, value in sorted(changed.items())
     )
-
-
-_ABSENT = object()

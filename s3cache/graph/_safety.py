@@ -17,8 +17,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from s3cache.graph._graph import call_nodes, graph_modules
-from s3cache.graph._graph_bytes import autograd_function_text
+from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
 from s3cache.graph._identity import UnidentifiedError
 from s3cache.graph._passes import context_hash, pass_reasons
 from s3cache.graph._results import (

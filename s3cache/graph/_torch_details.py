@@ -1,19 +1,25 @@
 """Components of what torch's own key is made of: one for each attribute of its details object.
 
-So what a newer torch adds to its details is in the key, too.
+So what a newer torch adds to its details is in the key, too. torch's own pickler for keys makes the
+bytes of each value.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
 import hashlib
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
-from s3cache.graph._graph_bytes import CanonicalPickler
+from s3cache.graph._graph import autograd_function_text, graph_as_text, without_aot_names
 from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._origin import origin_of
+from s3cache.graph._passes import context_hash, table_text
 from s3cache.graph._results import (
     BypassReason,
     Component,
@@ -25,7 +31,10 @@ from s3cache.graph._results import (
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import Config, KeyDetails
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+    from s3cache.torch_api.protocols import Config, DeviceMesh, Function, KeyDetails, KeyPickler
 
 _LEFT_OUT = frozenset(name for fields in internals.CACHING_OPTIONS for name in fields.names)
 _SCALARS = (type(None), bool, int, float, complex, str)
@@ -247,3 +256,221 @@ def _part_text(value: object, canonical: CanonicalPickler, depth: int = 0) -> st
         return repr(held)
     name = getattr(value, "__qualname__", None)
     return f"{getattr(value, '__module__', '')}.{name}" if name else type(value).__qualname__
+
+
+# -- bytes
+#
+# The pickler asks a Python function about each object in a value. Most are of three kinds, of which
+# a training step has hundreds: inputs, sources of inputs, and graphs. Those become texts here,
+# without asking again for each of what they consist of; the texts hold all that torch's own
+# reduction does.
+
+
+class CanonicalPickler:
+    """Make bytes that depend on what a value is, and not on which of its items are one object.
+
+    torch's pickler writes a shared object once for each time it is met (``fast``). Some values
+    switch that off; here it holds for each value.
+
+    Attributes:
+        codes: the code of each graph in the last value, the outermost first.
+        tensor_texts: the text of each tensor in the last value, by its id; good while it lives.
+    """
+
+    def __init__(
+        self,
+        pickler: KeyPickler,
+        registered_version: RegisteredVersion = lambda _: None,
+        *,
+        traced: bool = False,
+    ) -> None:
+        from torch.fx import GraphModule
+
+        self.registered_version = registered_version
+        self.codes: list[str] = []
+        self.tensor_texts: dict[int, str] = {}
+        self._traced = traced
+        self._inherited = internals.inherited_reducer(pickler)
+        self._identity_reducer = internals.same.get()
+        self._metadata_of = internals.tensor_metadata.get()
+        self._source, self._fake = internals.source.get(), internals.fake_tensor.get()
+        self._graph = GraphModule
+        self._mesh, self._script = internals.device_mesh.get(), internals.script_object.get()
+        self._state = internals.backward_state.get()
+        self._table = internals.given_decompositions.find()
+        self._sources: dict[int, tuple[object, str | None]] = {}
+        self._pickler = pickler
+        pickler.reducer_override = self._reduce
+
+    def __call__(self, value: object) -> bytes:
+        """Return the bytes of ``value``; raise what torch's pickler raises where it has none."""
+        self.codes, self.tensor_texts = [], {}
+        self._pickler.clear_memo()
+        self._pickler.fast = True
+        if type(value) is list:  # the inputs: to be asked about each costs as much as its text
+            value = [
+                ("a tensor", self._tensor_text(item)) if type(item) is self._fake else item
+                for item in value
+            ]
+        return self._pickler.dumps(value)
+
+    def _reduce(self, value: object) -> object:
+        """Return what ``reducer_override`` of a pickler does: most values are torch's to reduce."""
+        reduced: object = None
+        if type(value) is self._fake:
+            reduced = self._tensor_text(value)
+        elif isinstance(value, self._source):
+            reduced = self._source_text(value)
+        elif isinstance(value, self._graph):
+            reduced = self._graph_parts(value)
+        elif type(value) is self._script:  # what a graph that takes an object gets while traced
+            real = getattr(value, internals.REAL_OBJECT)
+            reduced = _mesh_text(real) if isinstance(real, self._mesh) else None
+        elif isinstance(value, self._mesh):
+            reduced = _mesh_text(value)
+        elif type(value) is self._state:  # what it will carry is not there yet
+            reduced = "BackwardState"
+        elif type(value) is self._table:
+            reduced = f"decompositions {table_text(value.table, self.registered_version)}"
+        elif "_hash" in getattr(value, "__dict__", ()):
+            reduced = _without_hash(value)
+        return self._inherited(value) if reduced is None else (self._identity_reducer, (reduced,))
+
+    def _tensor_text(self, value: Tensor) -> str:
+        text = self.tensor_texts[id(value)] = _metadata_text(self._metadata_of(value))
+        return text
+
+    def _source_text(self, source: object) -> str | None:
+        """Return the source as an expression, or ``None`` if it holds what has none.
+
+        Sources of the parameters of one module share the sources they begin with.
+        """
+        known = self._sources.get(id(source))
+        if known is None:
+            kind = type(source)
+            names = _init_fields(cast("Hashable", kind))
+            fields = [self._field_text(getattr(source, name)) for name in names]
+            text = None
+            if None not in fields:
+                text = f"{kind.__module__}.{kind.__qualname__}({','.join(map(str, fields))})"
+            known = source, text  # an id is only good while its object lives
+            self._sources[id(source)] = known
+        return known[1]
+
+    def _field_text(self, value: object) -> str | None:
+        if type(value) in (str, int, bool, type(None)):
+            return repr(value)
+        if isinstance(value, self._source):
+            return self._source_text(value)
+        return f"{type(value).__qualname__}.{value.name}" if isinstance(value, enum.Enum) else None
+
+    def _graph_parts(self, gm: GraphModule) -> tuple[object, str, object] | None:
+        """Return what torch's reducer does, without compiling the generated code to read it."""
+        line_of = internals.line_for_global()
+        if line_of is None:
+            return None
+        generated = internals.GENERATED.names
+        attributes = {name: value for name, value in vars(gm).items() if name not in generated}
+        context_fn = gm.meta.get(internals.CHECKPOINT_CONTEXT) if gm.meta else None
+        if context_fn is not None:  # seldom something to pickle
+            hashed = context_hash(context_fn, self.registered_version)
+            attributes["meta"] = {**gm.meta, internals.CHECKPOINT_CONTEXT: hashed}
+        text, imports = graph_as_text(gm.graph), None
+        if text is None:
+            code = gm.graph.python_code(root_module="self")
+            described = {
+                name: autograd_function_text(value) for name, value in code.globals.items()
+            }
+            imports = sorted(
+                described[name] or line_of(name, value) + self._class_version(value)
+                for name, value in code.globals.items()
+            )
+            text = without_aot_names(gm, code.src) if any(described.values()) else code.src
+        self.codes.append(text)
+        return attributes, text, imports
+
+    def _class_version(self, value: object) -> str:
+        """Return the version of a user's class of which the graph holds an object.
+
+        Rules of operators ask such objects, as they are traced.
+
+        Raises:
+            UnidentifiedError: it has none, and the key does not have what was traced.
+        """
+        if not isinstance(value, type) or not internals.is_opaque_type(value):
+            return ""
+        version = self.registered_version(value)
+        if version is not None:
+            return f" version {version}"
+        if not self._traced and origin_of(value).kind != "torch":
+            name = f"{value.__module__}.{value.__qualname__}"
+            raise UnidentifiedError(
+                f"an object of {name}, which has code that takes part in tracing", value
+            )
+        return ""
+
+
+@functools.cache
+def _init_fields(kind: Hashable) -> tuple[str, ...]:
+    assert dataclasses.is_dataclass(kind)
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
+
+
+@functools.cache
+def _field_getter(kind: Hashable) -> Callable[[object], tuple[object, ...]]:
+    assert dataclasses.is_dataclass(kind)
+    return attrgetter(*(field.name for field in dataclasses.fields(kind)))
+
+
+def _metadata_text(metadata: object) -> str:
+    kind = cast("Hashable", type(metadata))
+    try:
+        return _text_of_fields(kind, _field_getter(kind)(metadata))
+    except TypeError:  # symbolic sizes have no hash; their text names symbols
+        return repr(metadata)
+
+
+@functools.lru_cache(maxsize=4096)  # layers have the same parameters over and over
+def _text_of_fields(kind: Hashable, values: tuple[object, ...]) -> str:
+    return repr(cast("Function[object]", kind)(*values))
+
+
+def _without_hash(value: object) -> object:
+    """Return what to pickle of an object of torch less its ``hash()``, which differs by process.
+
+    Specifications of DTensors keep theirs once it was asked for.
+    """
+    if type(value).__module__.partition(".")[0] != "torch":
+        return None
+    make, arguments, state = (*value.__reduce_ex__(2), None)[:3]
+    if not isinstance(state, dict):
+        return None
+    return make, arguments, {name: item for name, item in state.items() if name != "_hash"}
+
+
+def _mesh_text(mesh: DeviceMesh, depth: int = 0) -> str:
+    """Return all that a mesh of devices is: its layout, this rank's place in it, its groups' names.
+
+    It also keeps its ``hash()``, which differs between processes. The meshes that it belongs to,
+    and those that it is made of, refer to it in turn.
+
+    Raises:
+        ValueError: it holds something that only its address identifies.
+    """
+    import torch
+
+    def plain(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return value.tolist()
+        if isinstance(value, type(mesh)):
+            return None if depth else _mesh_text(value, depth + 1)
+        if isinstance(value, dict):
+            return {key: None if depth else plain(item) for key, item in value.items()}
+        return value
+
+    state = sorted(mesh.__getstate__().items())
+    fields = " ".join(f"{name}={plain(value)!r}" for name, value in state if name != "_hash")
+    text = f"DeviceMesh({fields})"
+    if " at 0x" in text:
+        raise ValueError(f"a device mesh holds what no other process has: {text}")
+    return text

@@ -18,10 +18,10 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from s3cache.graph._graph import call_nodes, graph_modules
-from s3cache.graph._graph_bytes import autograd_function_text
-from s3cache.graph._identity import UnidentifiedError, identity, origin_of
-from s3cache.graph._origin import is_foreign, is_of_torch
+from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
+from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._operators import is_of_torch
+from s3cache.graph._origin import is_foreign, origin_of
 from s3cache.graph._results import (
     BypassReason,
     Finding,

@@ -17,8 +17,7 @@ from torch._subclasses import fake_tensor
 from torch.utils._ordered_set import OrderedSet
 
 import s3cache
-from s3cache.graph._containers import is_same_value
-from s3cache.graph._surface import Surface
+from s3cache.graph._surface import Surface, is_same_value
 from s3cache.util.snapshot import ABSENT
 from tests.support.machines import Machine
 from tests.support.marks import slow

@@ -20,9 +20,9 @@ from s3cache.graph._identity import (
     UnidentifiedError,
     code_fingerprint,
     identity,
-    origin_of,
     rough_identity,
 )
+from s3cache.graph._origin import origin_of
 
 Install = Callable[..., types.ModuleType]
 

@@ -20,9 +20,9 @@ import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch import Tensor
 
 import s3cache
-from s3cache.graph._identity import UnidentifiedError
-from s3cache.graph._origin import text_of
-from s3cache.graph._overrides import forget_kernels, overrides, replaced_kernels
+from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._operators import forget_kernels, replaced_kernels
+from s3cache.graph._overrides import overrides
 from s3cache.torch_api import installed_release
 from s3cache.util.snapshot import FUNCTIONS
 from tests.support.machines import Machine
@@ -403,6 +403,6 @@ def test_what_torchs_function_was_given_is_read_within_a_bound(kind: str) -> Non
     for _ in range(0 if kind == "holds itself" else 60):
         given = [given, given]
     function = types.FunctionType(F.dropout.__code__, F.dropout.__globals__, "dropout", (given,))
-    assert text_of(F.dropout)
+    assert identity(F.dropout)
     with pytest.raises(UnidentifiedError, match="refers to too much"):
-        text_of(function)
+        identity(function)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import Graph
 
-from s3cache.graph._graph_bytes import graph_as_text
+from s3cache.graph._graph import graph_as_text
 
 _FUNCTIONS: list[Any] = [
     torch.add,
