@@ -105,31 +105,29 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
     """Return devices of all tensors in a graph, and those that it names; ``cpu`` where unknown."""
     import torch
 
-    devices: set[str] = set()
-
-    def look(value: object) -> None:
-        if isinstance(value, torch.Tensor):
-            look(value.device)
-        elif isinstance(value, torch.device):
-            devices.add(value.type if value.type in ("cpu", "meta") else str(value))
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                look(item)
-        elif isinstance(value, dict):
-            look(list(value.values()))
-        elif isinstance(value, str) and value.startswith("cpu"):
-            devices.add("cpu")
-
-    look(inputs)
+    found: set[str] = set()
+    waiting: list[object] = [inputs]
     for _, module in graph_modules(gm):
-        look([value for value in vars(module).values() if isinstance(value, torch.Tensor)])
-        look([*module._parameters.values(), *module._buffers.values()])
+        waiting += (value for value in vars(module).values() if isinstance(value, torch.Tensor))
+        waiting += (*module._parameters.values(), *module._buffers.values())
         for node in module.graph.nodes:
             known = [node.meta[name] for name in internals.NODE_VALUES if name in node.meta]
             if not known and node.op == "placeholder":
-                devices.add("cpu")  # it was not traced
-            look([known, node.args, node.kwargs])
-    return devices
+                found.add("cpu")  # it was not traced
+            waiting += (*known, *node.args, *node.kwargs.values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (list, tuple)):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, str):
+            found |= {"cpu"} if value.startswith("cpu") else set()
+        elif isinstance(value, torch.Tensor):
+            value = value.device
+        if isinstance(value, torch.device):
+            found.add(value.type if value.type in ("cpu", "meta") else str(value))
+    return found
 
 
 def needs_processor(details: KeyDetails, devices: set[str]) -> bool:

@@ -28,7 +28,7 @@ from s3cache.graph._origin import (
 )
 from s3cache.torch_api import internals
 from s3cache.util.importing import is_being_imported
-from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot, are_identical
+from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot
 
 _LISTED = (*_s3cache_autoload.PLACES, *internals.LATER_PLACES)
 _PYTHON = ("cmath", "math", "operator")
@@ -298,7 +298,7 @@ class Surface:
         self._containers: Snapshot[Container] = Snapshot()
         self._overrides: dict[int, list[Override]] = {}  # by the id of a container
         self._listed: set[str] = set()
-        self._names: list[str] = []  # of all modules, in order, at the last look
+        self._present: dict[str, int] = {}  # the ids of all modules at the last look, by name
         self._modules: dict[str, types.ModuleType] = {}  # those that make code
         self._seen: set[int] = set()  # tables, by their ids; they are kept
         self._rebound: dict[int, bool] = {}  # cells of closures that torch assigns to, by id
@@ -336,7 +336,9 @@ class Surface:
         self._seen.add(id(internals.side_effectful.get()))  # a registry, which has its own check
         for name in self._new_modules():
             module = sys.modules.get(name)
-            if not internals.makes_code(name) or type(module) is not types.ModuleType:
+            if name in self._modules or not internals.makes_code(name):
+                continue
+            if type(module) is not types.ModuleType:
                 continue
             file = getattr(module, "__file__", None)
             if not isinstance(file, str) or not file.startswith(internals.torch_directory()):
@@ -352,14 +354,10 @@ class Surface:
                     self._add(Namespace(place, name, vars(value)), None, trusted=name in fresh)
 
     def _new_modules(self) -> list[str]:
-        names = list(sys.modules)
-        count = len(self._names)
-        if are_identical(names[:count], self._names):  # what is imported comes last
-            new = names[count:]
-        else:
-            new = [name for name in names if name not in self._modules]
-        self._names = names
-        return new
+        present = {name: id(module) for name, module in sys.modules.copy().items()}
+        new = present.items() - self._present.items()
+        self._present = present
+        return [name for name in present if (name, present[name]) in new] if new else []
 
     def _add(
         self, container: Container, first: Mapping[object, object] | None, *, trusted: bool
