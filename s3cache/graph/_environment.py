@@ -217,6 +217,8 @@ def _may_use_templates(gm: GraphModule) -> bool:
 
 # -- settings of the process
 
+#: What ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it.
+CAPABILITY = "backends.cpu.get_cpu_capability"
 #: Switches of the libraries that kernels are from.
 BACKENDS = (
     "backends.mkldnn.enabled backends.mkldnn.deterministic backends.cudnn.enabled "
@@ -238,11 +240,6 @@ _ATTENTION = (
     "backends.cuda.cudnn_sdp_enabled"
 )
 _MODES = "is_inference_mode_enabled is_anomaly_enabled is_autocast_cache_enabled"
-
-
-def cpu_capability() -> str:
-    """Return what ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it."""
-    return read("backends.cpu.get_cpu_capability")
 
 
 def attention() -> str:

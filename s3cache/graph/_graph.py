@@ -59,11 +59,6 @@ def storage_offsets(inputs: Sequence[object]) -> str:
     )
 
 
-def storage_offsets_read(gm: GraphModule, inputs: Sequence[object]) -> str:
-    """Return where each input begins in its storage if code made of ``gm`` depends on it."""
-    return storage_offsets(inputs) if reads_storage_offsets(gm) else ""
-
-
 # In names of as_strided and its variants, and of what takes or changes a whole storage.
 _NAMES_STORAGE = re.compile(r"as_strided|storage|^_?resize|^set_(\.|$)")
 
@@ -136,14 +131,6 @@ def size_bounds() -> str:
             if bounds is not None:
                 found.add(f"{size} in [{bounds.lower}, {bounds.upper}]")
     return " ".join(sorted(found))
-
-
-def first_call() -> str:
-    """Return whether the compiled graph has to answer its first call with fake tensors.
-
-    What it answers is in those entries, and in no others.
-    """
-    return "fake" if internals.is_first_call_fake() else ""
 
 
 # -- what nodes carry, and tensors that the graph holds itself

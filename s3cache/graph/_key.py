@@ -80,6 +80,10 @@ class _Subject:
     def devices(self) -> set[str]:
         return env.devices_of(self.gm, self.inputs)
 
+    @property
+    def storage_offsets(self) -> str:
+        return graph.storage_offsets(self.inputs) if graph.reads_storage_offsets(self.gm) else ""
+
     @functools.cached_property
     def is_for_cpu(self) -> bool:
         return env.needs_processor(self.details, self.devices)
@@ -88,7 +92,8 @@ class _Subject:
 _ALL, _KEYS = {"aot", "fx", "settings"}, {"aot", "fx"}
 _AOT, _FX, _SETTINGS = {"aot"}, {"fx"}, {"settings"}
 
-#: The component of graphs that have to answer their first call with fake tensors, and of no others.
+#: The component of graphs that have to answer their first call with fake tensors, and of no others:
+#: what they answer is in their entries.
 FIRST_CALL = "compile.first_call"
 
 #: What a key is made of, in order, after one component for each attribute of torch's own details:
@@ -107,7 +112,7 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.cxx_abi", _ALL, lambda _: env.read("compiled_with_cxx11_abi")),
     ("triton.environment", _KEYS, lambda of: env.triton_variables(of.devices)),
     # settings of the process
-    ("torch.cpu_capability", _KEYS, lambda of: env.cpu_capability() if of.is_for_cpu else None),
+    ("torch.cpu_capability", _KEYS, lambda of: env.read(env.CAPABILITY) if of.is_for_cpu else None),
     ("torch.num_threads", _KEYS, lambda of: env.threads(of.details, of.gm)),
     ("torch.num_threads", _SETTINGS, lambda of: env.read("get_num_threads") if of.inputs else None),
     ("torch.float32_matmul_precision", _ALL, lambda _: env.matmul_precision()),
@@ -123,10 +128,10 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("graph.annotations", _KEYS, lambda of: graph.node_annotations(of.gm, of.canonical)),
     ("graph.constants", _KEYS, lambda of: graph.constants(of.gm)),
     ("inputs.sharing", _KEYS, lambda of: graph.sharing(of.inputs)),
-    ("inputs.places", _KEYS, lambda of: graph.storage_offsets_read(of.gm, of.inputs)),
+    ("inputs.places", _KEYS, lambda of: of.storage_offsets),
     ("inputs.non_leaf", _KEYS, lambda of: graph.non_leaf_inputs(of.inputs)),
     ("inputs.bounds", _KEYS, lambda _: graph.size_bounds()),
-    (FIRST_CALL, _KEYS, lambda _: graph.first_call()),
+    (FIRST_CALL, _KEYS, lambda _: "fake" if internals.is_first_call_fake() else ""),
     # code that is not torch's
     ("graph.operators", _AOT, lambda of: code.custom_operators(of.gm, of.version)),
     ("graph.operators", _FX, lambda of: code.traced_operators(of.gm, of.version)),
