@@ -7,10 +7,10 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from s3cache.torch_api import internals
-from s3cache.util.text import code, counted, footer, printable, table, text
+from s3cache.util.text import counted, footer, printable
 
 #: Returns the version that the user registered a function, operator, class or module with, if any.
 RegisteredVersion: TypeAlias = Callable[[object], "str | None"]
@@ -213,12 +213,6 @@ def qualified_name(target: object) -> str:
 # -- the report of s3cache.check and of `s3cache check`
 
 
-class _Printer(Protocol):
-    """What IPython passes to ``_repr_pretty_``."""
-
-    def text(self, text: str, /) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Graph:
     """One graph that ``torch.compile`` compiles, or would compile.
@@ -295,7 +289,7 @@ class GraphBreak:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """What :func:`s3cache.check`, or ``s3cache check``, found.
 
@@ -327,36 +321,14 @@ class Report:
             "breaks": [{"reason": place.reason, "where": place.where} for place in self.breaks],
         }
 
-    def _repr_pretty_(self, printer: _Printer, _: bool) -> None:
-        """Show it in IPython at a terminal."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """Show it in a notebook."""
-        rows = [
-            [
-                text(f"graph {index}"),
-                text(graph.origin),
-                text(graph.verdict),
-                "".join(
-                    text(f"{reason} [{reason.code}]") + (code(reason.fix) or "<br>")
-                    for reason in graph.reasons
-                ),
-            ]
-            for index, graph in enumerate(self.graphs)
-        ]
-        rows += [
-            [text("graph break"), text(place.where), text(place.reason), ""]
-            for place in self.breaks
-        ]
-        return table(self._summary(), ["", "", "verdict", "why not, and what to do"], rows)
-
     def _summary(self) -> str:
         good = sum(graph.cacheable for graph in self.graphs)
         return f"{good} of {counted(len(self.graphs), 'graph')} can be cached"
 
     def __str__(self) -> str:
         return "\n".join(map(printable, self._lines()))
+
+    __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
         yield self._summary()

@@ -8,16 +8,13 @@ import json
 import os
 from collections import Counter
 from dataclasses import replace
-from operator import methodcaller
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache import Cache, Graph, GraphBreak, Report, Saved, explain, frame
+from s3cache import Cache, Saved, explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
-from s3cache.graph import BypassReason
 from s3cache.insight._sources import EntrySource
 from s3cache.manage import Place
 from s3cache.records import Record, Recorder
@@ -285,19 +282,3 @@ def test_without_records_the_error_names_the_fix(tmp_path: Path) -> None:
         explain("19990101", local_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="records"):
         explain(key="b", local_dir=str(tmp_path))
-
-
-# -- what can be cached, in a notebook
-
-
-def test_a_notebook_shows_what_can_be_cached_as_a_table() -> None:
-    unsafe = BypassReason("function", "calls <b>", fix="import x")
-    graphs = (Graph(3, "abc", {}, (), "local"), Graph(2, None, {}, (unsafe,)))
-    report = Report(graphs, (GraphBreak("print", "x.py:1"),))
-    shown_by: list[str] = []
-    methodcaller("_repr_pretty_", SimpleNamespace(text=shown_by.append), False)(report)  # IPython
-    assert shown_by == [str(report)]
-    page: str = methodcaller("_repr_html_")(report)
-    for shown in ("1 of 2 graphs", "key abc, local", "calls &lt;b&gt;", "import x", "x.py:1"):
-        assert shown in page
-    assert "<b>" not in page
