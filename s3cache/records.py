@@ -126,10 +126,7 @@ class Record(_Line):
 
 @dataclass(frozen=True)
 class Event(_Line):
-    """A ``download``, ``upload``, ``compile`` or ``save`` of the object or key ``name``.
-
-    It took ``elapsed_s`` until ``time`` (Unix), and ``ended`` ``done``, ``absent`` or ``failed``.
-    """
+    """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``."""
 
     event: str
     time: float
@@ -474,10 +471,7 @@ def ranks_in_words(runs: Iterable[Run]) -> str:
 
 @dataclass(frozen=True)
 class Folded:
-    """A lookup that ended the same way in some processes of a job: ``record`` is of the first.
-
-    ``elapsed_s`` is that of the slowest one, ``saved_s`` of all of them together.
-    """
+    """A lookup that ended alike in ``runs``: the first record, the longest time, all saved time."""
 
     record: Record
     runs: tuple[Run, ...]

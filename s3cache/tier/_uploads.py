@@ -174,10 +174,7 @@ class Uploads:
             raise
 
     def put_delayed(self, name: str, data: Buffer, seconds: float) -> None:
-        """Like :meth:`put`, or :meth:`put_in_memory` without a disk, but queue it later.
-
-        A flush, the exit and a later process upload it, unless :meth:`cancel_delayed` undoes it.
-        """
+        """Put it, in memory without a disk; queue it later, or with a flush, unless cancelled."""
         self._delayed[name] = memoryview(data).nbytes
         try:
             (self._keep_in_memory if self._disk is None else self._keep_on_disk)(name, data)
