@@ -1,8 +1,7 @@
 """Keep the lookups of each process, local, private and bounded, to explain misses later.
 
 A process writes one file below ``records/`` in its local tier, a line of JSON for each lookup;
-nothing leaves the machine. Without a local tier the process holds them in memory. Files are read
-one by one, and grouped by job.
+nothing leaves the machine. Without a local tier the process holds them in memory.
 """
 
 from __future__ import annotations
@@ -55,26 +54,20 @@ logger = logger_of("records")
 
 #: The variable that names a job, whatever launches it.
 JOB = "S3CACHE_JOB"
-# How a job begins that has its name from there, and one that a launcher of ranks started.
-_NAMED, _LAUNCHED = "job:", "ranks:"
+_NAMED, _LAUNCHED = "job:", "ranks:"  # named there, or by a launcher of ranks
 _DIRECTORY = "records"
 _SUFFIX = ".jsonl"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-# Opening a pipe must not block.
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # a pipe must not block
 
 # Records in memory: for questions of this process, and while the disk hangs.
-_HELD_RECORDS = 512
-_QUEUED_RECORDS = 512
+_HELD_RECORDS = _QUEUED_RECORDS = 512
 _QUEUED_EVENTS = 256
-# Longer lines are left out of a file.
-_MAX_LINE_BYTES = 512 << 10
+_MAX_LINE_BYTES = 512 << 10  # longer ones are left out of a file
 _MAX_READ_BYTES = _MAX_PARTS_BYTES = 16 << 20
 _HEAD_BYTES = 16 << 10
-# PATH_MAX of Linux: longer names are left out, so that the head of a run stays short.
-_NAMED_CHARACTERS = 4096
-# Transfers under way that are remembered at most: an end may never be reported.
-_OPEN_AT_MOST = 10_000
+_NAMED_CHARACTERS = 4096  # PATH_MAX of Linux: longer names are left out
+_OPEN_AT_MOST = 10_000  # transfers that are remembered: an end may never be reported
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,7 @@ class _Line:
 
 
 def _with_tuples(value: Any) -> Any:
-    """Return a value with tuples in the place of lists, which JSON makes of them."""
+    """Undo that JSON makes lists of tuples."""
     if isinstance(value, dict):
         return {name: _with_tuples(each) for name, each in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
@@ -101,15 +94,12 @@ def _with_tuples(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Record(_Line):
-    """The outcome of one lookup.
+    """The outcome of one lookup of ``key``, which took ``elapsed_s`` until ``time`` (Unix).
 
     Attributes:
         level: ``aot`` for a whole graph, ``fx`` for an FX graph of a forward or backward.
         outcome: ``hit``, ``miss`` or ``bypass``.
-        key: what was looked up; ``""`` where there is none.
         reason: why it missed; of a hit, the tier that had it.
-        time: Unix time of the end.
-        elapsed_s: how long it took.
         saved_s: of a hit, how long compiling it took where it was compiled.
         where: file, line and function that called what was compiled, outside of torch.
         of_whole: whether it is an FX graph of a whole graph that was looked up before.
@@ -136,16 +126,7 @@ class Record(_Line):
 
 @dataclass(frozen=True)
 class Event(_Line):
-    """Something that took a while.
-
-    Attributes:
-        event: ``download``, ``upload``, ``compile`` or ``save``.
-        time: Unix time of the end.
-        elapsed_s: how long it took.
-        name: the object or key that it was about.
-        size: bytes, as far as known.
-        ended: ``done``, ``absent`` or ``failed``.
-    """
+    """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``."""
 
     event: str
     time: float
@@ -161,19 +142,13 @@ class Run:
 
     Attributes:
         name: what ``--run`` takes.
-        program: the script that it ran, as it was called.
-        file: the whole path of that script.
+        program, file: the script that it ran, as it was called, and its whole path.
         module: the name of the module, if ``-m`` ran it.
-        started: Unix time.
-        rank: of a distributed job, if it is one.
+        started, noted: Unix times of its start and of its last note; 0 for never.
         complete: whether all its lookups are here; a very long run has more.
-        job: the job of the process, as its environment named it, see :func:`in_jobs`.
-        pid, parent: of the process.
-        events: what else took time beside lookups.
-        compiling: whether it was compiling at its last note; only of a process that is watched, as
-            the following.
-        noted: Unix time of that note; 0 for never.
-        steps: how often each of its optimizers has stepped since it first compiled.
+        job: as its environment named it, see :func:`in_jobs`.
+        compiling, steps: at its last note, whether it was compiling, and how often each optimizer
+            had stepped since it first compiled; only of a process that is watched.
         breaks: where Dynamo broke graphs, and why.
     """
 
@@ -216,11 +191,7 @@ class Transfers:
 
 
 class Lanes:
-    """Assign each of many spans a lane in which it overlaps no other.
-
-    Spans may come in any order; in that of their beginning they take as many lanes as there were
-    spans at once.
-    """
+    """Assign each of many spans a lane in which it overlaps no other; sorted, to fewest lanes."""
 
     def __init__(self) -> None:
         self._ends: list[float] = []  # by lane
@@ -237,13 +208,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class RecordLimits:
-    """Bounds of what is kept on the disk.
-
-    Attributes:
-        run_records, run_bytes: of one process.
-        run_events: how many transfers, compiles and saves of one process.
-        runs, all_bytes: of all together; a process that begins to write removes older runs.
-    """
+    """Bounds of what is kept on the disk: of one process, and of all together."""
 
     run_records: int = 4096
     run_bytes: int = 8 << 20
@@ -258,8 +223,8 @@ def job_here() -> str:
         return f"{_NAMED}{name}"
     if "RANK" not in os.environ:
         return ""
-    # As torchrun and similar launchers set them. Several jobs after one another may share all of
-    # them: in_jobs tells those apart by their parent process and by repeated ranks.
+    # As torchrun and its like set them. Jobs after one another may share all of them: in_jobs
+    # tells those apart by their parent process and by repeated ranks.
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     return f"{_LAUNCHED}{' '.join(os.environ.get(name, '') for name in names)}"
 
@@ -268,21 +233,18 @@ _numbers = itertools.count()
 
 
 class Recorder:
-    """Keep the last lookups of this process, and append each to the run's file.
+    """Keep the last lookups of this process, and append each to a file in ``root``, if given.
 
-    Any thread may use it. The file is made with the first lookup, so a process that compiles
-    nothing leaves none. A process that is killed has written all but what it looked up in its last
-    moment. Where the disk fails or hangs nothing more is written, and the program does not wait.
-
-    ``root`` is the directory of the local tier, which is private to this user; ``None`` for memory
-    alone.
+    Any thread may use it. A process that compiles nothing leaves no file. One that is killed has
+    written all but what it looked up in its last moment. Where the disk fails or hangs nothing more
+    is written, and the program does not wait.
     """
 
     def __init__(self, root: str | None, limits: RecordLimits | None = None) -> None:
         self._limits = limits or RecordLimits()
         # In the order of their names, also where a process makes several in a second.
-        number, random = next(_numbers), secrets.token_hex(2)
-        self.run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{number:02x}{random}"
+        number = f"{next(_numbers):02x}{secrets.token_hex(2)}"
+        self.run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{number}"
         self._root = root
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
@@ -293,10 +255,7 @@ class Recorder:
         self._closed = root is None
 
     def add(self, record: Record | Event) -> None:
-        """Keep ``record`` without waiting for the disk.
-
-        An event is only written to the disk, and does not start a file as a lookup does.
-        """
+        """Keep ``record`` without waiting for the disk; an event starts no file."""
         if isinstance(record, Record):
             self._held.append(record)
         self._put(record)
@@ -314,9 +273,8 @@ class Recorder:
         if self._thread is None and not is_event:
             with self._mutex:
                 if self._thread is None and not self._closed:
-                    thread = threading.Thread(
-                        target=self._work, name="s3cache-records", daemon=True
-                    )
+                    name = "s3cache-records"
+                    thread = threading.Thread(target=self._work, name=name, daemon=True)
                     with contextlib.suppress(RuntimeError):  # there are no more threads
                         thread.start()
                         self._thread = thread
@@ -329,11 +287,10 @@ class Recorder:
         """Write all of it within ``timeout_s``; later lookups are kept in memory alone."""
         with self._mutex:
             self._closed = True
-            thread = self._thread
-        if thread is not None:
+        if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(None)
-                thread.join(max(timeout_s, 0.0))
+                self._thread.join(max(timeout_s, 0.0))
 
     def _work(self) -> None:
         try:
@@ -369,14 +326,13 @@ class Recorder:
         """Return the fields of the run as a whole; arguments of the program may be secrets."""
         main = sys.modules.get("__main__")
         file = str(getattr(main, "__file__", None) or "<none>")
-        names = {
-            "file": "" if file.startswith("<") else os.path.realpath(file),
-            "module": getattr(getattr(main, "__spec__", None), "name", None) or "",
-        }
+        path = "" if file.startswith("<") else os.path.realpath(file)
+        module = getattr(getattr(main, "__spec__", None), "name", None) or ""
         return {
             "run": self.run,
             "program": sys.argv[0] if sys.argv else "",
-            **{what: name for what, name in names.items() if len(name) <= _NAMED_CHARACTERS},
+            "file": path if len(path) <= _NAMED_CHARACTERS else "",
+            "module": module if len(module) <= _NAMED_CHARACTERS else "",
             "started": self._started,
             "pid": os.getpid(),
             "parent": os.getppid(),
@@ -406,13 +362,10 @@ def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
 def _make_room(directory: Directory, limits: RecordLimits) -> None:
     """Remove the oldest runs: names begin with the time."""
     with directory.scan() as entries:
-        runs = sorted(
-            ((entry.name, entry.stat(follow_symlinks=False).st_size) for entry in entries),
-            reverse=True,
-        )
+        sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
     total = 0
-    for index, (name, size) in enumerate(runs):
-        total += size
+    for index, name in enumerate(sorted(sizes, reverse=True)):
+        total += sizes[name]
         if index >= limits.runs - 1 or total > limits.all_bytes - limits.run_bytes:
             with contextlib.suppress(OSError):  # another process has removed it, or it is no file
                 os.unlink(name, dir_fd=directory.fd)
@@ -424,30 +377,23 @@ def _make_room(directory: Directory, limits: RecordLimits) -> None:
 def run_names(root: str) -> list[str]:
     """Return the names of all runs that are recorded in a local tier, the latest first.
 
-    Raises:
-        ConfigError: the directory may be another user's work.
-        OSError: it cannot be read.
+    Like those below, raise ConfigError for another user's directory, and OSError.
     """
     try:
         directory = Directory.at(root).enter(_DIRECTORY)
     except FileNotFoundError:
         return []
-    names = (name for name in directory.names() if name.endswith(_SUFFIX))
-    return [name.removesuffix(_SUFFIX) for name in sorted(names, reverse=True)]
+    names = sorted(directory.names(), reverse=True)
+    return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
 
 def read_run(root: str, name: str) -> Run:
-    """Return a run, as far as it is written; damaged or unfinished lines are left out.
-
-    Raises:
-        ConfigError: the directory may be another user's work.
-        OSError: there is none of that name, or it cannot be read.
-    """
+    """Return a run, as far as it is written; damaged or unfinished lines are left out."""
     return _read(root, name, _MAX_READ_BYTES, with_lookups=True)
 
 
 def read_head(root: str, name: str) -> Run:
-    """Return a run without its lookups: cheap. Raises what :func:`read_run` does."""
+    """Return a run without its lookups: cheap."""
     return _read(root, name, _HEAD_BYTES, with_lookups=False)
 
 
@@ -483,10 +429,7 @@ def _read(root: str, name: str, max_bytes: int, *, with_lookups: bool) -> Run:
 
 
 def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
-    """Return the runs by job, the job that began last first; in a job by rank.
-
-    A run that belongs to no job is one by itself.
-    """
+    """Return the runs by job, the job that began last first; in a job by rank, then start."""
     jobs: list[list[Run]] = []
     open_jobs: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.started, run.name)):
@@ -497,16 +440,12 @@ def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
             open_jobs[run.job] = job
         job.append(run)
     for job in jobs:
-        job.sort(key=_rank_and_start)
+        job.sort(key=lambda run: int(run.rank) if run.rank.isdigit() else float("inf"))
     return jobs[::-1]
 
 
-def _rank_and_start(run: Run) -> tuple[float, float]:
-    return (int(run.rank) if run.rank.isdigit() else float("inf"), run.started)
-
-
 def _belongs(run: Run, job: Sequence[Run]) -> bool:
-    if any(run.parent == each.pid or run.pid == each.pid for each in job):
+    if any(each.pid in (run.parent, run.pid) for each in job):
         return True  # one of them has started it, or has enabled another cache
     if run.rank and any(run.rank == each.rank for each in job):
         return False  # the same job once more
@@ -524,24 +463,15 @@ def ranks_in_words(runs: Iterable[Run]) -> str:
             spans.append([number])
     ranks = ["-".join(map(str, span)) for span in spans]
     others = sorted({run.rank or str(run.pid) for run in runs if not run.rank.isdigit()})
-    words = []
-    if ranks:
-        words.append(f"rank{'' if ranks == [str(spans[0][0])] else 's'} {', '.join(ranks)}")
-    if others:
-        words.append(f"process{'es' * (len(others) > 1)} {', '.join(others)}")
+    is_one = ranks == [str(span[0]) for span in spans[:1]]
+    words = [f"rank{'' if is_one else 's'} {', '.join(ranks)}"] if ranks else []
+    words += [f"process{'es' * (len(others) > 1)} {', '.join(others)}"] if others else []
     return ", ".join(words)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A lookup that ended the same way in some processes of a job.
-
-    Attributes:
-        record: of the first of them.
-        runs: the processes.
-        elapsed_s: how long it took in the slowest one.
-        saved_s: the compile time that all of them together were spared.
-    """
+    """A lookup that ended alike in ``runs``: the first record, the longest time, all saved time."""
 
     record: Record
     runs: tuple[Run, ...]
@@ -560,12 +490,10 @@ def folded(runs: Iterable[Run]) -> list[Folded]:
             same = (*ended, record.rejected, *messages)
             times[same] += 1
             found.setdefault((*same, times[same]), []).append((run, record))
-    return [
-        Folded(
-            record=each[0][1],
-            runs=tuple(run for run, _ in each),
-            elapsed_s=max(record.elapsed_s for _, record in each),
-            saved_s=sum(record.saved_s for _, record in each),
-        )
-        for each in found.values()
-    ]
+    lookups = []
+    for each in found.values():
+        its_runs, records = zip(*each, strict=True)
+        slowest_s = max(record.elapsed_s for record in records)
+        saved_s = sum(record.saved_s for record in records)
+        lookups.append(Folded(records[0], its_runs, slowest_s, saved_s))
+    return lookups

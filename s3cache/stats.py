@@ -148,6 +148,12 @@ class Usage:
     bytes: int
     files: int
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.bytes + other.bytes, self.files + other.files)
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(self.bytes - other.bytes, self.files - other.files)
+
 
 @dataclass(frozen=True, slots=True)
 class VerbStats:

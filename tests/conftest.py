@@ -70,7 +70,7 @@ def no_cache_yet() -> None:
 
     Reports and explanations begin with what this process has looked up.
     """
-    if (module := sys.modules.get("s3cache.cache._engine")) is not None:
+    if (module := sys.modules.get("s3cache.cache")) is not None:
         vars(module)["_current"] = None
 
 

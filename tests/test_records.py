@@ -359,13 +359,3 @@ def test_no_two_spans_of_a_lane_overlap_in_any_order(spans: list[tuple[int, int]
     for lane in taken.values():
         for number, (began, ended) in enumerate(lane):
             assert all(ended <= b or e <= began for b, e in lane[:number])
-
-
-@given(SPANS)
-def test_in_order_there_are_as_many_lanes_as_spans_at_once(
-    spans: list[tuple[int, int]],
-) -> None:
-    lanes = Lanes()
-    used = {lanes.take(began, began + length) for began, length in sorted(spans)}
-    at_once = [sum(b <= moment < b + length for b, length in spans) for moment in range(40)]
-    assert len(used) == max(at_once)

@@ -24,13 +24,7 @@ from s3cache.frame import Frame
 from s3cache.records import Recorder, Transfers
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners
-from s3cache.store import (
-    Buffer,
-    Store,
-    open_store,
-    store_identity,
-    store_note,
-)
+from s3cache.store import Buffer, Store, open_store, store_identity, store_note
 from s3cache.tier import (
     Deadline,
     DiskTier,
@@ -91,19 +85,16 @@ class Cache:
     ) -> None:
         self._settings = settings
         self._policy, self._signer = settings.trust_policy(), settings.signer()
-        self._check_trust = None if self._policy.level == "off" else self._policy.check
-        self._open_remote = open_remote
+        self._open_remote = None if settings.mode == "off" else open_remote
         self._closed = False
-        namespace = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._begin(_open_disk(settings, namespace, note))
+        self._begin(_open_disk(settings, hashlib.sha256(identity.encode()).hexdigest()[:16], note))
         call_in_child(self._begin_in_child)
 
     @classmethod
     def open(cls, url: str | None = None, **options: Unpack[Options]) -> Self:
         """Open the cache that ``url``, ``options`` and the environment describe.
 
-        ``options`` are those of :class:`~s3cache.settings.Settings` and of the store. The remote
-        is connected to in the background.
+        ``options`` are those of :class:`~s3cache.settings.Settings` and of the store.
 
         Raises:
             ConfigError: the URL, an option or an environment variable cannot be used.
@@ -135,7 +126,8 @@ class Cache:
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
-        self._local = LocalTier(disk, self._counters, self._problems, self._check_trust)
+        trust = None if self._policy.level == "off" else self._policy.check
+        self._local = LocalTier(disk, self._counters, self._problems, trust)
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
             self._listeners.add(Transfers(self._records.add).note)
@@ -173,7 +165,7 @@ class Cache:
             ConfigError: ``key`` is not legal.
             S3CacheError: with ``strict``, whatever would have made it a miss but absence.
         """
-        with self._candidates(key, self._counters) as lookup:
+        with self._candidates(key) as lookup:
             for hit in lookup:
                 try:
                     accepted = accept is None or accept(hit.entry)
@@ -186,8 +178,15 @@ class Cache:
         return lookup.close()
 
     def _candidates(
-        self, key: str, counters: Counters, *, local: bool = True, remote: bool = True
+        self,
+        key: str,
+        level: Level = "aot",
+        *,
+        local: bool = True,
+        remote: bool = True,
+        counters: Counters | None = None,
     ) -> CandidateLookup:
+        """Look up the entries under ``key`` for the caller to choose one; count for ``level``."""
         skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
             skip = Reason.DISABLED
@@ -197,7 +196,7 @@ class Cache:
             self._local if local else None,
             self._remote_now if remote else lambda: None,
             self._set_aside,
-            counters,
+            counters or self._counters_of[level],
             self._problems,
             self.settings.lookup_timeout_s,
         )
@@ -211,11 +210,9 @@ class Cache:
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
         """Fetch the first entry of each key into the local tier, in the background.
 
-        A lookup joins what is in flight. Without a local tier or a remote there is nothing to do,
-        and the prefetch is complete at once.
+        A lookup joins what is in flight. Without a local tier or a remote there is nothing to do.
 
-        Raises:
-            ConfigError: one of ``keys`` is not legal.
+        Raise ConfigError if one of ``keys`` is not legal.
         """
         names = [entries.first_name(entries.check_key(key)) for key in keys]
         if self.settings.mode == "write-only" or not self._local.is_writable:
@@ -234,34 +231,39 @@ class Cache:
     def save(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved:
         """Keep ``entry`` and share it, without waiting for the network.
 
-        On return it is on the local disk, pending. Entries with one key and different variants live
-        side by side. One with the same variant replaces the local one; the remote one stays,
-        unless ``recache`` is set or it is known to be damaged.
+        On return it is on the local disk, pending. Entries of different variants live side by side.
+        One of the same variant replaces the local one; the remote one stays, unless ``recache`` is
+        set or it is known to be damaged.
 
         Raises:
             ConfigError: ``key`` is not legal, or not the one in the frame.
             CorruptError: ``entry`` is no well-formed frame.
             S3CacheError: with ``strict``, whatever else keeps it from being saved.
         """
-        return self._save(key, entry, self._counters)
+        return self._save(key, entry)
 
     def _save(
         self,
         key: str,
         entry: Frame | Buffer,
-        counters: Counters,
         *,
+        level: Level = "aot",
         provisional: bool = False,
-        share: bool = True,
+        remote: bool = True,
     ) -> Saved | NotSaved:
+        """Save as :meth:`save` does; without ``remote``, on this machine only.
+
+        If ``provisional``, upload it in a minute, or with the next flush or at the exit, so that
+        :meth:`Engine.supersede` may remove it before.
+        """
         started = time.perf_counter()
-        size = 0
+        counters, size = self._counters_of[level], 0
         result: Saved | NotSaved
         try:
             found = entry if isinstance(entry, Frame) else frame.decode(entry)
             entries.check_entry(key, found)
             size = found.size
-            result = self._write(found, provisional=provisional, share=share)
+            result = self._write(found, provisional=provisional, share=remote)
         except Exception as exc:
             if not size and not isinstance(exc, MemoryError):
                 raise  # the entry is wrong, or does not belong to the key
@@ -281,7 +283,7 @@ class Cache:
         if self._closed or self.settings.mode in ("off", "read-only"):
             return NotSaved(Reason.DISABLED, 0.0)
         # Here and nowhere later: what other processes have left to upload is theirs to sign.
-        entry = self._signed(entry)
+        data = self._signed(entry).data
         name = entries.variant_name(entry.header.key, entry.header.variant)
         # If it cannot be opened now, it may be later, or by a later process.
         remote, error = self._try_remote() if share else (None, None)
@@ -290,14 +292,14 @@ class Cache:
 
         def write(disk: DiskTier) -> None:
             if remote is not None and provisional:
-                remote.uploads.put_delayed(name, entry.data, _PROVISIONAL_S)
+                remote.uploads.put_delayed(name, data, _PROVISIONAL_S)
             elif remote is not None:
-                remote.uploads.put(name, entry.data)
+                remote.uploads.put(name, data)
             elif share and self._open_remote is not None:
-                disk.put_pending(name, entry.data)
+                disk.put_pending(name, data)
                 self._unsent.add(name)
             else:
-                disk.put(name, entry.data)
+                disk.put(name, data)
 
         if self._local.write(write):
             return Saved(True, 0.0)
@@ -305,9 +307,9 @@ class Cache:
             error = error or self._local.error
             return NotSaved(Reason.DISABLED if error is None else reason_for(error), 0.0, error)
         if provisional and self._local.disk is None:
-            remote.uploads.put_delayed(name, entry.data, _PROVISIONAL_S)
+            remote.uploads.put_delayed(name, data, _PROVISIONAL_S)
         else:
-            remote.uploads.put_in_memory(name, entry.data)
+            remote.uploads.put_in_memory(name, data)
         return Saved(False, 0.0)
 
     def _signed(self, entry: Frame) -> Frame:
@@ -329,8 +331,7 @@ class Cache:
     def remove(self, key: str) -> int:
         """Remove all entries under ``key``, here and in the remote; return how many there were.
 
-        What is pending is uploaded first, so that nothing comes back later. Other machines keep
-        what they have. Removing takes the right to delete in the remote.
+        What is pending is uploaded first, so that nothing comes back. Other machines keep theirs.
 
         Raises:
             ConfigError: ``key`` is not legal.
@@ -348,9 +349,14 @@ class Cache:
         if self.settings.mode in ("off", "read-only"):
             raise ReadOnlyError(f"the mode is {self.settings.mode}", op="remove")
         self.flush(self.settings.exit_timeout_s)
-        remote = self._remote_now()
-        names = [] if remote is None else remote.remove(prefix)
-        return len({*names, *self._local.remove_all(prefix)})
+        remote, disk = self._remote_now(), self._local.disk
+        names = set() if remote is None else {*remote.remove(prefix)}
+        if disk is not None:
+            here = [info.key for info in disk.objects(prefix)]
+            for name in here:
+                disk.delete(name)
+            names.update(here)
+        return len(names)
 
     # -- counting
 
@@ -360,13 +366,12 @@ class Cache:
 
     def stats(self) -> CacheStats:
         """Return the counts so far; those of a closed cache stay."""
-        counts = {"local": self._local.usage(), "fx": self._counters_of["fx"].level()}
-        if (remote := self._remote or self._closed_remote) is None:
-            return self._counters.snapshot(**counts)
-        uploads, breaker, verbs = remote.uploads, remote.breaker, remote.statistics()
-        return self._counters.snapshot(
-            **counts, pending=uploads.pending, breaker=breaker, remote=verbs
-        )
+        usage = self._local.read(DiskTier.usage, None)
+        more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
+        if (remote := self._remote or self._closed_remote) is not None:
+            more |= {"pending": remote.uploads.pending, "breaker": remote.breaker}
+            more["remote"] = remote.statistics()
+        return self._counters.snapshot(**more)
 
     # -- the life of a cache
 
@@ -388,9 +393,7 @@ class Cache:
     def flush(self, timeout_s: float | None = None) -> FlushReport:
         """Wait until all that was saved is uploaded, at most ``timeout_s``; return what remains.
 
-        Raises:
-            RuntimeError: called by a listener, on the thread that uploads.
-            S3CacheError: with ``strict``, the remote cannot be opened.
+        With ``strict``, raise S3CacheError where the remote cannot be opened.
         """
         if self.settings.mode in ("off", "read-only"):
             return FlushReport(0, 0, None)
@@ -404,19 +407,14 @@ class Cache:
         return remote.uploads.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> FlushReport:
-        """Flush, by default for ``exit_timeout_s``, and release everything.
-
-        What then remains is left to the next process, as far as it was durable. A second call does
-        nothing.
-        """
-        if self._closed:
-            return self._last_report
-        limit_s = self._exit_timeout_s() if timeout_s is None else timeout_s
-        deadline = Deadline(limit_s + _RELEASE_S)
-        try:
-            self._last_report = self.flush(limit_s)
-        finally:
-            self._release(deadline)
+        """Flush, by default for ``exit_timeout_s``, and leave the rest to the next process."""
+        if not self._closed:
+            limit_s = self._exit_timeout_s() if timeout_s is None else timeout_s
+            deadline = Deadline(limit_s + _RELEASE_S)
+            try:
+                self._last_report = self.flush(limit_s)
+            finally:
+                self._release(deadline)
         return self._last_report
 
     def _exit_timeout_s(self) -> float:
@@ -429,13 +427,12 @@ class Cache:
         if self._remote is not None:
             self._last_report = report = self._remote.uploads.flush_while_it_works(limit_s)
             if report.remaining:
+                counts = report.remaining, report.remaining - report.in_memory, report.in_memory
                 logger.warning(
                     "uploads to %s that are unfinished: %d; on record for the next process on "
                     "this machine: %d; lost: %d",
                     self._remote.url,
-                    report.remaining,
-                    report.remaining - report.in_memory,
-                    report.in_memory,
+                    *counts,
                 )
         self._release(deadline)
 
@@ -450,11 +447,12 @@ class Cache:
         self._records.close(min(deadline.left_s, _RECORDS_S))
         if remote is not None:
             remote.close(deadline.left_s)
-        self._local.close(deadline.left_s)
+        if self._local.disk is not None:
+            self._local.disk.close(deadline.left_s)
 
     def _remote_now(self) -> RemoteTier | None:
         """Return the remote tier; the first call in this process opens it."""
-        if self._open_remote is None or self.settings.mode == "off":
+        if self._open_remote is None:
             return None
         with self._mutex:
             if self._remote is None and not self._closed:
@@ -466,7 +464,6 @@ class Cache:
                     counters=self._counters,
                     listeners=self._listeners,
                     problems=self._problems,
-                    check_trust=self._check_trust,
                 )
                 if self.settings.mode != "read-only":
                     self._remote.uploads.start(self._unsent)

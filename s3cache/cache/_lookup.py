@@ -200,16 +200,15 @@ class CandidateLookup:
         # Most entries have one of these two names; a directory is only read for the others.
         usual = [self._first, entries.variant_name(self._key, "")]
         found = self._attempt(lambda: disk.search(self._key, usual))
-        others = [] if found is None else [info.key for info in found.others]
-        if found is not None and found.name:
-            entry = self._attempt(lambda: disk.verify(found.name, found.data))
-            yield from self._offer("local", found.name, entry)
-            for name in usual[usual.index(found.name) + 1 :]:
-                yield from self._on_disk(disk, name)
-            others = self._attempt(lambda: disk.names(self._key)) or []
-        for name in others:
-            if name not in usual:
-                yield from self._on_disk(disk, name)
+        if isinstance(found, tuple):
+            name, data = found
+            yield from self._offer("local", name, self._attempt(lambda: disk.verify(name, data)))
+            for other in usual[usual.index(name) + 1 :]:
+                yield from self._on_disk(disk, other)
+            found = self._attempt(lambda: disk.search(self._key, ()))
+        for info in found if isinstance(found, list) else ():
+            if info.key not in usual:
+                yield from self._on_disk(disk, info.key)
 
     def _on_disk(self, disk: LocalTier, name: str) -> Iterator[tuple[Frame, TierName]]:
         yield from self._offer("local", name, self._attempt(lambda: disk.load(name)))

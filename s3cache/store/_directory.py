@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import tempfile
@@ -163,6 +164,24 @@ class Directory:
                 pass
             except (IsADirectoryError, PermissionError):  # which of them, depends on the system
                 os.rmdir(name, dir_fd=self.fd)
+
+    def try_lock(self, name: str) -> int | None:
+        """Open and lock a private file, made if missing; return None if another process has it.
+
+        ``close_unshared`` unlocks it.
+        """
+        fd = self.open_private(name, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return fd
+        except BlockingIOError:
+            pass
+        except BaseException:
+            close_unshared(fd)
+            raise
+        close_unshared(fd)  # locked, or removed meanwhile: others use a new one
+        return None
 
     def flush(self) -> None:
         """Flush the names in it to the disk."""

@@ -1,43 +1,39 @@
-"""The disk tier: entries on this machine, and what is still to be uploaded of them.
+"""The disk tier: entries on this machine, within bounds, and what is to be uploaded of them.
 
 Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), its root holds::
 
-    usage               how much is in objects/            (s3cache.tier._bounds)
-    usage.scan          locked by the process that looks for old objects
+    usage, usage.scan   how much is in objects/; locks of changes, and of looking for old objects
     pending/<owner>/    what is not uploaded yet           (s3cache.tier._pending)
     quarantine/         the last few files found corrupt
     CACHEDIR.TAG        tells backup programs to leave all this out
+
+The file ``usage`` holds one record (little-endian), ``exact:? bytes:i64 files:i64``. A writer locks
+the file, marks the record as inexact, changes the directory, and writes the record again. A process
+that takes the lock and sees no exact record, as after a kill, counts the files.
+
+The modification time of an object is its last use, and the oldest go first. One process at a time
+looks for them, without the lock: the others can write meanwhile if there is room.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
+import struct
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from s3cache.errors import ConfigError, NoSpaceError, PreconditionError, ReadOnlyError, StoreError
+from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError, StoreError, TransientError
 from s3cache.stats import Usage
-from s3cache.store import (
-    AcceptSize,
-    Buffer,
-    DeadlineExecutor,
-    NotAccepted,
-    ObjectFiles,
-    ObjectInfo,
-    PutMode,
-    mark_used,
-    os_errors,
-)
-from s3cache.tier._bounds import Bounds
+from s3cache.store import Buffer, DeadlineExecutor, ObjectFiles, ObjectInfo, mark_used, os_errors
 from s3cache.tier._pending import Pending
+from s3cache.util.forks import call_in_child, close_unshared
 
-__all__ = ["DiskTier", "SearchResult", "TierStore"]
+__all__ = ["DiskTier", "Ledger"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -53,54 +49,132 @@ _BYTES_A_SECOND = 32 << 20
 # A call that looks at all objects, for which no lookup or save waits, may take this much more.
 _SCAN_S = 120.0
 
+LOCK_TIMEOUT_S = 4.0
+_RECORD, _INEXACT = struct.Struct("<?qq"), b"\0"
+# A writer that finds no room evicts down to this fraction of a bound: the next ones find some.
+_LOW_WATER = 0.90
+# Objects evicted before others get the lock.
+_BATCH = 64
+# A scan that differs from the record by this fraction of a bound shows that it is wrong.
+_TOLERANCE = 0.05
+# A writer waits for another process's scan, so long at a time, and in all.
+_SCAN_POLL_S, _SCAN_WAIT_S = 0.005, 1.0
+
+
+class Ledger:
+    """The lock on a directory's objects, and how much they hold: exact while the lock is held.
+
+    Every change is made within the lock, and only there may anything but :meth:`locked` be used.
+    """
+
+    def __init__(self, files: ObjectFiles) -> None:
+        self._files = files
+        self._fd = -1
+        self.usage = Usage(0, 0)
+        self._renew_mutex()
+        call_in_child(self._renew_mutex)  # a thread of the parent may have held it
+
+    def _renew_mutex(self) -> None:
+        # Threads of one process wait here at no cost; the lock of the file has to be polled.
+        self._mutex = threading.Lock()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Ledger]:
+        """Lock the directory's objects, and read what they hold; TransientError if it is busy."""
+        mutex = self._mutex  # a child that is forked within the block has another one
+        deadline, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.0001
+        if not mutex.acquire(timeout=LOCK_TIMEOUT_S):
+            raise self._busy("another thread")
+        try:
+            while (fd := self._files.directory(make=True).try_lock("usage")) is None:
+                if time.monotonic() > deadline:
+                    raise self._busy("another process")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.005)
+            try:
+                self._fd = fd
+                self._read()
+                yield self
+            finally:
+                close_unshared(fd)
+        finally:
+            mutex.release()
+
+    def _busy(self, holder: str) -> TransientError:
+        path = os.path.join(self._files.root, "usage")
+        problem = f"{holder} has held {path} for {LOCK_TIMEOUT_S:g} s"
+        return TransientError(problem, op="lock", store=self._files.url)
+
+    def _read(self) -> None:
+        record = os.pread(self._fd, _RECORD.size + 1, 0)
+        is_exact, *usage = _RECORD.unpack(record) if len(record) == _RECORD.size else (False, 0, 0)
+        if is_exact and min(usage) >= 0:
+            self.usage = Usage(*usage)
+        else:
+            self.count()
+
+    def count(self) -> list[ObjectInfo]:
+        """Correct the usage by looking at all objects; return them, the oldest first."""
+        objects = _oldest_first(self._files)
+        self.usage = _usage_of(objects)
+        os.ftruncate(self._fd, _RECORD.size)
+        self._write()
+        return objects
+
+    def size_of(self, key: str) -> int | None:
+        """Return the size of an object, or ``None`` if it is not there."""
+        info = self._files.stat(key)
+        return None if info is None else info.size
+
+    @contextlib.contextmanager
+    def changing(self, before: int | None, after: int | None) -> Iterator[None]:
+        """Book that the block changes the size of an object; ``None`` is that of an absent one.
+
+        Where the block fails, the next process that takes the lock counts.
+        """
+        os.pwrite(self._fd, _INEXACT, 0)
+        yield
+        growth = (after or 0) - (before or 0), (after is not None) - (before is not None)
+        self.usage += Usage(*growth)
+        self._write()
+
+    def _write(self) -> None:
+        os.pwrite(self._fd, _RECORD.pack(True, self.usage.bytes, self.usage.files), 0)
+
 
 def _in_time(
     method: Callable[Concatenate[DiskTier, _P], _T],
 ) -> Callable[Concatenate[DiskTier, _P], _T]:
-    """Have a method end within the deadline, whatever the disk does."""
+    """Have a method end within the deadline, whatever the disk does, and raise ``StoreError``."""
 
     @functools.wraps(method)
     def limited(tier: DiskTier, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return tier.deadline.call(lambda: method(tier, *args, **kwargs))
+        name = args[0] if args and isinstance(args[0], str) else ""
+
+        def call() -> _T:
+            with os_errors(method.__name__, tier.url, name):
+                return method(tier, *args, **kwargs)
+
+        return tier.deadline.call(call)
 
     return limited
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The object that a search found, or what else there is.
-
-    Attributes:
-        name: of the object that was found; empty if there is none.
-        data: its bytes, not verified.
-        others: where none was found, what there is besides, the last used first.
-    """
-
-    name: str = ""
-    data: bytes = b""
-    others: Sequence[ObjectInfo] = ()
 
 
 class DiskTier:
     """Objects on the local disk, at most ``max_bytes`` and ``max_files`` of them. Synchronous.
 
     Any number of threads and processes of one machine may use the same root at once. The bounds
-    hold for the objects; each writer may have one more in staging. Objects that are recorded as
-    pending are never evicted.
-
-    Every method may raise :class:`~s3cache.errors.StoreError`, and ends within a few seconds, also
-    where the disk hangs: as a :class:`~s3cache.errors.TransientError` if it has not answered in
-    time (what was begun goes on, and may end later), as a
-    :class:`~s3cache.errors.CircuitOpenError` if nothing was tried.
+    hold for the objects; each writer may have one more in staging. What is pending is never
+    evicted. Every method may raise :class:`~s3cache.errors.StoreError`, and ends within a few
+    seconds, also where the disk hangs: what was begun goes on, and may end later.
 
     Args:
         namespace: keeps this tier's names apart from those of others in the same root, which share
-            its bounds. Objects of different places need not be equally trusted.
+            its bounds: objects of different places need not be equally trusted.
         note: kept in each record made here, for the process that uploads the object.
 
     Raises:
         ConfigError: the root is not a private directory of this user.
-        StoreError: it cannot be created or written.
     """
 
     def __init__(
@@ -113,27 +187,20 @@ class DiskTier:
         note: bytes = b"",
     ) -> None:
         self._namespace = f"{namespace}/" if namespace else ""
+        self._max_bytes, self._max_files = max_bytes, max_files
         self.deadline = DeadlineExecutor.of(os.path.abspath(os.fspath(root)))
         try:
-            self._open(root, max_bytes, max_files, note)
+            self.deadline.call(lambda: self._open(root, note))
         except BaseException:
             self.deadline.release()
             raise
 
-    @_in_time
-    def _open(
-        self, root: str | os.PathLike[str], max_bytes: int, max_files: int, note: bytes
-    ) -> None:
+    def _open(self, root: str | os.PathLike[str], note: bytes) -> None:
         self._files = ObjectFiles(root)
-        self.root = self._files.root
-        self.url = self._files.url
+        self.root, self.url = self._files.root, self._files.url
         self._pending = Pending(lambda make: self._files.directory("pending", make=make), note)
-        self._bounds = Bounds(
-            self._files,
-            max_bytes=max_bytes,
-            max_files=max_files,
-            pinned=self._pending.all_pending,
-        )
+        self._ledger = Ledger(self._files)
+        self._locked = self._ledger.locked
         with (
             contextlib.suppress(ReadOnlyError),
             os_errors("open", self.url),
@@ -150,16 +217,15 @@ class DiskTier:
     def usage(self) -> Usage:
         """Return bytes and files held, by all namespaces, exact at the moment of the call."""
         try:
-            with os_errors("usage", self.url), self._bounds.locked() as ledger:
+            with os_errors("usage", self.url), self._locked() as ledger:
                 return ledger.usage
         except ReadOnlyError:  # no process changes it, or could write how much there is
-            sizes = [info.size for info in self._files.walk()]
-            return Usage(sum(sizes), len(sizes))
+            return _usage_of([*self._files.walk()])
 
     # -- reading
 
     @_in_time
-    def search(self, names: Sequence[str], prefix: str) -> SearchResult:
+    def search(self, names: Iterable[str], prefix: str) -> tuple[str, bytes] | list[ObjectInfo]:
         """Find the first of ``names``, marked as used, or list what there is with ``prefix``.
 
         One call, as each call is made by another thread. Nothing is verified.
@@ -167,8 +233,8 @@ class DiskTier:
         for name in names:
             data = self._files.use(self._namespace + name)
             if data is not None:
-                return SearchResult(name, data)
-        return SearchResult(others=self._objects(prefix))
+                return name, data
+        return self.objects(prefix)
 
     @_in_time
     def get(self, name: str) -> bytes | None:
@@ -191,18 +257,16 @@ class DiskTier:
         return self.head(name) is not None
 
     def objects(self, prefix: str = "") -> list[ObjectInfo]:
-        """List all objects with ``prefix``, the last used first.
+        """List all objects with ``prefix``, the last used first; ``modified`` is when."""
+        start = len(self._namespace)
 
-        ``modified`` is the time of last use.
-        """
-        more_s = 0.0 if prefix else _SCAN_S
-        return self.deadline.call(lambda: self._objects(prefix), more_s=more_s)
+        def walk() -> list[ObjectInfo]:
+            return [
+                ObjectInfo(info.key[start:], info.size, info.modified)
+                for info in self._files.walk(self._namespace + prefix)
+            ]
 
-    def _objects(self, prefix: str) -> list[ObjectInfo]:
-        present = [
-            ObjectInfo(info.key[len(self._namespace) :], info.size, info.modified)
-            for info in self._files.walk(self._namespace + prefix)
-        ]
+        present = self.deadline.call(walk, more_s=0.0 if prefix else _SCAN_S)
         return sorted(present, key=lambda info: info.modified, reverse=True)
 
     # -- writing
@@ -215,40 +279,33 @@ class DiskTier:
         Raises:
             NoSpaceError: it is larger than the tier, or what is there may not be evicted.
         """
-        self._put_in_time(name, data, pending=False)
+        self._put(name, data, pending=False)
 
     def put_pending(self, name: str, data: Buffer) -> None:
-        """Put an object that only this process has, and have it pending.
+        """Put an object that is to be uploaded, and have that on record until :meth:`uploaded`.
 
-        When this returns, the bytes have reached the disk, and it is on record that this process
-        uploads them, until :meth:`uploaded` is called. If the process ends before, exactly one
-        other takes that over with :meth:`adopt`. A power failure may take object and record, but
-        never leaves a part. Where this fails, an earlier record of the same name stays.
-
-        Raises:
-            NoSpaceError: see :meth:`put`.
-            ClosedError: :meth:`close` was called.
+        When this returns, the bytes have reached the disk. If the process ends before it uploads
+        them, exactly one other takes that over with :meth:`adopt`. A power failure may take object
+        and record, but never leaves a part. Where this fails, an earlier record of the name stays.
         """
-        self._put_in_time(name, data, pending=True)
-
-    def _put_in_time(self, name: str, data: Buffer, *, pending: bool) -> None:
-        self.deadline.call(
-            lambda: self._put(name, data, pending=pending),
-            more_s=memoryview(data).nbytes / _BYTES_A_SECOND,
-        )
+        self._put(name, data, pending=True)
 
     def _put(self, name: str, data: Buffer, *, pending: bool) -> None:
         key, size = self._namespace + name, memoryview(data).nbytes
-        if size > self._bounds.max_bytes:
-            problem = f"{size} bytes are more than the {self._bounds.max_bytes} allowed"
+        if size > self._max_bytes:
+            problem = f"{size} bytes are more than the {self._max_bytes} allowed"
             raise NoSpaceError(problem, op="put", store=self.url, key=key)
+        work = functools.partial(self._write, key, data, size, pending=pending)
+        self.deadline.call(work, more_s=size / _BYTES_A_SECOND)
+
+    def _write(self, key: str, data: Buffer, size: int, *, pending: bool) -> None:
         with (
             self._files.staged(key, data, durable=pending) as staged,
-            self._bounds.reserve(key, size) as (ledger, before),
+            self._reserved(key, size) as (ledger, before),
         ):
             # First: an uploader forgets a pending upload without an object, but an object that is
             # not pending would never be uploaded.
-            is_new = pending and self._add_pending(key)
+            is_new = pending and self._pending.add(key)
             try:
                 with ledger.changing(before, size):
                     mark_used(staged.fd)
@@ -258,18 +315,73 @@ class DiskTier:
                     self._pending.remove(key)
                 raise
 
-    def _add_pending(self, key: str) -> bool:
-        try:
-            return self._pending.add(key)
-        except FileNotFoundError:  # our directory was removed: make another
-            self._pending.release()
-            return self._pending.add(key)
+    @contextlib.contextmanager
+    def _reserved(self, key: str, size: int) -> Iterator[tuple[Ledger, int | None]]:
+        """Make room for an object; give the ledger, locked, and the bytes that it has now."""
+        scan_at = time.monotonic() + _SCAN_WAIT_S  # the process that scans may be stopped
+        while True:
+            with self._locked() as ledger:
+                before = ledger.size_of(key)
+                growth = Usage(size - (before or 0), int(before is None))
+                if self._fits(ledger.usage + growth):
+                    yield ledger, before
+                    return
+            scan = self._files.directory(make=True).try_lock("usage.scan")
+            if scan is None and time.monotonic() < scan_at:
+                time.sleep(_SCAN_POLL_S)
+                continue
+            try:
+                self._evict(growth, key)
+            finally:
+                if scan is not None:
+                    close_unshared(scan)
+
+    def _evict(self, growth: Usage, key: str) -> None:
+        """Evict the oldest objects but ``key``, so that ``growth`` fits, and some more.
+
+        Where it would not fit if all were evicted, none is, and NoSpaceError is raised.
+        """
+        objects = _oldest_first(self._files)
+        with self._locked() as ledger:
+            # While the lock is held, no pending upload moves from one process to another. What
+            # becomes pending from now on has a later time than the scan says.
+            pinned = {*self._pending.all_pending(), key}
+            # Others change a few files during a scan; where it is more, some were changed by hand.
+            off = ledger.usage - _usage_of(objects)
+            is_right = self._fits(off, _TOLERANCE) and self._fits(Usage(0, 0) - off, _TOLERANCE)
+            candidates = [info for info in objects if info.key not in pinned]
+            if not is_right or not self._fits(ledger.usage - _usage_of(candidates) + growth):
+                candidates = [info for info in ledger.count() if info.key not in pinned]
+                if not self._fits(ledger.usage - _usage_of(candidates) + growth):
+                    raise NoSpaceError(
+                        f"{growth.bytes} bytes more do not fit: {ledger.usage.bytes} of "
+                        f"{self._max_bytes} bytes and {ledger.usage.files} of {self._max_files} "
+                        "files are taken and may not be evicted",
+                        op="put",
+                        store=self.url,
+                        key=key,
+                    )
+        left = iter(candidates)
+        while True:
+            with self._locked() as ledger:
+                for _ in range(_BATCH):
+                    is_enough = self._fits(ledger.usage, _LOW_WATER)
+                    if is_enough and self._fits(ledger.usage + growth):
+                        return
+                    if (candidate := next(left, None)) is None:
+                        return
+                    if self._files.stat(candidate.key) == candidate:  # not used or replaced since
+                        with ledger.changing(candidate.size, None):
+                            self._files.delete(candidate.key)
+
+    def _fits(self, usage: Usage, part: float = 1.0) -> bool:
+        return usage.bytes <= part * self._max_bytes and usage.files <= part * self._max_files
 
     @_in_time
     def delete(self, name: str) -> None:
         """Remove an object, if it is there, and our record of it."""
         key = self._namespace + name
-        with os_errors("delete", self.url, key), self._bounds.locked() as ledger:
+        with self._locked() as ledger:
             self._pending.remove(key)
             before = ledger.size_of(key)
             if before is not None:
@@ -278,15 +390,9 @@ class DiskTier:
 
     @_in_time
     def quarantine(self, name: str, data: Buffer | None = None) -> None:
-        """Move a corrupt object to where a person can look at it, and forget our record of it.
-
-        Only the last few are kept.
-
-        Args:
-            data: what the object held; nothing happens if it was replaced since.
-        """
+        """Move a corrupt object to where a person can look at it, unless it is not ``data`` now."""
         key = self._namespace + name
-        with os_errors("quarantine", self.url, key), self._bounds.locked() as ledger:
+        with self._locked() as ledger:
             before = ledger.size_of(key)
             if before is None or self._was_replaced(key, data):
                 return
@@ -302,16 +408,12 @@ class DiskTier:
 
     @_in_time
     def uploaded(self, name: str, data: Buffer | None = None) -> bool:
-        """Forget that ``name`` is to be uploaded; from now on it may be evicted.
+        """Forget that ``name`` is to be uploaded: it may be evicted now.
 
-        Args:
-            data: what was uploaded.
-
-        Returns:
-            False if the object was replaced since: then it still has to be uploaded.
+        Return False if it is not ``data`` any more: what replaced it is still to be uploaded.
         """
         key = self._namespace + name
-        with os_errors("uploaded", self.url, key), self._bounds.locked():
+        with self._locked():
             is_current = not self._was_replaced(key, data)
             if is_current:
                 self._pending.remove(key)
@@ -328,45 +430,36 @@ class DiskTier:
     @_in_time
     def pending(self) -> list[str]:
         """List the names that this process is to upload, saved here or adopted."""
-        with os_errors("pending", self.url):
-            return self._names(self._pending.mine(self._namespace))
+        return self._names(self._pending.mine(self._namespace))
 
     @_in_time
     def recorded(self) -> set[str]:
         """List the names of this tier that any process, dead or alive, has still to upload."""
-        with os_errors("recorded", self.url):
-            keys = self._pending.all_pending()
-            return {*self._names(key for key in keys if key.startswith(self._namespace))}
+        return {*self._names(self._pending.all_pending(self._namespace))}
 
     @_in_time
     def pending_object(self, name: str) -> tuple[bytes, bytes | None] | None:
         """Return the bytes of a pending object, and the note on it if another process saved it.
 
-        Returns:
-            ``None`` if it is not pending here, or gone and therefore no longer pending.
+        Return ``None`` if it is not pending here, or gone and therefore no longer pending.
         """
         key = self._namespace + name
-        with os_errors("pending_object", self.url, key):
-            data, note = self._files.read(key), self._pending.note_of(key)
-            if data is None and note is not None:
-                with self._bounds.locked() as ledger:
-                    if ledger.size_of(key) is None:  # it was not just being put
-                        self._pending.remove(key)
-            if data is None or note is None:
-                return None
-            return data, note if self._pending.is_adopted(key) else None
+        data, note = self._files.read(key), self._pending.note_of(key)
+        if data is None and note is not None:
+            with self._locked() as ledger:
+                if ledger.size_of(key) is None:  # it was not just being put
+                    self._pending.remove(key)
+        if data is None or note is None:
+            return None
+        return data, note if self._pending.is_adopted(key) else None
 
     @_in_time
     def adopt(self, limit: int | None = None, but: Collection[str] = ()) -> list[str]:
-        """Take over what processes that are gone have left to upload; return the names.
+        """Take over up to ``limit`` uploads of processes that are gone, ``but`` some; return them.
 
         Of any number of processes that try at once, exactly one gets each name.
-
-        Args:
-            limit: so many at most.
-            but: names to leave to others.
         """
-        with os_errors("adopt", self.url), self._bounds.locked():
+        with self._locked():
             keys = {self._namespace + name for name in but}
             return self._names(self._pending.adopt(self._namespace, limit, keys))
 
@@ -374,26 +467,23 @@ class DiskTier:
     def give_back(self, name: str) -> bool:
         """Leave what was adopted to another process, at once; return False if it is our own."""
         key = self._namespace + name
-        with os_errors("give_back", self.url, key), self._bounds.locked():
+        with self._locked():
             is_adopted = self._pending.is_adopted(key)
             if is_adopted:
                 self._pending.give_back(key)
             return is_adopted
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Leave what is not uploaded to other processes, and take nothing more.
-
-        Where the disk hangs, that happens when it is back.
-        """
+        """Leave what is not uploaded to other processes; where the disk hangs, when it is back."""
         limit_s = self.deadline.limit_s
-        less_s = limit_s - min(limit_s if timeout_s is None else timeout_s, limit_s)
-        with contextlib.suppress(StoreError, ConfigError):
-            self.deadline.call(self._close, more_s=-less_s)
+        more_s = 0.0 if timeout_s is None else min(timeout_s - limit_s, 0.0)
+        with contextlib.suppress(StoreError, ConfigError, OSError):
+            self.deadline.call(self._close, more_s=more_s)
         self.deadline.release()
 
     def _close(self) -> None:
         try:
-            with os_errors("close", self.url), self._bounds.locked():
+            with self._locked():
                 self._pending.close()
         finally:
             self._pending.release()
@@ -402,71 +492,9 @@ class DiskTier:
         return [key[len(self._namespace) :] for key in keys]
 
 
-class TierStore:
-    """A :class:`~s3cache.store.Store` of what a tier holds, which keeps its usage right.
+def _usage_of(objects: list[ObjectInfo]) -> Usage:
+    return Usage(sum(info.size for info in objects), len(objects))
 
-    Closing it closes the tier. What is read here does not count as used. What is removed is not
-    uploaded any more.
-    """
 
-    def __init__(self, tier: DiskTier) -> None:
-        self._tier = tier
-
-    @property
-    def url(self) -> str:
-        return self._tier.url
-
-    @overload
-    async def get(self, key: str) -> Buffer | None: ...
-    @overload
-    async def get(
-        self, key: str, accept_size: AcceptSize | None
-    ) -> Buffer | NotAccepted | None: ...
-    async def get(
-        self, key: str, accept_size: AcceptSize | None = None
-    ) -> Buffer | NotAccepted | None:
-        data = await asyncio.to_thread(self._tier.peek, key)
-        if data is not None and accept_size is not None and not accept_size(len(data)):
-            return NotAccepted(len(data))
-        return data
-
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        return await asyncio.to_thread(self._tier.peek, key, start, length)
-
-    async def head(self, key: str) -> ObjectInfo | None:
-        return await asyncio.to_thread(self._tier.head, key)
-
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        if mode == "create" and await asyncio.to_thread(self._tier.holds, key):
-            raise PreconditionError("already exists", op="put", store=self.url, key=key)
-        await asyncio.to_thread(self._tier.put, key, data)
-
-    async def delete(self, key: str) -> None:
-        await asyncio.to_thread(self._tier.delete, key)
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        for info in await asyncio.to_thread(self._tier.objects, prefix):
-            yield info
-
-    async def recorded(self) -> set[str]:
-        """Return the names that are still to be uploaded."""
-        return await asyncio.to_thread(self._tier.recorded)
-
-    async def atomic_create(self) -> bool:
-        return False
-
-    async def connect(self) -> None:
-        pass
-
-    def written_as(self, note: bytes) -> TierStore:
-        return self
-
-    async def aclose(self) -> None:
-        await asyncio.to_thread(self._tier.close)
+def _oldest_first(files: ObjectFiles) -> list[ObjectInfo]:
+    return sorted(files.walk(), key=lambda info: info.modified)

@@ -19,7 +19,6 @@ from urllib.parse import quote, unquote
 
 from s3cache.errors import ClosedError, ConfigError
 from s3cache.store import Directory
-from s3cache.tier._bounds import try_lock
 from s3cache.util.forks import call_in_child, close_unshared
 
 __all__ = ["Pending"]
@@ -53,22 +52,29 @@ class Pending:
 
     def add(self, name: str) -> bool:
         """Add ``name`` to what this process uploads; return False if it was there."""
-        directory = self._own().directory
         known = self.note_of(name)
         if known is None or name in self._adopted:  # of an adopted one, the last save decides
-            # The note is complete, also after a power failure: without it the object would be
-            # uploaded in a way that its saver did not want.
-            staged = f".{secrets.token_hex(8)}"
-            fd = os.open(staged, _CREATE, 0o600, dir_fd=directory.fd)
             try:
-                if self._note:
-                    os.write(fd, self._note)
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(staged, _file_of(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+                self._write_note(name)
+            except FileNotFoundError:  # our directory was removed: make another
+                self.release()
+                self._write_note(name)
             self._adopted.discard(name)
         return known is None
+
+    def _write_note(self, name: str) -> None:
+        # The note is complete, also after a power failure: without it the object would be uploaded
+        # in a way that its saver did not want.
+        directory = self._own().directory
+        staged = f".{secrets.token_hex(8)}"
+        fd = os.open(staged, _CREATE, 0o600, dir_fd=directory.fd)
+        try:
+            if self._note:
+                os.write(fd, self._note)
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(staged, _file_of(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
 
     def note_of(self, name: str) -> bytes | None:
         """Return the note on our upload of ``name``; ``None`` if it is not pending here."""
@@ -100,9 +106,9 @@ class Pending:
         owner = self._owner
         return [] if owner is None else _names(owner.directory, prefix)
 
-    def all_pending(self) -> set[str]:
-        """Return the names that any process, living or dead, is to upload."""
-        return {name for _, directory in self._owners() for name in _names(directory)}
+    def all_pending(self, prefix: str = "") -> set[str]:
+        """Return the names with ``prefix`` that any process, living or dead, is to upload."""
+        return {name for _, directory in self._owners() for name in _names(directory, prefix)}
 
     def adopt(
         self, prefix: str = "", limit: int | None = None, but: Container[str] = ()
@@ -114,7 +120,7 @@ class Pending:
             lock_fd = None
             if owner != own:
                 with contextlib.suppress(OSError):  # something else was planted in its place
-                    lock_fd = try_lock(directory, _LOCK)
+                    lock_fd = directory.try_lock(_LOCK)
             if lock_fd is None:  # its owner lives
                 continue
             try:
@@ -166,7 +172,7 @@ class Pending:
         if self._owner is None:
             name = secrets.token_hex(8)
             directory = self._open_root(True).enter(name, make=True)
-            lock_fd = try_lock(directory, _LOCK)
+            lock_fd = directory.try_lock(_LOCK)
             if lock_fd is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
             self._owner = _Owner(name, directory, lock_fd)

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from s3cache.errors import (
     CorruptError,
     DownloadTimeoutError,
     NoSpaceError,
+    PreconditionError,
     S3CacheError,
     StoreError,
     TruncatedError,
@@ -25,7 +26,7 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame, TrustCheck
 from s3cache.settings import Settings
-from s3cache.stats import Counters, Listeners, TransferEvent, Usage, Verb, VerbStats
+from s3cache.stats import Counters, Listeners, TransferEvent, Verb, VerbStats
 from s3cache.store import (
     AcceptSize,
     BreakerPolicy,
@@ -33,20 +34,22 @@ from s3cache.store import (
     Buffer,
     MeteredStore,
     NotAccepted,
+    ObjectInfo,
+    PutMode,
     RetryingStore,
     RetryPolicy,
     Store,
     listing,
 )
-from s3cache.tier._disk import DiskTier, SearchResult
-from s3cache.tier._loop import Deadline, background, cancel_all
-from s3cache.tier._prefetch import Prefetch, Prefetches
+from s3cache.tier._disk import DiskTier
+from s3cache.tier._loop import Deadline, Prefetch, Prefetches, background, cancel_all
 from s3cache.tier._uploads import Uploads
 from s3cache.util.logs import Problems
 
-__all__ = ["LocalTier", "RemoteTier"]
+__all__ = ["LocalTier", "RemoteTier", "TierStore"]
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 # A disk that failed is not used for so long: meanwhile there may be room again.
 _REST_S = 60.0
@@ -70,10 +73,8 @@ class LocalTier:
     While it is not used, or there is none, it looks empty and full. What fails is not raised,
     unless the cache is strict.
 
-    Args:
-        check_trust: checks signatures.
-
     Attributes:
+        check_trust: checks signatures, if there is a policy.
         disk: the tier itself, which raises what fails; ``None`` if there is none.
         error: why it could not be read or written the last time, if it could not.
     """
@@ -87,7 +88,7 @@ class LocalTier:
     ) -> None:
         self.disk = disk
         self.error: Exception | None = None
-        self._check_trust = check_trust
+        self.check_trust = check_trust
         self._counters = counters
         self._problems = problems
         self._unread_until = self._unwritten_until = 0.0
@@ -102,43 +103,31 @@ class LocalTier:
         """Whether there is a disk, and writing it did not fail just now."""
         return self.disk is not None and time.monotonic() >= self._unwritten_until
 
+    def search(self, key: str, names: Sequence[str]) -> tuple[str, bytes] | list[ObjectInfo]:
+        """Return the first of ``names`` with its unverified bytes, or all there is of ``key``."""
+        return self.read(lambda disk: disk.search(names, entries.name_prefix(key)), [])
+
     def load(self, name: str) -> Frame | None:
-        """Return the verified entry at ``name``, or ``None``; raise as :meth:`verify` does."""
-        data = self._read(lambda disk: disk.get(name), None)
+        """Return the entry at ``name``, or ``None``; see :meth:`verify`."""
+        data = self.read(lambda disk: disk.get(name), None)
         return None if data is None else self.verify(name, data)
 
     def verify(self, name: str, data: bytes) -> Frame:
-        """Return the entry that was read from ``name``.
+        """Return the entry that was read from ``name``; set it aside and raise if it is damaged.
 
-        Raises:
-            CorruptError: the file is damaged; it was set aside.
-            UntrustedError: it is not trusted; it stays, as others may trust its signer.
+        One that is not trusted stays, as others may trust its signer.
         """
         try:
-            return entries.verify(name, data, admit=self._check_trust)
+            return entries.verify(name, data, admit=self.check_trust)
         except CorruptError:
             self._quarantine(name)
             raise
 
-    def search(self, key: str, names: Sequence[str]) -> SearchResult:
-        """Find the first of ``names``, or list what there is of ``key``; see :meth:`verify`."""
-        prefix = entries.name_prefix(key)
-        return self._read(lambda disk: disk.search(names, prefix), SearchResult())
-
-    def names(self, key: str) -> list[str]:
-        """List the names of all entries under ``key``, the last used first."""
-        prefix = entries.name_prefix(key)
-        return self._read(lambda disk: [info.key for info in disk.objects(prefix)], [])
-
     def holds(self, name: str) -> bool:
         """Return whether there is something at ``name``, whatever it is."""
-        return self._read(lambda disk: disk.holds(name), False)
+        return self.read(lambda disk: disk.holds(name), False)
 
-    def usage(self) -> Usage | None:
-        """Return bytes and files held, by all namespaces; ``None`` without a disk."""
-        return self._read(lambda disk: disk.usage(), None)
-
-    def _read(self, read: Callable[[DiskTier], _T], otherwise: _T) -> _T:
+    def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
         """Return what ``read`` gives, or ``otherwise`` where there is no disk or it fails."""
         if self.disk is None or time.monotonic() < self._unread_until:
             return otherwise
@@ -172,26 +161,6 @@ class LocalTier:
         self._unwritten_until = time.monotonic() + _REST_S
         self._problems.met("local", "the local tier cannot be written and is left as it is", error)
 
-    def remove(self, name: str) -> bool:
-        """Remove the object; return whether it was there. Raise StoreError if the disk fails."""
-        if self.disk is None or not self.is_writable or not self.disk.holds(name):
-            return False
-        self.disk.delete(name)
-        return True
-
-    def remove_all(self, prefix: str) -> list[str]:
-        """Remove all objects with ``prefix``; return their names.
-
-        Raises:
-            StoreError: the disk fails.
-        """
-        if self.disk is None:
-            return []
-        names = [info.key for info in self.disk.objects(prefix)]
-        for name in names:
-            self.disk.delete(name)
-        return names
-
     def set_aside(self, entry: Frame) -> None:
         """Quarantine every copy of an entry that was loaded from here."""
         for name in entries.names_of(entry.header):
@@ -208,26 +177,17 @@ class LocalTier:
             except S3CacheError as exc:
                 self._write_failed(exc)
 
-    def close(self, timeout_s: float) -> None:
-        """Leave what is not uploaded to other processes."""
-        if self.disk is not None:
-            self.disk.close(timeout_s)
-
 
 class RemoteTier:
     """The entries of one remote store, and all transfers between it and this process.
 
     Everything that waits for the network happens on the background loop. Methods may be called
-    from any thread but the loop's own.
+    from any thread but the loop's own. What they need raises ``S3CacheError``.
 
     Args:
         store: the bare store; this object closes it.
         disk: where downloads land, and where uploads are recorded.
         replaceable: what an upload may overwrite; damage found here is added.
-        check_trust: checks signatures; an entry that is not trusted does not land.
-
-    Attributes:
-        uploads: what is saved here goes there.
     """
 
     def __init__(
@@ -240,9 +200,8 @@ class RemoteTier:
         counters: Counters,
         listeners: Listeners,
         problems: Problems,
-        check_trust: TrustCheck | None = None,
     ) -> None:
-        self._check_trust = check_trust
+        self._check_trust = disk.check_trust
         self._store = store
         self._counters = counters
         self._listeners = listeners
@@ -308,30 +267,18 @@ class RemoteTier:
     def connect_soon(self) -> None:
         """Open the store's client in the background, so that the first call does not pay for it."""
         with contextlib.suppress(ClosedError):
-            self._loop.submit(self._connect())
-
-    async def _connect(self) -> None:
-        with contextlib.suppress(S3CacheError):  # the first real call meets the same error
-            await self._store.connect()
+            self._loop.submit(self._store.connect())  # the first real call meets the same error
 
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
         """Return the verified entry at ``name``, from a download under way if there is one.
 
         Where signatures matter, only the head of an entry that is large or ``suspect`` is read
         before they are checked. After ``timeout_s`` the download goes on, and lands.
-
-        Raises:
-            S3CacheError: nothing came within ``timeout_s``, it is damaged or not trusted, the
-                remote cannot answer, or :meth:`close` was called.
         """
         return self._wait(self._load_verified(name, suspect=suspect), name, timeout_s)
 
     def names(self, key: str, timeout_s: float) -> list[str]:
-        """List the names of all entries under ``key`` but the first, the newest first.
-
-        Raises:
-            StoreError: the remote did not list them within ``timeout_s``.
-        """
+        """List the names of all entries under ``key`` but the first, the newest first."""
         return self._wait(self._list(key), entries.name_prefix(key), timeout_s)
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
@@ -344,11 +291,7 @@ class RemoteTier:
         return min(at_most, max(left_s, _PROBE_WAIT_S))
 
     def remove(self, prefix: str) -> list[str]:
-        """Delete all objects with ``prefix``; return their names.
-
-        Raises:
-            StoreError: the remote refuses, or cannot do it; what was deleted by then stays so.
-        """
+        """Delete all objects with ``prefix``; return their names."""
         return self._loop.wait(self._remove(prefix), None)
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
@@ -483,8 +426,7 @@ class RemoteTier:
 
     async def _stop(self) -> None:
         self._stopped = True
-        await self._prefetches.stop()
-        await cancel_all(self._downloads.values())
+        await cancel_all([*self._prefetches.running, *self._downloads.values()])
 
     # -- on the loop: uploads
 
@@ -503,3 +445,55 @@ class RemoteTier:
     def _upload_failed(self, error: Exception) -> None:
         self._counters.upload_failed()
         self._problems.warn("upload", "an upload failed", error)
+
+
+class TierStore(Store):
+    """A store of what a disk tier holds: reading is no use of it, and closing closes the tier."""
+
+    def __init__(self, tier: DiskTier) -> None:
+        self._tier = tier
+
+    @property
+    def url(self) -> str:
+        return self._tier.url
+
+    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
+        data = await asyncio.to_thread(self._tier.peek, key)
+        if data is None or accept_size is None or accept_size(len(data)):
+            return data
+        return NotAccepted(len(data))
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        return await asyncio.to_thread(self._tier.peek, key, start, length)
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        return await asyncio.to_thread(self._tier.head, key)
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        if mode == "create" and await asyncio.to_thread(self._tier.holds, key):
+            raise PreconditionError("already exists", op="put", store=self.url, key=key)
+        await asyncio.to_thread(self._tier.put, key, data)
+
+    async def delete(self, key: str) -> None:
+        await asyncio.to_thread(self._tier.delete, key)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        for info in await asyncio.to_thread(self._tier.objects, prefix):
+            yield info
+
+    async def recorded(self) -> set[str]:
+        """Return the names that are still to be uploaded."""
+        return await asyncio.to_thread(self._tier.recorded)
+
+    async def atomic_create(self) -> bool:
+        return False
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._tier.close)

@@ -25,8 +25,7 @@ from s3cache.errors import (
 from s3cache.stats import Listeners, Step, TransferEvent
 from s3cache.store import Buffer
 from s3cache.tier._disk import DiskTier
-from s3cache.tier._loop import BackgroundLoop, cancel_all
-from s3cache.tier._prefetch import Budget
+from s3cache.tier._loop import BackgroundLoop, Budget, cancel_all
 from s3cache.util.logs import logger_of
 
 __all__ = ["FlushReport", "Uploads"]
@@ -43,7 +42,6 @@ _LONGEST_RETRY_S = 300.0
 # How often a process looks for what processes that are gone have left.
 _ADOPT_EVERY_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
-# What is pending is counted by a thread, and all of those may be in a name lookup that hangs.
 _REPORT_TIMEOUT_S = 2.0
 
 logger = logger_of("storage")
@@ -54,8 +52,7 @@ class FlushReport:
     """What remains to be uploaded after a flush.
 
     Attributes:
-        remaining: objects not uploaded yet. Those that are pending in the local tier are uploaded
-            by a later process.
+        remaining: objects not uploaded yet; a later process uploads what is on the disk.
         in_memory: how many of them are in memory alone and die with this process.
         error: why the last failed upload failed, if any did since the last success.
     """
@@ -83,16 +80,13 @@ class Uploads:
     Args:
         publish: uploads the bytes of the object of that name, with the note on it if another
             process saved it; returns whether it wrote anything, or found all there.
-        disk: holds bytes, and what is pending; ``None`` if there is no local tier.
-        concurrency: uploads at once.
         max_count: objects that wait in memory, because there is no disk or it fails.
         max_bytes: bytes of those, and of objects that are read from the disk at once; one object
             larger than that goes alone.
         on_problem: called on the loop's thread with each error that ends an attempt.
 
     Attributes:
-        pause_s: how long the last failure that may pass made uploads pause; each one in a row
-            doubles it.
+        pause_s: how long the last failure that may pass made uploads pause; the next doubles it.
         retry_s: how long what was refused waits to be tried again; each refusal doubles it.
     """
 
@@ -117,12 +111,10 @@ class Uploads:
         self._listeners = listeners
         self._on_problem = on_problem
         self._is_closed = False
-        # What is not on the disk.
-        self._memory: dict[str, bytes] = {}
+        self._memory: dict[str, bytes] = {}  # what is not on the disk
         self._mutex = threading.Lock()
         # What is not to be uploaded yet, with its size. The thread that takes a name out decides.
         self._delayed: dict[str, int] = {}
-
         self._arriving: set[str] = set()  # on their way from the disk to the queue
         # Touched on the loop only. An object is queued, active or refused; it has a size in the
         # first two states, 0 as long as it is not known.
@@ -151,11 +143,7 @@ class Uploads:
     # -- on the caller's thread
 
     def start(self, names: Iterable[str] = ()) -> None:
-        """Begin to upload ``names``, which are pending, and what processes that are gone have left.
-
-        The latter now and from time to time. Where no thread can be started now, that begins with
-        the first upload.
-        """
+        """Begin to upload ``names``, which are pending, and what processes that are gone leave."""
         self._adopts = self._disk is not None
         with contextlib.suppress(ClosedError):
             self._loop.call(self._start_tasks)
@@ -186,11 +174,7 @@ class Uploads:
             raise
 
     def put_delayed(self, name: str, data: Buffer, seconds: float) -> None:
-        """Like :meth:`put`, or :meth:`put_in_memory` without a disk, but queue it later.
-
-        A flush, the exit and a later process upload it as they do any other. Until then,
-        :meth:`cancel_delayed` undoes it.
-        """
+        """Put it, in memory without a disk; queue it later, or with a flush, unless cancelled."""
         self._delayed[name] = memoryview(data).nbytes
         try:
             (self._keep_in_memory if self._disk is None else self._keep_on_disk)(name, data)
@@ -198,9 +182,8 @@ class Uploads:
             self._delayed.pop(name, None)
             raise
         with contextlib.suppress(ClosedError):
-            self._loop.call(
-                lambda: asyncio.get_running_loop().call_later(seconds, self._release, name)
-            )
+            loop = self._loop
+            loop.call(lambda: asyncio.get_running_loop().call_later(seconds, self._release, name))
 
     def cancel_delayed(self, name: str) -> bool:
         """Remove a delayed object; return False if it is not, or no longer, delayed."""
@@ -217,17 +200,11 @@ class Uploads:
         return len(self._sizes) + len(self._refused) + len(self._delayed)
 
     def flush(self, timeout_s: float | None) -> FlushReport:
-        """Wait until nothing is left that can be uploaded, at most ``timeout_s``.
-
-        What was given up is tried once more, and a pause after a failure is cut short.
-        """
+        """Wait until nothing is left that can be uploaded, at most ``timeout_s``: all is tried."""
         return self._wait_for(self._drain(), timeout_s)
 
     def flush_while_it_works(self, timeout_s: float) -> FlushReport:
-        """Like :meth:`flush`, but end where uploads pause after a failure: for the exit.
-
-        Of what was refused some is tried again, and all if that is accepted.
-        """
+        """Flush for the exit: end where uploads pause, and try only some of what was refused."""
         return self._wait_for(self._drain_until_a_pause(), timeout_s)
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
@@ -293,20 +270,18 @@ class Uploads:
             self._emit("queued", name)
         self._start_tasks()
 
-    def _release(self, name: str) -> None:
-        size = self._delayed.pop(name, None)
-        if size is not None:
-            self._enqueue(name, size)
+    def _release(self, *names: str) -> None:
+        for name in names:
+            if (size := self._delayed.pop(name, None)) is not None:
+                self._enqueue(name, size)
 
     async def _drain_until_a_pause(self) -> None:
-        for name in [*self._delayed]:
-            self._release(name)
+        self._release(*self._delayed)
         self._try_some_again()
         await self._until(lambda: self._is_idle() or (self._pause and not self._active))
 
     async def _drain(self) -> None:
-        for name in [*self._delayed]:
-            self._release(name)
+        self._release(*self._delayed)
         self._try_all_again()
         while True:
             refusals = self._refusals
@@ -506,12 +481,11 @@ class Uploads:
 
     async def _give_back(self, name: str) -> bool:
         """Leave what was adopted to other processes; return False if it is ours."""
-        if self._disk is None:
-            return False
-        return bool(await self._ask(partial(self._disk.give_back, name)))
+        disk = self._disk
+        return disk is not None and bool(await self._ask(partial(disk.give_back, name)))
 
     async def _pending_on_disk(self) -> set[str]:
-        return {*(await self._ask(self._disk.pending) or ())} if self._disk is not None else set()
+        return set() if self._disk is None else {*(await self._ask(self._disk.pending) or ())}
 
     async def _ask(self, call: Callable[[], _T]) -> _T | None:
         """Return what a call of the disk gives, ``None`` if it fails: that may pass."""

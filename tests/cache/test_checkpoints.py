@@ -13,7 +13,7 @@ from s3cache import Cache, ConfigError, FlushReport, flush_at_checkpoint
 from tests.support.scripts import run_script
 
 if TYPE_CHECKING:
-    from s3cache.cache._engine import Framework
+    from s3cache.cache import Framework
 
 
 class Watched:

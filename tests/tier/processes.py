@@ -21,7 +21,7 @@ from s3cache.errors import *
 from s3cache.store import DeadlineExecutor, ObjectFiles
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
-from s3cache.tier._bounds import UsageFile
+from s3cache.tier._disk import Ledger
 
 root = sys.argv[1]
 DeadlineExecutor.limit_s = 120.0  # many processes on few cores

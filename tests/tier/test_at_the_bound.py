@@ -32,12 +32,12 @@ SCRIPT = """
     import json, os, random, sys
     from s3cache import Cache, Hit, Saved
     from s3cache.store import DeadlineExecutor
-    from s3cache.tier import _bounds
+    from s3cache.tier import _disk
     from tests.support.worker import entry, keys
 
     # A disk that takes seconds is done without. With so many on few cores any may: what is counted
     # here is not how long things take.
-    DeadlineExecutor.limit_s = _bounds.LOCK_TIMEOUT_S = 120.0
+    DeadlineExecutor.limit_s = _disk.LOCK_TIMEOUT_S = 120.0
 
     options, children, saves, size = json.loads(sys.argv[1])
 

@@ -55,20 +55,6 @@ def test_waiting_on_its_own_thread_is_refused(loop: BackgroundLoop) -> None:
         loop.wait(wait_for_itself(), 10)
 
 
-def test_stopping_releases_callers(loop: BackgroundLoop) -> None:
-    waiting = threading.Event()
-
-    async def work() -> None:
-        waiting.set()
-        await _for_ever()
-
-    join = in_thread(lambda: loop.wait(work(), None))
-    assert waiting.wait(10)
-    loop.stop()
-    with pytest.raises(ClosedError):
-        join()
-
-
 def test_once_stopped_it_takes_nothing(loop: BackgroundLoop) -> None:
     loop.wait(_name_of_thread(), 10)
     loop.stop()

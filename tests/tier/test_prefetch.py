@@ -11,7 +11,7 @@ import pytest
 
 from s3cache.errors import AccessDeniedError
 from s3cache.store import AcceptSize, NotAccepted
-from s3cache.tier import BackgroundLoop, Prefetches
+from s3cache.tier import BackgroundLoop, Prefetches, cancel_all
 from tests.support.waiting import LONG_S, eventually
 
 if TYPE_CHECKING:
@@ -121,19 +121,12 @@ def test_a_prefetch_reports_what_it_found(prefetches: Prefetches, source: Source
     assert source.fetched["here"] == 0
 
 
-def test_even_a_mistake_stops_no_other_prefetch(prefetches: Prefetches, source: Source) -> None:
-    names = [f"{number}" for number in range(20)]
-    source.errors = {name: RuntimeError("bug") for name in names[:8]}
-    report = prefetches.start(names).wait(LONG_S)
-    assert (report.found, report.failed, report.complete) == (12, 8, True)
-
-
 def test_stopping_ends_those_under_way(
     loop: BackgroundLoop, prefetches: Prefetches, source: Source
 ) -> None:
     source.is_open = False
     prefetch = prefetches.start(f"{number}" for number in range(50))
     eventually(lambda: source.waiting == 3)
-    loop.wait(prefetches.stop(), 20)
+    loop.wait(cancel_all(prefetches.running), 20)
     assert not prefetch.wait(LONG_S).complete
     assert source.waiting == 0

@@ -15,8 +15,8 @@ from s3cache.errors import TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
-from s3cache.tier import _bounds as module
-from s3cache.tier._bounds import UsageFile
+from s3cache.tier import _disk as module
+from s3cache.tier._disk import Ledger
 from tests.tier.processes import finish, heard, open_tier, stop, tell
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: P
         """
         tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
         tier.put_pending("a", b"x")
-        with UsageFile(ObjectFiles(root)).locked():
+        with Ledger(ObjectFiles(root)).locked():
             if os.fork() == 0:
                 say(os.getpid())
             signal.pause()
@@ -115,7 +115,7 @@ def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     holder = start(
         """
         tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
-        with UsageFile(ObjectFiles(root)).locked():
+        with Ledger(ObjectFiles(root)).locked():
             say("locked")
             hear()
         """
@@ -252,7 +252,7 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
     An observer sums the files themselves from time to time, while no process may change them.
     """
     tier = DiskTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
-    usage_file = UsageFile(ObjectFiles(root))
+    ledger = Ledger(ObjectFiles(root))
     workers = [start(HAMMER, seed) for seed in range(4)]
     mortal = start(HAMMER, 100)
     for worker in (*workers, mortal):
@@ -260,7 +260,7 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
     tell(*workers, mortal)
     samples = kills = 0
     while kills < 10:
-        with usage_file.locked() as ledger:
+        with ledger.locked():
             sizes = [path.stat().st_size for path in (root / "objects").glob("*/*")]
             assert ledger.usage == Usage(sum(sizes), len(sizes))
             assert ledger.usage.bytes <= MAX_BYTES
