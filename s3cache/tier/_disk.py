@@ -26,7 +26,6 @@ from s3cache.stats import Usage
 from s3cache.store import (
     AcceptSize,
     Buffer,
-    DeadlineExecutor,
     NotAccepted,
     ObjectFiles,
     ObjectInfo,
@@ -36,6 +35,7 @@ from s3cache.store import (
 )
 from s3cache.tier._bounds import Bounds
 from s3cache.tier._pending import Pending
+from s3cache.util.deadline import DeadlineExecutor
 
 __all__ = ["DiskTier", "SearchResult", "TierStore"]
 

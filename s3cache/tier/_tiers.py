@@ -28,7 +28,6 @@ from s3cache.settings import Settings
 from s3cache.stats import Counters, Listeners, TransferEvent, Usage, Verb, VerbStats
 from s3cache.store import (
     AcceptSize,
-    BreakerPolicy,
     BreakingStore,
     Buffer,
     MeteredStore,
@@ -42,6 +41,7 @@ from s3cache.tier._disk import DiskTier, SearchResult
 from s3cache.tier._loop import Deadline, background, cancel_all
 from s3cache.tier._prefetch import Prefetch, Prefetches
 from s3cache.tier._uploads import Uploads
+from s3cache.util.deadline import Breaker
 from s3cache.util.logs import Problems
 
 __all__ = ["LocalTier", "RemoteTier"]
@@ -264,7 +264,7 @@ class RemoteTier:
         )
         self._reader = BreakingStore(
             RetryingStore(self._metered, reads),
-            BreakerPolicy(settings.breaker_failures, settings.breaker_reset_s),
+            Breaker(settings.breaker_failures, settings.breaker_reset_s),
         )
         # No breaker: what cannot be uploaded now is kept, and tried again after a pause.
         self._writer = RetryingStore(self._metered, writes)

@@ -52,22 +52,6 @@ from typing import Final, Protocol, runtime_checkable
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.util.text import may_be_a_key
 
-__all__ = [
-    "MAX_SIGNATURES",
-    "Algorithm",
-    "Signature",
-    "Signer",
-    "SigningKey",
-    "Statement",
-    "TimeLimitedSigner",
-    "VerifyKey",
-    "check_name",
-    "generate",
-    "pack",
-    "sign",
-    "unpack",
-]
-
 MAX_SIGNATURES: Final = 16
 
 _DOMAIN: Final = b"s3cache entry signature 1\x00"

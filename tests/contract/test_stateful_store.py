@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # Few, so that rules meet on one key; close to one another, so that a mix-up shows.
-keys = st.sampled_from(["a", "A", "a/b", "a/b/c", "a.b", "a%2Fb", "ab", "b c", "b+c", "é/1"])
-prefixes = st.sampled_from(["", "a", "a/", "a/b", "b", "é", "none", "a%"])
+keys = st.sampled_from(["a", "a/b", "a/b/c", "a.b", "ab", "b-c", "b=/1"])
+prefixes = st.sampled_from(["", "a", "a/", "a/b", "b", "b=", "none", "a%"])
 bodies = st.one_of(st.binary(max_size=32), st.integers(1, 70_000).map(lambda n: b"%d" % n * 2))
 
 

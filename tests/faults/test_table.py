@@ -3,7 +3,7 @@
 A row of ``FAULTS`` is one fault of each outcome; a column is an operation; in the cell is the
 result. After each of them the fault ends, and then everything that was saved arrives: nothing is
 lost, and nothing that was read was wrong. Which errors have which outcome is in
-tests/store/s3/test_errors.py, faults of links in test_network.py, of the disk in test_disk.py.
+tests/store/test_s3_errors.py, faults of links in test_network.py, of the disk in test_disk.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from s3cache.cache import Cache, Engine, Hit, Saved
 from s3cache.settings import Settings
-from s3cache.store import open_store, store_identity
+from s3cache.store import open_store, parse_url
 from s3cache.tier import DiskTier
 from tests.support.gate import Answer, Gate, refusal
 from tests.support.marks import slow
@@ -67,7 +67,7 @@ class Site:
             "breaker_failures": 100,
         }
         settings = Settings(**{**quick, "local_dir": str(self.root / machine), **changes})
-        identity = store_identity(self.url, **self.options())
+        identity = parse_url(self.url, **self.options()).identity
         remote = partial(open_store, self.url, **self.options())
         engine = Engine(settings, open_remote=remote, identity=identity)
         self.caches.append(engine)
@@ -202,7 +202,7 @@ def _first(steps: list[str]) -> str:
 def _tier(site: Site) -> DiskTier:
     import hashlib
 
-    identity = store_identity(site.url, **site.options())
+    identity = parse_url(site.url, **site.options()).identity
     return DiskTier(
         site.root / "machine",
         max_bytes=1 << 30,

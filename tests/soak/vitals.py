@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3cache.store.s3 import S3Options
+from s3cache.store import S3Options
 
 __all__ = ["Growth", "Vitals", "growth", "vitals"]
 

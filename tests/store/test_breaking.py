@@ -14,14 +14,13 @@ from s3cache.errors import (
     PreconditionError,
     TransientError,
 )
-from s3cache.store import BreakerPolicy, BreakingStore, MemoryStore, RetryingStore, RetryPolicy
+from s3cache.store import BreakingStore, MemoryStore, RetryingStore, RetryPolicy
 from s3cache.testing import FaultyStore
 from s3cache.testing.contract import VERBS, listed
+from s3cache.util.deadline import Breaker
 
 if TYPE_CHECKING:
     from tests.support.clock import FakeClock
-
-POLICY = BreakerPolicy(failures=3, reset_after_s=10)
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def faulty() -> FaultyStore:
 
 @pytest.fixture
 def breaking(faulty: FaultyStore, clock: FakeClock) -> BreakingStore:
-    return BreakingStore(faulty, POLICY, clock=clock)
+    return BreakingStore(faulty, Breaker(3, 10, clock=clock))
 
 
 @pytest.fixture
@@ -175,7 +174,7 @@ async def test_around_retries_a_hanging_server_opens_it(
     retries = RetryPolicy(
         attempts=2, total_timeout_s=0.02, attempt_timeout_s=0.01, base_delay_s=0.0, max_delay_s=0.0
     )
-    breaking = BreakingStore(RetryingStore(faulty, retries), POLICY, clock=clock)
+    breaking = BreakingStore(RetryingStore(faulty, retries), Breaker(3, 10, clock=clock))
     faulty.inject("get", "hang", times=99)
     for _ in range(3):
         with pytest.raises(TransientError, match="no answer"):

@@ -31,7 +31,7 @@ DEFAULT_FILES = Settings().local_max_files
 SCRIPT = """
     import json, os, random, sys
     from s3cache import Cache, Hit, Saved
-    from s3cache.store import DeadlineExecutor
+    from s3cache.util.deadline import DeadlineExecutor
     from s3cache.tier import _bounds
     from tests.support.worker import entry, keys
 

@@ -20,7 +20,7 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store.s3._errors import is_absent, refuses_condition, translate
+from s3cache.store._s3_errors import is_absent, refuses_condition, translate
 
 
 def answer(status: int, code: str = "", message: str = "", **more: Any) -> ClientError:

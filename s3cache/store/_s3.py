@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from s3cache.errors import AccessDeniedError, ConfigError, PreconditionError, StoreError
+from s3cache.errors import AccessDeniedError, PreconditionError, StoreError
 from s3cache.store._base import (
     AcceptSize,
     Buffer,
@@ -18,7 +19,7 @@ from s3cache.store._base import (
     check_range,
     is_key,
 )
-from s3cache.store.s3._bodies import (
+from s3cache.store._s3_bodies import (
     GetRange,
     S3Body,
     read_range,
@@ -26,17 +27,15 @@ from s3cache.store.s3._bodies import (
     require_stored,
     write_parts,
 )
-from s3cache.store.s3._client import Clients
-from s3cache.store.s3._errors import (
+from s3cache.store._s3_client import Clients
+from s3cache.store._s3_errors import (
     error_status,
     is_absent,
     not_an_s3_answer,
     refuses_condition,
     translate,
 )
-from s3cache.store.s3._options import S3Options
-
-__all__ = ["S3Store"]
+from s3cache.store._s3_options import S3Options
 
 _T = TypeVar("_T")
 
@@ -63,9 +62,9 @@ class S3Store(Store):
     request, which holds 5 GiB at most, where CompleteMultipartUpload ignores the condition (all
     but AWS and MinIO).
 
-    The key segment ``.s3cache-probe`` is taken: with ``conditional_create="auto"`` the first
-    ``put(mode="create")`` writes a marker of that name under the prefix to learn whether the
-    server honours ``If-None-Match``. It is not listed, and cannot be read or written as a key.
+    With ``conditional_create="auto"`` the first ``put(mode="create")`` writes a marker named
+    ``.s3cache-probe``, which is no key, under the prefix to learn whether the server honours
+    ``If-None-Match``.
 
     The answer to HEAD has no body, so :meth:`head` gives ``None`` for a missing bucket too. In a
     versioned bucket :meth:`delete` hides an object and frees nothing.
@@ -76,8 +75,8 @@ class S3Store(Store):
         self._url = options.url
         self._prefix = f"{options.prefix}/" if options.prefix else ""
         self._clients = Clients(options)
-        self._aborting: set[asyncio.Task[Any]] = set()
         self._describe_requests(options)
+        # Unlike a key's, its name begins with a dot.
         self._probe = _ServerProbe({**self._for_write, "Key": self._prefix + _PROBE_NAME})
 
     def _describe_requests(self, options: S3Options) -> None:
@@ -151,7 +150,7 @@ class S3Store(Store):
         return await self._call(
             "get_range",
             key,
-            lambda client: read_range(self._ranges(client, path), start, length),
+            lambda client: read_range(self._ranges(client, path), self._options, start, length),
         )
 
     async def head(self, key: str) -> ObjectInfo | None:
@@ -210,7 +209,7 @@ class S3Store(Store):
             assert page is not None
             infos, token = page
             for info in infos:
-                if is_key(info.key) and info.key.rpartition("/")[2] != _PROBE_NAME:
+                if is_key(info.key):  # the probe's is none
                     yield info
             if token is None:
                 return
@@ -233,10 +232,6 @@ class S3Store(Store):
 
     async def aclose(self) -> None:
         """Close all connections; calls under way fail. Calling it twice does nothing."""
-        await self._probe.aclose()
-        for task in self._aborting:
-            task.cancel()
-        await asyncio.gather(*self._aborting, return_exceptions=True)
         await self._clients.aclose()
 
     # -- calls
@@ -259,9 +254,7 @@ class S3Store(Store):
             raise ours from error
 
     def _path(self, key: str) -> str:
-        if check_key(key).rpartition("/")[2] == _PROBE_NAME:
-            raise ConfigError(f"key {key!r}", f"{_PROBE_NAME} is taken", "use another name")
-        return self._prefix + key
+        return self._prefix + check_key(key)
 
     def _ranges(self, client: Any, path: str) -> GetRange:
         async def get(start: int, length: int) -> Mapping[str, Any] | None:
@@ -340,12 +333,9 @@ class S3Store(Store):
 
     async def _abort(self, client: Any, upload: dict[str, str]) -> None:
         """Free the parts, as far as it goes: what is left is for the bucket's lifecycle rule."""
-        # a task of its own, so that a cancelled writer still gets it sent
-        task = asyncio.ensure_future(client.abort_multipart_upload(**upload, **self._common))
-        self._aborting.add(task)
-        task.add_done_callback(self._aborting.discard)
-        task.add_done_callback(_mark_as_seen)
-        await asyncio.wait({task}, timeout=_ABORT_TIMEOUT_S)
+        with contextlib.suppress(Exception):
+            abort = client.abort_multipart_upload(**upload, **self._common)
+            await asyncio.wait_for(abort, _ABORT_TIMEOUT_S)
 
 
 def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
@@ -354,11 +344,6 @@ def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
         return ObjectInfo(key, answer[size], answer["LastModified"].timestamp())
     except KeyError as missing:
         raise not_an_s3_answer(f"says nothing about the object's {missing}") from None
-
-
-def _mark_as_seen(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 class _ServerProbe:
@@ -373,19 +358,16 @@ class _ServerProbe:
     def __init__(self, target: Mapping[str, Any]) -> None:
         self._target = target
         self._condition: _Condition | None = None
-        self._asking: asyncio.Task[_Condition] | None = None
+        self._asking = asyncio.Lock()
         self.is_swift = False
         self.completes_conditionally = False
 
     async def ask(self, client: Any) -> _Condition:
         """Ask the server once, however many writers wait; failing to is not remembered."""
-        if (known := self._condition) is not None:
-            return known
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._probe(client))
-            self._asking.add_done_callback(_mark_as_seen)
-        self._condition = answer = await asyncio.shield(self._asking)
-        return answer
+        async with self._asking:
+            if self._condition is None:
+                self._condition = await self._probe(client)
+            return self._condition
 
     def note_refusal(self) -> None:
         """Remember that a write was refused for its condition, whatever the server said before."""
@@ -398,12 +380,6 @@ class _ServerProbe:
             self.is_swift = True
         server = headers.get("server", "").lower()
         self.completes_conditionally = server.startswith(("amazons3", "minio"))
-
-    async def aclose(self) -> None:
-        """Stop asking; callers that wait for the answer are cancelled."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _probe(self, client: Any) -> _Condition:
         # The second round distinguishes a server that has just created the marker (412 now) from

@@ -21,12 +21,10 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from s3cache.errors import ClosedError, ConfigError
-from s3cache.store.s3._errors import not_an_s3_answer, translate
-from s3cache.store.s3._options import S3Options, partition_region
+from s3cache.store._s3_errors import not_an_s3_answer, translate
+from s3cache.store._s3_options import S3Options, partition_region
 from s3cache.util import __version__
 from s3cache.util.forks import new_event_loop, threads_are_greenlets
-
-__all__ = ["CHUNK_BYTES", "Clients", "credentials_source"]
 
 _T = TypeVar("_T")
 

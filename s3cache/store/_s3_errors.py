@@ -19,14 +19,6 @@ from s3cache.errors import (
     TransientError,
 )
 
-__all__ = [
-    "error_status",
-    "is_absent",
-    "not_an_s3_answer",
-    "refuses_condition",
-    "translate",
-]
-
 _Row: TypeAlias = "tuple[type[StoreError], str, str]"
 
 _CREDENTIALS = (
