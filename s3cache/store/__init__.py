@@ -8,10 +8,6 @@ from a URL. Wrappers, named by what they do, hold the store they wrap as ``inner
 A wrapper of one's own is a :class:`WrapperStore` that overrides one method.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from s3cache.store._base import (
     MAX_KEY_BYTES,
     AcceptSize,
@@ -37,6 +33,9 @@ from s3cache.store._directory import (
     os_errors,
     private_directory,
 )
+from s3cache.store._file import FileStore, MemoryStore, ObjectFiles, mark_used
+from s3cache.store._s3 import S3Store
+from s3cache.store._s3_client import credentials_source
 from s3cache.store._s3_options import S3Options, StoreOptions
 from s3cache.store._url import (
     STORE_OPTIONS,
@@ -45,19 +44,6 @@ from s3cache.store._url import (
     open_store,
     parse_url,
 )
-from s3cache.util import lazy_exports
-
-if TYPE_CHECKING:
-    from s3cache.store._file import FileStore, MemoryStore, ObjectFiles, mark_used
-    from s3cache.store._s3 import S3Store
-    from s3cache.store._s3_client import credentials_source
-else:
-    __getattr__, __dir__ = lazy_exports(
-        __name__,
-        _file="FileStore MemoryStore ObjectFiles mark_used",
-        _s3="S3Store",
-        _s3_client="credentials_source",
-    )
 
 __all__ = [
     "MAX_KEY_BYTES",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -170,8 +171,7 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield all objects with keys below ``prefix`` (a string, not a path), in any order.
 
-        Objects written or deleted meanwhile may or may not be listed; all others are, once.
-        Files or objects with names that are no keys are not listed.
+        Those written or deleted meanwhile may be missing; names that are no keys are not listed.
         """
         ...
 
@@ -199,9 +199,9 @@ class Store(Protocol):
 class WrapperStore(Store):
     """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
 
-    A wrapper overrides :meth:`_around` for what it does with calls of any kind, and a verb's own
-    method for what it does with that verb only. Each page of 1,000 objects of a listing is a call;
-    one that is made again lists from the start and passes over what was listed before.
+    A wrapper overrides :meth:`_around` for calls of any kind, and a verb's own method for that one.
+    Each page of 1,000 objects of a listing is a call; one that is made again lists from the start
+    and passes over what was listed before.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -290,10 +290,7 @@ class WrapperStore(Store):
 
 @asynccontextmanager
 async def listing(store: Store, prefix: str) -> AsyncGenerator[AsyncIterator[ObjectInfo], None]:
-    """Give the block ``store.list(prefix)``, and close it afterwards.
-
-    Most stores give a generator, which holds a connection or a directory open until it is closed.
-    """
+    """Give the block ``store.list(prefix)``, and close it: it may hold a connection open."""
     items = store.list(prefix)
     try:
         yield items
@@ -302,7 +299,6 @@ async def listing(store: Store, prefix: str) -> AsyncGenerator[AsyncIterator[Obj
 
 
 async def _close_listing(items: AsyncIterator[ObjectInfo]) -> None:
-    """Close a listing that may not have been read to its end."""
     aclose = getattr(items, "aclose", None)  # which the protocol does not promise
     if aclose is not None:
         await aclose()
@@ -370,6 +366,9 @@ class RetryingStore(WrapperStore):
             left_s = started + self.policy.total_timeout_s - time.monotonic()
             timeout_s = min(self.policy.attempt_timeout_s, left_s)
             try:
+                if sys.version_info >= (3, 11):
+                    async with asyncio.timeout(timeout_s):  # unlike wait_for, it makes no task
+                        return await call()
                 return await asyncio.wait_for(call(), timeout_s)
             except asyncio.TimeoutError:
                 problem = f"no answer within {max(timeout_s, 0.0):.3g} s"
@@ -411,10 +410,9 @@ def _may_pass(error: BaseException) -> bool:
 
 
 class BreakingStore(WrapperStore):
-    """Fails at once with :class:`~s3cache.errors.CircuitOpenError` while the server is down.
+    """Fails at once with ``CircuitOpenError`` while the server is down, as ``breaker`` says.
 
-    As ``breaker`` says. Transient failures count; every answer is a success, be it "denied",
-    "exists already" or "not there". A cancelled call says nothing about the server.
+    Transient failures count; every answer is a success, be it "denied" or "not there".
     """
 
     def __init__(self, inner: Store, breaker: Breaker) -> None:
@@ -451,10 +449,7 @@ class BreakingStore(WrapperStore):
 
 
 class MeteredStore(WrapperStore):
-    """Measures each call to ``inner``; what it measures depends on where in a stack it stands.
-
-    Inside :class:`RetryingStore` it sees every attempt, outside only the outcome.
-    """
+    """Measures each call to ``inner``: inside :class:`RetryingStore` every attempt."""
 
     def __init__(self, inner: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(inner)

@@ -115,11 +115,8 @@ class Directory:
 
     @contextlib.contextmanager
     def scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """Give the block the directory's entries, read through a descriptor of their own.
-
-        The position in a directory belongs to the descriptor: two concurrent readers of one would
-        get some of the entries each.
-        """
+        """Give the block the directory's entries."""
+        # Of a descriptor, two concurrent readers would get some of the entries each.
         fd = os.open(".", _FLAGS, dir_fd=self.fd)
         try:
             with os.scandir(fd) as entries:
@@ -249,12 +246,9 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def private_directory() -> tuple[str, Callable[[], None]]:
-    """Make a directory for this process that no other user can replace.
+    """Make a directory that no other user can replace; return its path and what removes it.
 
     It is below the temporary directory where that is safe, else in the next best place.
-
-    Returns:
-        Its path, and a function that removes it.
 
     Raises:
         ConfigError, OSError: there is no such place.

@@ -22,9 +22,8 @@ import secrets
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from s3cache.errors import ConfigError, PreconditionError, ReadOnlyError
@@ -57,10 +56,7 @@ _MAX_TRANSFER_S = 600.0
 class ObjectFiles:
     """Objects as files. Synchronous; any number of threads and processes may share ``root``.
 
-    What a store on a directory and the disk tier have in common. It bounds and evicts nothing.
-
-    Args:
-        root: created with mode 0700 (parents with 0755 at most) unless it exists.
+    A missing ``root`` is made with mode 0700, and its parents with 0755 at most.
 
     Raises:
         ConfigError: ``root``, or what belongs in it, is a symbolic link, no directory, another
@@ -167,11 +163,7 @@ class ObjectFiles:
         return None
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield every object with a key below ``prefix``; not all that are deleted meanwhile.
-
-        Costs one directory scan per directory that can hold such keys. Files that are not at the
-        place of a key are passed over: they could be neither read nor deleted.
-        """
+        """Yield every object with a key below ``prefix``; not all that are deleted meanwhile."""
         above, slash, _ = prefix.rpartition("/")
         if above and not is_key(above):
             return
@@ -184,7 +176,7 @@ class ObjectFiles:
     def write(self, key: str, data: Buffer) -> None:
         """Write or replace the object, atomically; bytes and name have reached the disk then."""
         with self.staged(key, data, durable=True) as staged:
-            self._place(staged.replace, key, durable=True)
+            self._place(staged, key, os.replace, durable=True)
 
     def create(self, key: str, data: Buffer) -> None:
         """Write the object durably unless it exists; exactly one of several creators wins.
@@ -195,11 +187,11 @@ class ObjectFiles:
         with self.staged(key, data, durable=True) as staged:
             try:
                 # Unlike rename, link refuses an existing name, on NFS too.
-                self._place(staged.link, key, durable=True)
+                self._place(staged, key, os.link, durable=True)
             except FileExistsError:
                 problem = "already exists"
                 raise PreconditionError(problem, op="put", store=self.url, key=key) from None
-            staged.remove()
+            os.unlink(staged.name, dir_fd=staged.directory.fd)
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
@@ -236,30 +228,30 @@ class ObjectFiles:
                 yield staged
             except BaseException:
                 with contextlib.suppress(OSError):  # moved, or left to the sweep
-                    staged.remove()
+                    os.unlink(name, dir_fd=directory.fd)
                 raise
             finally:
                 os.close(staged.fd)
 
     def rename(self, staged: Staged, key: str) -> None:
         """Move a staged file to its place, making directories as needed."""
-        self._place(staged.replace, key)
+        self._place(staged, key, os.replace)
 
     def _place(
-        self, move: Callable[[Directory, str], None], key: str, *, durable: bool = False
+        self, staged: Staged, key: str, move: Callable[..., None], *, durable: bool = False
     ) -> None:
         parents, name = _names(key)
-        new = False
+        depths = range(len(parents), len(parents) - 1, -1)
         try:
-            move(self._enter(parents), name)
+            directory = self._enter(parents)
         except FileNotFoundError:
-            move(self._enter(parents, make=True), name)
-            new = True
-        if durable:  # the name, and those of directories that may be new
-            for depth in range(len(parents), -1, -1) if new else [len(parents)]:
-                # fdatasync need not flush names: a directory's size does not count them
-                directory = self._enter(parents[:depth])
-                os.fsync(directory.fd)
+            directory = self._enter(parents, make=True)
+            depths = range(len(parents), -1, -1)  # those above may be new
+        source = staged.directory
+        move(staged.name, name, src_dir_fd=source.fd, dst_dir_fd=directory.fd)
+        for depth in depths if durable else ():
+            directory = self._enter(parents[:depth])
+            os.fsync(directory.fd)  # fdatasync need not: a directory's size does not count names
 
     def sweep(self) -> int:
         """Remove what killed writers left in staging; return how many files."""
@@ -276,22 +268,12 @@ class ObjectFiles:
         return removed
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """A file that is being written, to be moved to its place."""
 
     directory: Directory
     name: str
     fd: int
-
-    def replace(self, directory: Directory, name: str) -> None:
-        os.replace(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=directory.fd)
-
-    def link(self, directory: Directory, name: str) -> None:
-        os.link(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=directory.fd)
-
-    def remove(self) -> None:
-        os.unlink(self.name, dir_fd=self.directory.fd)
 
 
 def mark_used(fd: int) -> None:
@@ -357,13 +339,11 @@ def _read(fd: int, size: int, start: int = 0) -> bytes:
 
 
 class FileStore(Store):
-    """A :class:`~s3cache.store.Store` of files below ``root``, laid out as ObjectFiles does.
+    """A store of files below ``root``, which any processes on any machines may share.
 
-    On NFS, EFS or Lustre it is a shared remote: it is safe for any number of processes on any
-    number of machines that see the same file system. ``put`` has reached the disk when it returns.
-    Nothing here blocks the event loop: file system calls run on other threads. One that hangs (a
-    dead NFS server) fails as a :class:`~s3cache.errors.TransientError` after 15 s, and those after
-    it at once, until the file system answers again.
+    So on NFS, EFS or Lustre it is a remote. ``put`` has reached the disk when it returns. File
+    system calls run on other threads. One that hangs (a dead NFS server) fails as a
+    ``TransientError`` after 15 s, and those after it at once, until the file system answers again.
 
     Raises:
         ConfigError: ``root`` is not a private directory of this user.
@@ -440,11 +420,7 @@ class FileStore(Store):
 
 
 class MemoryStore(Store):
-    """A :class:`Store` in this process's memory, for tests and trials.
-
-    Objects are copied in and immutable from then on. No call gives up the event loop half-way, so
-    ``put`` is atomic. A closed store keeps its objects.
-    """
+    """A store in this process's memory, for tests and trials; closed, it keeps its objects."""
 
     def __init__(self, name: str = "") -> None:
         self._url = f"memory://{name}"

@@ -83,10 +83,10 @@ class S3Store(Store):
         def given(**fields: Any) -> dict[str, Any]:
             return {name: value for name, value in fields.items() if value is not None}
 
-        has_key = options.sse_c_key is not None
+        algorithm = None if options.sse_c_key is None else "AES256"
         self._common = given(Bucket=options.bucket, RequestPayer=options.request_payer)
         self._for_read = self._common | given(
-            SSECustomerAlgorithm="AES256" if has_key else None, SSECustomerKey=options.sse_c_key
+            SSECustomerAlgorithm=algorithm, SSECustomerKey=options.sse_c_key
         )
         self._for_write = self._for_read | given(
             ContentType="application/octet-stream",
@@ -96,12 +96,9 @@ class S3Store(Store):
         )
 
     def written_as(self, note: bytes) -> S3Store:
-        """Return this store with objects encrypted and kept as ``note`` says.
+        """Return this store with objects written as another store's :attr:`S3Options.note` says.
 
         The two share everything else; closing one closes both.
-
-        Args:
-            note: what :attr:`S3Options.note` was where the object was saved.
 
         Raises:
             ConfigError: it needs an SSE-C key that was not given here.
@@ -121,9 +118,7 @@ class S3Store(Store):
         return self._url
 
     async def connect(self) -> None:
-        """Open the client now, so that the first call does not pay for it. Sends nothing to S3.
-
-        Most of that time another thread works; the loop's other tasks go on.
+        """Open the client now, mostly on another thread, so that no call pays for it.
 
         Raises:
             ClosedError: the store is closed, or in use on another event loop.
@@ -349,10 +344,9 @@ def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
 class _ServerProbe:
     """Asks one server, once, what a store depends on and only the server can say.
 
-    AWS, MinIO and Ceph RGW honour ``If-None-Match: *`` on a write, and of racing writers one wins.
-    Others ignore the header or refuse it. OpenStack Swift's s3api honours it, but several of racing
-    writers win. On CompleteMultipartUpload, all but AWS and MinIO ignore it. Where the marker
-    object (``target``) may not be written, the condition is assumed to be honoured.
+    AWS, MinIO and Ceph RGW honour ``If-None-Match: *`` on a write; others ignore or refuse it. With
+    OpenStack Swift's s3api several of racing writers win. On CompleteMultipartUpload, all but AWS
+    and MinIO ignore it. Where the marker (``target``) may not be written, it is assumed to work.
     """
 
     def __init__(self, target: Mapping[str, Any]) -> None:

@@ -109,8 +109,7 @@ def _total_bytes(response: Mapping[str, Any], options: S3Options) -> tuple[int, 
 class S3Body:
     """Bytes as a file for botocore (hashing) and as an async iterable for aiohttp (sending).
 
-    Plain bytes go through ``io.BytesIO``, which copies every 64 KiB, and from 1 MiB on aiohttp
-    warns; a memoryview botocore refuses.
+    Plain bytes would be copied, with a warning of aiohttp; a memoryview botocore refuses.
     """
 
     __slots__ = ("_at", "_view")
@@ -149,9 +148,7 @@ async def write_parts(
 ) -> None:
     """Send ``body`` as the parts of an upload that has been begun, and complete it.
 
-    Args:
-        upload: what each request for the upload takes: its key, its id and the encryption.
-        condition: on which the upload is completed.
+    ``upload`` is what each request for it takes: its key, its id and the encryption.
     """
     size = max(part_bytes, MIN_PART_BYTES, -(-len(body) // _MAX_PARTS))
 

@@ -55,12 +55,10 @@ _PARTITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """Say where an S3 store is and how to talk to it.
+    """Say where an S3 store is and how to talk to it; see docs/configuration.md.
 
     What is ``None`` is left to botocore's own chain: ``AWS_*`` variables, ``~/.aws/config``,
     web identity, SSO, container and instance metadata.
-
-    docs/configuration.md says what each option means.
 
     Raises:
         ConfigError: a value cannot be used, or two contradict each other.
@@ -113,10 +111,9 @@ class S3Options:
 
     @property
     def identity(self) -> str:
-        """Return where the bytes are, as a canonical URL without credentials and tuning options.
+        """Return where the bytes are, as one canonical URL for all spellings of the place.
 
-        Two spellings of one place give one identity, so it can name what is kept locally for the
-        place: server (of AWS, the partition), bucket and prefix.
+        It has server (of AWS, the partition), bucket and prefix, and names what is kept locally.
         """
         place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
         return place + _server_query(self)
@@ -149,19 +146,17 @@ class S3Options:
         try:
             given.update(json.loads(note or b"{}"))
             digest = given.pop("sse_c_key_digest", None)
-            if digest is None:
-                return replace(self, **given, sse_c_key=None)
+            if digest in (None, self._sse_c_key_digest):
+                return replace(self, **given, sse_c_key=self.sse_c_key if digest else None)
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 "note of a pending upload", f"cannot be read ({error})", "leave it to its writer"
             ) from None
-        if digest != self._sse_c_key_digest:
-            raise ConfigError(
-                "upload of an entry that another process saved",
-                "needs the SSE-C key which that one had: keys are not written to disk",
-                "set S3CACHE_SSE=C and S3CACHE_SSE_C_KEY to that key in a process on this machine",
-            )
-        return replace(self, **given)
+        raise ConfigError(
+            "upload of an entry that another process saved",
+            "needs the SSE-C key which that one had: keys are not written to disk",
+            "set S3CACHE_SSE=C and S3CACHE_SSE_C_KEY to that key in a process on this machine",
+        )
 
     @property
     def _sse_c_key_digest(self) -> str | None:
@@ -254,51 +249,28 @@ def _check_together(options: S3Options) -> None:
     """Raise ConfigError for options that contradict each other."""
     sse, key, has_keys = options.sse, options.sse_c_key, options.access_key is not None
     is_secret = not options.anonymous or sse == "C"
-    rows: list[tuple[bool, str, str, str]] = [
-        (
-            options.sse_kms_key_id is not None and not sse.startswith("aws:kms"),
-            "option sse_kms_key_id",
-            f"means nothing with sse={sse}",
-            "add sse=aws:kms or sse=aws:kms:dsse",
-        ),
-        (
-            (sse == "C") != (key is not None),
-            "options sse and sse_c_key",
-            "sse=C and a key go together, and one of them is missing",
-            "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64",
-        ),
-        (
-            key is not None and len(key) != 32,
-            "option sse_c_key",
-            f"is {len(key or b'')} bytes long, not 32",
-            "make one with: openssl rand -base64 32",
-        ),
-        (
-            has_keys != (options.secret_key is not None),
-            "options access_key and secret_key",
-            "one is missing",
-            "give both or neither",
-        ),
-        (
-            options.session_token is not None and not has_keys,
-            "option session_token",
-            "is given without keys",
-            "give access_key and secret_key too",
-        ),
-        (
-            options.anonymous and has_keys,
-            "option anonymous",
-            "contradicts access_key",
-            "leave one of the two out",
-        ),
-        (
-            not options.allow_http and is_secret and _is_exposed(options.endpoint, options.proxy),
-            "option endpoint_url",
-            "is plain http to another machine, or to this one through a proxy elsewhere",
-            "use https, name this machine in NO_PROXY, or give allow_http=true in a safe network",
-        ),
-    ]
-    for is_wrong, thing, cause, fix in rows:
+    # fmt: off
+    for is_wrong, thing, cause, fix in (
+        (options.sse_kms_key_id is not None and not sse.startswith("aws:kms"),
+         "option sse_kms_key_id", f"means nothing with sse={sse}",
+         "add sse=aws:kms or sse=aws:kms:dsse"),
+        ((sse == "C") != (key is not None), "options sse and sse_c_key",
+         "sse=C and a key go together, and one of them is missing",
+         "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64"),
+        (key is not None and len(key) != 32, "option sse_c_key",
+         f"is {len(key or b'')} bytes long, not 32", "make one with: openssl rand -base64 32"),
+        (has_keys != (options.secret_key is not None), "options access_key and secret_key",
+         "one is missing", "give both or neither"),
+        (options.session_token is not None and not has_keys, "option session_token",
+         "is given without keys", "give access_key and secret_key too"),
+        (options.anonymous and has_keys, "option anonymous",
+         "contradicts access_key", "leave one of the two out"),
+        (not options.allow_http and is_secret and _is_exposed(options.endpoint, options.proxy),
+         "option endpoint_url",
+         "is plain http to another machine, or to this one through a proxy elsewhere",
+         "use https, name this machine in NO_PROXY, or give allow_http=true in a safe network"),
+    ):
+        # fmt: on
         if is_wrong:
             raise ConfigError(thing, cause, fix)
 

@@ -18,6 +18,8 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from s3cache.errors import ConfigError
 from s3cache.store._base import Store
+from s3cache.store._file import FileStore, MemoryStore
+from s3cache.store._s3 import S3Store
 from s3cache.store._s3_options import SECRETS, S3Options, StoreOptions
 from s3cache.util import options as _options
 from s3cache.util.options import FLAG, PREFIX, option
@@ -88,11 +90,7 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
     """
     location = parse_url(url, **options)
     if isinstance(location, S3Options):
-        from s3cache.store._s3 import S3Store
-
         return S3Store(location)
-    from s3cache.store._file import FileStore, MemoryStore
-
     if isinstance(location, FileLocation):
         return FileStore(location.path, create=location.create)
     return _memory_stores.setdefault(location.name, MemoryStore(location.name))

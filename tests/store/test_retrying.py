@@ -11,7 +11,6 @@ import pytest
 from s3cache.errors import (
     AccessDeniedError,
     CircuitOpenError,
-    PermanentError,
     PreconditionError,
     StoreError,
     TransientError,
@@ -59,15 +58,6 @@ async def test_a_transient_error_is_tried_again_and_logged(
     assert all(verb in text and text.endswith("; it is tried again") for _, text in told)
 
 
-async def test_a_permanent_error_is_not_tried_again(faulty: FaultyStore) -> None:
-    faulty.inject("get", "error")
-    faulty.inject("get", "permanent", times=2)
-    with pytest.raises(PermanentError) as caught:
-        await RetryingStore(faulty, QUICK).get("key")
-    assert caught.value.attempts == 2
-    assert faulty.pending() == 1
-
-
 @pytest.mark.parametrize(
     "error", [CircuitOpenError("open"), AccessDeniedError("no"), PreconditionError("there")]
 )
@@ -113,16 +103,6 @@ async def test_no_pause_is_begun_that_would_outlast_the_total_time(faulty: Fault
         await asyncio.wait_for(RetryingStore(faulty, policy).get("key"), 20)
     assert caught.value.attempts < 50
     assert caught.value.elapsed_s < 60
-
-
-async def test_cancellation_is_not_tried_again(faulty: FaultyStore) -> None:
-    faulty.inject("get", "hang", times=2)
-    task = asyncio.ensure_future(RetryingStore(faulty, QUICK).get("key"))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert faulty.pending() == 1
 
 
 async def test_tasks_on_one_loop_count_their_own_attempts(faulty: FaultyStore) -> None:

@@ -160,11 +160,6 @@ def test_what_will_not_pass_is_permanent(
     assert says in str(result)
 
 
-def test_our_own_errors_come_back_as_they_are() -> None:
-    error = TransientError("x", op="put")
-    assert translate(error, op="get", store="s") is error
-
-
 def test_absent() -> None:
     answers = [(404, "NoSuchKey"), (404, "404"), (404, "NoSuchBucket"), (403, "403")]
     assert [is_absent(answer(*each)) for each in answers] == [True, True, False, False]

@@ -44,7 +44,7 @@ def path_of(directory: ObjectFiles) -> str:
 
 def test_files_are_counted_once(usage_file: UsageFile, directory: ObjectFiles) -> None:
     assert usage(usage_file) == Usage(15, 2)
-    directory.write("by hand", b"x")
+    directory.write("by-hand", b"x")
     assert usage(usage_file) == Usage(15, 2)
 
 
@@ -70,7 +70,7 @@ def test_a_damaged_record_is_counted_again(
         file.write(damage(data))
     directory.write("c", b"x")
     assert usage(usage_file) == Usage(16, 3)
-    directory.write("by hand", b"x")
+    directory.write("by-hand", b"x")
     assert usage(usage_file) == Usage(16, 3)  # the record is good again
 
 
