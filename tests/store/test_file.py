@@ -82,12 +82,6 @@ def test_a_prefix_that_no_key_has_lists_nothing(directory: ObjectFiles, prefix: 
     assert keys_of(directory, prefix) == []
 
 
-@pytest.mark.parametrize("start", [0, 1, 2**31, 2**63, 2**80])
-def test_a_range_may_begin_anywhere(directory: ObjectFiles, start: int) -> None:
-    directory.write("key", b"01")
-    assert directory.read("key", start, 2**80) == b"01"[start:]
-
-
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What is flushed and what is moved, in order: (call, path)."""

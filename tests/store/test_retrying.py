@@ -120,12 +120,6 @@ class TestCreateAfterALostAnswer:
         await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
         assert await memory.get("key") == b"mine"
 
-    async def test_reading_back_is_tried_again_too(self, faulty: FaultyStore) -> None:
-        faulty.inject("put", "fail_after_commit")
-        faulty.inject("get", "error")
-        await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
-        assert faulty.pending() == 0
-
     @pytest.mark.parametrize("theirs", [b"longer than mine", b"thei", b""])
     async def test_another_object_does_not(
         self, faulty: FaultyStore, memory: MemoryStore, theirs: bytes
