@@ -60,7 +60,7 @@ from s3cache import Cache, frame
 from s3cache.entries import first_name
 from s3cache.errors import TransientError
 from s3cache.settings import Settings
-from s3cache.store import Store, store_identity
+from s3cache.store import Store, parse_url
 
 AT_LEAST = 0.9  # of the throughput of bare aioboto3 doing the same work
 PEER = "aioboto3, same work"
@@ -146,7 +146,7 @@ class S3Cache:
         other = Cache(
             Settings(local_dir=root),
             open_remote=unreachable,
-            identity=store_identity(url, **options),
+            identity=parse_url(url, **options).identity,
         )
         for key, data in objects.items():
             other.save(key, data)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from s3cache.errors import ConfigError, StoreError
-from s3cache.store import STORE_OPTIONS, DeadlineExecutor, StoreOptions
+from s3cache.store import STORE_OPTIONS, StoreOptions
 from s3cache.trust import (
     AUDIENCE,
     MACHINE_FILE,
@@ -26,6 +26,7 @@ from s3cache.trust import (
     signing_key_of,
 )
 from s3cache.util import options as _options
+from s3cache.util.deadline import DeadlineExecutor
 from s3cache.util.logs import logger_of
 from s3cache.util.options import (
     FLAG,

@@ -11,7 +11,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-from s3cache.store import DeadlineExecutor
+from s3cache.util.deadline import DeadlineExecutor
 from tests.support import compiled
 from tests.support.clock import FakeClock
 
@@ -48,8 +48,8 @@ def loop_blocking() -> Iterator[None]:
     """
     with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
         for function in blockbuster.functions.values():
-            function.can_block_in("s3cache/store/s3/_client.py", "run_on_new_loop")
-            function.can_block_in("s3cache/store/s3/_options.py", "_sections")
+            function.can_block_in("s3cache/store/_s3_client.py", "run_on_new_loop")
+            function.can_block_in("s3cache/store/_s3_options.py", "_sections")
         yield
 
 

@@ -24,7 +24,7 @@ from s3cache.frame import Frame
 from s3cache.records import Recorder, Transfers
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners
-from s3cache.store import Buffer, Store, open_store, store_identity, store_note
+from s3cache.store import Buffer, Store, open_store, parse_url
 from s3cache.tier import (
     Deadline,
     DiskTier,
@@ -106,11 +106,12 @@ class Cache:
             for name in store_options:
                 raise ConfigError(f"option {name}", "means nothing without a URL", "give one too")
             return cls(settings)
+        location = parse_url(where, **store_options)
         cache = cls(
             settings,
             open_remote=lambda: open_store(where, **store_options),
-            identity=store_identity(where, **store_options),
-            note=store_note(where, **store_options),
+            identity=location.identity,
+            note=location.note,
         )
         cache.start()
         return cache

@@ -16,8 +16,9 @@ import stat
 from collections.abc import Iterator
 
 from s3cache.errors import ConfigError, StoreError
-from s3cache.store import DeadlineExecutor, Directory
+from s3cache.store import Directory
 from s3cache.torch_api import internals
+from s3cache.util.deadline import DeadlineExecutor
 
 _FILE = "installation.json"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

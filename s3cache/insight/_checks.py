@@ -27,9 +27,10 @@ from s3cache.errors import (
 )
 from s3cache.manage import trust_of
 from s3cache.settings import Settings, unknown_variables
-from s3cache.store import DeadlineExecutor, parse_url
+from s3cache.store import parse_url
 from s3cache.tier import DiskTier
 from s3cache.trust import pack, sign, signing_key_of
+from s3cache.util.deadline import DeadlineExecutor
 from s3cache.util.text import counted
 
 #: A ``fault`` keeps the cache from doing its work, a ``warning`` does not.

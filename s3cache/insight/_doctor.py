@@ -105,7 +105,7 @@ def _examine_remote(
 
 def _credentials(options: S3Options, timeout_s: float) -> Check:
     """Check where the credentials come from. A program that is asked for them may hang."""
-    from s3cache.store.s3 import credentials_source
+    from s3cache.store import credentials_source
 
     fix = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anonymous=true"
     try:

@@ -39,7 +39,6 @@ from s3cache.store import (
     listing,
     open_store,
     parse_url,
-    store_identity,
 )
 from s3cache.tier import Budget, DiskTier, TierStore, background, cancel_all
 from s3cache.trust import Policy, unpack
@@ -121,7 +120,7 @@ def open_place(
     settings, of_store = Settings.load(url, **options)
     policy = trust_of(settings)
     if in_tier:
-        identity = "" if settings.url is None else store_identity(settings.url, **of_store)
+        identity = "" if settings.url is None else parse_url(settings.url, **of_store).identity
         tier = DiskTier(
             settings.local_dir,
             namespace="" if of_all else hashlib.sha256(identity.encode()).hexdigest()[:16],

@@ -1,38 +1,39 @@
-"""The store protocol: one small async interface for bytes under keys; and the store in memory.
+"""The store protocol, one small async interface for bytes under keys, and its wrappers.
 
-Every store (memory, directory, S3) and every wrapper (retrying, metering, ...) implements
-:class:`Store`, promises the same things and passes the same contract suite.
+Every store (memory, directory, S3) and every wrapper implements :class:`Store`, promises the same
+things and passes the same contract suite. The wrappers nest in this order::
+
+    BreakingStore(RetryingStore(MeteredStore(store), retry_policy), breaker)
+
+The breaker belongs outside the retries: what reaches a store inside them is cut off by
+cancellation, which says nothing about the server, and a server that hangs must open it too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import re
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, overload, runtime_checkable
 
-from s3cache.errors import ConfigError, PreconditionError
-from s3cache.stats import Verb
+from s3cache.errors import (
+    CircuitOpenError,
+    ConfigError,
+    PreconditionError,
+    StoreError,
+    TransientError,
+)
+from s3cache.stats import Meter, Verb, VerbStats
+from s3cache.util.deadline import Breaker, BreakerState
+from s3cache.util.logs import logger_of
 
-__all__ = [
-    "MAX_KEY_BYTES",
-    "PAGE_OBJECTS",
-    "AcceptSize",
-    "Buffer",
-    "MemoryStore",
-    "NotAccepted",
-    "ObjectInfo",
-    "PutMode",
-    "Store",
-    "WrapperStore",
-    "check_key",
-    "check_range",
-    "close_listing",
-    "is_key",
-    "listing",
-]
+logger = logger_of("storage")
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 PutMode: TypeAlias = Literal["overwrite", "create"]
@@ -47,20 +48,47 @@ MAX_KEY_BYTES = 900
 # What S3 returns for one ListObjectsV2 request.
 PAGE_OBJECTS = 1_000
 
+# Each segment is a file name that no file system folds into another one.
+_SEGMENT = "[a-z0-9_=-][a-z0-9_.=-]{0,199}"
+_KEY = re.compile(f"{_SEGMENT}(/{_SEGMENT})*")
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if every store can hold it.
+
+    Raises:
+        ConfigError: it is longer than :data:`MAX_KEY_BYTES`, or no path of segments of 1 to 200 of
+            ``a-z 0-9 _ . = -`` that do not begin with a dot.
+    """
+    if not is_key(key):
+        raise ConfigError(
+            f"key {key[:80]!r}",
+            "is not made of segments of a-z 0-9 _ . = - with '/' between them, or too long",
+            "use a relative path such as 'ab/cdef.0'",
+        )
+    return key
+
+
+def is_key(key: str) -> bool:
+    """Return whether ``key`` can name an object: :func:`check_key` as a question."""
+    return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None
+
+
+def check_range(start: int, length: int) -> None:
+    """Raise :class:`~s3cache.errors.ConfigError` for a negative start or length."""
+    if start < 0 or length < 0:
+        raise ConfigError(
+            f"range start={start}, length={length}", "is negative", "give 0 or more for both"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows about one object without reading it.
-
-    Attributes:
-        key: the object's key, as it was given to ``put``.
-        size: bytes.
-        modified: seconds since the epoch, by the store's clock.
-    """
+    """What a store knows about one object without reading it."""
 
     key: str
-    size: int
-    modified: float
+    size: int  # bytes
+    modified: float  # seconds since the epoch, by the store's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +102,8 @@ class NotAccepted:
 class Store(Protocol):
     """Bytes under keys, asynchronously.
 
-    Keys are strings of 1 to :data:`MAX_KEY_BYTES` UTF-8 bytes; see :func:`check_key`. A store is
-    used from one event loop, by any number of tasks at once.
+    Which keys there are says :func:`check_key`. A store is used from one event loop, by any number
+    of tasks at once.
 
     Every method raises :class:`~s3cache.errors.TransientError` or
     :class:`~s3cache.errors.PermanentError` (or a subclass) where the store cannot answer, and
@@ -109,10 +137,7 @@ class Store(Protocol):
         ...
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        """Return ``length`` bytes from ``start``, fewer where the object ends; None if absent.
-
-        ``start`` at or past the end gives ``b""``.
-        """
+        """Return ``length`` bytes from ``start``, fewer where it ends, or None if it is absent."""
         ...
 
     async def head(self, key: str) -> ObjectInfo | None:
@@ -146,8 +171,7 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield all objects with keys below ``prefix`` (a string, not a path), in any order.
 
-        Objects written or deleted meanwhile may or may not be listed; all others are, once.
-        Files or objects with names that are no keys are not.
+        Those written or deleted meanwhile may be missing; names that are no keys are not listed.
         """
         ...
 
@@ -175,8 +199,9 @@ class Store(Protocol):
 class WrapperStore(Store):
     """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
 
-    A wrapper overrides :meth:`_around` for what it does with calls of any kind, and a verb's own
-    method for what it does with that verb only.
+    A wrapper overrides :meth:`_around` for calls of any kind, and a verb's own method for that one.
+    Each page of 1,000 objects of a listing is a call; one that is made again lists from the start
+    and passes over what was listed before.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -214,13 +239,38 @@ class WrapperStore(Store):
         await self._around("delete", key, lambda: self.inner.delete(key))
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        async with listing(self.inner, prefix) as items:
+        items: AsyncIterator[ObjectInfo] | None = None
+        seen: set[str] = set()
+        page: list[ObjectInfo] = []  # of which an attempt that failed has fetched a part
+
+        async def fill() -> bool:
+            """Fetch what the page lacks, from the start again after a failure; is it the last?"""
+            nonlocal items
+            if items is None:
+                items = self.inner.list(prefix)
+            try:
+                while len(page) < PAGE_OBJECTS:
+                    if (info := await anext(items, None)) is None:
+                        return True
+                    if info.key not in seen:
+                        seen.add(info.key)
+                        page.append(info)
+            except BaseException:
+                failed, items = items, None
+                await _close_listing(failed)
+                raise
+            return False
+
+        try:
             is_last = False
             while not is_last:
-                page = await self._around("list", prefix, lambda: _page(items))
-                is_last = len(page) < PAGE_OBJECTS
+                is_last = await self._around("list", prefix, fill)
                 for info in page:
                     yield info
+                page.clear()
+        finally:
+            if items is not None:
+                await _close_listing(items)
 
     async def atomic_create(self) -> bool:
         return await self._around("atomic_create", "", self.inner.atomic_create)
@@ -240,122 +290,189 @@ class WrapperStore(Store):
 
 @asynccontextmanager
 async def listing(store: Store, prefix: str) -> AsyncGenerator[AsyncIterator[ObjectInfo], None]:
-    """Give the block ``store.list(prefix)``, and close it afterwards.
-
-    Most stores give a generator, which holds a connection or a directory open until it is closed.
-    """
+    """Give the block ``store.list(prefix)``, and close it: it may hold a connection open."""
     items = store.list(prefix)
     try:
         yield items
     finally:
-        await close_listing(items)
+        await _close_listing(items)
 
 
-async def close_listing(items: AsyncIterator[ObjectInfo]) -> None:
-    """Close a listing that may not have been read to its end."""
+async def _close_listing(items: AsyncIterator[ObjectInfo]) -> None:
     aclose = getattr(items, "aclose", None)  # which the protocol does not promise
     if aclose is not None:
         await aclose()
 
 
-async def _page(items: AsyncIterator[ObjectInfo]) -> list[ObjectInfo]:
-    page: list[ObjectInfo] = []
-    while len(page) < PAGE_OBJECTS and (info := await anext(items, None)) is not None:
-        page.append(info)
-    return page
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to keep trying."""
+
+    attempts: int  # tries in all, the first one included
+    total_timeout_s: float  # from the first try to giving up; the running attempt is cut off
+    attempt_timeout_s: float  # after which one attempt is cut off
+    # The pause before try n + 1 is drawn from [0, base_delay_s * 2**(n-1)], so that clients that
+    # failed together do not come back together:
+    # https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+    base_delay_s: float
+    max_delay_s: float  # no pause is longer
 
 
-class MemoryStore(Store):
-    """A :class:`Store` in this process's memory, for tests and trials.
+class RetryingStore(WrapperStore):
+    """Repeats calls that raise :class:`~s3cache.errors.TransientError`, as ``policy`` says.
 
-    Objects are copied in and immutable from then on. No call gives up the event loop half-way, so
-    ``put`` is atomic. A closed store keeps its objects.
+    The error that ends it is the last attempt's own, with ``attempts`` and ``elapsed_s`` filled
+    in. An attempt that takes too long is cancelled and counts as a ``TransientError``. The
+    ``CircuitOpenError`` of a breaker, which spares the caller the wait, is not retried.
+
+    ``put(mode="create")`` whose answer was lost finds its own object when it tries again. After a
+    failed attempt, then, an object that is there with the same bytes counts as written; one with
+    other bytes raises :class:`~s3cache.errors.PreconditionError`. Two writers of the same bytes
+    may so both succeed.
+
+    ``policy`` bounds each page of a listing, not the whole, and the consumer's own time does not
+    count.
     """
 
-    def __init__(self, name: str = "") -> None:
-        self._url = f"memory://{name}"
-        self._objects: dict[str, tuple[bytes, float]] = {}
+    def __init__(self, inner: Store, policy: RetryPolicy) -> None:
+        # Not with the package: it takes as long as all of it.
+        from tenacity import (
+            AsyncRetrying,
+            retry_if_exception,
+            stop_after_attempt,
+            stop_before_delay,
+            wait_random_exponential,
+        )
 
-    def __repr__(self) -> str:
-        return f"MemoryStore({self._url!r})"
+        super().__init__(inner)
+        self.policy = policy
+        self._retrying = AsyncRetrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_timeout_s),
+            wait=wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
+            before_sleep=lambda state: logger.info(
+                "%s; it is tried again", state.outcome and state.outcome.exception()
+            ),
+            reraise=True,
+        )
+
+    async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
+        started = time.monotonic()
+        attempts = 0
+
+        async def attempt() -> _T:
+            nonlocal attempts
+            attempts += 1
+            left_s = started + self.policy.total_timeout_s - time.monotonic()
+            timeout_s = min(self.policy.attempt_timeout_s, left_s)
+            try:
+                if sys.version_info >= (3, 11):
+                    async with asyncio.timeout(timeout_s):  # unlike wait_for, it makes no task
+                        return await call()
+                return await asyncio.wait_for(call(), timeout_s)
+            except asyncio.TimeoutError:
+                problem = f"no answer within {max(timeout_s, 0.0):.3g} s"
+                raise TransientError(problem, op=verb, store=self.url, key=key) from None
+
+        try:
+            # A copy, as it keeps the state of its current iteration in a threading.local, which
+            # tasks on one loop would share.
+            return await self._retrying.copy()(attempt)
+        except StoreError as error:
+            error.attempts = attempts
+            error.elapsed_s = time.monotonic() - started
+            raise
+
+    async def put(self, key: str, data: Buffer, **options: Any) -> None:
+        tried_before = False
+
+        async def attempt() -> None:
+            nonlocal tried_before
+            ambiguous, tried_before = tried_before, True
+            try:
+                await self.inner.put(key, data, **options)
+            except PreconditionError:
+                if not (ambiguous and await self._holds(key, data)):
+                    raise
+
+        await self._around("put", key, attempt)
+
+    async def _holds(self, key: str, data: Buffer) -> bool:
+        size = memoryview(data).nbytes
+        there = await self.inner.get(key, lambda their_size: their_size == size)
+        if there is None or isinstance(there, NotAccepted):
+            return False
+        return bytes(there) == bytes(data)
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, TransientError) and not isinstance(error, CircuitOpenError)
+
+
+class BreakingStore(WrapperStore):
+    """Fails at once with ``CircuitOpenError`` while the server is down, as ``breaker`` says.
+
+    Transient failures count; every answer is a success, be it "denied" or "not there".
+    """
+
+    def __init__(self, inner: Store, breaker: Breaker) -> None:
+        super().__init__(inner)
+        self._breaker = breaker
 
     @property
-    def url(self) -> str:
-        return self._url
+    def state(self) -> BreakerState:
+        return self._breaker.state
 
-    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
-        data, _ = self._objects.get(check_key(key), (None, 0.0))
-        if data is None or accept_size is None or accept_size(len(data)):
-            return data
-        return NotAccepted(len(data))
+    def give_up(self) -> None:
+        """Count a failure for a caller that no longer waits; its call counts when it ends."""
+        self._breaker.fail()
 
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        check_range(start, length)
-        data, _ = self._objects.get(check_key(key), (None, 0.0))
-        return None if data is None else data[start : start + length]
-
-    async def head(self, key: str) -> ObjectInfo | None:
-        data, modified = self._objects.get(check_key(key), (None, 0.0))
-        return None if data is None else ObjectInfo(key, len(data), modified)
-
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        if check_key(key) in self._objects and mode == "create":
-            raise PreconditionError("exists already", op="put", store=self._url, key=key)
-        self._objects[key] = (bytes(data), time.time())
-
-    async def delete(self, key: str) -> None:
-        self._objects.pop(check_key(key), None)
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        for key, (data, modified) in tuple(self._objects.items()):
-            if key.startswith(prefix):
-                yield ObjectInfo(key, len(data), modified)
+    async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
+        try:
+            is_probe = self._breaker.enter()
+        except CircuitOpenError as error:
+            error.op, error.store, error.key = verb, self.url, key
+            raise
+        try:
+            answer = await call()
+        except TransientError:
+            self._breaker.fail(is_probe)
+            raise
+        except StoreError:
+            self._breaker.succeed(is_probe)
+            raise
+        except BaseException:
+            self._breaker.leave(is_probe)
+            raise
+        self._breaker.succeed(is_probe)
+        return answer
 
 
-def check_key(key: str) -> str:
-    """Return ``key`` if every store can hold it.
+class MeteredStore(WrapperStore):
+    """Measures each call to ``inner``: inside :class:`RetryingStore` every attempt."""
 
-    Raises:
-        ConfigError: ``key`` is empty, too long, no valid Unicode, or holds a control character
-            or an empty, ``.`` or ``..`` segment. (S3 servers normalise or refuse the latter.)
-    """
-    problem = _problem(key)
-    if problem is not None:
-        raise ConfigError(f"key {key!r}", problem, "use a relative path such as 'ab/cdef.0'")
-    return key
+    def __init__(self, inner: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(inner)
+        self._clock = clock
+        self._meters: dict[Verb, Meter] = {verb: Meter() for verb in get_args(Verb)}
 
+    def snapshot(self) -> Mapping[Verb, VerbStats]:
+        """Return every verb's statistics so far; may be called from any thread."""
+        return MappingProxyType({verb: meter.snapshot() for verb, meter in self._meters.items()})
 
-def is_key(key: str) -> bool:
-    """Return whether ``key`` can name an object: :func:`check_key` as a question."""
-    return _problem(key) is None
+    async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
+        started, bytes_in, failure = self._clock(), 0, None
+        try:
+            answer = await call()
+            if isinstance(answer, bytes | bytearray | memoryview):
+                bytes_in = memoryview(answer).nbytes
+            return answer
+        except BaseException as error:
+            failure = type(error).__name__
+            raise
+        finally:
+            self._meters[verb].record(self._clock() - started, bytes_in, failure)
 
-
-def _problem(key: str) -> str | None:
-    try:
-        size = len(key.encode("utf-8"))
-    except UnicodeEncodeError:
-        return "holds a lone surrogate"
-    if size == 0:
-        return "is empty"
-    if size > MAX_KEY_BYTES:
-        return f"is {size} bytes long, more than {MAX_KEY_BYTES}"
-    if not key.isprintable():
-        return "holds a control or unprintable character"
-    if any(segment in ("", ".", "..") for segment in key.split("/")):
-        return "has an empty, '.' or '..' segment"
-    return None
-
-
-def check_range(start: int, length: int) -> None:
-    """Raise :class:`~s3cache.errors.ConfigError` for a negative start or length."""
-    if start < 0 or length < 0:
-        raise ConfigError(
-            f"range start={start}, length={length}", "is negative", "give 0 or more for both"
-        )
+    async def put(self, key: str, data: Buffer, **options: Any) -> None:
+        await super().put(key, data, **options)
+        self._meters["put"].add_bytes_out(memoryview(data).nbytes)

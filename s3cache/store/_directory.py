@@ -12,7 +12,6 @@ import errno
 import fcntl
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 
 from s3cache.errors import (
@@ -26,15 +25,6 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.util.forks import close_unshared, open_unshared
-
-__all__ = [
-    "Directory",
-    "check_way",
-    "is_writable_by_others",
-    "make_parents",
-    "os_errors",
-    "private_directory",
-]
 
 _OS_ERRORS: Mapping[type[StoreError], str] = {
     NoSpaceError: "ENOSPC EDQUOT EFBIG",
@@ -89,7 +79,14 @@ class Directory:
                 others; or anybody may rename what is in a directory above it.
         """
         directory = cls._open(path, path, None, make)
-        _check_above(path)
+        for above, status in _steps(os.path.dirname(os.path.realpath(path))):
+            mode = stat.S_IMODE(status.st_mode)
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise ConfigError(
+                    f"directory {path}",
+                    f"lies in {above}, in which anybody may rename it (mode {mode:04o})",
+                    f"run: chmod o-w {above}, or chmod +t {above}",
+                )
         return directory
 
     def enter(self, name: str, *, make: bool = False) -> Directory:
@@ -119,11 +116,8 @@ class Directory:
 
     @contextlib.contextmanager
     def scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """Give the block the directory's entries.
-
-        They are read through a descriptor of their own: the position in a directory belongs to the
-        descriptor, and two concurrent readers of one would get some of the entries each.
-        """
+        """Give the block the directory's entries."""
+        # Of a descriptor, two concurrent readers would get some of the entries each.
         fd = os.open(".", _FLAGS, dir_fd=self.fd)
         try:
             with os.scandir(fd) as entries:
@@ -183,50 +177,6 @@ class Directory:
         close_unshared(fd)  # locked, or removed meanwhile: others use a new one
         return None
 
-    def flush(self) -> None:
-        """Flush the names in it to the disk."""
-        os.fsync(self.fd)  # fdatasync need not: names are not what a directory's size counts
-
-    def is_removed(self) -> bool:
-        """Return whether it was removed: nothing can be made in it any more."""
-        return not os.fstat(self.fd).st_nlink
-
-
-def is_writable_by_others(status: os.stat_result) -> bool:
-    """Return whether users other than the owner may write there: others, or a group with members.
-
-    A user's private group (the default of useradd, which goes with umask 002) has that user's
-    number and no other members.
-    """
-    if status.st_mode & stat.S_IWOTH:
-        return True
-    return bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status)
-
-
-def _is_private_group(status: os.stat_result) -> bool:
-    if status.st_gid != status.st_uid:
-        return False
-    import grp  # rarely needed: few directories may be written by a group
-    import pwd
-
-    try:
-        members = grp.getgrgid(status.st_gid).gr_mem
-    except KeyError:
-        return True  # the number is the user's alone
-    owner = None
-    with contextlib.suppress(KeyError):
-        owner = pwd.getpwuid(status.st_uid).pw_name
-    return all(member == owner for member in members)
-
-
-def make_parents(path: str) -> None:
-    """Make the missing directories above ``path``, never writable by others."""
-    above = os.path.dirname(path)
-    if not os.path.isdir(above):
-        make_parents(above)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(above, 0o755)
-
 
 def _check(status: os.stat_result, path: str) -> None:
     problem = fix = ""
@@ -244,15 +194,33 @@ def _check(status: os.stat_result, path: str) -> None:
         raise ConfigError(f"directory {path}", problem, fix)
 
 
-def _check_above(path: str) -> None:
-    for above, status in _steps(os.path.dirname(os.path.realpath(path))):
-        mode = status.st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise ConfigError(
-                f"directory {path}",
-                f"lies in {above}, in which anybody may rename it (mode {stat.S_IMODE(mode):04o})",
-                f"run: chmod o-w {above}, or chmod +t {above}",
-            )
+def is_writable_by_others(status: os.stat_result) -> bool:
+    """Return whether users other than the owner may write there: others, or a group with members.
+
+    A user's private group (the default of useradd, which goes with umask 002) has that user's
+    number and no other members.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP or status.st_gid != status.st_uid:
+        return bool(status.st_mode & stat.S_IWGRP)
+    import grp  # rarely needed: few directories may be written by a group
+    import pwd
+
+    members, owner = [], None
+    with contextlib.suppress(KeyError):  # a number without a name is the user's alone
+        members = grp.getgrgid(status.st_gid).gr_mem
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    return any(member != owner for member in members)
+
+
+def make_parents(path: str) -> None:
+    """Make the missing directories above ``path``, never writable by others."""
+    above = os.path.dirname(path)
+    if not os.path.isdir(above):
+        make_parents(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(above, 0o755)
 
 
 def check_way(path: str) -> None:
@@ -271,17 +239,13 @@ def check_way(path: str) -> None:
     above = os.path.dirname(os.path.join(os.getcwd(), path.rstrip("/")))
     os.stat(above)  # fails where links lead in circles
     for at, status in _steps(above):
-        mode = stat.S_IMODE(status.st_mode)
+        mode = status.st_mode
         problem = fix = ""
         if status.st_uid not in owners:
             problem = f"belongs to user id {status.st_uid}"
             fix = "give a directory that lies in none of theirs"
-        elif (
-            stat.S_ISDIR(status.st_mode)
-            and not mode & stat.S_ISVTX
-            and is_writable_by_others(status)
-        ):
-            problem = f"can be written by others (mode {mode:04o})"
+        elif stat.S_ISDIR(mode) and not mode & stat.S_ISVTX and is_writable_by_others(status):
+            problem = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
             fix = f"run: chmod go-w {at}, or chmod +t {at}"
         if problem:
             raise ConfigError(
@@ -301,16 +265,15 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def private_directory() -> tuple[str, Callable[[], None]]:
-    """Make a directory for this process that no other user can replace.
+    """Make a directory that no other user can replace; return its path and what removes it.
 
     It is below the temporary directory where that is safe, else in the next best place.
-
-    Returns:
-        Its path, and a function that removes it.
 
     Raises:
         ConfigError, OSError: there is no such place.
     """
+    import tempfile
+
     problem: Exception | None = None
     for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
         made = None

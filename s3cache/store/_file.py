@@ -1,15 +1,12 @@
-"""Objects as files below one private directory, and the store that they make.
+"""Objects as files below one private directory, the store that they make, and one in memory.
 
 Layout, every name below ``root``::
 
     objects/<segment>+/.../<segment>    one file an object; "/" in a key makes a directory
     staging/<random>                    being written; renamed into objects/ when complete
 
-A segment keeps ``a-z 0-9 _ . = -`` and percent-encodes every other byte of its UTF-8, capitals
-too: two keys stay two files where the file system folds case. A directory's name ends in ``+``, so
-a key may be a prefix of another. A segment longer than a file name may be is cut into pieces: each
-but the last is a directory that ends in ``~``, each but the first begins with ``~``. No name begins
-with a dot: such files are not ours (NFS puts ``.nfs...`` where an open file is deleted).
+A directory's name ends in ``+``, which no key has, so a key may be a prefix of another. All else is
+not ours (NFS puts ``.nfs...`` where an open file is deleted).
 
 Writers never touch a visible file: they stage, flush and rename, so a reader in any process sees
 whole objects only. What was not written to for an hour was left by a killed writer, and is swept.
@@ -21,19 +18,16 @@ import asyncio
 import contextlib
 import errno
 import os
-import re
 import secrets
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
-from urllib.parse import quote, unquote
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from s3cache.errors import ConfigError, PreconditionError, ReadOnlyError
 from s3cache.store._base import (
-    MAX_KEY_BYTES,
     AcceptSize,
     Buffer,
     NotAccepted,
@@ -44,20 +38,13 @@ from s3cache.store._base import (
     check_range,
     is_key,
 )
-from s3cache.store._deadline import DeadlineExecutor
 from s3cache.store._directory import Directory, make_parents, os_errors
-
-__all__ = ["FileStore", "ObjectFiles", "Staged", "mark_used"]
+from s3cache.util.deadline import DeadlineExecutor
 
 _T = TypeVar("_T")
-_Names: TypeAlias = tuple[str, ...]
 
-_OBJECTS: _Names = ("objects",)
-_STAGING: _Names = ("staging",)
-
-_PLAIN = re.compile(r"[a-z0-9_=-][a-z0-9_.=-]*")
-_KEPT = b"abcdefghijklmnopqrstuvwxyz0123456789_.=-"
-PIECE_BYTES = 200  # file names may have 255 bytes; the rest is room for the suffix
+_OBJECTS = ("objects",)
+_STAGING = ("staging",)
 _SWEPT_AFTER_S = 3_600.0
 
 # The time limit of a FileStore, in those of a local disk, and a second more for so many bytes.
@@ -69,10 +56,7 @@ _MAX_TRANSFER_S = 600.0
 class ObjectFiles:
     """Objects as files. Synchronous; any number of threads and processes may share ``root``.
 
-    What a store on a directory and the disk tier have in common. It bounds and evicts nothing.
-
-    Args:
-        root: created with mode 0700 (parents with 0755 at most) unless it exists.
+    A missing ``root`` is made with mode 0700, and its parents with 0755 at most.
 
     Raises:
         ConfigError: ``root``, or what belongs in it, is a symbolic link, no directory, another
@@ -108,7 +92,7 @@ class ObjectFiles:
     def _enter(self, names: Iterable[str], *, make: bool = False) -> Directory:
         # The root stays open, wherever it is moved; if it was removed another one is looked for.
         directory = self._root
-        if directory is None or directory.is_removed():
+        if directory is None or not os.fstat(directory.fd).st_nlink:
             if make:
                 make_parents(self.root)
             directory = self._root = Directory.at(self.root, make=make)
@@ -118,53 +102,56 @@ class ObjectFiles:
 
     def _at(self, key: str, act: Callable[[Directory, str], _T]) -> _T:
         """Return what ``act`` does with the directory and the name of the object's file."""
-        *parents, name = _names(key)
+        parents, name = _names(key)
         return act(self._enter(parents), name)
 
     # -- reading
 
     def path(self, key: str) -> str:
         """Return the file that holds (or would hold) ``key``."""
-        return os.path.join(self.root, *_names(key))
+        parents, name = _names(key)
+        return os.path.join(self.root, *parents, name)
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
         """Return the object's bytes, or ``length`` of them from ``start``; None if absent."""
         if length is not None:
             check_range(start, length)
-        with self._opened(key) as (fd, size):
+
+        def read(fd: int, size: int) -> bytes:
             left = max(size - start, 0)
             return _read(fd, left if length is None else min(length, left), start)
 
+        return self._with_file(key, read)
+
     def read_if(self, key: str, at_most: int) -> bytes | NotAccepted | None:
         """Return the object's bytes if they are no more than ``at_most``; None if absent."""
-        with self._opened(key) as (fd, size):
-            return NotAccepted(size) if size > at_most else _read(fd, size)
+        return self._with_file(
+            key, lambda fd, size: NotAccepted(size) if size > at_most else _read(fd, size)
+        )
 
     def use(self, key: str) -> bytes | None:
         """Return what :meth:`read` does, and mark the object as used just now."""
-        with self._opened(key) as (fd, size):
+
+        def read(fd: int, size: int) -> bytes:
             data = _read(fd, size)
             # On a disk that became read-only the bytes are good all the same.
             with contextlib.suppress(OSError):
                 mark_used(fd)
             return data
 
-    @contextlib.contextmanager
-    def _opened(self, key: str) -> Iterator[tuple[int, int]]:
-        """Give the block a descriptor of the object's file, -1 if absent, and its size."""
+        return self._with_file(key, read)
+
+    def _with_file(self, key: str, act: Callable[[int, int], _T]) -> _T | None:
+        """Return what ``act`` makes of the descriptor of the object's file and its size."""
         check_key(key)
-        with os_errors("get", self.url, key):
-            fd = -1
-            with _absent_is_fine():
-                fd = self._at(key, _open_to_read)
+        with os_errors("get", self.url, key), _absent_is_fine():
+            fd = self._at(key, _open_to_read)
             try:
-                if fd >= 0 and _is_object(status := os.fstat(fd)):
-                    yield fd, status.st_size
-                else:
-                    yield -1, 0
+                status = os.fstat(fd)
+                return act(fd, status.st_size) if _is_object(status) else None
             finally:
-                if fd >= 0:
-                    os.close(fd)
+                os.close(fd)
+        return None
 
     def stat(self, key: str) -> ObjectInfo | None:
         """Return the object's size and time of last change, or None if absent."""
@@ -176,25 +163,20 @@ class ObjectFiles:
         return None
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield every object with a key below ``prefix``; not all that are deleted meanwhile.
-
-        Costs one directory scan per directory that can hold such keys. Files that are not at the
-        place of a key are passed over: they could be neither read nor deleted.
-        """
-        if len(prefix) > MAX_KEY_BYTES:
+        """Yield every object with a key below ``prefix``; not all that are deleted meanwhile."""
+        above, slash, _ = prefix.rpartition("/")
+        if above and not is_key(above):
             return
-        *parents, last = map(_escape, prefix.split("/"))
-        names = (*_OBJECTS, *(piece for segment in parents for piece in _pieces(segment, "+")))
-        done = "".join(f"{segment}/" for segment in parents)
+        names = [f"{segment}+" for segment in above.split("/") if segment]
         with os_errors("list", self.url, prefix), _absent_is_fine():
-            yield from _walk(self._enter(names), names, done, done + last)
+            yield from _walk(self._enter((*_OBJECTS, *names)), above + slash, prefix)
 
     # -- writing
 
     def write(self, key: str, data: Buffer) -> None:
         """Write or replace the object, atomically; bytes and name have reached the disk then."""
         with self.staged(key, data, durable=True) as staged:
-            self._place(staged.replace, key, durable=True)
+            self._place(staged, key, os.replace, durable=True)
 
     def create(self, key: str, data: Buffer) -> None:
         """Write the object durably unless it exists; exactly one of several creators wins.
@@ -205,11 +187,11 @@ class ObjectFiles:
         with self.staged(key, data, durable=True) as staged:
             try:
                 # Unlike rename, link refuses an existing name, on NFS too.
-                self._place(staged.link, key, durable=True)
+                self._place(staged, key, os.link, durable=True)
             except FileExistsError:
                 problem = "already exists"
                 raise PreconditionError(problem, op="put", store=self.url, key=key) from None
-            staged.remove()
+            os.unlink(staged.name, dir_fd=staged.directory.fd)
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
@@ -246,28 +228,30 @@ class ObjectFiles:
                 yield staged
             except BaseException:
                 with contextlib.suppress(OSError):  # moved, or left to the sweep
-                    staged.remove()
+                    os.unlink(name, dir_fd=directory.fd)
                 raise
             finally:
                 os.close(staged.fd)
 
     def rename(self, staged: Staged, key: str) -> None:
         """Move a staged file to its place, making directories as needed."""
-        self._place(staged.replace, key)
+        self._place(staged, key, os.replace)
 
     def _place(
-        self, move: Callable[[Directory, str], None], key: str, *, durable: bool = False
+        self, staged: Staged, key: str, move: Callable[..., None], *, durable: bool = False
     ) -> None:
-        *parents, name = _names(key)
-        new = False
+        parents, name = _names(key)
+        depths = range(len(parents), len(parents) - 1, -1)
         try:
-            move(self._enter(parents), name)
+            directory = self._enter(parents)
         except FileNotFoundError:
-            move(self._enter(parents, make=True), name)
-            new = True
-        if durable:  # the name, and those of directories that may be new
-            for depth in range(len(parents), -1, -1) if new else [len(parents)]:
-                self._enter(parents[:depth]).flush()
+            directory = self._enter(parents, make=True)
+            depths = range(len(parents), -1, -1)  # those above may be new
+        source = staged.directory
+        move(staged.name, name, src_dir_fd=source.fd, dst_dir_fd=directory.fd)
+        for depth in depths if durable else ():
+            directory = self._enter(parents[:depth])
+            os.fsync(directory.fd)  # fdatasync need not: a directory's size does not count names
 
     def sweep(self) -> int:
         """Remove what killed writers left in staging; return how many files."""
@@ -284,22 +268,12 @@ class ObjectFiles:
         return removed
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """A file that is being written, to be moved to its place."""
 
     directory: Directory
     name: str
     fd: int
-
-    def replace(self, directory: Directory, name: str) -> None:
-        os.replace(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=directory.fd)
-
-    def link(self, directory: Directory, name: str) -> None:
-        os.link(self.name, name, src_dir_fd=self.directory.fd, dst_dir_fd=directory.fd)
-
-    def remove(self) -> None:
-        os.unlink(self.name, dir_fd=self.directory.fd)
 
 
 def mark_used(fd: int) -> None:
@@ -309,52 +283,25 @@ def mark_used(fd: int) -> None:
     os.utime(fd, ns=(now, now))
 
 
-# -- names
-
-
-def _names(key: str) -> _Names:
+def _names(key: str) -> tuple[list[str], str]:
     """Return the names of the directories that hold the object below the root, and of its file."""
-    *parents, last = map(_escape, key.split("/"))
-    pieces = (piece for segment in parents for piece in _pieces(segment, "+"))
-    return (*_OBJECTS, *pieces, *_pieces(last, ""))
+    *parents, name = key.split("/")
+    return [*_OBJECTS, *(f"{parent}+" for parent in parents)], name
 
 
-def _escape(segment: str) -> str:
-    if _PLAIN.fullmatch(segment):
-        return segment
-    # A prefix to list may hold a lone surrogate, which no key does.
-    encoded = segment.encode(errors="surrogatepass")
-    text = "".join(chr(byte) if byte in _KEPT else f"%{byte:02x}" for byte in encoded)
-    return "%2e" + text[1:] if text[:1] == "." else text
-
-
-def _pieces(escaped: str, suffix: str) -> list[str]:
-    """Return file names for one escaped segment: one, unless it is too long for a file name."""
-    if len(escaped) <= PIECE_BYTES:
-        return [escaped + suffix]
-    pieces = [escaped[i : i + PIECE_BYTES] for i in range(0, len(escaped), PIECE_BYTES)]
-    *parents, last = pieces[:1] + ["~" + piece for piece in pieces[1:]]
-    return [*(parent + "~" for parent in parents), last + suffix]
-
-
-def _walk(directory: Directory, names: _Names, done: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield the objects below the directory: ``done`` is the escaped key so far."""
+def _walk(directory: Directory, done: str, prefix: str) -> Iterator[ObjectInfo]:
+    """Yield the objects in the directory with keys that begin with ``done``."""
     with _absent_is_fine(), directory.scan() as entries:
         for entry in entries:
-            name, here = entry.name, done + entry.name.removeprefix("~")
-            if name[-1] in "+~":
-                here = here[:-1] + ("/" if name[-1] == "+" else "")
-                if here.startswith(prefix) or prefix.startswith(here):
-                    with _absent_is_fine(), contextlib.suppress(ConfigError):  # gone, or not ours
-                        yield from _walk(directory.enter(name), (*names, name), here, prefix)
-            elif here.startswith(prefix):
+            name = entry.name
+            key = done + (f"{name[:-1]}/" if name.endswith("+") else name)
+            if key.endswith("/") and (key.startswith(prefix) or prefix.startswith(key)):
+                with _absent_is_fine(), contextlib.suppress(ConfigError):  # gone, or not ours
+                    yield from _walk(directory.enter(name), key, prefix)
+            elif key.startswith(prefix) and is_key(key):
                 with _absent_is_fine():
-                    status, key = _stat(directory, name), unquote(here)
-                    if _is_object(status) and is_key(key) and _names(key) == (*names, name):
+                    if _is_object(status := _stat(directory, name)):
                         yield ObjectInfo(key, status.st_size, status.st_mtime)
-
-
-# -- files
 
 
 def _open_to_read(directory: Directory, name: str) -> int:
@@ -381,9 +328,7 @@ def _absent_is_fine() -> contextlib.suppress:
     return contextlib.suppress(FileNotFoundError, NotADirectoryError)
 
 
-def _read(fd: int, size: int, start: int = 0) -> bytes | None:
-    if fd < 0:
-        return None
+def _read(fd: int, size: int, start: int = 0) -> bytes:
     data = os.pread(fd, size, start) if size else b""
     while len(data) < size:  # one read gives at most 2 GiB
         more = os.pread(fd, size - len(data), start + len(data))
@@ -394,13 +339,11 @@ def _read(fd: int, size: int, start: int = 0) -> bytes | None:
 
 
 class FileStore(Store):
-    """A :class:`~s3cache.store.Store` of files below ``root``, laid out as ObjectFiles does.
+    """A store of files below ``root``, which any processes on any machines may share.
 
-    On NFS, EFS or Lustre it is a shared remote: it is safe for any number of processes on any
-    number of machines that see the same file system. ``put`` has reached the disk when it returns.
-    Nothing here blocks the event loop: file system calls run on other threads. One that hangs (a
-    dead NFS server) fails as a :class:`~s3cache.errors.TransientError` after 15 s, and those after
-    it at once, until the file system answers again.
+    So on NFS, EFS or Lustre it is a remote. ``put`` has reached the disk when it returns. File
+    system calls run on other threads. One that hangs (a dead NFS server) fails as a
+    ``TransientError`` after 15 s, and those after it at once, until the file system answers again.
 
     Raises:
         ConfigError: ``root`` is not a private directory of this user.
@@ -474,3 +417,53 @@ class FileStore(Store):
         more_s = (_TIMES_AS_LONG - 1) * self._executor.limit_s
         more_s += min(size / _BYTES_A_SECOND, _MAX_TRANSFER_S)
         return await asyncio.to_thread(self._executor.call, work, more_s=more_s)
+
+
+class MemoryStore(Store):
+    """A store in this process's memory, for tests and trials; closed, it keeps its objects."""
+
+    def __init__(self, name: str = "") -> None:
+        self._url = f"memory://{name}"
+        self._objects: dict[str, tuple[bytes, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
+        data, _ = self._objects.get(check_key(key), (None, 0.0))
+        if data is None or accept_size is None or accept_size(len(data)):
+            return data
+        return NotAccepted(len(data))
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        check_range(start, length)
+        data, _ = self._objects.get(check_key(key), (None, 0.0))
+        return None if data is None else data[start : start + length]
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        data, modified = self._objects.get(check_key(key), (None, 0.0))
+        return None if data is None else ObjectInfo(key, len(data), modified)
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        if check_key(key) in self._objects and mode == "create":
+            raise PreconditionError("exists already", op="put", store=self._url, key=key)
+        self._objects[key] = (bytes(data), time.time())
+
+    async def delete(self, key: str) -> None:
+        self._objects.pop(check_key(key), None)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        for key, (data, modified) in tuple(self._objects.items()):
+            if key.startswith(prefix):
+                yield ObjectInfo(key, len(data), modified)

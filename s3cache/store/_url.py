@@ -13,28 +13,19 @@ An option comes, in this order, from an argument, the URL, the environment varia
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from s3cache.errors import ConfigError
-from s3cache.store._base import MemoryStore, Store
-from s3cache.store.s3 import SECRETS, S3Arguments, S3Options
+from s3cache.store._base import Store
+from s3cache.store._file import FileStore, MemoryStore
+from s3cache.store._s3 import S3Store
+from s3cache.store._s3_options import SECRETS, S3Options, StoreOptions
 from s3cache.util import options as _options
 from s3cache.util.options import FLAG, PREFIX, option
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = [
-    "STORE_OPTIONS",
-    "FileLocation",
-    "MemoryLocation",
-    "StoreOptions",
-    "open_store",
-    "parse_url",
-    "store_identity",
-    "store_note",
-]
 
 # What other tools call them, so that a credential under a foreign name is refused as one too.
 _LOOKS_SECRET = ("secret", "password", "passwd", "token", "access_key", "accesskey", "credential")
@@ -45,18 +36,13 @@ _NO_CREDENTIALS = (
 )
 
 
-class StoreOptions(S3Arguments, total=False):
-    """Arguments of :func:`open_store` beside the URL; ``None`` counts as not given."""
-
-    create: bool | str | None
-
-
 @dataclass(frozen=True, slots=True)
 class FileLocation:
     """A directory, ``file:///absolute/path``; with ``create`` it is made if it is not there."""
 
     path: str
     create: bool = option(True, FLAG)
+    note: ClassVar[bytes] = b""  # see S3Options.note
 
     def __post_init__(self) -> None:
         _options.check(self)
@@ -72,6 +58,7 @@ class MemoryLocation:
     """A store in this process, one to a name: ``memory://name``."""
 
     name: str
+    note: ClassVar[bytes] = b""
 
     @property
     def identity(self) -> str:
@@ -103,25 +90,10 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
     """
     location = parse_url(url, **options)
     if isinstance(location, S3Options):
-        from s3cache.store.s3 import S3Store
-
         return S3Store(location)
     if isinstance(location, FileLocation):
-        from s3cache.store._file import FileStore
-
         return FileStore(location.path, create=location.create)
     return _memory_stores.setdefault(location.name, MemoryStore(location.name))
-
-
-def store_identity(url: str, **options: Unpack[StoreOptions]) -> str:
-    """Return a canonical name of where the bytes of ``url`` are; see :attr:`S3Options.identity`."""
-    return parse_url(url, **options).identity
-
-
-def store_note(url: str, **options: Unpack[StoreOptions]) -> bytes:
-    """Return how objects are written at ``url``; see :attr:`S3Options.note`. Empty for most."""
-    location = parse_url(url, **options)
-    return location.note if isinstance(location, S3Options) else b""
 
 
 def parse_url(url: str, **options: Unpack[StoreOptions]) -> _Location:

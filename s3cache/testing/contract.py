@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-import unicodedata
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from s3cache.errors import ConfigError, PreconditionError
@@ -26,7 +25,6 @@ __all__ = [
     "ILLEGAL_KEYS",
     "LONG_KEYS",
     "ODD_KEYS",
-    "TWIN_KEYS",
     "VERBS",
     "RawAccess",
     "StoreContract",
@@ -38,28 +36,13 @@ __all__ = [
 MIB = 1 << 20
 
 ODD_KEYS = [
-    "with space", " leading and trailing ", "trailing.", "trailing...", ".hidden", "..two-dots",
-    "two-dots..", "...", "a/.b/..c/d../e.", "~", "~root/x", "-rf", "CON", "nul.txt", "lost+found",
-    "plus+plus", "percent%", "%2F", "%2e%2e/x", "100%25", "a#b", "a?b=c&d", "a&amp;b<c>",
-    "'single' \"double\" `back`", "back\\slash", "colon:star*pipe|semi;comma,",
-    "$HOME {x} [y] (z) !@^=", "é/ü/日本語/𝄞/🎉", "x.tmp", ".tmp",
+    "-rf", "=", "-.-", "trailing.", "trailing...", "nul.txt", "x.tmp", "0",
+    "v1/3fa/a0123.0", "a/b-.c_/d=../e.", "con", "-/-/-",
 ]  # fmt: skip
 
-TWIN_KEYS = [
-    ("case", "Case", "CASE"),
-    ("plus+", "plus ", "plus%20", "plus%2B"),
-    ("100%", "100%25"),
-    (unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")),
-    ("dot", "dot.", "dot..", "dot ", ".dot"),
-    ("a", "a/b", "a/b/c", "a.b", "a%2Fb", "a\\b"),
-]
-
 LONG_KEYS = [
-    "k" * MAX_KEY_BYTES,
-    "é" * (MAX_KEY_BYTES // 2),
-    "%" * MAX_KEY_BYTES,
+    "/".join(["k" * 200] * 4),
     "a/" * (MAX_KEY_BYTES // 2 - 1) + "aa",
-    "d" * 255 + "/" + "e" * 256 + "/f",
 ]
 
 ILLEGAL_KEYS = {
@@ -67,17 +50,19 @@ ILLEGAL_KEYS = {
     "leading slash": "/a",
     "trailing slash": "a/",
     "empty segment": "a//b",
-    "only a slash": "/",
     "dot": ".",
-    "dots": "..",
-    "dot segment": "a/./b",
     "dots segment": "a/../b",
-    "newline": "a\nb",
+    "hidden": "a/.b",
+    "newline at the end": "a\n",
     "nul": "a\0b",
-    "zero-width": "a\u200bb",
+    "space": "a b",
+    "percent": "a%2fb",
+    "plus": "a+b",
+    "capital": "aB",
+    "not ASCII": "é",
     "surrogate": "a\ud800",
-    "too long": "k" * (MAX_KEY_BYTES + 1),
-    "too many bytes": "é" * (MAX_KEY_BYTES // 2 + 1),
+    "long segment": "k" * 201,
+    "too long": "/".join(["k" * 150] * 6),
 }
 
 VERBS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
@@ -89,17 +74,14 @@ VERBS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "delete": lambda store, key: store.delete(key),
 }
 
-legal_keys = st.one_of(
-    st.text(min_size=1, max_size=60).filter(is_key),
-    st.text(alphabet="aA./%+ ~é", min_size=1, max_size=12).filter(is_key),
-)
+legal_keys = st.text(alphabet="a0./-_=", min_size=1, max_size=12).filter(is_key)
 
 # Start and length within ten bytes.
 _RANGES = [
     (0, 0), (0, 1), (0, 10), (0, 11), (3, 4), (9, 1), (9, 5), (5, 0), (10, 0), (10, 1), (11, 3),
     (1_000_000, 1), (0, 1 << 40), (4, 1 << 62),
 ]  # fmt: skip
-_PREFIXES = ["", "a", "ab", "ab/", "ab/d", "ab/d/", "abc", "abcd", "A", "b", "a%", "a ", "a+", "z",
+_PREFIXES = ["", "a", "ab", "ab/", "ab/d", "ab/d/", "abc", "abcd", "A", "b", "a-", "a+", "z",
              "/", "a//", ".", "..", "../", "./", "ab/c/"]  # fmt: skip
 
 
@@ -176,8 +158,6 @@ class StoreContract:
     racers: ClassVar[int] = 16
     #: What must not show in the URL.
     secrets: ClassVar[tuple[str, ...]] = ()
-    #: The last segment of keys that the store keeps for itself, and refuses.
-    taken: ClassVar[str] = ""
 
     # pytest and pytest-asyncio give a fixture different types; a subclass may use either.
     if TYPE_CHECKING:
@@ -314,7 +294,7 @@ class StoreContract:
     # -- list
 
     async def test_prefix_is_a_string_not_a_path(self, store: Store) -> None:
-        keys = {"ab", "abc", "ab/c", "ab/d/e", "a", "b/ab", "AB", "a%b", "a b", "a+b", "..x"}
+        keys = {"ab", "abc", "ab/c", "ab/d/e", "a", "b/ab", "a-b", "a.b"}
         await put_all(store, keys)
         for prefix in _PREFIXES:
             expected = {key for key in keys if key.startswith(prefix)}
@@ -344,21 +324,18 @@ class StoreContract:
 
     # -- keys
 
-    @pytest.mark.parametrize(
-        "keys", [*((key,) for key in (*ODD_KEYS, *LONG_KEYS)), *TWIN_KEYS], ids=lambda k: k[0][:30]
-    )
-    async def test_each_key_has_its_own_object(self, store: Store, keys: tuple[str, ...]) -> None:
+    async def test_each_key_has_its_own_object(self, store: Store) -> None:
         """Through its whole life: odd keys, long ones, and several that look alike."""
-        for order in {keys, keys[::-1]}:
-            for i, key in enumerate(order):
-                await store.put(key, b"%d" % i, mode="create")
-            for i, key in enumerate(order):
-                await _assert_holds(store, key, b"%d" % i)
-            assert set(await listed(store)) == set(order)
-            for i, key in enumerate(order, start=1):
-                await store.delete(key)
-                assert await store.get(key) is None
-                assert set(await listed(store)) == set(order[i:])
+        keys = [*ODD_KEYS, *LONG_KEYS, "a", "a.b", "a/b", "a/b/c", "dot", "dot.", "dot.."]
+        for i, key in enumerate(keys):
+            await store.put(key, b"%d" % i, mode="create")
+        for i, key in enumerate(keys):
+            await _assert_holds(store, key, b"%d" % i)
+        assert set(await listed(store)) == {*keys}
+        for i, key in enumerate(keys, start=1):
+            await store.delete(key)
+            assert await store.get(key) is None
+            assert set(await listed(store)) == {*keys[i:]}
 
     @settings(
         max_examples=30,
@@ -371,8 +348,6 @@ class StoreContract:
     )
     @given(key=legal_keys, data=st.binary(max_size=64))
     async def test_any_legal_key_round_trips(self, store: Store, key: str, data: bytes) -> None:
-        # Hypothesis tries strings of the code under test as well, and so comes upon that one.
-        assume(key.rpartition("/")[2] != self.taken)
         await store.put(key, data)
         assert await store.get(key) == data
         assert set(await listed(store, key)) == {key}
@@ -437,20 +412,18 @@ class StoreContract:
         assert await raw.read("a") is None
         assert await raw.read("a/key") == self._big()
 
-    @pytest.mark.parametrize("key", ODD_KEYS)
-    async def test_others_mean_the_same_by_an_odd_key(
-        self, store: Store, raw: RawAccess, key: str
-    ) -> None:
+    async def test_others_mean_the_same_by_an_odd_key(self, store: Store, raw: RawAccess) -> None:
         """A store knows objects that it did not write: other machines share the place."""
-        assert await store.get(key) is None
-        await raw.write(key, b"theirs")
-        with pytest.raises(PreconditionError):
-            await store.put(key, b"ours", mode="create")
-        await _assert_holds(store, key, b"theirs")
-        await store.put(key, b"ours")
-        assert await raw.read(key) == b"ours"
-        await store.delete(key)
-        assert await raw.read(key) is None
+        for key in ODD_KEYS:
+            assert await store.get(key) is None
+            await raw.write(key, b"theirs")
+            with pytest.raises(PreconditionError):
+                await store.put(key, b"ours", mode="create")
+            await _assert_holds(store, key, b"theirs")
+            await store.put(key, b"ours")
+            assert await raw.read(key) == b"ours"
+            await store.delete(key)
+            assert await raw.read(key) is None
 
     async def test_what_others_removed_is_absent(self, store: Store, raw: RawAccess) -> None:
         await store.put("key", b"ours")

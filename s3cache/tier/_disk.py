@@ -29,8 +29,9 @@ from urllib.parse import quote
 
 from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError, StoreError, TransientError
 from s3cache.stats import Usage
-from s3cache.store import Buffer, DeadlineExecutor, ObjectFiles, ObjectInfo, mark_used, os_errors
+from s3cache.store import Buffer, ObjectFiles, ObjectInfo, mark_used, os_errors
 from s3cache.tier._pending import Pending
+from s3cache.util.deadline import DeadlineExecutor
 from s3cache.util.forks import call_in_child, close_unshared
 
 __all__ = ["DiskTier", "Ledger"]

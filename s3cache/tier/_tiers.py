@@ -29,7 +29,6 @@ from s3cache.settings import Settings
 from s3cache.stats import Counters, Listeners, TransferEvent, Verb, VerbStats
 from s3cache.store import (
     AcceptSize,
-    BreakerPolicy,
     BreakingStore,
     Buffer,
     MeteredStore,
@@ -44,6 +43,7 @@ from s3cache.store import (
 from s3cache.tier._disk import DiskTier
 from s3cache.tier._loop import Deadline, Prefetch, Prefetches, background, cancel_all
 from s3cache.tier._uploads import Uploads
+from s3cache.util.deadline import Breaker
 from s3cache.util.logs import Problems
 
 __all__ = ["LocalTier", "RemoteTier", "TierStore"]
@@ -223,7 +223,7 @@ class RemoteTier:
         )
         self._reader = BreakingStore(
             RetryingStore(self._metered, reads),
-            BreakerPolicy(settings.breaker_failures, settings.breaker_reset_s),
+            Breaker(settings.breaker_failures, settings.breaker_reset_s),
         )
         # No breaker: what cannot be uploaded now is kept, and tried again after a pause.
         self._writer = RetryingStore(self._metered, writes)

@@ -41,32 +41,21 @@ import hmac
 import os
 import re
 import struct
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import Final, Protocol, runtime_checkable
 
-from s3cache.errors import ConfigError, CorruptError, UntrustedError
+from s3cache.errors import (
+    CircuitOpenError,
+    ConfigError,
+    CorruptError,
+    TransientError,
+    UntrustedError,
+)
+from s3cache.util.deadline import Breaker, DeadlineExecutor
 from s3cache.util.text import may_be_a_key
-
-__all__ = [
-    "MAX_SIGNATURES",
-    "Algorithm",
-    "Signature",
-    "Signer",
-    "SigningKey",
-    "Statement",
-    "TimeLimitedSigner",
-    "VerifyKey",
-    "check_name",
-    "generate",
-    "pack",
-    "sign",
-    "unpack",
-]
 
 MAX_SIGNATURES: Final = 16
 
@@ -93,20 +82,13 @@ class Algorithm(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a signer says about an entry.
-
-    Attributes:
-        signer: the name of its key.
-        audience: the purpose that it is signed for.
-        issued_s: Unix time in seconds.
-        expires_s: Unix time in seconds; 0 for never.
-    """
+    """What a signer says about an entry."""
 
     algorithm: Algorithm
-    signer: str
-    audience: str
-    issued_s: int
-    expires_s: int = 0
+    signer: str  # the name of its key
+    audience: str  # the purpose that it is signed for
+    issued_s: int  # Unix time in seconds
+    expires_s: int = 0  # Unix time in seconds; 0 for never
 
     def over(self, digest: bytes) -> bytes:
         """Return the bytes that are signed."""
@@ -189,12 +171,14 @@ class Signer(Protocol):
 
 
 @dataclass(frozen=True)
-class VerifyKey:
-    """Verifies signatures of one signer; a shared secret can make them too."""
-
+class _Key:
     name: str
     algorithm: Algorithm
     _bytes: bytes = field(repr=False)
+
+
+class VerifyKey(_Key):
+    """Verifies signatures of one signer; a shared secret can make them too."""
 
     @classmethod
     def parse(cls, text: str) -> VerifyKey:
@@ -227,13 +211,8 @@ class VerifyKey:
         return _is_signed(self._bytes, signature.value, message)
 
 
-@dataclass(frozen=True)
-class SigningKey:
+class SigningKey(_Key):
     """A key in this process that signs."""
-
-    name: str
-    algorithm: Algorithm
-    _bytes: bytes = field(repr=False)
 
     @classmethod
     def parse(cls, text: str) -> SigningKey:
@@ -295,10 +274,9 @@ class TimeLimitedSigner:
             )
         self.algorithm = Algorithm(signer.algorithm)
         self._signer = signer
-        self._timeout_s = timeout_s
-        self._rest_s = rest_s
-        self._rests_until = 0.0
-        self._late: threading.Thread | None = None
+        self._executor = DeadlineExecutor(f"signer {self.name!r}")
+        self._executor.limit_s = timeout_s
+        self._breaker = Breaker(1, rest_s)
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature over ``message``.
@@ -306,33 +284,25 @@ class TimeLimitedSigner:
         Raises:
             UntrustedError: there is none: it took too long, failed, or is no signature.
         """
-        is_late = self._late is not None and self._late.is_alive()
-        if is_late or time.monotonic() < self._rests_until:
-            raise self._failed(f"is skipped (it failed less than {self._rest_s:g} s ago)")
-        answers: list[object] = []
-
-        def ask() -> None:
-            try:
-                answers.append(self._signer.sign(message))
-            except Exception as exc:  # noqa: BLE001 - of any library
-                answers.append(exc)
-
-        thread = threading.Thread(target=ask, name="s3cache-signer", daemon=True)
+        is_probe, has_signed = False, False
         try:
-            thread.start()
-            thread.join(self._timeout_s)
-        except RuntimeError as exc:  # the interpreter exits, or there are too many
-            answers.append(exc)
-        answer = answers[0] if answers else None
-        if isinstance(answer, bytes) and len(answer) == self.algorithm.size:
+            is_probe = self._breaker.enter()
+            answer: object = self._executor.call(lambda: self._signer.sign(message))
+            if not isinstance(answer, bytes) or len(answer) != self.algorithm.size:
+                raise ValueError(f"it gave no {self.algorithm.size} bytes")
+            has_signed = True
             return answer
-        self._rests_until = time.monotonic() + self._rest_s
-        if not answers:
-            self._late = thread
-            raise self._failed(f"did not answer within {self._timeout_s:g} s")
-        if isinstance(answer, Exception):
-            raise self._failed(f"failed ({answer!r})") from answer
-        raise self._failed(f"gave no {self.algorithm.size} bytes")
+        except CircuitOpenError:
+            raise self._failed("is skipped, as it was late or failed just now") from None
+        except TransientError as exc:
+            raise UntrustedError("unsigned", str(exc)) from None
+        except Exception as exc:  # of any library
+            raise self._failed(f"failed ({exc!r})") from exc
+        finally:
+            if has_signed:
+                self._breaker.succeed(is_probe)
+            else:
+                self._breaker.fail(is_probe)
 
     def _failed(self, how: str) -> UntrustedError:
         return UntrustedError("unsigned", f"signer {self.name!r} {how}")
@@ -357,21 +327,20 @@ def _parse(thing: str, text: str, *sizes: int) -> tuple[str, Algorithm, bytes]:
     algorithm = Algorithm.ED25519
     if rest.startswith(f"{_HMAC}:"):
         algorithm, rest = Algorithm.HMAC_SHA256, rest.partition(":")[2]
-    problem = "is not base64 behind its name"
+    shown, fix = (
+        thing if may_be_a_key(name) else f"{thing} {name!r}",
+        "copy it as keygen printed it",
+    )
     try:
         key = base64.b64decode(rest, validate=True)
     except ValueError:
-        pass
-    else:
-        if algorithm is Algorithm.HMAC_SHA256:
-            is_right, wanted = len(key) >= _KEY_BYTES, f"{_KEY_BYTES} or more"
-        else:
-            is_right, wanted = len(key) in sizes, f"{sizes[0]}"
-        if is_right:
-            return name, algorithm, key
-        problem = f"has {len(key)} bytes, and not {wanted}"
-    shown = thing if may_be_a_key(name) else f"{thing} {name!r}"
-    raise ConfigError(shown, problem, "copy it as keygen printed it")
+        raise ConfigError(shown, "is not base64 behind its name", fix) from None
+    is_right, wanted = len(key) in sizes, f"{sizes[0]}"
+    if algorithm is Algorithm.HMAC_SHA256:
+        is_right, wanted = len(key) >= _KEY_BYTES, f"{_KEY_BYTES} or more"
+    if not is_right:
+        raise ConfigError(shown, f"has {len(key)} bytes, and not {wanted}", fix)
+    return name, algorithm, key
 
 
 def _base64(data: bytes) -> str:

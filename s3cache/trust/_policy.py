@@ -24,20 +24,6 @@ from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust._keys import Signature, SigningKey, VerifyKey, check_name, unpack
 from s3cache.util.text import may_be_a_key
 
-__all__ = [
-    "AUDIENCE",
-    "MACHINE_FILE",
-    "Cause",
-    "Policy",
-    "TrustMode",
-    "Trusted",
-    "for_audience",
-    "parse_trusted",
-    "policy_of",
-    "read_secret",
-    "signing_key_of",
-]
-
 #: The default audience of signatures.
 AUDIENCE: Final = "main"
 
@@ -88,20 +74,14 @@ def for_audience(text: str, audience: str) -> str:
 class Policy:
     """Decides which entries are trusted.
 
-    Attributes:
-        level: ``require`` uses only entries signed by a trusted key; ``prefer`` also uses entries
-            that are unsigned or signed by an unknown key, but none with a bad signature; ``off``
-            checks nothing.
-        trusted: keys with the audience of each.
-        revoked_keys: fingerprints of keys with void signatures, whenever made.
-        revoked_digests: digests of single entries that are not used.
-        now: Unix time in seconds.
+    ``require`` uses only entries signed by a trusted key; ``prefer`` also uses entries that are
+    unsigned or signed by an unknown key, but none with a bad signature; ``off`` checks nothing.
     """
 
     level: TrustMode = "off"
     trusted: tuple[Trusted, ...] = ()
-    revoked_keys: frozenset[str] = frozenset()
-    revoked_digests: frozenset[bytes] = frozenset()
+    revoked_keys: frozenset[str] = frozenset()  # fingerprints: their signatures are void
+    revoked_digests: frozenset[bytes] = frozenset()  # single entries that are not used
     now: Callable[[], float] = field(default=time.time, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -218,31 +198,29 @@ def policy_of(
 def _read_machine_file(path: str) -> dict[str, Any]:
     """Return what the machine's file says; nothing if there is none."""
 
-    def unusable(cause: str, fix: str) -> ConfigError:
-        return ConfigError(f"trust file {path}", cause, fix)
-
+    thing, fields = f"trust file {path}", ("trust", "trusted_keys", "revoked")
     try:
         about, text = _read_file(path, _MAX_FILE_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as exc:
-        raise unusable(f"cannot be opened ({exc.strerror})", "let all users read it") from None
+        problem = f"cannot be opened ({exc.strerror})"
+        raise ConfigError(thing, problem, "let all users read it") from None
     if about.st_uid != 0 or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         fix = f"chown root {path}; chmod 644 {path}"
-        raise unusable("is not root's alone to write", fix)
+        raise ConfigError(thing, "is not root's alone to write", fix)
     try:
         found: Any = json.loads(text)
     except ValueError:
-        raise unusable("is no JSON", "write an object") from None
-    fields = ("trust", "trusted_keys", "revoked")
+        raise ConfigError(thing, "is no JSON", "write an object") from None
     if not isinstance(found, dict) or not found.keys() <= {*fields}:
-        raise unusable("is something else", f"write an object of {', '.join(fields)}")
+        raise ConfigError(thing, "is something else", f"write an object of {', '.join(fields)}")
     if (least := found.get("trust")) not in (None, *get_args(TrustMode)):
-        raise unusable(f"trust is {least!r}", "use off, prefer or require")
+        raise ConfigError(thing, f"trust is {least!r}", "use off, prefer or require")
     for name in fields[1:]:
         words = found.get(name, [])
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise unusable(f"{name} is no list of texts", "give one")
+            raise ConfigError(thing, f"{name} is no list of texts", "give one")
     return found
 
 

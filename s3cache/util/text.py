@@ -37,8 +37,8 @@ __all__ = [
     "text",
 ]
 
-# 32 bytes, as base64 has them.
-_KEY = re.compile(r"[A-Za-z0-9+=]{40,}")
+# 32 bytes, as base64 has them. A path has slashes too, but does not end like that.
+_KEY = re.compile(r"[A-Za-z0-9+=]{40,}|[A-Za-z0-9+/]{41,}=")
 _KEY_BYTES = 32
 
 

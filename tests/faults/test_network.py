@@ -143,19 +143,6 @@ def test_a_broken_download_is_tried_again(link: Link, proxy: Proxy, reader: Open
     assert proxy.broken == before + link.times
 
 
-@pytest.mark.parametrize("ways", [{"reset_down": 40_000}, {"cut_down": 40_000}], ids=str)
-def test_one_broken_part_of_a_large_download_is_tried_again(
-    ways: dict[str, Any], proxy: Proxy, open_cache: OpenCache
-) -> None:
-    writer, size = open_cache(), 1_000_000
-    writer.save(KEY, entry(KEY, size))
-    assert writer.flush().complete
-    cache = open_cache(part_bytes=100_000)
-    proxy.link = Link(**ways, times=2)
-    assert is_right(cache.lookup(KEY), size=size)
-    assert proxy.broken == 2
-
-
 @pytest.mark.parametrize("link", [HANGS, Link(bytes_per_s=100_000)], ids=["hangs", "slow"])
 def test_a_late_download_lands_in_the_local_tier(
     link: Link, proxy: Proxy, reader: OpenCache
@@ -194,26 +181,6 @@ def test_the_breaker_spares_lookups_the_wait_and_lets_them_recover(
     proxy.heal()
     eventually(lambda: is_right(cache.lookup(KEY)))
     assert cache.stats().breaker == "closed"
-
-
-def test_the_breaker_opens_where_a_server_hangs(proxy: Proxy, reader: OpenCache) -> None:
-    """Lookups wait for it a few times, and then no more until it answers."""
-    cache = reader(
-        breaker_failures=2,
-        breaker_reset_s=0.5,
-        lookup_timeout_s=0.3,
-        attempt_timeout_s=0.2,
-        retry_timeout_s=0.4,
-    )
-    proxy.link = HANGS
-    eventually(
-        lambda: (
-            isinstance(result := cache.lookup(KEY), Miss)
-            and isinstance(result.error, CircuitOpenError)
-        )
-    )
-    proxy.heal()
-    eventually(lambda: is_right(cache.lookup(KEY)))
 
 
 @bad_links("refuses", "hangs", "resets answers", "cuts answers", "is slow")
@@ -266,20 +233,3 @@ def test_what_is_saved_over_a_bad_link_arrives_by_itself_when_it_heals(
     assert "an upload failed" in warning
     other = open_cache()
     assert all(is_right(other.lookup(each), each) for each in keys(0, 5))
-
-
-@pytest.mark.parametrize(
-    "link",
-    [Link(reset_up=100_000, times=3), Link(reset_down=30, times=3), Link(cut_down=30, times=3)],
-    ids=["request reset", "answer reset", "answer cut"],
-)
-def test_a_broken_upload_is_tried_again(link: Link, proxy: Proxy, open_cache: OpenCache) -> None:
-    """Also where only the answer was lost, and the entry is there already."""
-    cache = open_cache()
-    proxy.link = link
-    for each in keys(0, 6):
-        cache.save(each, entry(each, SIZE))
-    assert cache.flush().complete
-    assert proxy.broken == 3
-    other = open_cache()
-    assert all(is_right(other.lookup(each), each) for each in keys(0, 6))

@@ -20,8 +20,8 @@ from s3cache.insight._checks import (
     check_trust,
 )
 from s3cache.settings import Settings
-from s3cache.store import DeadlineExecutor
 from s3cache.trust import generate
+from s3cache.util.deadline import DeadlineExecutor
 from tests.support.hanging import dead_mount
 from tests.support.waiting import LONG_S
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,12 +28,12 @@ RETRIES = RetryPolicy(
 
 class TestS3OnMoto(StoreContract):
     secrets = ("testing-secret",)
-    taken = ".s3cache-probe"
     racers = 8
+    parts: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
     async def store(self, moto_options: S3Options) -> AsyncIterator[Store]:
-        store = RetryingStore(S3Store(moto_options), RETRIES)
+        store = RetryingStore(S3Store(replace(moto_options, **self.parts)), RETRIES)
         yield store
         await store.aclose()
 
@@ -42,21 +43,9 @@ class TestS3OnMoto(StoreContract):
 
 
 @slow
-class TestS3InPartsOnMoto(StoreContract):
+class TestS3InPartsOnMoto(TestS3OnMoto):
     """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 
-    secrets = ("testing-secret",)
-    taken = ".s3cache-probe"
     big_bytes = 6 * MIB + 3
     many = 30
-
-    @pytest.fixture
-    async def store(self, moto_options: S3Options) -> AsyncIterator[Store]:
-        options = replace(moto_options, part_bytes=MIB, multipart_bytes=5 * MIB)
-        store = RetryingStore(S3Store(options), RETRIES)
-        yield store
-        await store.aclose()
-
-    @pytest.fixture
-    def raw(self, moto_options: S3Options) -> RawBucket:
-        return RawBucket(moto_options)
+    parts: ClassVar[dict[str, Any]] = {"part_bytes": MIB, "multipart_bytes": 5 * MIB}

@@ -66,29 +66,6 @@ async def test_keys_that_somebody_renews_in_a_file_are_found(
     await s3.put("key", b"data")
 
 
-async def test_calls_that_began_with_the_old_keys_are_not_cut_off(
-    store: Callable[..., S3Store], server: ScriptedServer, tmp_path: Path
-) -> None:
-    def slow(request: Request) -> Reply:
-        return (
-            Reply(headers={"etag": '"e"'}, delay_s=1.0)
-            if "slow" in request.target
-            else (answer(request))
-        )
-
-    server.answer = slow
-    keys(tmp_path, "AKIAOLD")
-    s3 = store("")
-    under_way = asyncio.ensure_future(s3.put("slow", b"data"))
-    while not server.made("PUT", "slow"):
-        await asyncio.sleep(0.01)
-    with pytest.raises(AccessDeniedError):
-        await s3.put("key", b"data")
-    keys(tmp_path, GOOD)
-    await s3.put("key", b"data")
-    await under_way
-
-
 def _is_gone(process: int) -> bool:
     """It neither runs nor waits to be reaped."""
     try:
@@ -142,15 +119,3 @@ async def test_one_that_hangs_when_it_renews_them_is_ended_too(
     started_ones = [int(each) for each in (tmp_path / "pids").read_text().split()]
     assert started_ones
     await asyncio.to_thread(eventually, lambda: all(map(_is_gone, started_ones)))
-
-
-async def test_a_metadata_service_that_hangs_is_not_waited_for(
-    store: Callable[..., S3Store], server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{server.url}/credentials")
-    server.answer = lambda request: Reply(delay_s=1000.0)
-    s3 = store("", read_timeout_s=0.5)
-    started = time.monotonic()
-    with pytest.raises(AccessDeniedError, match="getting credentials failed"):
-        await s3.put("key", b"data")
-    assert time.monotonic() - started < LONG_S

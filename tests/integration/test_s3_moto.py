@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import aioboto3
@@ -30,15 +29,6 @@ async def test_others_find_the_object_under_its_prefix(moto_options: S3Options) 
     (head,) = found.values()
     assert head["ContentType"] == "application/octet-stream"
     assert head["Metadata"] == {"writer": "me"}
-
-
-async def test_stores_under_two_prefixes_do_not_meet(moto_options: S3Options) -> None:
-    one, other = S3Store(moto_options), S3Store(replace(moto_options, prefix="elsewhere"))
-    await one.put("key", b"1")
-    assert await other.get("key") is None
-    assert [info async for info in other.list()] == []
-    await one.aclose()
-    await other.aclose()
 
 
 async def test_the_probes_marker_is_there_but_not_listed(moto_options: S3Options) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from s3cache.errors import (
     ClosedError,
-    ConfigError,
     MissingContainerError,
     PermanentError,
     PreconditionError,
@@ -193,12 +192,6 @@ async def test_one_probe_tells_that_the_condition_is_honoured(
     assert not server.made("HEAD")
 
 
-async def test_a_first_probe_asks_twice(server: ScriptedServer, open_scripted: Open) -> None:
-    answers = iter([PUT_OK, PRECONDITION_FAILED])
-    server.answer = lambda request: next(answers)
-    assert await open_scripted().atomic_create()
-
-
 @pytest.mark.parametrize("refusal", [None, error_reply(501, "NotImplemented")])
 async def test_without_the_condition_it_looks_first(
     server: ScriptedServer, open_scripted: Open, refusal: Reply | None
@@ -245,38 +238,11 @@ async def test_a_probe_that_met_an_outage_is_made_again(
     assert await store.atomic_create()
 
 
-async def test_a_server_is_addressed_by_path(server: ScriptedServer, open_scripted: Open) -> None:
-    server.answer = lambda request: error_reply(404, "NoSuchKey")
-    endpoint = server.url.replace("127.0.0.1", "localhost")
-    for style in ("auto", "path"):
-        await open_scripted(endpoint_url=endpoint, addressing_style=style).get("k")
-        assert server.requests[-1].target == "/bucket/p/k"
-
-
 async def test_swift_is_not_atomic(server: ScriptedServer, open_scripted: Open) -> None:
     server.answer = lambda request: error_reply(
         412, "PreconditionFailed", **{"x-trans-id": "tx1", "x-openstack-request-id": "tx1"}
     )
     assert not await open_scripted().atomic_create()
-
-
-async def test_a_conflict_is_transient(server: ScriptedServer, open_scripted: Open) -> None:
-    server.answer = lambda request: error_reply(409, "ConditionalRequestConflict")
-    with pytest.raises(TransientError, match="another write"):
-        await open_scripted(conditional_create="native").put("k", b"x", mode="create")
-
-
-async def test_native_does_not_fall_back(server: ScriptedServer, open_scripted: Open) -> None:
-    server.answer = lambda request: error_reply(501, "NotImplemented")
-    with pytest.raises(PermanentError, match="conditional_create=check"):
-        await open_scripted(conditional_create="native").put("k", b"x", mode="create")
-
-
-async def test_the_probes_name_is_taken(server: ScriptedServer, open_scripted: Open) -> None:
-    for key in (".s3cache-probe", "a/.s3cache-probe"):
-        with pytest.raises(ConfigError):
-            await open_scripted().get(key)
-    assert not server.requests
 
 
 # --- parts
@@ -375,23 +341,6 @@ async def test_a_closed_store_says_so(server: ScriptedServer, open_scripted: Ope
     await store.aclose()
     with pytest.raises(ClosedError):
         await store.get("k")
-
-
-async def test_connecting_sends_nothing(server: ScriptedServer, open_scripted: Open) -> None:
-    store = open_scripted()
-    await asyncio.gather(*(store.connect() for _ in range(3)))
-    assert not server.requests
-
-
-async def test_missing_credentials_are_named(server: ScriptedServer, open_scripted: Open) -> None:
-    store = open_scripted(access_key=None, secret_key=None)
-    with pytest.raises(PermanentError, match="no credentials were found"):
-        await store.get("k")
-
-
-async def test_an_unknown_profile_is_named(server: ScriptedServer, open_scripted: Open) -> None:
-    with pytest.raises(PermanentError, match="nobody"):
-        await open_scripted(profile="nobody").get("k")
 
 
 def test_a_store_belongs_to_one_loop(moto_options: object) -> None:

@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.rgw]
 
 
 class TestS3OnRGW(StoreContract):
-    taken = ".s3cache-probe"
     parts: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aioboto3
 import pytest
 
-from s3cache import frame
 from s3cache.store import S3Options
 from tests.support.marks import slow
 from tests.support.processes import Machine
@@ -115,105 +113,6 @@ def test_killed_under_uploads(gateway: Gateway, proxy: Proxy, new_machine: NewMa
     process.hear()
     process.finish()
     all_arrived(new_machine(), names)
-
-
-def test_killed_with_the_process_that_uploads(
-    gateway: Gateway, proxy: Proxy, new_machine: NewMachine
-) -> None:
-    """A whole rack loses power: the next process on the machine uploads what is left."""
-    proxy.link = Link(bytes_per_s=2_000_000)
-    machine = new_machine(endpoint_url=proxy.url)
-    process = machine.start(["save", keys(0, 40), SIZE], events=True)
-    process.until("upload done", 3)
-    gateway.signal(signal.SIGKILL)
-    process.kill()
-    acknowledged = process.acknowledged()
-    assert machine.pending()
-    gateway.restart()
-    proxy.heal()
-    machine.let_an_hour_pass()
-    assert machine.run(["flush"]) == ["flushed 0"]
-    assert machine.leftovers() == []
-    all_arrived(new_machine(), acknowledged)
-
-
-# --- the gateway hangs
-
-
-def test_stopped_under_transfers(gateway: Gateway, proxy: Proxy, new_machine: NewMachine) -> None:
-    """Saves are acknowledged all the same, lookups miss in time; later everything completes."""
-    proxy.link = Link(bytes_per_s=2_000_000)
-    before, during = keys(0, 20, "before"), keys(0, 20, "during")
-    process = new_machine(endpoint_url=proxy.url, lookup_timeout_s=0.5).start(
-        ["save", before, SIZE],
-        ["hear"],
-        ["save", during, SIZE],
-        ["check", [*keys(0, 1), before[0]]],
-        ["say", "waiting"],
-        ["hear"],
-        ["flush"],
-        events=True,
-    )
-    process.until("saved", len(before))
-    process.until("upload done")
-    gateway.signal(signal.SIGSTOP)
-    proxy.heal()
-    process.hear()
-    process.until("at waiting")
-    assert process.said("miss") == ["miss key-0000 timeout"]
-    assert process.said("hit") == [f"hit {before[0]} - local"]
-    # All of them before any of them was uploaded.
-    assert len(process.said("saved")) == len(before) + len(during)
-    assert not any("-during" in line for line in process.said("upload done"))
-
-    gateway.signal(signal.SIGCONT)
-    process.hear()
-    assert process.finish()[-1] == "flushed 0"
-    all_arrived(new_machine(), before + during)
-
-
-# --- many writers
-
-
-async def objects(options: S3Options) -> dict[str, bytes]:
-    """What is under the prefix, as plain boto finds it."""
-    session = aioboto3.Session(options.access_key, options.secret_key)
-    async with session.client(
-        "s3", region_name=options.region, endpoint_url=options.endpoint_url
-    ) as client:
-        page = await client.list_objects_v2(Bucket=options.bucket, Prefix=f"{options.prefix}/v1/")
-        found = {}
-        for each in page["Contents"]:
-            answer = await client.get_object(Bucket=options.bucket, Key=each["Key"])
-            found[each["Key"]] = await answer["Body"].read()
-        return found
-
-
-async def test_no_variant_is_lost_in_a_race(
-    rgw_options: S3Options, new_machine: NewMachine
-) -> None:
-    """Eight machines save the same keys at once, each in two variants: each is there once."""
-    names, variants = keys(0, 12), ("a", "b")
-    processes = [
-        new_machine(exit_timeout_s=60.0).start(
-            ["say", "ready"],
-            ["hear"],
-            ["save", names, 1_000, variants if number % 2 else variants[::-1]],
-        )
-        for number in range(8)
-    ]
-    for process in processes:
-        process.until("at ready")
-    for process in processes:
-        process.hear()
-    for process in processes:
-        process.finish()
-    there = await objects(rgw_options)
-    headers = [frame.decode(data).header for data in there.values()]
-    assert Counter((header.key, header.variant) for header in headers) == {
-        (key, variant): 1 for key in names for variant in variants
-    }
-    all_arrived(new_machine(), names, variants)
 
 
 # --- size

@@ -8,7 +8,7 @@ import pytest
 
 from s3cache.errors import ConfigError, TransientError
 from s3cache.stats import Verb
-from s3cache.store import MemoryStore, NotAccepted, WrapperStore, check_key
+from s3cache.store import MemoryStore, NotAccepted, ObjectInfo, WrapperStore, check_key
 from s3cache.store._base import PAGE_OBJECTS
 from s3cache.testing.contract import ILLEGAL_KEYS
 
@@ -67,7 +67,7 @@ async def test_what_it_raises_the_call_raises_and_a_listing_is_closed() -> None:
         async def list(self, prefix: str = "") -> Any:
             try:
                 for number in range(PAGE_OBJECTS + 1):
-                    yield number
+                    yield ObjectInfo(f"{number}", 0, 0.0)
             finally:
                 closed.append(prefix)
 

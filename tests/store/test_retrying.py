@@ -11,7 +11,6 @@ import pytest
 from s3cache.errors import (
     AccessDeniedError,
     CircuitOpenError,
-    PermanentError,
     PreconditionError,
     StoreError,
     TransientError,
@@ -57,15 +56,6 @@ async def test_a_transient_error_is_tried_again_and_logged(
     told = [(each.levelname, each.getMessage()) for each in caplog.records]
     assert [level for level, _ in told] == ["INFO"] * 6
     assert all(verb in text and text.endswith("; it is tried again") for _, text in told)
-
-
-async def test_a_permanent_error_is_not_tried_again(faulty: FaultyStore) -> None:
-    faulty.inject("get", "error")
-    faulty.inject("get", "permanent", times=2)
-    with pytest.raises(PermanentError) as caught:
-        await RetryingStore(faulty, QUICK).get("key")
-    assert caught.value.attempts == 2
-    assert faulty.pending() == 1
 
 
 @pytest.mark.parametrize(
@@ -115,16 +105,6 @@ async def test_no_pause_is_begun_that_would_outlast_the_total_time(faulty: Fault
     assert caught.value.elapsed_s < 60
 
 
-async def test_cancellation_is_not_tried_again(faulty: FaultyStore) -> None:
-    faulty.inject("get", "hang", times=2)
-    task = asyncio.ensure_future(RetryingStore(faulty, QUICK).get("key"))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert faulty.pending() == 1
-
-
 async def test_tasks_on_one_loop_count_their_own_attempts(faulty: FaultyStore) -> None:
     faulty.inject("get", "error", times=40)
     store = RetryingStore(faulty, QUICK)
@@ -139,12 +119,6 @@ class TestCreateAfterALostAnswer:
         faulty.inject("put", "fail_after_commit")
         await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
         assert await memory.get("key") == b"mine"
-
-    async def test_reading_back_is_tried_again_too(self, faulty: FaultyStore) -> None:
-        faulty.inject("put", "fail_after_commit")
-        faulty.inject("get", "error")
-        await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
-        assert faulty.pending() == 0
 
     @pytest.mark.parametrize("theirs", [b"longer than mine", b"thei", b""])
     async def test_another_object_does_not(

@@ -36,7 +36,6 @@ class Gate:
     Attributes:
         rule: asked with the method, the target and the headers of each request; gives the answer,
             or ``None`` to have the server give it.
-        change: what becomes of each body that comes from the server.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -71,7 +70,7 @@ class Gate:
                 try:
                     server.request(self.command, self.path, body, dict(self.headers.items()))
                     answer = server.getresponse()
-                    said = gate.change(answer.read())
+                    said = answer.read()
                     drop = _HOP - ({"content-length"} if self.command == "HEAD" else set())
                     kept = {k: v for k, v in answer.getheaders() if k.lower() not in drop}
                     return answer.status, kept, said
@@ -103,4 +102,3 @@ class Gate:
     def open(self) -> None:
         """Let everything through."""
         self.rule: Rule = lambda method, target, headers: None
-        self.change: Callable[[bytes], bytes] = lambda body: body

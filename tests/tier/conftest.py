@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.store import DeadlineExecutor
 from s3cache.tier import DiskTier
+from s3cache.util.deadline import DeadlineExecutor
 from tests.support.waiting import LONG_S
 from tests.tier.disks import MANY
 from tests.tier.processes import PRELUDE, REPOSITORY

@@ -31,8 +31,8 @@ DEFAULT_FILES = Settings().local_max_files
 SCRIPT = """
     import json, os, random, sys
     from s3cache import Cache, Hit, Saved
-    from s3cache.store import DeadlineExecutor
     from s3cache.tier import _disk
+    from s3cache.util.deadline import DeadlineExecutor
     from tests.support.worker import entry, keys
 
     # A disk that takes seconds is done without. With so many on few cores any may: what is counted

@@ -41,8 +41,9 @@ def test_a_quarantined_object_is_a_miss_and_not_counted(open_tier: OpenTier, roo
 
 def test_quarantine_takes_a_name_of_any_length(open_tier: OpenTier, root: Path) -> None:
     tier = open_tier()
-    tier.put("é" * 450, b"x")
-    tier.quarantine("é" * 450)
+    name = "/".join(["k" * 200] * 4)
+    tier.put(name, b"x")
+    tier.quarantine(name)
     assert len(os.listdir(root / "quarantine")) == 1
 
 

@@ -24,7 +24,7 @@ MAX_BYTES = 1_000
 MAX_FILES = 12
 
 # More than fit, few enough that rules meet on one name.
-names = st.sampled_from([f"{c}/{i}" for c in ("a", "B", "é") for i in range(6)])
+names = st.sampled_from([f"{c}/{i}" for c in ("a", "b-", "c=") for i in range(6)])
 sizes = st.one_of(st.integers(0, 90), st.sampled_from([300, 700, 999, 1_000, 1_001]))
 who = st.integers(0, 1)
 

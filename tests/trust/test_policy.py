@@ -86,26 +86,16 @@ BOTH = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
         ),
         (entry(generate("ci-main")), {}, "bad-signature"),
         (entry(SHARED), {"trusted": (Trusted("main", public(SHARED)),)}, "trusted"),
+        (entry(), {"level": "prefer"}, "trusted"),
+        (entry(STRANGER), {"level": "prefer"}, "trusted"),
+        (entry(generate("ci-main")), {"level": "prefer"}, "bad-signature"),
+        (entry(MAIN, issued_s=NOW - 50, ttl_s=50), {"level": "prefer"}, "expired"),
+        (entry(MAIN, audience="pulls"), {"level": "prefer"}, "other-audience"),
     ],
 )
 def test_who_is_trusted(data: bytes, changes: dict[str, Any], cause: str) -> None:
     assert cause_of(data, policy(**changes)) == cause
     assert cause_of(data, Policy()) == "trusted"  # nobody asks
-
-
-@pytest.mark.parametrize(
-    ("data", "cause"),
-    [
-        (entry(), "trusted"),
-        (entry(STRANGER), "trusted"),
-        (entry(MAIN), "trusted"),
-        (entry(generate("ci-main")), "bad-signature"),
-        (entry(MAIN, issued_s=NOW - 50, ttl_s=50), "expired"),
-        (entry(MAIN, audience="pulls"), "other-audience"),
-    ],
-)
-def test_prefer_uses_what_nobody_signed_and_nothing_signed_wrongly(data: bytes, cause: str) -> None:
-    assert cause_of(data, policy("prefer")) == cause
 
 
 def test_several_keys_of_one_name_are_for_rotation() -> None:

@@ -47,8 +47,8 @@ async def test_an_upload_counts_only_if_the_server_says_so(
 # -- redirects
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("verb", ["get", "head", "put", "delete"])
+@pytest.mark.parametrize("status", [301, 303, 307])
+@pytest.mark.parametrize("verb", ["get", "put"])
 async def test_nothing_is_sent_elsewhere(
     server: ScriptedServer, open_scripted: Open, status: int, verb: str
 ) -> None:
@@ -57,14 +57,8 @@ async def test_nothing_is_sent_elsewhere(
         location = {"location": f"{elsewhere.url}/bucket/p/k"}
         server.answer = lambda request: Reply(status, location)
         store = open_scripted(session_token="token")
-        calls = {
-            "get": lambda: store.get("k"),
-            "head": lambda: store.head("k"),
-            "put": lambda: store.put("k", b"x"),
-            "delete": lambda: store.delete("k"),
-        }
         with pytest.raises(S3CacheError, match=r"elsewhere|region"):
-            await calls[verb]()
+            await call(store, verb)
         assert elsewhere.requests == []
         assert server.requests
 
@@ -157,12 +151,6 @@ async def test_an_answer_without_end_is_read_up_to_a_bound(
         )
         with pytest.raises((PermanentError, TransientError)):
             await asyncio.wait_for(call(store, verb), LONG_S)
-
-
-async def test_a_range_of_an_endless_body_is_read_and_no_more(open_scripted: Open) -> None:
-    async with endless(ENDLESS["chunked"]) as url:
-        store = open_scripted(endpoint_url=url)
-        assert await asyncio.wait_for(store.get_range("k", 5, 10), LONG_S) == bytes(10)
 
 
 # -- answers that are none of S3's

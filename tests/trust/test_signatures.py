@@ -37,22 +37,6 @@ def test_whatever_is_read_is_packed_to_the_same_bytes(data: bytes) -> None:
     assert pack(found) == data
 
 
-@given(signatures(), st.data())
-def test_a_block_that_ends_early_or_late_is_refused(one: Signature, draw: st.DataObject) -> None:
-    block = pack([one, one])
-    end = draw.draw(st.integers(1, len(block) - 1).filter(lambda end: end != len(block) // 2))
-    with pytest.raises(CorruptError, match="one cannot be read"):
-        unpack(block[:end])
-
-
-@given(signatures(), signatures())
-def test_no_two_statements_sign_the_same_bytes(one: Signature, other: Signature) -> None:
-    digests = bytes(32), b"\1" * 32
-    assert one.statement.over(digests[0]) != one.statement.over(digests[1])
-    same = one.statement.over(digests[0]) == other.statement.over(digests[0])
-    assert same == (one.statement == other.statement)
-
-
 def test_the_layout_is_the_documented_one() -> None:
     statement = Statement(Algorithm.ED25519, "ci", "main", 7, 9)
     packed = struct.pack(">BBBBQQ", 1, 2, 4, 64, 7, 9) + b"cimain"

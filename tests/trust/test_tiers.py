@@ -61,7 +61,6 @@ def read(store: MemoryStore, place: Path | None = None, **settings: Any) -> str:
     ("writer", "reader", "expected"),
     [
         (writes(), READS, "remote"),
-        (writes(), {}, "remote"),
         ({}, {}, "remote"),
         ({}, READS, "untrusted"),
         ({}, {**READS, "trust": "prefer"}, "remote"),
@@ -70,7 +69,6 @@ def read(store: MemoryStore, place: Path | None = None, **settings: Any) -> str:
         (writes(generate("ci-main")), {**READS, "trust": "prefer"}, "untrusted"),
         (writes(PULLS), READS, "untrusted"),
         (writes(PULLS, audience="pulls"), {"trusted_keys": BOTH}, "remote"),
-        (writes(PULLS, audience="main"), {"trusted_keys": BOTH}, "untrusted"),
         (writes(audience="pulls"), {"trusted_keys": BOTH}, "untrusted"),
         (writes(), {"trusted_keys": BOTH, "audience": "pulls"}, "untrusted"),
         (writes(signature_ttl_s=3600), READS, "remote"),
@@ -123,19 +121,11 @@ def test_what_there_is_can_be_asked_without_being_counted(tmp_path: Path) -> Non
         "absent",
     ]
     assert (engine.stats().lookups, dict(engine.stats().refused)) == (0, {})
+    report = engine.prefetch([KEY, "0" * 32]).wait(LONG_S)
+    assert (report.found, report.failed) == (0, 1)
+    assert outcome(engine) == "untrusted"
     engine.close()
     assert engine.probe(OTHER) == "disabled"
-
-
-def test_prefetching_lands_nothing_that_is_refused(tmp_path: Path) -> None:
-    store = MemoryStore()
-    save(store, entry())
-    save(store, entry(OTHER), **writes())
-    engine = open_engine(tmp_path, store, **READS)
-    report = engine.prefetch([KEY, OTHER]).wait(LONG_S)
-    assert (report.found, report.failed) == (1, 1)
-    assert [outcome(engine, key) for key in (KEY, OTHER)] == ["untrusted", "local"]
-    engine.close()
 
 
 def test_what_lies_on_the_disk_from_before_is_judged_too(tmp_path: Path) -> None:

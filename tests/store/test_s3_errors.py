@@ -20,7 +20,7 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store.s3._errors import is_absent, refuses_condition, translate
+from s3cache.store._s3_errors import is_absent, refuses_condition, translate
 
 
 def answer(status: int, code: str = "", message: str = "", **more: Any) -> ClientError:
@@ -158,11 +158,6 @@ def test_what_will_not_pass_is_permanent(
     result = translated(error)
     assert type(result) is kind
     assert says in str(result)
-
-
-def test_our_own_errors_come_back_as_they_are() -> None:
-    error = TransientError("x", op="put")
-    assert translate(error, op="get", store="s") is error
 
 
 def test_absent() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from s3cache.errors import ClosedError
 from s3cache.store import S3Options
-from s3cache.store.s3._client import Clients
+from s3cache.store._s3_client import Clients
 from tests.support.clock import FakeClock
 
 

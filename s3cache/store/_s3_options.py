@@ -21,11 +21,9 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import quote, urlsplit
 
 from s3cache.errors import ConfigError
-from s3cache.store._base import MAX_KEY_BYTES, check_key
+from s3cache.store._base import MAX_KEY_BYTES
 from s3cache.util import options as _options
 from s3cache.util.options import FLAG, KEY, choice, count, option, seconds, size
-
-__all__ = ["MIN_PART_BYTES", "SECRETS", "S3Arguments", "S3Options", "partition_region"]
 
 AddressingStyle: TypeAlias = Literal["auto", "path", "virtual"]
 Encryption: TypeAlias = Literal["none", "AES256", "aws:kms", "aws:kms:dsse", "C"]
@@ -39,7 +37,6 @@ _MAX_PREFIX_BYTES = 1024 - 1 - MAX_KEY_BYTES
 
 # Never in a URL (they end up in logs, tickets and process lists), never in a repr.
 SECRETS = frozenset({"access_key", "secret_key", "session_token", "sse_c_key"})
-
 # Laxer than AWS's own rules, which Ceph and MinIO can be configured to relax.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 # S3 itself, in any region and by any of its names.
@@ -58,12 +55,10 @@ _PARTITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """Say where an S3 store is and how to talk to it.
+    """Say where an S3 store is and how to talk to it; see docs/configuration.md.
 
     What is ``None`` is left to botocore's own chain: ``AWS_*`` variables, ``~/.aws/config``,
     web identity, SSO, container and instance metadata.
-
-    docs/configuration.md says what each option means.
 
     Raises:
         ConfigError: a value cannot be used, or two contradict each other.
@@ -116,10 +111,9 @@ class S3Options:
 
     @property
     def identity(self) -> str:
-        """Return where the bytes are, as a canonical URL without credentials and tuning options.
+        """Return where the bytes are, as one canonical URL for all spellings of the place.
 
-        Two spellings of one place give one identity, so it can name what is kept locally for the
-        place: server (of AWS, the partition), bucket and prefix.
+        It has server (of AWS, the partition), bucket and prefix, and names what is kept locally.
         """
         place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
         return place + _server_query(self)
@@ -136,12 +130,9 @@ class S3Options:
 
         An SSE-C key is not in it, only a digest that says whether another process has the same.
         """
-        values = {
-            "sse": self.sse,
-            "sse_kms_key_id": self.sse_kms_key_id,
-            "sse_c_key_digest": self._sse_c_key_digest,
-            "storage_class": self.storage_class,
-        }
+        names = ("sse", "sse_kms_key_id", "storage_class")
+        values = {name: getattr(self, name) for name in names}
+        values["sse_c_key_digest"] = self._sse_c_key_digest
         given = {name: value for name, value in values.items() if value not in (None, "none")}
         return json.dumps(given, sort_keys=True).encode() if given else b""
 
@@ -155,19 +146,17 @@ class S3Options:
         try:
             given.update(json.loads(note or b"{}"))
             digest = given.pop("sse_c_key_digest", None)
-            if digest is None:
-                return replace(self, **given, sse_c_key=None)
+            if digest in (None, self._sse_c_key_digest):
+                return replace(self, **given, sse_c_key=self.sse_c_key if digest else None)
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 "note of a pending upload", f"cannot be read ({error})", "leave it to its writer"
             ) from None
-        if digest != self._sse_c_key_digest:
-            raise ConfigError(
-                "upload of an entry that another process saved",
-                "needs the SSE-C key which that one had: keys are not written to disk",
-                "set S3CACHE_SSE=C and S3CACHE_SSE_C_KEY to that key in a process on this machine",
-            )
-        return replace(self, **given)
+        raise ConfigError(
+            "upload of an entry that another process saved",
+            "needs the SSE-C key which that one had: keys are not written to disk",
+            "set S3CACHE_SSE=C and S3CACHE_SSE_C_KEY to that key in a process on this machine",
+        )
 
     @property
     def _sse_c_key_digest(self) -> str | None:
@@ -176,8 +165,10 @@ class S3Options:
         return hashlib.sha256(b"s3cache sse-c" + self.sse_c_key).hexdigest()
 
 
-class S3Arguments(TypedDict, total=False):
-    """The options above as arguments, beside a URL that has the bucket and the prefix."""
+class StoreOptions(TypedDict, total=False):
+    """Arguments of :func:`open_store` beside the URL; ``None`` counts as not given."""
+
+    create: bool | str | None
 
     endpoint_url: str | None
     region: str | None
@@ -214,14 +205,16 @@ def _check_place(options: S3Options) -> None:
             "is no bucket name",
             "use 3 to 255 letters, digits, '.', '-' and '_', e.g. s3://my-bucket/prefix",
         )
-    if options.prefix:
-        check_key(options.prefix)
-        if (length := len(options.prefix.encode())) > _MAX_PREFIX_BYTES:
-            raise ConfigError(
-                f"prefix {options.prefix!r}",
-                f"is {length} bytes long, more than {_MAX_PREFIX_BYTES}",
-                "S3 allows 1,024 bytes for prefix and key together: use a shorter one",
-            )
+    if prefix := options.prefix:
+        problem, fix = "", "use a prefix such as 'team/main'"
+        # S3 servers normalise or refuse such segments.
+        if not prefix.isprintable() or not {"", ".", ".."}.isdisjoint(prefix.split("/")):
+            problem = "has an empty, '.' or '..' segment, or an unprintable character"
+        elif (length := len(prefix.encode())) > _MAX_PREFIX_BYTES:
+            problem = f"is {length} bytes long, more than {_MAX_PREFIX_BYTES}"
+            fix = "S3 allows 1,024 bytes for prefix and key together: use a shorter one"
+        if problem:
+            raise ConfigError(f"prefix {prefix!r}", problem, fix)
     if options.endpoint is not None:
         name = "option endpoint_url"
         if options.endpoint_url is None:
@@ -254,59 +247,32 @@ def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) 
 
 def _check_together(options: S3Options) -> None:
     """Raise ConfigError for options that contradict each other."""
-
-    def refuse(is_wrong: bool, thing: str, cause: str, fix: str) -> None:
+    sse, key, has_keys = options.sse, options.sse_c_key, options.access_key is not None
+    is_secret = not options.anonymous or sse == "C"
+    # fmt: off
+    for is_wrong, thing, cause, fix in (
+        (options.sse_kms_key_id is not None and not sse.startswith("aws:kms"),
+         "option sse_kms_key_id", f"means nothing with sse={sse}",
+         "add sse=aws:kms or sse=aws:kms:dsse"),
+        ((sse == "C") != (key is not None), "options sse and sse_c_key",
+         "sse=C and a key go together, and one of them is missing",
+         "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64"),
+        (key is not None and len(key) != 32, "option sse_c_key",
+         f"is {len(key or b'')} bytes long, not 32", "make one with: openssl rand -base64 32"),
+        (has_keys != (options.secret_key is not None), "options access_key and secret_key",
+         "one is missing", "give both or neither"),
+        (options.session_token is not None and not has_keys, "option session_token",
+         "is given without keys", "give access_key and secret_key too"),
+        (options.anonymous and has_keys, "option anonymous",
+         "contradicts access_key", "leave one of the two out"),
+        (not options.allow_http and is_secret and _is_exposed(options.endpoint, options.proxy),
+         "option endpoint_url",
+         "is plain http to another machine, or to this one through a proxy elsewhere",
+         "use https, name this machine in NO_PROXY, or give allow_http=true in a safe network"),
+    ):
+        # fmt: on
         if is_wrong:
             raise ConfigError(thing, cause, fix)
-
-    sse, key = options.sse, options.sse_c_key
-    refuse(
-        options.sse_kms_key_id is not None and not sse.startswith("aws:kms"),
-        "option sse_kms_key_id",
-        f"means nothing with sse={sse}",
-        "add sse=aws:kms or sse=aws:kms:dsse",
-    )
-    refuse(
-        (sse == "C") != (key is not None),
-        "options sse and sse_c_key",
-        "sse=C and a key go together, and one of them is missing",
-        "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64",
-    )
-    refuse(
-        key is not None and len(key) != 32,
-        "option sse_c_key",
-        f"is {len(key or b'')} bytes long, not 32",
-        "make one with: openssl rand -base64 32",
-    )
-    has_keys = options.access_key is not None
-    refuse(
-        has_keys != (options.secret_key is not None),
-        "options access_key and secret_key",
-        "one is missing",
-        "give both or neither",
-    )
-    refuse(
-        options.session_token is not None and not has_keys,
-        "option session_token",
-        "is given without keys",
-        "give access_key and secret_key too",
-    )
-    refuse(
-        options.anonymous and has_keys,
-        "option anonymous",
-        "contradicts access_key",
-        "leave one of the two out",
-    )
-    refuse(
-        not options.allow_http
-        and (not options.anonymous or sse == "C")
-        and _is_exposed(options.endpoint, options.proxy),
-        "option endpoint_url",
-        "is plain http to another machine, or to this one through a proxy elsewhere: what is sent "
-        "there can be read and changed",
-        "use https (ca_bundle=... for a certificate of your own), name this machine in NO_PROXY, "
-        "or give allow_http=true where the network is yours alone",
-    )
 
 
 # -- the server

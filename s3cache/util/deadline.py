@@ -1,9 +1,8 @@
 """Wait no longer than a deadline for what may hang, and leave alone for a while what fails.
 
-A file system that hangs cannot be interrupted. A dead NFS server, a frozen file system or a broken
-disk blocks its caller for as long as it takes. So daemon threads make the calls, and a caller waits
-for them until its deadline. A call that hangs goes on by itself; when it ends, the file system is
-back.
+A file system that hangs cannot be interrupted: a dead NFS server, a frozen file system or a broken
+disk blocks its caller for as long as it takes. So may a service that signs. So daemon threads make
+the calls, and a caller waits for them until its deadline. A call that hangs goes on by itself.
 """
 
 from __future__ import annotations
@@ -36,12 +35,10 @@ _MAX_HANGING = 8
 
 
 class DeadlineExecutor:
-    """Makes calls of one file system on other threads, and waits for each until a deadline.
+    """Makes calls on other threads, and waits for each until a deadline; any thread may use it.
 
-    After a call that took longer, the file system counts as gone: calls fail at once, until the
-    calls that hang have ended, or a probe, made now and then, succeeds.
-
-    Any thread may call any method. A call made within a call is made directly.
+    After a call that took longer, calls fail at once, until those that hang have ended, or a
+    probe, made now and then, succeeds. A call made within a call is made directly.
 
     Attributes:
         limit_s: how long a caller waits for one call. With all else that an exit does, 10 s.
@@ -51,7 +48,7 @@ class DeadlineExecutor:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._users = 0
+        self._users = 1
         self._current = threading.local()
         self._begin()
         call_in_child(self._begin)
@@ -59,10 +56,11 @@ class DeadlineExecutor:
     @classmethod
     def of(cls, path: str) -> DeadlineExecutor:
         """Return the executor that this process shares for ``path``, until :meth:`release`."""
-        found = _executors.get(path)
-        executor = found or _executors.setdefault(path, cls(f"the file system of {path}"))
-        with executor._mutex:
-            executor._users += 1
+        made = cls(f"the file system of {path}")
+        executor = _executors.setdefault(path, made)
+        if executor is not made:
+            with executor._mutex:
+                executor._users += 1
         return executor
 
     def release(self) -> None:
@@ -84,7 +82,7 @@ class DeadlineExecutor:
 
         Raises:
             TransientError: it takes longer; ``work`` goes on.
-            CircuitOpenError: the file system hangs; nothing was called.
+            CircuitOpenError: an earlier call hangs; nothing was called.
         """
         if getattr(self._current, "is_ours", False):
             return work()
@@ -111,13 +109,12 @@ class DeadlineExecutor:
 
     def _enter(self) -> bool:
         """Return whether the call about to be made is a probe."""
-        problem = f"{self._name} hangs, and is left alone until it answers"
-        if len(self._hanging) >= _MAX_HANGING:
-            raise CircuitOpenError(problem)
         try:
-            return self._breaker.enter()
+            if len(self._hanging) < _MAX_HANGING:
+                return self._breaker.enter()
         except CircuitOpenError:
-            raise CircuitOpenError(problem) from None
+            pass
+        raise CircuitOpenError(f"{self._name} hangs, and is left alone until it answers")
 
     def _has_thread(self) -> bool:
         """Start a thread unless one is idle or there are enough; return whether there is any.
@@ -129,7 +126,7 @@ class DeadlineExecutor:
             return True
         with self._mutex:
             if self._threads < _THREADS:
-                thread = threading.Thread(target=self._work, name="s3cache-disk", daemon=True)
+                thread = threading.Thread(target=self._work, name="s3cache-deadline", daemon=True)
                 self._threads += 1
                 try:
                     thread.start()
@@ -172,10 +169,6 @@ class DeadlineExecutor:
 
 
 _executors: weakref.WeakValueDictionary[str, DeadlineExecutor] = weakref.WeakValueDictionary()
-
-
-# -- a circuit breaker
-
 
 BreakerState: TypeAlias = Literal["closed", "open", "half-open"]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from s3cache.errors import AccessDeniedError, ConfigError, PreconditionError, StoreError
+from s3cache.errors import AccessDeniedError, PreconditionError, StoreError
 from s3cache.store._base import (
     AcceptSize,
     Buffer,
@@ -18,7 +19,7 @@ from s3cache.store._base import (
     check_range,
     is_key,
 )
-from s3cache.store.s3._bodies import (
+from s3cache.store._s3_bodies import (
     GetRange,
     S3Body,
     read_range,
@@ -26,17 +27,15 @@ from s3cache.store.s3._bodies import (
     require_stored,
     write_parts,
 )
-from s3cache.store.s3._client import Clients
-from s3cache.store.s3._errors import (
+from s3cache.store._s3_client import Clients
+from s3cache.store._s3_errors import (
     error_status,
     is_absent,
     not_an_s3_answer,
     refuses_condition,
     translate,
 )
-from s3cache.store.s3._options import S3Options
-
-__all__ = ["S3Store"]
+from s3cache.store._s3_options import S3Options
 
 _T = TypeVar("_T")
 
@@ -63,9 +62,9 @@ class S3Store(Store):
     request, which holds 5 GiB at most, where CompleteMultipartUpload ignores the condition (all
     but AWS and MinIO).
 
-    The key segment ``.s3cache-probe`` is taken: with ``conditional_create="auto"`` the first
-    ``put(mode="create")`` writes a marker of that name under the prefix to learn whether the
-    server honours ``If-None-Match``. It is not listed, and cannot be read or written as a key.
+    With ``conditional_create="auto"`` the first ``put(mode="create")`` writes a marker named
+    ``.s3cache-probe``, which is no key, under the prefix to learn whether the server honours
+    ``If-None-Match``.
 
     The answer to HEAD has no body, so :meth:`head` gives ``None`` for a missing bucket too. In a
     versioned bucket :meth:`delete` hides an object and frees nothing.
@@ -76,18 +75,18 @@ class S3Store(Store):
         self._url = options.url
         self._prefix = f"{options.prefix}/" if options.prefix else ""
         self._clients = Clients(options)
-        self._aborting: set[asyncio.Task[Any]] = set()
         self._describe_requests(options)
+        # Unlike a key's, its name begins with a dot.
         self._probe = _ServerProbe({**self._for_write, "Key": self._prefix + _PROBE_NAME})
 
     def _describe_requests(self, options: S3Options) -> None:
         def given(**fields: Any) -> dict[str, Any]:
             return {name: value for name, value in fields.items() if value is not None}
 
-        has_key = options.sse_c_key is not None
+        algorithm = None if options.sse_c_key is None else "AES256"
         self._common = given(Bucket=options.bucket, RequestPayer=options.request_payer)
         self._for_read = self._common | given(
-            SSECustomerAlgorithm="AES256" if has_key else None, SSECustomerKey=options.sse_c_key
+            SSECustomerAlgorithm=algorithm, SSECustomerKey=options.sse_c_key
         )
         self._for_write = self._for_read | given(
             ContentType="application/octet-stream",
@@ -97,12 +96,9 @@ class S3Store(Store):
         )
 
     def written_as(self, note: bytes) -> S3Store:
-        """Return this store with objects encrypted and kept as ``note`` says.
+        """Return this store with objects written as another store's :attr:`S3Options.note` says.
 
         The two share everything else; closing one closes both.
-
-        Args:
-            note: what :attr:`S3Options.note` was where the object was saved.
 
         Raises:
             ConfigError: it needs an SSE-C key that was not given here.
@@ -122,9 +118,7 @@ class S3Store(Store):
         return self._url
 
     async def connect(self) -> None:
-        """Open the client now, so that the first call does not pay for it. Sends nothing to S3.
-
-        Most of that time another thread works; the loop's other tasks go on.
+        """Open the client now, mostly on another thread, so that no call pays for it.
 
         Raises:
             ClosedError: the store is closed, or in use on another event loop.
@@ -151,7 +145,7 @@ class S3Store(Store):
         return await self._call(
             "get_range",
             key,
-            lambda client: read_range(self._ranges(client, path), start, length),
+            lambda client: read_range(self._ranges(client, path), self._options, start, length),
         )
 
     async def head(self, key: str) -> ObjectInfo | None:
@@ -210,7 +204,7 @@ class S3Store(Store):
             assert page is not None
             infos, token = page
             for info in infos:
-                if is_key(info.key) and info.key.rpartition("/")[2] != _PROBE_NAME:
+                if is_key(info.key):  # the probe's is none
                     yield info
             if token is None:
                 return
@@ -233,10 +227,6 @@ class S3Store(Store):
 
     async def aclose(self) -> None:
         """Close all connections; calls under way fail. Calling it twice does nothing."""
-        await self._probe.aclose()
-        for task in self._aborting:
-            task.cancel()
-        await asyncio.gather(*self._aborting, return_exceptions=True)
         await self._clients.aclose()
 
     # -- calls
@@ -259,9 +249,7 @@ class S3Store(Store):
             raise ours from error
 
     def _path(self, key: str) -> str:
-        if check_key(key).rpartition("/")[2] == _PROBE_NAME:
-            raise ConfigError(f"key {key!r}", f"{_PROBE_NAME} is taken", "use another name")
-        return self._prefix + key
+        return self._prefix + check_key(key)
 
     def _ranges(self, client: Any, path: str) -> GetRange:
         async def get(start: int, length: int) -> Mapping[str, Any] | None:
@@ -340,12 +328,9 @@ class S3Store(Store):
 
     async def _abort(self, client: Any, upload: dict[str, str]) -> None:
         """Free the parts, as far as it goes: what is left is for the bucket's lifecycle rule."""
-        # a task of its own, so that a cancelled writer still gets it sent
-        task = asyncio.ensure_future(client.abort_multipart_upload(**upload, **self._common))
-        self._aborting.add(task)
-        task.add_done_callback(self._aborting.discard)
-        task.add_done_callback(_mark_as_seen)
-        await asyncio.wait({task}, timeout=_ABORT_TIMEOUT_S)
+        with contextlib.suppress(Exception):
+            abort = client.abort_multipart_upload(**upload, **self._common)
+            await asyncio.wait_for(abort, _ABORT_TIMEOUT_S)
 
 
 def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
@@ -356,36 +341,27 @@ def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
         raise not_an_s3_answer(f"says nothing about the object's {missing}") from None
 
 
-def _mark_as_seen(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
-
-
 class _ServerProbe:
     """Asks one server, once, what a store depends on and only the server can say.
 
-    AWS, MinIO and Ceph RGW honour ``If-None-Match: *`` on a write, and of racing writers one wins.
-    Others ignore the header or refuse it. OpenStack Swift's s3api honours it, but several of racing
-    writers win. On CompleteMultipartUpload, all but AWS and MinIO ignore it. Where the marker
-    object (``target``) may not be written, the condition is assumed to be honoured.
+    AWS, MinIO and Ceph RGW honour ``If-None-Match: *`` on a write; others ignore or refuse it. With
+    OpenStack Swift's s3api several of racing writers win. On CompleteMultipartUpload, all but AWS
+    and MinIO ignore it. Where the marker (``target``) may not be written, it is assumed to work.
     """
 
     def __init__(self, target: Mapping[str, Any]) -> None:
         self._target = target
         self._condition: _Condition | None = None
-        self._asking: asyncio.Task[_Condition] | None = None
+        self._asking = asyncio.Lock()
         self.is_swift = False
         self.completes_conditionally = False
 
     async def ask(self, client: Any) -> _Condition:
         """Ask the server once, however many writers wait; failing to is not remembered."""
-        if (known := self._condition) is not None:
-            return known
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._probe(client))
-            self._asking.add_done_callback(_mark_as_seen)
-        self._condition = answer = await asyncio.shield(self._asking)
-        return answer
+        async with self._asking:
+            if self._condition is None:
+                self._condition = await self._probe(client)
+            return self._condition
 
     def note_refusal(self) -> None:
         """Remember that a write was refused for its condition, whatever the server said before."""
@@ -398,12 +374,6 @@ class _ServerProbe:
             self.is_swift = True
         server = headers.get("server", "").lower()
         self.completes_conditionally = server.startswith(("amazons3", "minio"))
-
-    async def aclose(self) -> None:
-        """Stop asking; callers that wait for the answer are cancelled."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _probe(self, client: Any) -> _Condition:
         # The second round distinguishes a server that has just created the marker (412 now) from

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import CircuitOpenError, TransientError
-from s3cache.store import DeadlineExecutor
-from s3cache.store import _deadline as module
+from s3cache.util import deadline as module
+from s3cache.util.deadline import DeadlineExecutor
 from tests.support.waiting import LONG_S, eventually, join_child
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def give_up(executor: DeadlineExecutor, work: Callable[[], object]) -> None:
 
 
 def disk_threads() -> int:
-    return sum(thread.name == "s3cache-disk" for thread in threading.enumerate())
+    return sum(thread.name == "s3cache-deadline" for thread in threading.enumerate())
 
 
 def test_a_call_is_what_it_calls(executor: DeadlineExecutor) -> None:

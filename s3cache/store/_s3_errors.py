@@ -6,8 +6,6 @@ this module costs nothing before a client exists.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
-
 from s3cache.errors import (
     AccessDeniedError,
     MissingContainerError,
@@ -18,16 +16,6 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-
-__all__ = [
-    "error_status",
-    "is_absent",
-    "not_an_s3_answer",
-    "refuses_condition",
-    "translate",
-]
-
-_Row: TypeAlias = "tuple[type[StoreError], str, str]"
 
 _CREDENTIALS = (
     "check the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE), the profile or the role in use; "
@@ -45,7 +33,6 @@ _CREATE = "check its name and endpoint_url, or create it: s3cache never does"
 _FREE = "raise the quota, add disks or delete objects"
 _CLOCK = "set it (NTP, chrony, 'timedatectl set-ntp true')"
 _REGION = "set region=... to the bucket's own, or endpoint_url=... to the server that holds it"
-_BUCKET_NAME = "check the URL, and addressing_style=path if the server knows no bucket host names"
 _ENDPOINT = "check that endpoint_url is an S3 server, and addressing_style"
 _BAD_REQUEST = "expired credentials and a wrong region look like this where the answer has no body"
 _CONDITION = "if it was a conditional write, set conditional_create=check"
@@ -68,10 +55,8 @@ _TABLE: dict[type[StoreError], str] = {
         InvalidAccessKeyId InvalidClientTokenId | the access key is not known here | {_CREDENTIALS}
         SignatureDoesNotMatch | the secret key is wrong | {_CREDENTIALS}
         401 | the server does not know these credentials | {_CREDENTIALS}
-        ExpiredToken ExpiredTokenException | the credentials have expired | {_RENEW}
-        InvalidToken InvalidIdentityToken | the session or web identity token is refused | {_RENEW}
+        ExpiredToken ExpiredTokenException InvalidToken | the credentials have expired | {_RENEW}
         AccessDenied 403 | these credentials may not do this | {_ALLOW}
-        AllAccessDisabled AccountProblem | all access is disabled | ask the bucket's owner
         NoCredentialsError | no credentials were found | {_CREDENTIALS}
         PartialCredentialsError | one key of a pair is missing | {_CREDENTIALS}
         CredentialRetrievalError | getting credentials failed | {_CREDENTIALS}
@@ -93,13 +78,11 @@ _TABLE: dict[type[StoreError], str] = {
         PermanentRedirect TemporaryRedirect | the bucket is in another region | {_REGION}
         AuthorizationHeaderMalformed | the region is wrong | {_REGION}
         301 302 303 307 308 | the server sends us elsewhere, and we do not go | {_REGION}
-        InvalidBucketName | the bucket's name is not legal here | {_BUCKET_NAME}
         404 | the server knows no such address | {_ENDPOINT}
         400 | the server refuses the request | {_BAD_REQUEST}
         NotImplemented 501 | the server does not know this request | {_CONDITION}
         InvalidObjectState | the object is in an archive | {_ARCHIVE}
         EntityTooLarge 413 | the object is too large for this server | {_TOO_LARGE}
-        ConfigParseError | the AWS configuration is not readable | correct it
         NoRegionError | no region is set | set region=... or AWS_DEFAULT_REGION
         BotoCoreError | the S3 client refuses | see the cause
         refused | the server refuses the request | see its message
@@ -116,7 +99,6 @@ _TABLE: dict[type[StoreError], str] = {
         SlowDown SlowDownRead SlowDownWrite TooManyRequests 429 | too many requests | {_BUSY}
         Throttling ThrottlingException RequestLimitExceeded | too many requests | {_BUSY}
         InternalError ServiceUnavailable | the server failed | {_PASSING}
-        XMinioServerNotInitialized | the server is starting | {_PASSING}
         ProxyConnectionError | the proxy does not answer | check proxy=...
         SSLError | the TLS handshake failed | {_PASSING}
         ConnectTimeoutError | connecting took too long | {_PASSING}
@@ -129,42 +111,32 @@ _TABLE: dict[type[StoreError], str] = {
 }
 
 
-_ROWS: dict[str, _Row] = {}
+_ROWS: dict[str, tuple[type[StoreError], str, str]] = {}
 for _kind, _rows in _TABLE.items():
     for _row in _rows.strip().splitlines():
         _names, _cause, _fix = _row.strip().split(" | ")
         _ROWS.update(dict.fromkeys(_names.split(), (_kind, _cause, _fix)))
 
 
-class _Answer(NamedTuple):
-    """What the server said: no code where the answer had no body, no status if there was none."""
-
-    status: int = 0
-    code: str = ""
-    message: str = ""
-    region: str = ""
-
-    @classmethod
-    def of(cls, error: Exception) -> _Answer:
-        # botocore's ClientError carries the parsed answer; aiohttp has a ClientError without
-        response = getattr(error, "response", None)
-        if not isinstance(response, dict):
-            return cls()
-        metadata, details = response.get("ResponseMetadata", {}), response.get("Error", {})
-        region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
-        return cls(
-            int(metadata.get("HTTPStatusCode", 0)),
-            str(details.get("Code", "")),
-            str(details.get("Message", "")),
-            region or details.get("Region") or "",
-        )
+def _answer(error: Exception) -> tuple[int, str, str]:
+    """Return status (0 without an answer), code (none where it had no body) and message."""
+    # botocore's ClientError carries the parsed answer; aiohttp has a ClientError without
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return 0, "", ""
+    metadata, details = response.get("ResponseMetadata", {}), response.get("Error", {})
+    message = str(details.get("Message", ""))
+    region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or details.get("Region")
+    if region:
+        message += f"; the bucket's region is {region}"
+    return int(metadata.get("HTTPStatusCode", 0)), str(details.get("Code", "")), message
 
 
 def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3CacheError:
     """Return ``error`` as one of s3cache's; one of ours is returned as it is."""
     if isinstance(error, S3CacheError):
         return error
-    status, code, message, region = _Answer.of(error)
+    status, code, message = _answer(error)
     if _is_out_of_memory(error):  # says nothing about the server, whatever library wrapped it
         (kind, cause, fix), detail = _ROWS["MemoryError"], type(error).__name__
     elif not status and not code:
@@ -179,9 +151,7 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
         kind, cause, fix = _ROWS.get(code) or _ROWS.get(str(status)) or _ROWS[other]
         if op == "delete" and fix == _ALLOW:
             fix = _ALLOW_DELETE
-        detail = f"{status} {code} {message}".strip()
-        if region:
-            detail += f"; the bucket's region is {region}"
+        detail = f"{status} {code} {message}"
     # one line, and no page of HTML from a proxy
     detail = " ".join(detail.split())[:300]
     return kind(f"{cause} ({detail}); {fix}", op=op, store=store, key=key)
@@ -203,7 +173,7 @@ def not_an_s3_answer(what: str) -> TransientError:
 
 def error_status(error: Exception) -> int:
     """Return the HTTP status, or 0 if there was no answer."""
-    return _Answer.of(error).status
+    return _answer(error)[0]
 
 
 def is_absent(error: Exception) -> bool:
@@ -211,12 +181,11 @@ def is_absent(error: Exception) -> bool:
 
     The answer to HEAD has no body, so a missing bucket looks the same.
     """
-    return _Answer.of(error).code in ("NoSuchKey", "NoSuchVersion", "404")
+    return _answer(error)[1] in ("NoSuchKey", "NoSuchVersion", "404")
 
 
 def refuses_condition(error: Exception) -> bool:
     """Return whether the server says that it does not know ``If-None-Match`` on a write."""
-    status, code, message, _ = _Answer.of(error)
-    if status == 501 or code == "NotImplemented":
-        return True
-    return status == 400 and "if-none-match" in message.lower()
+    status, code, message = _answer(error)
+    is_named = status == 400 and "if-none-match" in message.lower()
+    return is_named or status == 501 or code == "NotImplemented"

@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 
 from s3cache.errors import PermanentError, TransientError
 from s3cache.store._base import AcceptSize, Buffer, NotAccepted
-from s3cache.store.s3._client import CHUNK_BYTES
-from s3cache.store.s3._errors import not_an_s3_answer
-from s3cache.store.s3._options import MIN_PART_BYTES, S3Options
-
-__all__ = ["GetRange", "S3Body", "read_range", "read_whole", "require_stored", "write_parts"]
+from s3cache.store._s3_client import CHUNK_BYTES
+from s3cache.store._s3_errors import not_an_s3_answer
+from s3cache.store._s3_options import MIN_PART_BYTES, S3Options
 
 _T = TypeVar("_T")
 #: Asks for ``length`` bytes of one object from ``start``; gives botocore's response, or None where
@@ -24,7 +22,7 @@ GetRange = Callable[[int, int], Awaitable["Mapping[str, Any] | None"]]
 _MAX_PARTS = 10_000
 # Enough to fill a connection-limited link, few enough to leave small requests their share.
 _PARTS_AT_ONCE = 8
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 
 
 async def read_whole(
@@ -41,37 +39,30 @@ async def read_whole(
     if response is None:  # an empty object has no first byte
         return b""
     async with response["Body"]:  # as aiohttp's response, which is closed if it was not read
-        total = _total_bytes(response)
-        size = response.get("ContentLength", 0) if total is None else total
-        _check_size(size, options.max_object_bytes)
-        if accept_size is not None and not accept_size(size):
-            return NotAccepted(size)
-        if total is None:  # the server knows no ranges and sends everything
-            data = await _read(response["Body"], options.max_object_bytes)
-            _check_size(len(data), options.max_object_bytes)
-            return data
+        total, is_range = _total_bytes(response, options)
+        if accept_size is not None and not accept_size(total):
+            return NotAccepted(total)
         whole = bytearray(total)
         view = memoryview(whole)
-        await _fill(view[: options.part_bytes], response["Body"])
+        first = view[: options.part_bytes] if is_range else view
+        await _fill(first, response["Body"])
     await _all(
         partial(_read_part, get, start, view[start : start + options.part_bytes], response)
-        for start in range(options.part_bytes, total, options.part_bytes)
+        for start in range(len(first), total, options.part_bytes)
     )
     return whole
 
 
-async def read_range(get: GetRange, start: int, length: int) -> Buffer:
+async def read_range(get: GetRange, options: S3Options, start: int, length: int) -> Buffer:
     """Return ``length`` bytes from ``start`` in one request, fewer where the object ends."""
     response = await get(start, length)
     if response is None:
         return b""
     async with response["Body"]:
-        total = _total_bytes(response)
-        if total is None:  # the server knows no ranges and sends everything
-            return (await _read(response["Body"], start + length))[start : start + length]
-        data = bytearray(min(length, total - start))
+        total, is_range = _total_bytes(response, options)
+        data = bytearray(min(length, total - start) if is_range else total)
         await _fill(memoryview(data), response["Body"])
-        return data
+        return data if is_range else data[start : start + length]
 
 
 async def _read_part(get: GetRange, start: int, into: memoryview, first: Mapping[str, Any]) -> None:
@@ -79,7 +70,7 @@ async def _read_part(get: GetRange, start: int, into: memoryview, first: Mapping
     response = await get(start, len(into))
     if response is not None:
         async with response["Body"]:
-            if response.get("ETag") == first.get("ETag") and _total_bytes(response) is not None:
+            if response.get("ETag") == first.get("ETag") and "ContentRange" in response:
                 return await _fill(into, response["Body"])
     raise TransientError("the object was overwritten while it was read")
 
@@ -95,38 +86,30 @@ async def _fill(into: memoryview, body: Any) -> None:
         raise TransientError(f"{filled} bytes came, not {len(into)}")
 
 
-async def _read(body: Any, limit: int) -> bytearray:
-    """Return what comes, hardly more than ``limit`` bytes of it."""
-    data = bytearray()
-    while len(data) <= limit and (chunk := await body.read(CHUNK_BYTES)):
-        data += chunk
-    return data
-
-
-def _check_size(size: int, limit: int) -> None:
-    if size > limit:
-        raise PermanentError(
-            f"the object has {size} bytes, more than max_object_bytes={limit}: no entry is that "
-            "large; delete it, or check the server"
-        )
-
-
-def _total_bytes(response: Mapping[str, Any]) -> int | None:
-    """Return the object's size as a ranged answer states it, None if the answer is the whole."""
+def _total_bytes(response: Mapping[str, Any], options: S3Options) -> tuple[int, bool]:
+    """Return the object's size, and whether the answer is a range of it: some servers know none."""
     stated = response.get("ContentRange")
     if stated is None:
-        return None
-    match = _CONTENT_RANGE.fullmatch(stated)
-    if match is None:
-        raise PermanentError(f"Content-Range {stated!r} states no size; check endpoint_url")
-    return int(match[3])
+        size = response.get("ContentLength")
+        if size is None:
+            raise not_an_s3_answer("states no size")
+    else:
+        match = _CONTENT_RANGE.fullmatch(stated)
+        if match is None:
+            raise PermanentError(f"Content-Range {stated!r} states no size; check endpoint_url")
+        size = int(match[1])
+    if size > options.max_object_bytes:
+        raise PermanentError(
+            f"the object has {size} bytes, more than max_object_bytes={options.max_object_bytes}: "
+            "no entry is that large; delete it, or check the server"
+        )
+    return size, stated is not None
 
 
 class S3Body:
     """Bytes as a file for botocore (hashing) and as an async iterable for aiohttp (sending).
 
-    Plain bytes go through ``io.BytesIO``, which copies every 64 KiB, and from 1 MiB on aiohttp
-    warns; a memoryview botocore refuses.
+    Plain bytes would be copied, with a warning of aiohttp; a memoryview botocore refuses.
     """
 
     __slots__ = ("_at", "_view")
@@ -165,9 +148,7 @@ async def write_parts(
 ) -> None:
     """Send ``body`` as the parts of an upload that has been begun, and complete it.
 
-    Args:
-        upload: what each request for the upload takes: its key, its id and the encryption.
-        condition: on which the upload is completed.
+    ``upload`` is what each request for it takes: its key, its id and the encryption.
     """
     size = max(part_bytes, MIN_PART_BYTES, -(-len(body) // _MAX_PARTS))
 

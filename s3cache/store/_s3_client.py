@@ -21,12 +21,10 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from s3cache.errors import ClosedError, ConfigError
-from s3cache.store.s3._errors import not_an_s3_answer, translate
-from s3cache.store.s3._options import S3Options, partition_region
+from s3cache.store._s3_errors import not_an_s3_answer, translate
+from s3cache.store._s3_options import S3Options, partition_region
 from s3cache.util import __version__
 from s3cache.util.forks import new_event_loop, threads_are_greenlets
-
-__all__ = ["CHUNK_BYTES", "Clients", "credentials_source"]
 
 _T = TypeVar("_T")
 
@@ -42,9 +40,9 @@ _REAP_S = 2.0
 class Clients:
     """One client at a time, opened by the first call that needs it.
 
-    A client has the credentials that botocore found when it was made, and botocore renews those
-    with a date. Others may be renewed from outside: in a file, in the environment, by ``aws sso
-    login``. So once they are refused, the next call gets a new client, which looks for them again.
+    botocore renews credentials with a date. Others may be renewed from outside: in a file, in the
+    environment, by ``aws sso login``. So once they are refused, the next call gets a new client,
+    which looks for them again.
     """
 
     def __init__(
@@ -184,8 +182,6 @@ async def _open_client(options: S3Options) -> Any:
         aws_secret_access_key=options.secret_key,
         aws_session_token=options.session_token,
     )
-    # A file body makes botocore add "Expect: 100-continue", and aiohttp then waits for an answer
-    # that some servers and proxies never give. It would also cost a round trip for each write.
     session.events.register_last("before-call.s3", _drop_expect)
     session.events.register_last("before-call.s3.HeadBucket", _redirect_no_more)
     if options.endpoint is None:
@@ -209,6 +205,8 @@ def _model_loader() -> Any:
 
 
 def _drop_expect(params: dict[str, Any], **_: Any) -> None:
+    # A file body makes botocore add "Expect: 100-continue", and aiohttp then waits for an answer
+    # that some servers and proxies never give. It would also cost a round trip for each write.
     params["headers"].pop("Expect", None)
 
 
@@ -221,9 +219,8 @@ def _redirect_no_more(params: dict[str, Any], **_: Any) -> None:
 def _stay_in_partition(request_dict: Any, response: Any, operation: Any, **_: Any) -> None:
     """Keep botocore from following S3 to a region of another partition, or to what is no region.
 
-    Where a bucket is elsewhere, S3 names its region in a header or in its error, and botocore asks
-    there, signed again. Another partition is another operator (AWS China is), who would get the
-    session token and the customer's key.
+    Another partition is another operator (AWS China is), who would get the session token and the
+    customer's key.
     """
     if response is None:  # there was no answer
         return
@@ -245,9 +242,8 @@ _programs: ContextVar[list[Any] | None] = ContextVar("programs", default=None)
 def _new_session(timeout_s: float) -> Any:
     """Return an aiobotocore session that gets and renews credentials within ``timeout_s``.
 
-    botocore asks a program (``credential_process``), the instance's or container's metadata
-    service, or STS, for as long as they take. Here that fails as credentials that cannot be
-    retrieved, and a program that was started for it is killed.
+    botocore asks a program, a metadata service or STS for as long as they take. Here that fails as
+    credentials that cannot be retrieved, and a program that was started for it is killed.
     """
     from aiobotocore.config import AioConfig
     from aiobotocore.session import AioSession
@@ -351,9 +347,8 @@ def credentials_source(options: S3Options, timeout_s: float) -> str | None:
 def _http_session() -> Any:
     """Return the class of HTTP sessions that clients are to have.
 
-    They go where they were sent and nowhere else: aiohttp follows a redirect to any server, with
-    all headers: signature, session token, the customer's key. Answers other than bodies of objects,
-    which botocore reads at once, are read up to a bound.
+    aiohttp follows a redirect to any server, with signature, session token and the customer's key:
+    these follow none. Answers other than bodies of objects are read up to a bound.
     """
     from aiobotocore.awsrequest import AioAWSResponse
     from aiobotocore.httpsession import AIOHTTPSession
@@ -379,13 +374,13 @@ def _http_session() -> Any:
                     if len(body) > _MAX_ANSWER_BYTES:
                         response.close()
                         raise not_an_s3_answer(f"has more than {_MAX_ANSWER_BYTES} bytes")
-            headers = dict(answer.headers)
-            if request.method != "HEAD":  # the header need not be there, or be right
-                headers["content-length"] = str(len(body))
 
             async def read() -> bytes:
                 return bytes(body)
 
+            headers = {**answer.headers}
+            if request.method != "HEAD":  # the header need not be there, or be right
+                headers["content-length"] = str(len(body))
             raw = SimpleNamespace(read=read)
             return AioAWSResponse(answer.url, answer.status_code, headers, raw)
 
@@ -393,10 +388,7 @@ def _http_session() -> Any:
 
 
 def _request(session: Any, method: str, *, proxy: str | None = None, **arguments: Any) -> Any:
-    """Make a request that follows no redirect, with a proxy's password in a header.
-
-    The errors of aiohttp have the proxy's URL as it was given.
-    """
+    """Make a request that follows no redirect, with a proxy's password in no error of aiohttp."""
     from yarl import URL
 
     if proxy is not None:
@@ -417,16 +409,14 @@ def _check_proxy(proxy: str | None) -> None:
 
     if proxy is None:
         return
-    try:
+    with contextlib.suppress(ValueError):
         url = URL(proxy)
         # Python reads more strictly than yarl does in some places.
-        is_proxy = url.scheme in ("http", "https") and urlsplit(proxy).port == url.explicit_port
-        is_proxy = is_proxy and bool(url.host) and "@" not in url.path
-    except ValueError:
-        is_proxy = False
-    if not is_proxy:
-        raise ConfigError(
-            "option proxy, or HTTP_PROXY or HTTPS_PROXY",
-            "is no URL of an HTTP proxy",
-            "write it as http://host:port, and '/', '@' and ':' in a password as %2F, %40 and %3A",
-        )
+        is_same = urlsplit(proxy).port == url.explicit_port
+        if is_same and url.scheme in ("http", "https") and url.host and "@" not in url.path:
+            return
+    raise ConfigError(
+        "option proxy, or HTTP_PROXY or HTTPS_PROXY",
+        "is no URL of an HTTP proxy",
+        "write it as http://host:port, and '/', '@' and ':' in a password as %2F, %40 and %3A",
+    )
