@@ -53,24 +53,19 @@ class Totals:
     @property
     def codes(self) -> list[str]:
         """Return the reasons of misses and bypasses about which something may be done."""
-        reasons = (reason for outcome, reason in self.outcomes if outcome != "hit")
-        codes = dict.fromkeys(code for reason in reasons for code in reason.split())
-        return [code for code in codes if code not in EXPECTED]
+        reasons = [reason.split() for outcome, reason in self.outcomes if outcome != "hit"]
+        return [*dict.fromkeys(code for codes in reasons for code in codes if code not in EXPECTED)]
 
 
 def sum_up(runs: Sequence[Run]) -> Totals:
     """Return the sums of ``runs`` together."""
     records = [record for run in runs for record in run.records]
-    outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
-    hits, misses, bypasses = (
-        sum(count for (outcome, _), count in outcomes.items() if outcome == wanted)
-        for wanted in ("hit", "miss", "bypass")
-    )
+    counted_records = [each for each in records if is_counted(each)]
+    of = Counter(each.outcome for each in counted_records)
+    outcomes = Counter((each.outcome, each.reason) for each in counted_records)
     return Totals(
         dict(outcomes.most_common()),
-        hits,
-        misses,
-        bypasses,
+        *(of["hit"], of["miss"], of["bypass"]),
         spared_s=sum(record.saved_s for record in records),
         waited_s=sum(record.elapsed_s for record in records),
         complete=all(run.complete for run in runs),
