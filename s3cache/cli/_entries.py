@@ -50,31 +50,18 @@ _ORDERS: dict[_Order, Callable[[manage.Item, _Hits], Any]] = {
 }
 # Groups of what is no field of headers: the value, and the bounds of the groups.
 _RANGES: dict[str, tuple[Callable[[manage.Item, _Hits], float], dict[str, float]]] = {
-    "age": (
-        lambda item, _: item.age_s,
-        {
-            "below 1 hour": 3600,
-            "below 1 day": 86400,
-            "below 7 days": 7 * 86400,
-            "below 30 days": 30 * 86400,
-            "30 days or more": float("inf"),
-        },
-    ),
-    "size": (
-        lambda item, _: item.size,
-        {
-            "below 64 KiB": 64 << 10,
-            "below 1 MiB": 1 << 20,
-            "below 16 MiB": 16 << 20,
-            "below 256 MiB": 256 << 20,
-            "256 MiB or more": float("inf"),
-        },
-    ),
-    "hits": (
-        lambda item, hits: hits.get(item.key, 0),
-        {"none here": 1, "1": 2, "2 to 9": 10, "10 or more": float("inf")},
-    ),
-}
+    "age": (lambda item, _: item.age_s, {
+        "below 1 hour": 3600, "below 1 day": 86400, "below 7 days": 7 * 86400,
+        "below 30 days": 30 * 86400, "30 days or more": float("inf"),
+    }),
+    "size": (lambda item, _: item.size, {
+        "below 64 KiB": 64 << 10, "below 1 MiB": 1 << 20, "below 16 MiB": 16 << 20,
+        "below 256 MiB": 256 << 20, "256 MiB or more": float("inf"),
+    }),
+    "hits": (lambda item, hits: hits.get(item.key, 0), {
+        "none here": 1, "1": 2, "2 to 9": 10, "10 or more": float("inf"),
+    }),
+}  # fmt: skip
 # Sorting keeps no more entries than this in memory: those at the top.
 _SORTED_AT_MOST = 1000
 # The columns of `--long`, and their widths.

@@ -110,8 +110,7 @@ def examine(
     except ConfigError as exc:
         yield _failed("settings", exc)
         return
-    found = [*check_settings(settings, url)]
-    yield from found
+    yield from (found := [*check_settings(settings, url)])
     if settings.url is not None and all(check.verdict != "fault" for check in found):
         yield from _examine_remote(settings, settings.url, may_write, timeout_s)
     yield from check_local_dir(settings)
@@ -265,13 +264,9 @@ def check_remote(
         async with listing(store, "v1/") as items:
             return await anext(items, None)
 
-    def list_() -> Check:
-        wait(first())
-        return Check("list", "ok", "allowed")
-
-    def get() -> Check:
-        wait(store.get(f"{_PROBE}-that-is-not-there"))
-        return Check("get", "ok", "allowed")
+    def allowed(name: Name, work: Coroutine[Any, Any, object]) -> Check:
+        wait(work)
+        return Check(name, "ok", "allowed")
 
     def put() -> Check:
         started = time.perf_counter()
@@ -332,7 +327,10 @@ def check_remote(
         fix = "take s3:DeleteObject away (infra/aws/s3cache-policy.json), unless you operate it"
         return Check("delete", "warning", found, fix)
 
-    checks: dict[Name, Callable[[], Check]] = {"list": list_, "get": get}
+    checks: dict[Name, Callable[[], Check]] = {
+        "list": lambda: allowed("list", first()),
+        "get": lambda: allowed("get", store.get(f"{_PROBE}-that-is-not-there")),
+    }
     if may_write:
         checks |= {"put": put, "conditional-put": conditional_put, "read-back": read_back}
         checks |= {"clock": clock, "latency": latency, "delete": delete}
@@ -348,8 +346,7 @@ def check_remote(
 
 
 def _rate(started: float) -> str:
-    elapsed_s = max(time.perf_counter() - started, 1e-6)
-    return f"{_PROBE_BYTES / elapsed_s / 1e6:.0f} MB/s"
+    return f"{_PROBE_BYTES / max(time.perf_counter() - started, 1e-6) / 1e6:.0f} MB/s"
 
 
 # -- the local directory, and where code is loaded from
@@ -362,7 +359,7 @@ _Statvfs: TypeAlias = Callable[[str], os.statvfs_result]
 
 
 def check_local_dir(settings: Settings) -> Iterator[Check]:
-    """Check that it can be used, is private, and has room. Waits some seconds at most."""
+    """Check that it can be used, is private, and has room, within some seconds."""
     if not settings.local:
         yield Check("local-directory", "skipped", "there is no local tier: local=false")
         return
@@ -402,7 +399,7 @@ def check_disk(path: str, max_bytes: int, statvfs: _Statvfs = os.statvfs) -> Ite
 
 
 def _statvfs(path: str, statvfs: _Statvfs) -> os.statvfs_result:
-    """Return the status of the file system of ``path``, if it answers in time."""
+    """Return the status of the file system of ``path``; raise StoreError if none comes in time."""
     executor = DeadlineExecutor.of(path)
     try:
         return executor.call(lambda: statvfs(path))
@@ -434,9 +431,8 @@ def check_execution(
 def check_cpu(cpuinfo: str = "/proc/cpuinfo") -> Check:
     """Check for vector instructions: machines share code for the CPU if they have the same."""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", _text_of(cpuinfo), re.MULTILINE)
-    known = flags[1].split() if flags else []
-    best = [name for name in ("amx_int8", "avx512f", "avx2", "sve", "asimd") if name in known]
-    arch = platform.machine()
+    names, arch = ("amx_int8", "avx512f", "avx2", "sve", "asimd"), platform.machine()
+    best = [name for name in names if flags and name in flags[1].split()]
     if best or flags is None:
         return Check("cpu", "ok", f"{arch} {' '.join(best)}".strip())
     found = f"{arch} without vector instructions that torch compiles for"
@@ -485,7 +481,7 @@ def check_compiler(timeout_s: float = 20.0) -> Check:
         return Check("compiler", "warning", found, fix)
     code, output = _run([path, "--version"], timeout_s)
     if code == 0:
-        return Check("compiler", "ok", output.splitlines()[0] if output else path)
+        return Check("compiler", "ok", (output.splitlines() or [path])[0])
     how = f"no answer within {timeout_s:g} s" if code is None else f"exit code {code}"
     return Check("compiler", "fault", f"{path} does not work: {how}", fix)
 

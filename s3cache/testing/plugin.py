@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from s3cache.errors import ConfigError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -110,6 +108,8 @@ class MotoServer:
     """
 
     def __init__(self) -> None:
+        from s3cache.errors import ConfigError
+
         for package in ("moto", "flask", "flask_cors"):
             if importlib.util.find_spec(package) is None:
                 fix = "run: pip install 'torch-s3cache[testing]'"
